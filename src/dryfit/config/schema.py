@@ -1,0 +1,158 @@
+"""The whole study file as types: what may stand in it, with which ranges and defaults."""
+
+from enum import StrEnum
+from typing import Annotated, cast
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from dryfit.core.plan import ExecutionSettings
+from dryfit.core.settings import (
+    DataSettings,
+    Direction,
+    Metric,
+    Settings,
+    Task,
+    TrialSettings,
+)
+
+Value = bool | int | float | str
+"""A value of a choice in the search space, as TOML writes it."""
+
+Condition = dict[str, Value | tuple[Value, ...]]
+"""Dotted names of other searched keys, each with the value or values under which a case applies."""
+
+_MINIMIZED = frozenset({Metric.LOSS})
+
+
+class StudySettings(Settings):
+    """``[study]``: what is searched for, and when to stop."""
+
+    name: str = Field("study", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of the study")
+    task: Task = Field(Task.CRITERIA, description="what the model learns")
+    trials: int = Field(20, ge=1, le=1_000_000, description="total of complete + pruned + failed trials")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of everything")
+    metric: Metric = Field(Metric.F1_MACRO, description="what is optimised, on the validation rows")
+    direction: Direction | None = Field(None, description="maximize or minimize; unset: what the metric wants")
+    max_hours: Annotated[float, Field(gt=0)] | None = Field(None, description="stop after so many hours of running")
+    patience: int | None = Field(None, ge=1, description="stop after so many finished trials without a better one")
+
+    @property
+    def resolved_direction(self) -> Direction:
+        """The direction asked for, or the metric's own."""
+        own = Direction.MINIMIZE if self.metric in _MINIMIZED else Direction.MAXIMIZE
+        return self.direction or own
+
+
+class Case(Settings):
+    """One way to draw a searched key: ``choices``, or ``low``/``high``; ``when`` says under which condition."""
+
+    choices: tuple[Value, ...] | None = Field(None, min_length=1, description="categorical")
+    low: int | float | None = Field(None, description="smallest value")
+    high: int | float | None = Field(None, description="largest value, included")
+    log: bool = Field(False, description="draw on a logarithmic scale")
+    step: int | float | None = Field(None, gt=0, description="grid from low")
+    when: Condition | None = Field(None, description="only where these searched keys have these values")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Case":
+        if (self.choices is None) == (self.low is None and self.high is None):
+            raise ValueError("give either choices or low and high")
+        if self.choices is not None:
+            if self.log or self.step is not None:
+                raise ValueError("log and step belong to low and high, not to choices")
+            if len({(type(choice), choice) for choice in self.choices}) != len(self.choices):
+                raise ValueError("the choices repeat a value")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("give both low and high")
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"log needs low above 0, not {self.low}")
+        if self.log and self.step is not None:
+            raise ValueError("log and step exclude each other")
+        return self
+
+
+class SamplerName(StrEnum):
+    """How the next point is chosen."""
+
+    TPE = "tpe"
+    RANDOM = "random"
+
+
+class PrunerName(StrEnum):
+    """How a poor trial is cut short."""
+
+    NONE = "none"
+    MEDIAN = "median"
+    ASHA = "asha"
+
+
+class SearchSettings(Settings):
+    """``[search]``: the sampler and the pruner."""
+
+    sampler: SamplerName = Field(SamplerName.TPE, description="tpe or random")
+    startup_trials: int = Field(10, ge=0, description="tpe: random trials before the model is trusted")
+    pruner: PrunerName = Field(PrunerName.NONE, description="none, median or asha")
+    warmup_reports: int = Field(1, ge=0, description="median, asha: validations no trial is pruned before")
+    pruner_startup_trials: int = Field(5, ge=0, description="median: complete trials before any is pruned")
+    reduction: int = Field(3, ge=2, le=16, description="asha: one of so many trials goes on at each rung")
+    defaults_first: bool = Field(True, description="trial 0 is the study file's own values where the space allows it")
+    mirror: str | None = Field(
+        "journal", description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, or `none`"
+    )
+
+
+class Isolation(StrEnum):
+    """How a child process is made."""
+
+    AUTO = "auto"
+    FORKSERVER = "forkserver"
+    FRESH = "fresh"
+
+
+class RuntimeSettings(Settings):
+    """``[runtime]``: processes and patience."""
+
+    parallel: int = Field(1, ge=1, le=256, description="trials side by side")
+    isolation: Isolation = Field(Isolation.AUTO, description="auto, forkserver (Linux) or fresh (new interpreter)")
+    start_timeout_s: Annotated[float, Field(gt=0)] = Field(60, description="until a child's first line")
+    hang_timeout_s: Annotated[float, Field(gt=0)] = Field(600, description="without a heartbeat: the child hangs")
+    trial_timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="most seconds an attempt may take")
+    stop_grace_s: Annotated[float, Field(gt=0)] = Field(60, description="for a child to checkpoint when asked to stop")
+    verdict_timeout_s: Annotated[float, Field(gt=0)] = Field(30, description="a child waits for its verdict")
+    checkpoint_every_s: Annotated[float, Field(gt=0)] = Field(60, description="between checkpoints, at validations")
+    retries: int = Field(3, ge=0, le=100, description="most retries of one trial that count")
+    max_failed_in_a_row: int = Field(5, ge=1, description="the study stops after so many failed trials in a row")
+
+
+def _cases(value: object) -> object:
+    """Bring the three ways to write a searched key to one: a tuple of cases."""
+    if isinstance(value, dict):
+        return [value]
+    if isinstance(value, list | tuple):
+        items = cast("list[object]", list(value))
+        if items and all(isinstance(item, dict) for item in items):
+            return items
+        return [{"choices": items}]
+    return value
+
+
+Cases = Annotated[tuple[Case, ...], BeforeValidator(_cases), Field(min_length=1)]
+
+
+class StudyConfig(TrialSettings):
+    """A whole study file: the tables of a trial, and those of the study around it."""
+
+    study: StudySettings = StudySettings()
+    data: DataSettings = DataSettings()
+    space: dict[str, Cases] = Field(default_factory=dict[str, Cases], description="searched keys, by dotted name")
+    search: SearchSettings = SearchSettings()
+    execution: ExecutionSettings = ExecutionSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+
+    @property
+    def trial_settings(self) -> TrialSettings:
+        """The study file's own values of everything that is learned."""
+        return TrialSettings(**{name: getattr(self, name) for name in TrialSettings.model_fields})

@@ -1,0 +1,121 @@
+"""The child's end of the wire: messages, heartbeat, verdicts and stop requests, all through its own folder."""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dryfit.core.trial import MetricPoint
+from dryfit.core.wire import (
+    BEAT_FILE,
+    MESSAGES_FILE,
+    RESULT_FILE,
+    STOP_FILE,
+    VERDICT_FILE,
+    ChildResult,
+    Message,
+    Note,
+    Report,
+    StopReason,
+    Verdict,
+    read_model,
+    write_model,
+)
+
+_BEAT_EVERY_S = 0.5
+_FIRST_POLL_S = 0.001
+_LAST_POLL_S = 0.02
+
+
+class Doorbell:
+    """Wakes the control process; silently does nothing where nobody listens."""
+
+    def __init__(self, fifo: str | None) -> None:
+        self._fifo = fifo
+        self._fd: int | None = None
+
+    def ring(self) -> None:
+        """Wake the control process, if it listens. Never blocks, never fails."""
+        if self._fifo is None:
+            return
+        with suppress(OSError):  # no listener, a full pipe, a removed file: it polls as well
+            if self._fd is None:
+                self._fd = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(self._fd, b"\n")
+
+
+class ChildChannel:
+    """What a child may say to the control process, and hear from it.
+
+    Args:
+        folder: The attempt's folder.
+        doorbell: Path of the FIFO to ring, or None.
+        placed_at_s: ``time.monotonic()`` when the control process placed this child.
+    """
+
+    def __init__(self, folder: Path, *, doorbell: str | None, placed_at_s: float) -> None:
+        self.folder = folder
+        self.placed_at_s = placed_at_s
+        self._doorbell = Doorbell(doorbell)
+        self._beat_path = folder / BEAT_FILE
+        self._beat_path.touch()
+        self._last_beat_s = time.monotonic()
+        self._sigterm = False
+
+    def note_sigterm(self) -> None:
+        """Remember that a SIGTERM came; safe inside a signal handler."""
+        self._sigterm = True
+
+    def since_placed_ms(self) -> float:
+        """Milliseconds since the control process decided to start this child."""
+        return (time.monotonic() - self.placed_at_s) * 1000
+
+    def send(self, message: Message) -> None:
+        """Append one message; whole lines only, in one write."""
+        line = message.model_dump_json().encode() + b"\n"
+        fd = os.open(self.folder / MESSAGES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(fd, line)
+        finally:
+            os.close(fd)
+        self._doorbell.ring()
+
+    def beat(self) -> None:
+        """Say that the training thread is alive; call as often as you like."""
+        now_s = time.monotonic()
+        if now_s - self._last_beat_s >= _BEAT_EVERY_S:
+            self._last_beat_s = now_s
+            os.utime(self._beat_path)
+
+    def stop_requested(self) -> StopReason | None:
+        """Whether to checkpoint and stop, and who asked. Cheap: one stat."""
+        if (self.folder / STOP_FILE).exists():
+            return StopReason.REQUEST
+        return StopReason.SIGTERM if self._sigterm else None
+
+    def report(self, point: MetricPoint, *, timeout_s: float) -> bool:
+        """Report a validation and wait for the verdict.
+
+        Returns:
+            Whether to go on. True as well where no verdict came in time (then a note says so), or where a stop
+            was requested meanwhile (then the training loop sees the request itself).
+        """
+        self.send(Report(point=point))
+        deadline_s = time.monotonic() + timeout_s
+        pause_s = _FIRST_POLL_S
+        while time.monotonic() < deadline_s:
+            verdict = read_model(self.folder / VERDICT_FILE, Verdict)
+            if verdict is not None and verdict.n == point.n:
+                return verdict.proceed
+            if self.stop_requested() is not None:
+                return True
+            self.beat()
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _LAST_POLL_S)
+        self.send(Note(text=f"no verdict on report {point.n} within {timeout_s:g} s: went on"))
+        return True
+
+    def finish(self, result: ChildResult) -> None:
+        """Write the last word, durably, and wake the control process."""
+        write_model(self.folder / RESULT_FILE, result)
+        self._doorbell.ring()

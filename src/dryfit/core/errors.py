@@ -1,0 +1,136 @@
+"""The whole exception tree of dryfit.
+
+Every message has four parts: what was being done, what was found (with the value), what is allowed and what to
+do next. Every class has a stable ``code``, printed in brackets, and the exit status its command ends with.
+
+    DryfitError
+    ├── ConfigError            CONFIG      2   a study file, option or value is wrong
+    ├── DataError              DATA        2   a row, label, split or file of the data set is wrong
+    ├── MachineError           MACHINE     2   this machine cannot do what was asked
+    ├── LoadError              LOAD        2   a model's weights are not what its code needs
+    ├── CheckpointError        CHECKPOINT  2   a checkpoint is torn or belongs to another trial
+    ├── StudyBusyError         BUSY        2   another process owns the study
+    ├── StudyMismatchError     MISMATCH    2   the study file no longer describes this study
+    ├── LedgerError            LEDGER      2   the ledger cannot be read
+    ├── ChildError             CHILD       2   a preparing child process failed
+    └── InternalError          INTERNAL    4   an invariant of ours broke
+"""
+
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """Exit status of every ``dryfit`` command."""
+
+    DONE = 0
+    ANSWER_IS_NO = 1
+    CANNOT_RUN = 2
+    STOPPED = 3
+    BUG = 4
+    INTERRUPTED = 130
+
+
+class DryfitError(Exception):
+    """Base of everything dryfit raises on purpose.
+
+    Args:
+        doing: What was being done, e.g. ``"reading posts.jsonl, line 7"``.
+        found: What was found, with the offending value.
+        allowed: What would have been accepted; empty where the sentence needs none.
+        hint: What to do next; empty where it is obvious.
+    """
+
+    code = "ERROR"
+    exit_status = ExitStatus.CANNOT_RUN
+
+    def __init__(self, doing: str, found: str, allowed: str = "", hint: str = "") -> None:
+        super().__init__(doing, found, allowed, hint)
+        self.doing = doing
+        self.found = found
+        self.allowed = allowed
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [f"{self.doing}: {self.found}    [{self.code}]"]
+        if self.allowed:
+            lines.append(f"  allowed: {self.allowed}")
+        if self.hint:
+            lines.append(f"  next: {self.hint}")
+        return "\n".join(lines)
+
+
+class ConfigError(DryfitError):
+    """A study file, an option or a value is wrong."""
+
+    code = "CONFIG"
+
+
+class DataError(DryfitError):
+    """A row, a label, a split or a file of the data set is wrong."""
+
+    code = "DATA"
+
+
+class MachineError(DryfitError):
+    """This machine cannot do what was asked (platform, device, missing extra)."""
+
+    code = "MACHINE"
+
+
+class LoadError(DryfitError):
+    """A model's weights are not what its code needs."""
+
+    code = "LOAD"
+
+
+class CheckpointError(DryfitError):
+    """A checkpoint is torn, or belongs to another trial."""
+
+    code = "CHECKPOINT"
+
+
+class StudyBusyError(DryfitError):
+    """Another live process owns the study."""
+
+    code = "BUSY"
+
+
+class StudyMismatchError(DryfitError):
+    """The study file no longer describes the study in its folder."""
+
+    code = "MISMATCH"
+
+
+class LedgerError(DryfitError):
+    """The ledger cannot be read, or was written by a newer dryfit."""
+
+    code = "LEDGER"
+
+
+class ChildError(DryfitError):
+    """A child process that prepares trials failed for a reason that is not the user's data."""
+
+    code = "CHILD"
+
+
+class InternalError(DryfitError):
+    """An invariant of ours broke; please report it."""
+
+    code = "INTERNAL"
+    exit_status = ExitStatus.BUG
+
+
+def _tree(cls: type[DryfitError]) -> dict[str, type[DryfitError]]:
+    found = {cls.code: cls}
+    for child in cls.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+def error_from_parts(code: str, doing: str, found: str, allowed: str, hint: str) -> DryfitError:
+    """Rebuild an error that crossed a process boundary as its code and four parts.
+
+    An unknown code gives an :class:`InternalError`, so that nothing is swallowed.
+    """
+    cls = _tree(DryfitError).get(code, InternalError)
+    return cls(doing, found, allowed, hint)

@@ -1,0 +1,16 @@
+"""Seeds derived by hashing, so that no order of calls can change them."""
+
+import hashlib
+
+_SEED_BITS = 31
+
+
+def derive_seed(*parts: object) -> int:
+    """Derive a seed in ``[0, 2**31)`` from any sequence of printable parts.
+
+    The same parts give the same seed on every platform and Python version (SHA-256 of their text), and different
+    parts give independent ones.
+    """
+    text = "\x1f".join(str(part) for part in parts)
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)

@@ -1,0 +1,115 @@
+"""What is learned, and what is known of a trial."""
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from pydantic import Field
+
+from dryfit.core.settings import DataSettings, Direction, Metric, Settings, Task, TrialSettings
+
+Scalar: TypeAlias = bool | int | float | str | None
+"""A value of the search space: what TOML and JSON can both hold."""
+
+
+class TrialConfig(Settings):
+    """Everything that changes a trial's result. Two trials with one fingerprint compute the same thing.
+
+    Attributes:
+        number: The trial's number in its study, from 0.
+        settings: The resolved tables, searched values included.
+        params: The searched values by public dotted name, a part of ``settings`` repeated for reading.
+        seed: Seed of initialisation, dropout and batch order.
+        data_fingerprint: Hash of the prepared rows.
+    """
+
+    number: int = Field(ge=0)
+    task: Task
+    metric: Metric
+    direction: Direction
+    data: DataSettings
+    settings: TrialSettings
+    params: dict[str, Scalar]
+    seed: int = Field(ge=0)
+    data_fingerprint: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all that changes the result; the number is no part of it."""
+        text = self.model_dump_json(exclude={"number", "params"})
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    FAILED = "failed"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+
+    @property
+    def counts(self) -> bool:
+        """Whether the trial counts towards the study's total."""
+        return self in (Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricPoint:
+    """One validation of one trial.
+
+    Attributes:
+        n: Index of the report, from 0.
+        step: Optimizer steps done.
+        epoch: Passes over the data done; fractional within one.
+        value: The study's metric. May be NaN.
+        metrics: Every metric computed, the study's included.
+    """
+
+    n: int
+    step: int
+    epoch: float
+    value: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """What history knows of one trial: all that samplers and pruners may read.
+
+    Attributes:
+        params: Searched values by *internal* name (one per distribution).
+        distributions: Optuna's JSON of the distribution of each internal name.
+        outcome: None while the trial runs.
+        value: The trial's value, None unless it completed.
+        reports: Its validations in order.
+        system_attrs: What a pruner must remember (ASHA's rungs).
+    """
+
+    number: int
+    params: dict[str, Scalar]
+    distributions: dict[str, str]
+    outcome: Outcome | None = None
+    value: float | None = None
+    reports: tuple[MetricPoint, ...] = ()
+    system_attrs: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def better(value: float, than: float, direction: Direction) -> bool:
+    """Whether ``value`` is strictly better; NaN never is, and anything but NaN is better than NaN."""
+    if value != value:
+        return False
+    if than != than:
+        return True
+    return value > than if direction is Direction.MAXIMIZE else value < than
+
+
+def best_point(points: tuple[MetricPoint, ...], direction: Direction) -> MetricPoint | None:
+    """The best of several validations, the earliest of equals; None where all are NaN or there is none."""
+    best: MetricPoint | None = None
+    for point in points:
+        if better(point.value, best.value if best else float("nan"), direction):
+            best = point
+    return best

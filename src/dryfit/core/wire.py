@@ -1,0 +1,300 @@
+"""What crosses a process or a file: versioned JSON, and how it is written so that a kill cannot tear it.
+
+One child process does one job. Its folder holds, written by the control process, ``request.json``, ``verdict.json``
+and ``stop``; written by the child, ``messages.jsonl``, ``beat``, ``log.txt`` and, last of all, ``result.json``.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from dryfit.core.failure import ChildFault
+from dryfit.core.plan import DeviceKind, ExecutionPlan
+from dryfit.core.settings import DataSettings, ModelSettings, Task
+from dryfit.core.trial import MetricPoint, TrialConfig
+
+REQUEST_FILE = "request.json"
+VERDICT_FILE = "verdict.json"
+STOP_FILE = "stop"
+MESSAGES_FILE = "messages.jsonl"
+BEAT_FILE = "beat"
+LOG_FILE = "log.txt"
+STACKS_FILE = "stacks.txt"
+RESULT_FILE = "result.json"
+
+MARKER_VARIABLE = "DRYFIT_STUDY"
+"""Environment variable that marks every process of a study, for the orphan sweep."""
+
+
+class Wire(BaseModel):
+    """Base of every message: frozen, strict, versioned. Validate from JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+
+    v: Literal[1] = 1
+
+
+class Job(StrEnum):
+    """What a child process is for."""
+
+    RESOLVE = "resolve"
+    TRAIN = "train"
+
+
+ENTRY_POINTS: dict[Job, str] = {
+    Job.RESOLVE: "dryfit.preflight:resolve",
+    Job.TRAIN: "dryfit.train.entry:train",
+}
+"""Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
+
+
+class ResolveRequest(Wire):
+    """Check the data, tokenise it for some (model, length) pairs, say what the machine has."""
+
+    job: Literal[Job.RESOLVE] = Job.RESOLVE
+    task: Task
+    data: DataSettings
+    pairs: tuple[tuple[ModelSettings, int], ...] = Field(description="models and lengths to prepare")
+    cache_dir: str
+    device: str
+    precisions: tuple[str, ...] = ()
+
+
+class SplitFacts(Wire):
+    """Size and label counts of one split."""
+
+    rows: int
+    label_counts: dict[int, int]
+
+
+class ResolveResult(Wire):
+    """What RESOLVE found. Nothing is missing: a failed check is an error, not a result."""
+
+    data_fingerprint: str
+    splits: dict[str, SplitFacts]
+    revisions: dict[str, str] = Field(description="resolved revision or content hash of each model, by name")
+    device: DeviceKind
+    device_count: int
+    versions: dict[str, str]
+
+
+class TrainRequest(Wire):
+    """Train one trial; go on from the newest good checkpoint if there is one."""
+
+    job: Literal[Job.TRAIN] = Job.TRAIN
+    config: TrialConfig
+    plan: ExecutionPlan
+    attempt: int = Field(ge=1)
+    cache_dir: str
+    checkpoint_dir: str = Field(description="resumable checkpoints of the trial, shared by its attempts")
+    best_dir: str = Field(description="the weights of the best validation so far")
+    checkpoint_every_s: float = Field(gt=0)
+    verdict_timeout_s: float = Field(gt=0)
+    visible_device: str | None = Field(None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
+
+
+class StopReason(StrEnum):
+    """Why training ended before its time."""
+
+    VERDICT = "verdict"
+    """The pruner said stop."""
+    REQUEST = "request"
+    """The control process asked: a checkpoint was written."""
+    SIGTERM = "sigterm"
+    """Somebody else asked: a checkpoint was written."""
+    EARLY_STOPPING = "early_stopping"
+    """No better validation for long enough: a full result."""
+
+
+class TrainResult(Wire):
+    """How training ended.
+
+    Attributes:
+        value: The best validation's metric; None where there is none.
+        best: Index of the best report.
+        steps: Optimizer steps done.
+        stopped_by: None where all epochs were done.
+    """
+
+    value: float | None
+    best: int | None
+    steps: int
+    stopped_by: StopReason | None = None
+
+
+class ErrorParts(Wire):
+    """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
+
+    code: str
+    doing: str
+    found: str
+    allowed: str = ""
+    hint: str = ""
+
+
+class ChildResult(Wire):
+    """A child's last word. Exactly one of the fields ``resolve``, ``train`` and ``fault`` is set."""
+
+    resolve: ResolveResult | None = None
+    train: TrainResult | None = None
+    fault: ChildFault | None = None
+    error: ErrorParts | None = Field(None, description="set beside `fault` where a dryfit error was raised")
+
+
+class ChildRequest(Wire):
+    """What a child is started with.
+
+    Attributes:
+        placed_at_s: ``time.monotonic()`` of the control process when it decided to start this child.
+        doorbell: A FIFO the child rings after each message; None: the control process polls.
+        body: The job itself.
+    """
+
+    placed_at_s: float
+    doorbell: str | None
+    body: Annotated[ResolveRequest | TrainRequest, Field(discriminator="job")]
+
+
+class Started(Wire):
+    """The child's first line: everything is imported."""
+
+    type: Literal["started"] = "started"
+    pid: int
+    overhead_ms: float
+
+
+class Phase(Wire):
+    """What the child does now."""
+
+    type: Literal["phase"] = "phase"
+    name: Literal["load", "train", "evaluate", "save"]
+    step: int = 0
+
+
+class Progress(Wire):
+    """How far training is; at most a few a second."""
+
+    type: Literal["progress"] = "progress"
+    step: int
+    total_steps: int
+    epoch: float
+    loss: float | None = None
+
+
+class FirstStep(Wire):
+    """The first optimizer step is done."""
+
+    type: Literal["first_step"] = "first_step"
+    after_ms: float
+
+
+class Report(Wire):
+    """One validation; the child now waits for the verdict of the same ``n``."""
+
+    type: Literal["report"] = "report"
+    point: MetricPoint
+
+
+class Checkpointed(Wire):
+    """A resumable checkpoint is on disk."""
+
+    type: Literal["checkpointed"] = "checkpointed"
+    step: int
+
+
+class Note(Wire):
+    """Something a person may want to read in the trial's story."""
+
+    type: Literal["note"] = "note"
+    text: str
+
+
+Message = Annotated[
+    Started | Phase | Progress | FirstStep | Report | Checkpointed | Note, Field(discriminator="type")
+]
+MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+
+
+class Verdict(Wire):
+    """The control process's answer to report ``n``."""
+
+    n: int
+    proceed: bool
+
+
+WireT = TypeVar("WireT", bound=BaseModel)
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: the same value always gives the same text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in ``folder`` durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``text`` in one step: a reader, or a kill at any moment, sees the old or the new text.
+
+    Args:
+        durable: Also survive a power cut (two fsyncs); not needed where the content can be made again.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if durable:
+        sync_folder(path.parent)
+
+
+def write_model(path: Path, model: BaseModel, *, durable: bool = True) -> None:
+    """Write a message as one JSON object, atomically."""
+    write_text_atomic(path, model.model_dump_json(), durable=durable)
+
+
+def read_model(path: Path, cls: type[WireT]) -> WireT | None:
+    """Read a message; None where the file is absent.
+
+    Raises:
+        pydantic.ValidationError: The file holds something else.
+    """
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return cls.model_validate_json(text)
+
+
+@dataclass(slots=True)
+class LineTail:
+    """Reads whole lines that were appended to a file since the last call; a torn last line waits for its end."""
+
+    path: Path
+    offset: int = 0
+
+    def read(self) -> Iterator[bytes]:
+        """Yield every complete new line, without its line end."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        end = data.rfind(b"\n") + 1
+        self.offset += end
+        yield from data[:end].splitlines()
