@@ -127,15 +127,25 @@ class RuntimeSettings(Settings):
     max_failed_in_a_row: int = Field(5, ge=1, description="the study stops after so many failed trials in a row")
 
 
+def _frozen(value: object) -> object:
+    """Lists to tuples, all the way down (a strict model takes no list once JSON has become Python)."""
+    if isinstance(value, dict):
+        table = cast("dict[str, object]", value)
+        return {key: _frozen(item) for key, item in table.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in cast("list[object]", value))
+    return value
+
+
 def _cases(value: object) -> object:
     """Bring the three ways to write a searched key to one: a tuple of cases."""
-    if isinstance(value, dict):
-        return [value]
-    if isinstance(value, list | tuple):
-        items = cast("list[object]", list(value))
-        if items and all(isinstance(item, dict) for item in items):
-            return items
-        return [{"choices": items}]
+    frozen = _frozen(value)
+    if isinstance(frozen, dict):
+        return (cast("dict[str, object]", frozen),)
+    if isinstance(frozen, tuple):
+        items = cast("tuple[object, ...]", frozen)
+        whole_cases = bool(items) and all(isinstance(item, dict | Case) for item in items)
+        return items if whole_cases else ({"choices": items},)
     return value
 
 
