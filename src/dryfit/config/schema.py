@@ -124,6 +124,7 @@ class RuntimeSettings(Settings):
     verdict_timeout_s: Annotated[float, Field(gt=0)] = Field(30, description="a child waits for its verdict")
     checkpoint_every_s: Annotated[float, Field(gt=0)] = Field(60, description="between checkpoints, at validations")
     retries: int = Field(3, ge=0, le=100, description="most retries of one trial that count")
+    keep_best: int = Field(3, ge=1, description="weights are kept for so many of the best trials")
     max_failed_in_a_row: int = Field(5, ge=1, description="the study stops after so many failed trials in a row")
 
 

@@ -1,6 +1,7 @@
 """What is learned, and what is known of a trial."""
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -99,9 +100,9 @@ class TrialRecord:
 
 def better(value: float, than: float, direction: Direction) -> bool:
     """Whether ``value`` is strictly better; NaN never is, and anything but NaN is better than NaN."""
-    if value != value:
+    if math.isnan(value):
         return False
-    if than != than:
+    if math.isnan(than):
         return True
     return value > than if direction is Direction.MAXIMIZE else value < than
 

@@ -1,0 +1,101 @@
+"""A study in one small object: what ``status --json`` and ``tune --json`` print."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dryfit.core.trial import Outcome, Scalar
+from dryfit.store.replay import StudyState
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="null")
+
+
+class TrialCounts(_View):
+    """How many trials ended in which way; ``total`` is what the study was asked for."""
+
+    complete: int
+    pruned: int
+    refused: int
+    failed: int
+    cancelled: int
+    running: int
+    total: int
+
+
+class BestTrial(_View):
+    """The best complete trial."""
+
+    number: int
+    value: float
+    params: dict[str, Scalar]
+
+
+class Overhead(_View):
+    """Milliseconds from the placement of an attempt to the first line of its process; None without any."""
+
+    median: float | None
+    p95: float | None
+
+
+class StudySummary(_View):
+    """The answer of ``dryfit status``."""
+
+    schema_version: int = Field(1, alias="schema")
+    study: str
+    task: str
+    metric: str
+    direction: str
+    trials: TrialCounts
+    best: BestTrial | None
+    wall_s: float
+    trial_overhead_ms: Overhead
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least ``share`` of ``values`` do not exceed; None of no values."""
+    if not values:
+        return None
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
+
+
+def summarise(state: StudyState) -> StudySummary:
+    """Sum a study up from the fold of its ledger.
+
+    Args:
+        state: A fold that has seen ``study_created``.
+    """
+    created = state.created
+    assert created is not None
+    overheads = [
+        attempt.overhead_ms for trial in state.trials for attempt in trial.attempts if attempt.overhead_ms is not None
+    ]
+    best = state.best
+    return StudySummary(
+        schema_version=1,
+        study=created.name,
+        task=created.task,
+        metric=created.metric,
+        direction=created.direction,
+        trials=TrialCounts(
+            complete=state.counts[Outcome.COMPLETE],
+            pruned=state.counts[Outcome.PRUNED],
+            refused=state.counts[Outcome.REFUSED],
+            failed=state.counts[Outcome.FAILED],
+            cancelled=state.counts[Outcome.CANCELLED],
+            running=len(state.open_trials),
+            total=state.sessions[-1].total if state.sessions else 0,
+        ),
+        best=BestTrial(number=best.number, value=best.value, params=best.params)
+        if best is not None and best.value is not None
+        else None,
+        wall_s=round(state.wall_s, 3),
+        trial_overhead_ms=Overhead(
+            median=round(statistics.median(overheads), 3) if overheads else None,
+            p95=percentile(overheads, 0.95),
+        ),
+    )

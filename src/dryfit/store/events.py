@@ -1,0 +1,176 @@
+"""The events of a study's ledger: one JSON object a line, never changed once written.
+
+An event says what happened, not what follows: between any two of them, what to do next is computed from the
+ledger alone.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from dryfit.core.failure import Action, FailureKind
+from dryfit.core.settings import Direction, Metric, Task
+from dryfit.core.trial import MetricPoint, Outcome, Scalar
+from dryfit.core.wire import ResolveResult, Wire
+
+
+class LedgerEvent(Wire):
+    """What every event has: its place in the ledger, and when it was written (Unix seconds)."""
+
+    seq: int = -1
+    at: float = 0.0
+
+
+class StudyCreated(LedgerEvent):
+    """The first event of every ledger."""
+
+    type: Literal["study_created"] = "study_created"
+    id: str
+    name: str
+    task: Task
+    metric: Metric
+    direction: Direction
+    seed: int
+    space: str = Field(description="JSON of the search space the study began with")
+
+
+class SessionOpened(LedgerEvent):
+    """A control process took the study over."""
+
+    type: Literal["session_opened"] = "session_opened"
+    pid: int
+    host: str
+    version: str
+    total: int = Field(description="the study's total of counted trials, as asked for now")
+    notes: tuple[str, ...] = ()
+
+
+class SessionClosed(LedgerEvent):
+    """A control process left in order. A session without this event was killed."""
+
+    type: Literal["session_closed"] = "session_closed"
+    reason: str
+
+
+class Resolved(LedgerEvent):
+    """Data checked and tokenised, machine looked at."""
+
+    type: Literal["resolved"] = "resolved"
+    result: ResolveResult
+
+
+class TrialAsked(LedgerEvent):
+    """A trial exists: its parameters are final from here on."""
+
+    type: Literal["trial_asked"] = "trial_asked"
+    number: int
+    params: dict[str, Scalar]
+    internal: dict[str, Scalar]
+    distributions: dict[str, str]
+    seed: int
+    fingerprint: str
+
+
+class AttemptPlaced(LedgerEvent):
+    """A process for the trial is about to be started."""
+
+    type: Literal["attempt_placed"] = "attempt_placed"
+    number: int
+    attempt: int
+    device: str | None = None
+
+
+class AttemptStarted(LedgerEvent):
+    """The process said its first line."""
+
+    type: Literal["attempt_started"] = "attempt_started"
+    number: int
+    attempt: int
+    pid: int
+    overhead_ms: float
+
+
+class FirstStepDone(LedgerEvent):
+    """The first optimizer step is done, so many milliseconds after placement."""
+
+    type: Literal["first_step"] = "first_step"
+    number: int
+    attempt: int
+    after_ms: float
+
+
+class ReportMade(LedgerEvent):
+    """A validation of a running trial. Written before its verdict is even computed."""
+
+    type: Literal["report"] = "report"
+    number: int
+    attempt: int
+    point: MetricPoint
+
+
+class VerdictGiven(LedgerEvent):
+    """The answer to report ``n``, and what the pruner must remember."""
+
+    type: Literal["verdict"] = "verdict"
+    number: int
+    n: int
+    proceed: bool
+    system_attrs: dict[str, float] = Field(default_factory=dict[str, float])
+    reason: str = ""
+
+
+class CheckpointMade(LedgerEvent):
+    """The trial can go on from here."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    number: int
+    attempt: int
+    step: int
+
+
+class FailureFacts(Wire):
+    """What went wrong with an attempt and what followed."""
+
+    kind: FailureKind
+    sentence: str
+    action: Action
+
+
+class AttemptEnded(LedgerEvent):
+    """The process is gone; ``failure`` is None where it left a result."""
+
+    type: Literal["attempt_ended"] = "attempt_ended"
+    number: int
+    attempt: int
+    failure: FailureFacts | None = None
+
+
+class TrialFinished(LedgerEvent):
+    """The trial's end. Nothing about the trial follows."""
+
+    type: Literal["trial_finished"] = "trial_finished"
+    number: int
+    outcome: Outcome
+    value: float | None = None
+    best: int | None = Field(None, description="index of the report that gave the value")
+    steps: int = 0
+    reason: str = ""
+
+
+Event = Annotated[
+    StudyCreated
+    | SessionOpened
+    | SessionClosed
+    | Resolved
+    | TrialAsked
+    | AttemptPlaced
+    | AttemptStarted
+    | FirstStepDone
+    | ReportMade
+    | VerdictGiven
+    | CheckpointMade
+    | AttemptEnded
+    | TrialFinished,
+    Field(discriminator="type"),
+]
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)

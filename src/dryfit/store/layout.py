@@ -1,0 +1,91 @@
+"""Every path of a study, in one place."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLayout:
+    """The folder of one trial."""
+
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Resumable checkpoints, shared by the trial's attempts; gone once the trial has ended."""
+        return self.folder / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best validation; a folder that ``dryfit.load`` opens."""
+        return self.folder / "best"
+
+    def attempt(self, number: int) -> Path:
+        """The folder of attempt ``number``, counted from 1."""
+        return self.folder / f"attempt-{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyLayout:
+    """The folder of a study."""
+
+    folder: Path
+
+    @property
+    def study_file(self) -> Path:
+        """What the user wrote."""
+        return self.folder / "study.toml"
+
+    @property
+    def frozen_file(self) -> Path:
+        """The resolved configuration the study was last run with."""
+        return self.folder / "frozen.toml"
+
+    @property
+    def ledger(self) -> Path:
+        """The one durable record."""
+        return self.folder / "ledger.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one process that may write the ledger."""
+        return self.folder / "lock"
+
+    @property
+    def stop_request(self) -> Path:
+        """Written by ``dryfit stop``, removed when it has been obeyed."""
+        return self.folder / "stop"
+
+    @property
+    def doorbell(self) -> Path:
+        """FIFO that children ring."""
+        return self.folder / "doorbell"
+
+    @property
+    def cache(self) -> Path:
+        """Tokenised data; safe to delete."""
+        return self.folder / "cache"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the processes that belong to no trial."""
+        return self.folder / "logs"
+
+    @property
+    def journal(self) -> Path:
+        """The derived Optuna journal."""
+        return self.folder / "optuna.journal"
+
+    @property
+    def preparations(self) -> Path:
+        """Folders of the children that checked the data."""
+        return self.folder / "prepare"
+
+    @property
+    def trials(self) -> Path:
+        """Folders of the trials."""
+        return self.folder / "trials"
+
+    def trial(self, number: int) -> TrialLayout:
+        """The folder of trial ``number``."""
+        return TrialLayout(self.trials / f"{number:04d}")

@@ -1,0 +1,180 @@
+"""The one durable record of a study: append-only, one writer, an fsync an event, a torn tail truncated."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+
+from dryfit.core.errors import LedgerError, StudyBusyError
+from dryfit.core.wire import sync_folder
+from dryfit.store.events import EVENT, Event
+
+
+class StudyLock:
+    """Makes one process the writer of a study. The kernel frees the lock when the process dies, however it dies.
+
+    Raises:
+        StudyBusyError: On entering, where another live process holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def __enter__(self) -> Self:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise StudyBusyError(
+                f"opening the study in {self._path.parent}",
+                f"process {lock_owner(self._path) or 'unknown'} is running it",
+                hint=f"wait for it, or stop it with `dryfit stop {self._path.parent}`",
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def lock_owner(path: Path) -> int | None:
+    """Process id of whoever holds a study's lock now; None where nobody does."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 32, 0).decode().strip()
+        return int(text) if text.isdigit() else None
+    else:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _whole_lines(data: bytes) -> int:
+    """Length of the part of ``data`` that is whole lines."""
+    return data.rfind(b"\n") + 1
+
+
+def _parse(path: Path, data: bytes) -> Iterator[Event]:
+    for index, line in enumerate(data.splitlines()):
+        doing = f"reading {path}, line {index + 1}"
+        try:
+            event = EVENT.validate_json(line)
+        except ValidationError as error:
+            raise LedgerError(doing, _why_unreadable(line, error), hint=_BACKUP_HINT) from error
+        if event.seq != index:
+            raise LedgerError(doing, f"event {event.seq} stands where {index} belongs", hint=_BACKUP_HINT)
+        yield event
+
+
+_BACKUP_HINT = "restore the file from a backup, or move the folder aside and start a new study"
+
+
+def _why_unreadable(line: bytes, error: ValidationError) -> str:
+    try:
+        version = json.loads(line).get("v")
+    except (ValueError, AttributeError):
+        return "this is no JSON object"
+    if version != 1:
+        return f"it has version {version}, this dryfit reads version 1: a newer dryfit wrote it"
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def read_ledger(path: Path) -> list[Event]:
+    """Read a ledger without owning it; a torn tail, or one being written right now, is ignored.
+
+    Raises:
+        LedgerError: A line that is not the last cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return list(_parse(path, data[: _whole_lines(data)]))
+
+
+class Ledger:
+    """The ledger as its one writer sees it. Open it only under a :class:`StudyLock`.
+
+    Args:
+        path: The file; created when absent.
+        fold: Called with every event that is already there, in order, and with each one appended later.
+        clock: Unix time in seconds.
+
+    Raises:
+        LedgerError: The file cannot be read.
+    """
+
+    def __init__(
+        self, path: Path, *, fold: Callable[[Event], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._fold = fold
+        self._clock = clock
+        existed = path.exists()
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not existed:
+            sync_folder(path.parent)
+        data = path.read_bytes()
+        self._size = _whole_lines(data)
+        self._next = 0
+        for event in _parse(path, data[: self._size]):
+            fold(event)
+            self._next += 1
+        if self._size < len(data):
+            self._truncate()
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the durable part."""
+        return self._size
+
+    def append(self, event: Event) -> Event:
+        """Write one event durably, then fold it.
+
+        Returns:
+            The event with its place and time.
+
+        Raises:
+            OSError: It could not be written; the ledger is as it was before.
+        """
+        placed = event.model_copy(update={"seq": self._next, "at": self._clock()})
+        line = placed.model_dump_json().encode() + b"\n"
+        try:
+            written = os.pwrite(self._fd, line, self._size)
+            if written != len(line):
+                os.pwrite(self._fd, line[written:], self._size + written)
+            os.fsync(self._fd)
+        except OSError:
+            self._truncate()
+            raise
+        self._size += len(line)
+        self._next += 1
+        self._fold(placed)
+        return placed
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _truncate(self) -> None:
+        os.ftruncate(self._fd, self._size)
+        os.fsync(self._fd)

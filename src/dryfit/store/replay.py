@@ -1,0 +1,218 @@
+"""What a ledger says, folded into one state: the only memory a study has."""
+
+from dataclasses import dataclass, field
+
+from dryfit.core.failure import PastFailure
+from dryfit.core.settings import Direction
+from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord, better
+from dryfit.core.wire import ResolveResult
+from dryfit.store.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptStarted,
+    CheckpointMade,
+    Event,
+    FailureFacts,
+    FirstStepDone,
+    ReportMade,
+    Resolved,
+    SessionClosed,
+    SessionOpened,
+    StudyCreated,
+    TrialAsked,
+    TrialFinished,
+    VerdictGiven,
+)
+
+
+@dataclass(slots=True)
+class AttemptState:
+    """One process of a trial. ``ended`` is False while it runs, or where the control process died with it."""
+
+    number: int
+    placed_at_s: float
+    device: str | None = None
+    pid: int | None = None
+    overhead_ms: float | None = None
+    first_step_ms: float | None = None
+    checkpoint_step: int | None = None
+    ended: bool = False
+    ended_at_s: float | None = None
+    failure: FailureFacts | None = None
+
+
+@dataclass(slots=True)
+class TrialState:
+    """Everything the ledger knows of one trial."""
+
+    number: int
+    params: dict[str, Scalar]
+    internal: dict[str, Scalar]
+    distributions: dict[str, str]
+    seed: int
+    fingerprint: str
+    reports: list[MetricPoint] = field(default_factory=list[MetricPoint])
+    verdicts: dict[int, VerdictGiven] = field(default_factory=dict[int, VerdictGiven])
+    system_attrs: dict[str, float] = field(default_factory=dict[str, float])
+    attempts: list[AttemptState] = field(default_factory=list[AttemptState])
+    outcome: Outcome | None = None
+    value: float | None = None
+    best: int | None = None
+    steps: int = 0
+    reason: str = ""
+
+    @property
+    def past_failures(self) -> tuple[PastFailure, ...]:
+        """Failures of the attempts so far, oldest first."""
+        return tuple(
+            PastFailure(attempt.failure.kind, attempt.checkpoint_step is not None)
+            for attempt in self.attempts
+            if attempt.failure is not None
+        )
+
+    def record(self) -> TrialRecord:
+        """The trial as samplers and pruners see it."""
+        return TrialRecord(
+            number=self.number,
+            params=self.internal,
+            distributions=self.distributions,
+            outcome=self.outcome,
+            value=self.value,
+            reports=tuple(self.reports),
+            system_attrs=dict(self.system_attrs),
+        )
+
+
+@dataclass(slots=True)
+class SessionState:
+    """One stretch of work of a control process."""
+
+    opened_at_s: float
+    last_at_s: float
+    total: int
+    closed: str | None = None
+
+
+class StudyState:
+    """The fold of a ledger. Feed every event, in order, to :meth:`apply`."""
+
+    def __init__(self) -> None:
+        self.created: StudyCreated | None = None
+        self.resolved: ResolveResult | None = None
+        self.sessions: list[SessionState] = []
+        self.trials: list[TrialState] = []
+        self.counts: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self.best: TrialState | None = None
+        self.finished_since_best = 0
+        self.failed_in_a_row = 0
+        self._records: dict[int, TrialRecord] = {}
+
+    @property
+    def direction(self) -> Direction:
+        """Which values are better."""
+        return self.created.direction if self.created else Direction.MAXIMIZE
+
+    @property
+    def counted(self) -> int:
+        """Trials that count towards the total: complete, pruned and failed."""
+        return sum(count for outcome, count in self.counts.items() if outcome.counts)
+
+    @property
+    def open_trials(self) -> list[TrialState]:
+        """Trials without an end, by number."""
+        return [trial for trial in self.trials if trial.outcome is None]
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds during which a control process worked on the study."""
+        return sum(session.last_at_s - session.opened_at_s for session in self.sessions)
+
+    def wall_until_s(self, now_s: float) -> float:
+        """:attr:`wall_s` counted up to ``now_s`` (Unix seconds) in the session that is open."""
+        return self.wall_s + max(0.0, now_s - self.sessions[-1].last_at_s)
+
+    def history(self) -> list[TrialRecord]:
+        """Every trial as samplers and pruners see it; finished ones are built once."""
+        for trial in self.trials:
+            if trial.outcome is None:
+                self._records[trial.number] = trial.record()
+        return [self._records[trial.number] for trial in self.trials]
+
+    def apply(self, event: Event) -> None:
+        """Fold one event."""
+        match event:
+            case StudyCreated():
+                self.created = event
+            case SessionOpened():
+                self.sessions.append(SessionState(event.at, event.at, event.total))
+                self.failed_in_a_row = 0
+            case SessionClosed():
+                self.sessions[-1].closed = event.reason
+            case Resolved():
+                self.resolved = event.result
+            case TrialAsked():
+                self._ask(event)
+            case TrialFinished():
+                self._finish(self.trials[event.number], event)
+            case ReportMade():
+                self.trials[event.number].reports.append(event.point)
+            case VerdictGiven():
+                trial = self.trials[event.number]
+                trial.verdicts[event.n] = event
+                trial.system_attrs.update(event.system_attrs)
+            case AttemptPlaced() | AttemptStarted() | FirstStepDone() | CheckpointMade() | AttemptEnded():
+                self._attempt(self.trials[event.number], event)
+        if self.sessions:
+            self.sessions[-1].last_at_s = event.at
+
+    def _ask(self, event: TrialAsked) -> None:
+        self.trials.append(
+            TrialState(
+                number=event.number,
+                params=event.params,
+                internal=event.internal,
+                distributions=event.distributions,
+                seed=event.seed,
+                fingerprint=event.fingerprint,
+            )
+        )
+
+    def _attempt(
+        self,
+        trial: TrialState,
+        event: AttemptPlaced | AttemptStarted | FirstStepDone | CheckpointMade | AttemptEnded,
+    ) -> None:
+        if isinstance(event, AttemptPlaced):
+            trial.attempts.append(AttemptState(event.attempt, event.at, event.device))
+            return
+        attempt = trial.attempts[event.attempt - 1]
+        match event:
+            case AttemptStarted():
+                attempt.pid = event.pid
+                attempt.overhead_ms = event.overhead_ms
+            case FirstStepDone():
+                attempt.first_step_ms = event.after_ms
+            case CheckpointMade():
+                attempt.checkpoint_step = event.step
+            case AttemptEnded():
+                attempt.ended = True
+                attempt.ended_at_s = event.at
+                attempt.failure = event.failure
+
+    def _finish(self, trial: TrialState, event: TrialFinished) -> None:
+        trial.outcome = event.outcome
+        trial.value = event.value
+        trial.best = event.best
+        trial.steps = event.steps
+        trial.reason = event.reason
+        self._records[trial.number] = trial.record()
+        self.counts[event.outcome] += 1
+        if not event.outcome.counts:
+            return
+        self.failed_in_a_row = self.failed_in_a_row + 1 if event.outcome is Outcome.FAILED else 0
+        best_value = self.best.value if self.best and self.best.value is not None else float("nan")
+        if event.value is not None and better(event.value, best_value, self.direction):
+            self.best = trial
+            self.finished_since_best = 0
+        else:
+            self.finished_since_best += 1

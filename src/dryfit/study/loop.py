@@ -1,0 +1,375 @@
+"""The one doing loop: it asks the deciders what comes next and does it, writing the ledger first."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.failure import Action, Evidence, Failure
+from dryfit.core.plan import DeviceKind, plan_execution
+from dryfit.core.seeds import derive_seed
+from dryfit.core.trial import Outcome, TrialConfig
+from dryfit.core.wire import (
+    Checkpointed,
+    ChildResult,
+    FirstStep,
+    Report,
+    ResolveResult,
+    Started,
+    TrainRequest,
+    Verdict,
+)
+from dryfit.runtime.faults import classify
+from dryfit.runtime.harvest import harvest, read_messages
+from dryfit.runtime.recovery import decide
+from dryfit.runtime.supervisor import ChildExited, ChildLimits, ChildMessage, ChildSpec, Supervisor
+from dryfit.search.pruning import judge
+from dryfit.search.space import Space, apply_params
+from dryfit.search.suggest import suggest
+from dryfit.store.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptStarted,
+    CheckpointMade,
+    Event,
+    FailureFacts,
+    FirstStepDone,
+    ReportMade,
+    TrialAsked,
+    TrialFinished,
+    VerdictGiven,
+)
+from dryfit.store.layout import StudyLayout
+from dryfit.store.ledger import Ledger
+from dryfit.store.replay import StudyState, TrialState
+from dryfit.study.devices import least_busy_device
+from dryfit.study.machine import Ask, End, Leave, Limits, Live, Place, StopRunning, Wait, finish_trial, next_step
+from dryfit.study.observers import Observer
+from dryfit.study.retention import forget_what_is_not_needed
+from dryfit.study.stops import StopRequests
+
+_IDLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAttempt:
+    """A trial's process."""
+
+    number: int
+    attempt: int
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StudyContext:
+    """What a loop works on; all of it stays the same while the loop runs, but for what the ledger's fold learns."""
+
+    config: StudyConfig
+    layout: StudyLayout
+    space: Space
+    ledger: Ledger
+    state: StudyState
+    resolved: ResolveResult
+    total: int
+    cores: int
+
+
+class StudyLoop:
+    """Runs a study to its end, or to the request to stop.
+
+    Args:
+        study: What to run.
+        supervisor: Where children come from.
+        stops: Requests to stop.
+        observers: Who is told.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        study: StudyContext,
+        supervisor: Supervisor,
+        stops: StopRequests,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._study = study
+        self._supervisor = supervisor
+        self._stops = stops
+        self._observers = observers
+        self._clock = clock
+        self._running: dict[str, RunningAttempt] = {}
+        self._waiting_until_s: dict[int, float] = {}
+        self._stopping: End | None = None
+        self._killed = False
+        runtime, settings = study.config.runtime, study.config.study
+        self._limits = Limits(
+            total=study.total,
+            parallel=runtime.parallel,
+            max_wall_s=settings.max_hours * 3600 if settings.max_hours is not None else None,
+            patience=settings.patience,
+            max_failed_in_a_row=runtime.max_failed_in_a_row,
+        )
+
+    def run(self) -> End:
+        """Go on until nothing is left to do or a stop was asked for.
+
+        Raises:
+            OSError: The ledger could not be written (a full disk); nothing that it holds is lost.
+        """
+        self._reconcile()
+        while True:
+            self._heed_stops()
+            step = next_step(self._study.state, self._limits, self._live())
+            match step:
+                case Ask(number):
+                    self._ask(number)
+                case Place(number):
+                    self._place(self._study.state.trials[number])
+                case StopRunning(why):
+                    self._stop(why)
+                case Wait(until_s):
+                    self._wait(until_s)
+                case Leave(why):
+                    return why
+
+    def _live(self) -> Live:
+        return Live(
+            running=frozenset(child.number for child in self._running.values()),
+            waiting_until_s=self._waiting_until_s,
+            stopping=self._stopping,
+            now_s=self._clock(),
+        )
+
+    def _write(self, event: Event) -> None:
+        written = self._study.ledger.append(event)
+        for observer in self._observers:
+            observer.on_event(written, self._study.state)
+
+    def _note(self, text: str) -> None:
+        for observer in self._observers:
+            observer.on_note(text)
+
+    # ---- before the first step: what a killed control process left open
+
+    def _reconcile(self) -> None:
+        """Close every attempt whose control process died; a result it left is taken, never computed again."""
+        for trial in self._study.state.open_trials:
+            if not trial.attempts:
+                continue
+            last = trial.attempts[-1]
+            if last.failure is not None:
+                if last.failure.action in (Action.GIVE_UP, Action.PRUNE):
+                    self._follow(trial, Failure(last.failure.kind, last.failure.sentence), last.failure.action, 0.0)
+                continue
+            child = RunningAttempt(trial.number, last.number, last.device)
+            folder = self._study.layout.trial(trial.number).attempt(last.number)
+            result = harvest(folder)
+            if result is not None and result.train is not None and finish_trial(trial, result.train) is None:
+                result = None  # it had been asked to stop, and did: the trial goes on
+            if result is not None:
+                for message in read_messages(folder):
+                    if isinstance(message, Report):
+                        self._keep_report(child, message)
+            self._on_exit(child, result, Evidence(server_lost=result is None))
+        forget_what_is_not_needed(self._study.layout, self._study.state, keep_best=self._keep_best)
+
+    @property
+    def _keep_best(self) -> int:
+        return self._study.config.runtime.keep_best
+
+    # ---- doing what was decided
+
+    def _ask(self, number: int) -> None:
+        study = self._study
+        settings = study.config.study
+        suggestion = suggest(
+            study.space,
+            study.state.history(),
+            search=study.config.search,
+            direction=study.state.direction,
+            base=study.config.trial_settings,
+            seed=settings.seed,
+            number=number,
+        )
+        trial_seed = derive_seed(settings.seed, "trial", number)
+        config = self._trial_config(number, dict(suggestion.params), trial_seed)
+        self._write(
+            TrialAsked(
+                number=number,
+                params=dict(suggestion.params),
+                internal=dict(suggestion.internal),
+                distributions=dict(suggestion.distributions),
+                seed=trial_seed,
+                fingerprint=config.fingerprint,
+            )
+        )
+
+    def _trial_config(self, number: int, params: dict[str, bool | int | float | str | None], seed: int) -> TrialConfig:
+        study = self._study
+        return TrialConfig(
+            number=number,
+            task=study.config.study.task,
+            metric=study.config.study.metric,
+            direction=study.state.direction,
+            data=study.config.data,
+            settings=apply_params(study.config.trial_settings, params),
+            params=params,
+            seed=seed,
+            data_fingerprint=study.resolved.data_fingerprint,
+        )
+
+    def _place(self, trial: TrialState) -> None:
+        study, runtime = self._study, self._study.config.runtime
+        config = self._trial_config(trial.number, trial.params, trial.seed)
+        device = None
+        if study.resolved.device is DeviceKind.CUDA:
+            device = least_busy_device([child.device for child in self._running.values()], study.resolved.device_count)
+        plan = plan_execution(
+            study.config.execution,
+            effective_batch=config.settings.train.batch_size,
+            device=study.resolved.device,
+            cores=study.cores,
+            parallel=runtime.parallel,
+        )
+        attempt = len(trial.attempts) + 1
+        paths = study.layout.trial(trial.number)
+        body = TrainRequest(
+            config=config,
+            plan=plan,
+            attempt=attempt,
+            cache_dir=str(study.layout.cache),
+            checkpoint_dir=str(paths.checkpoints),
+            best_dir=str(paths.best),
+            checkpoint_every_s=runtime.checkpoint_every_s,
+            verdict_timeout_s=runtime.verdict_timeout_s,
+            visible_device=device,
+        )
+        key = f"trial-{trial.number}-{attempt}"
+        self._waiting_until_s.pop(trial.number, None)
+        self._write(AttemptPlaced(number=trial.number, attempt=attempt, device=device))
+        self._running[key] = RunningAttempt(trial.number, attempt, device)
+        self._supervisor.start(
+            ChildSpec(
+                key=key,
+                folder=paths.attempt(attempt),
+                body=body,
+                limits=ChildLimits(
+                    start_s=runtime.start_timeout_s,
+                    hang_s=runtime.hang_timeout_s,
+                    total_s=runtime.trial_timeout_s,
+                    stop_grace_s=runtime.stop_grace_s,
+                ),
+            )
+        )
+
+    def _heed_stops(self) -> None:
+        self._stops.look()
+        if self._stops.why is not None and self._stopping is None:
+            self._stop(self._stops.why)
+        if self._stops.at_once and not self._killed:
+            self._killed = True
+            for key in self._running:
+                self._supervisor.kill(key, "now")
+
+    def _stop(self, why: End) -> None:
+        self._stopping = why
+        if self._running:
+            self._note(f"stopping ({why}): {len(self._running)} running trial(s) write a checkpoint")
+        for key in self._running:
+            self._supervisor.ask_stop(key)
+
+    def _wait(self, until_s: float | None) -> None:
+        timeout_s = _IDLE_S if until_s is None else min(_IDLE_S, max(0.0, until_s - self._clock()))
+        for event in self._supervisor.wait(timeout_s):
+            child = self._running.get(event.key)
+            if child is None:
+                continue
+            match event:
+                case ChildMessage():
+                    self._on_message(event, child)
+                case ChildExited():
+                    del self._running[event.key]
+                    self._on_exit(child, event.result, event.evidence)
+
+    # ---- what children say
+
+    def _on_message(self, event: ChildMessage, child: RunningAttempt) -> None:
+        number, attempt = child.number, child.attempt
+        match event.message:
+            case Started(pid=pid, overhead_ms=overhead_ms):
+                self._write(AttemptStarted(number=number, attempt=attempt, pid=pid, overhead_ms=overhead_ms))
+            case FirstStep(after_ms=after_ms):
+                self._write(FirstStepDone(number=number, attempt=attempt, after_ms=after_ms))
+            case Checkpointed(step=step):
+                self._write(CheckpointMade(number=number, attempt=attempt, step=step))
+            case Report() as report:
+                self._keep_report(child, report)
+                self._answer(event.key, child, report.point.n)
+            case message:
+                for observer in self._observers:
+                    observer.on_message(number, message)
+
+    def _keep_report(self, child: RunningAttempt, report: Report) -> None:
+        trial = self._study.state.trials[child.number]
+        if report.point.n >= len(trial.reports):
+            self._write(ReportMade(number=child.number, attempt=child.attempt, point=report.point))
+
+    def _answer(self, key: str, child: RunningAttempt, n: int) -> None:
+        """Give the verdict on report ``n``: the one given before if there is one, else a new one."""
+        trial = self._study.state.trials[child.number]
+        verdict = trial.verdicts.get(n)
+        if verdict is None:
+            judged = judge(
+                self._study.state.history(),
+                child.number,
+                search=self._study.config.search,
+                direction=self._study.state.direction,
+            )
+            verdict = VerdictGiven(
+                number=child.number,
+                n=n,
+                proceed=judged.proceed,
+                system_attrs=dict(judged.system_attrs),
+                reason=judged.reason,
+            )
+            self._write(verdict)
+        self._supervisor.answer(key, Verdict(n=n, proceed=verdict.proceed))
+
+    def _on_exit(self, child: RunningAttempt, result: ChildResult | None, evidence: Evidence) -> None:
+        trial = self._study.state.trials[child.number]
+        finished = finish_trial(trial, result.train) if result is not None and result.train is not None else None
+        if finished is not None:
+            if not trial.attempts[-1].ended:
+                self._write(AttemptEnded(number=child.number, attempt=child.attempt))
+            self._finish(finished)
+            return
+        failure = classify(evidence, result)
+        answer = decide(failure, trial.past_failures, retries=self._study.config.runtime.retries)
+        facts = FailureFacts(kind=failure.kind, sentence=failure.sentence, action=answer.action)
+        if not trial.attempts[-1].ended:
+            self._write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))
+        self._follow(trial, failure, answer.action, answer.delay_s)
+
+    def _follow(self, trial: TrialState, failure: Failure, action: Action, delay_s: float) -> None:
+        reason = f"{failure.kind}: {failure.sentence}"
+        match action:
+            case Action.RETRY:
+                self._waiting_until_s[trial.number] = self._clock() + delay_s
+            case Action.GIVE_UP:
+                self._finish(TrialFinished(number=trial.number, outcome=Outcome.FAILED, reason=reason))
+            case Action.PRUNE:
+                self._finish(TrialFinished(number=trial.number, outcome=Outcome.PRUNED, reason=reason))
+            case Action.PAUSE:
+                if self._stopping is None:
+                    self._note(f"study paused by trial {trial.number}: {reason}")
+                    self._stop(End.PAUSED)
+            case Action.STOP_STUDY:
+                self._note(f"study stopped by trial {trial.number}: {reason}")
+                self._stop(End.BROKEN)
+
+    def _finish(self, event: TrialFinished) -> None:
+        self._write(event)
+        forget_what_is_not_needed(
+            self._study.layout, self._study.state, keep_best=self._keep_best, just_finished=event.number
+        )
