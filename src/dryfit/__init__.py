@@ -1,3 +1,33 @@
-"""dryfit: dry-fit every trial before it touches the GPU."""
+"""dryfit: dry-fit every trial before it touches the GPU.
 
-__version__ = "0.1.0"
+The public names. They are imported on first use, so that ``import dryfit`` costs nothing and the control plane
+never imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dryfit.core.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from dryfit.api import TuneResult, init, open_study, resume, status, stop, tune
+    from dryfit.tasks.load import load
+
+_HOMES = {
+    "TuneResult": "dryfit.api",
+    "init": "dryfit.api",
+    "open_study": "dryfit.api",
+    "resume": "dryfit.api",
+    "status": "dryfit.api",
+    "stop": "dryfit.api",
+    "tune": "dryfit.api",
+    "load": "dryfit.tasks.load",
+}
+
+__all__ = ["TuneResult", "__version__", "init", "load", "open_study", "resume", "status", "stop", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dryfit' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,6 +1,9 @@
-"""Which device a trial's process sees."""
+"""What of this machine a trial gets: the device it sees, the cores it may use."""
 
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def least_busy_device(in_use: Sequence[str | None], count: int) -> str:
@@ -11,3 +14,13 @@ def least_busy_device(in_use: Sequence[str | None], count: int) -> str:
         count: Devices there are; each trial sees exactly one.
     """
     return min((str(index) for index in range(count)), key=lambda device: (in_use.count(device), int(device)))
+
+
+def available_cores(cgroup_cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """CPU cores this process may really use: its affinity, and the quota of its control group if there is one."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = cgroup_cpu_max.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))

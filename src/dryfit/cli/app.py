@@ -1,0 +1,181 @@
+"""The command line. Nothing is imported before a command needs it: ``dryfit --help`` answers at once."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dryfit.core.errors import DryfitError, ExitStatus
+from dryfit.core.settings import Task
+from dryfit.core.version import VERSION
+
+if TYPE_CHECKING:
+    from dryfit.api import TuneResult
+
+app = typer.Typer(
+    name="dryfit",
+    help="Dry-fit every trial before it touches the GPU: fine-tuning searches that lose no trial.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file.")
+]
+TrialsOption = Annotated[int | None, typer.Option("--trials", min=1, help="The study's total of trials.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY_DIR", help="A study's folder, or its study.toml.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(VERSION)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made when absent.")],
+    task: Annotated[Task, typer.Option(help="What the model learns.")] = Task.CRITERIA,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write a commented study.toml and a small synthetic data set."""
+    from dryfit import api
+
+    for path in api.init(folder, task=task, force=force):
+        typer.echo(path)
+    typer.echo(f"search with: dryfit tune {folder / 'study.toml'}", err=True)
+
+
+@app.command()
+def tune(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="A study file, or its folder.")],
+    trials: TrialsOption = None,
+    overrides: SetOption = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Where the study lives.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Search, or go on with a search. Ctrl-C once: checkpoint and stop; twice: now."""
+    from dryfit import api
+    from dryfit.cli.live import watching
+
+    with watching(quiet=quiet) as observer:
+        observers = [observer] if observer is not None else []
+        result = api.tune(study, overrides=overrides or (), trials=trials, folder=folder, observers=observers)
+    _finish(result, as_json=as_json)
+
+
+@app.command()
+def resume(
+    study: StudyArgument,
+    trials: TrialsOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Go on with a study as it was last run."""
+    from dryfit import api
+    from dryfit.cli.live import watching
+
+    with watching(quiet=quiet) as observer:
+        observers = [observer] if observer is not None else []
+        result = api.resume(study, overrides=overrides or (), trials=trials, observers=observers)
+    _finish(result, as_json=as_json)
+
+
+@app.command()
+def status(study: StudyArgument, as_json: JsonOption = False) -> None:
+    """Print how far a study is, whether it runs or not."""
+    from dryfit import api
+    from dryfit.cli.output import print_json, print_status
+
+    if as_json:
+        print_json(api.status(study))
+    else:
+        print_status(api.status(study), api.owner(study))
+
+
+@app.command()
+def show(
+    study: StudyArgument,
+    trial: Annotated[int | None, typer.Argument(min=0, help="Tell this trial's story.")] = None,
+) -> None:
+    """Print the trials of a study, or everything known of one."""
+    from dryfit import api
+    from dryfit.cli.output import print_study
+    from dryfit.report.tables import trial_story
+
+    state, layout = api.open_study(study), api.layout_of(study)
+    if trial is None:
+        print_study(state, layout, trials=True)
+    else:
+        typer.echo("\n".join(trial_story(api.trial_of(state, trial), layout)))
+
+
+@app.command()
+def stop(
+    study: StudyArgument,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for checkpoints.")] = False,
+) -> None:
+    """Ask a running study to checkpoint and stop."""
+    from dryfit import api
+
+    owner = api.stop(study, now=now)
+    if owner is None:
+        typer.echo("nobody runs this study", err=True)
+        raise typer.Exit(ExitStatus.ANSWER_IS_NO)
+    typer.echo(f"asked process {owner} to stop", err=True)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a study file."""
+    from dryfit.config.schema_json import study_json_schema
+
+    typer.echo(study_json_schema())
+
+
+def _finish(result: "TuneResult", *, as_json: bool) -> None:
+    from dryfit import api
+    from dryfit.cli.output import print_end, print_json, print_study
+
+    if as_json:
+        print_json(result.summary)
+    else:
+        print_study(api.open_study(result.folder), api.layout_of(result.folder), trials=True)
+        print_end(result)
+    raise typer.Exit(result.status)
+
+
+def main() -> None:
+    """Run the command line; every error ends with its own exit status."""
+    try:
+        app()
+    except DryfitError as error:
+        from dryfit.cli.output import print_error
+
+        print_error(error)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        sys.exit(ExitStatus.INTERRUPTED)
+    except Exception as error:  # the outermost frame: a bug of ours must end with its own status
+        from dryfit.cli.output import print_bug
+
+        print_bug(error)
+        sys.exit(ExitStatus.BUG)
+
+
+if __name__ == "__main__":
+    main()

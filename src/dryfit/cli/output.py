@@ -1,0 +1,127 @@
+"""Results on stdout, everything else on stderr; plain text where nobody looks at a terminal."""
+
+import os
+import sys
+import traceback
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from dryfit.api import TuneResult
+from dryfit.core.errors import DryfitError, InternalError
+from dryfit.core.trial import Outcome
+from dryfit.report.summary import StudySummary
+from dryfit.report.tables import (
+    Table,
+    duration_text,
+    number_text,
+    outcomes_table,
+    params_text,
+    places,
+    trials_table,
+)
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+from dryfit.study.machine import End
+
+_OUTCOME_STYLES = {Outcome.COMPLETE: "green", Outcome.PRUNED: "yellow", Outcome.FAILED: "red"}
+
+_SENTENCES = {
+    End.DONE: "done",
+    End.NO_IMPROVEMENT: "done: no better trial for as long as study.patience allows",
+    End.TOO_MANY_FAILURES: "stopped: too many trials failed in a row (see `dryfit show`)",
+    End.MAX_HOURS: "stopped: study.max_hours is used up",
+    End.STOPPED: "stopped",
+    End.INTERRUPTED: "interrupted",
+    End.PAUSED: "paused",
+    End.BROKEN: "stopped by an internal error",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that heeds ``NO_COLOR`` and ``CI``, and wraps nothing that a program may read."""
+    stream = sys.stderr if stderr else sys.stdout
+    plain = bool(os.environ.get("CI")) or not stream.isatty()
+    return Console(file=stream, no_color=plain or None, force_terminal=False if plain else None, soft_wrap=True)
+
+
+def print_json(model: BaseModel) -> None:
+    """One object, on stdout."""
+    sys.stdout.write(model.model_dump_json(by_alias=True) + "\n")
+
+
+def print_error(error: DryfitError) -> None:
+    """An error with its four parts, on stderr."""
+    text = Text()
+    head, *rest = str(error).splitlines()
+    text.append("error: ", style="bold red")
+    text.append("\n".join([head, *rest]))
+    console(stderr=True).print(text)
+
+
+def print_bug(error: BaseException) -> None:
+    """An error of ours: the trace, and a request to report it."""
+    sys.stderr.write("".join(traceback.format_exception(error)))
+    print_error(InternalError("running this command", f"{type(error).__name__}: {error}", hint="please report it"))
+
+
+def print_table(table: Table) -> None:
+    """A table: aligned on a terminal, tab-separated elsewhere."""
+    out = console()
+    if not out.is_terminal:
+        for row in (table.heads, *table.rows):
+            sys.stdout.write("\t".join(row) + "\n")
+        return
+    rich_table = RichTable(*table.heads, box=None, header_style="bold", pad_edge=False)
+    for row in table.rows:
+        style = next((style for outcome, style in _OUTCOME_STYLES.items() if row[1:2] == (str(outcome),)), None)
+        rich_table.add_row(*row, style=style)
+    out.print(rich_table)
+
+
+def print_study(state: StudyState, layout: StudyLayout, *, trials: bool) -> None:
+    """Outcomes, the best trial and where everything lies; one row a trial on request."""
+    out = console()
+    if trials and state.trials:
+        print_table(trials_table(state))
+        out.print()
+    print_table(outcomes_table(state))
+    out.print()
+    if state.best is not None and state.created is not None:
+        metric = state.created.metric
+        out.print(f"best: trial {state.best.number}, {metric} {number_text(state.best.value)}", highlight=False)
+        out.print(f"  {params_text(state.best.params)}", highlight=False)
+    else:
+        out.print("best: no trial has completed yet", highlight=False)
+    for name, path in places(state, layout):
+        out.print(f"  {name}: {path}", highlight=False)
+
+
+def print_status(summary: StudySummary, owner: int | None) -> None:
+    """How far a study is, in a few lines."""
+    out = console()
+    counts = summary.trials
+    who = f"process {owner} runs it" if owner is not None else "nobody runs it"
+    done = counts.complete + counts.pruned + counts.failed
+    out.print(f"study {summary.study} ({summary.task}, {summary.metric}): {who}", highlight=False)
+    out.print(
+        f"  {done}/{counts.total} trials: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed, "
+        f"{counts.running} open; {duration_text(summary.wall_s)} of work",
+        highlight=False,
+    )
+    if summary.best is not None:
+        best = summary.best
+        out.print(f"  best {number_text(best.value)}: trial {best.number}  {params_text(best.params)}", highlight=False)
+
+
+def print_end(result: TuneResult) -> None:
+    """One line on how the session ended, and what to type next if something is left to do."""
+    counts = result.summary.trials
+    said = f"{_SENTENCES[result.end]}: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed"
+    said += f" of {counts.total}, {duration_text(result.summary.wall_s)}"
+    err = console(stderr=True)
+    err.print(said, highlight=False)
+    if not result.end.is_final:
+        err.print(f"go on with: dryfit resume {result.folder}", highlight=False)

@@ -1,0 +1,131 @@
+"""A study and its trials as rows of text: what ``show``, ``tune`` and the live view print."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dryfit.core.trial import Outcome, Scalar
+from dryfit.core.wire import LOG_FILE
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import AttemptState, StudyState, TrialState
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Column heads and rows of text."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def number_text(value: float | None) -> str:
+    """A metric as people read it; a dash for none."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def value_text(value: Scalar) -> str:
+    """A parameter as people read it."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def params_text(params: dict[str, Scalar]) -> str:
+    """Parameters in one line."""
+    return "  ".join(f"{name}={value_text(value)}" for name, value in params.items())
+
+
+def duration_text(seconds: float) -> str:
+    """A duration as people read it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def trial_time_s(trial: TrialState) -> float:
+    """Seconds during which a process worked on the trial, lost attempts not counted."""
+    return sum(
+        attempt.ended_at_s - attempt.placed_at_s for attempt in trial.attempts if attempt.ended_at_s is not None
+    )
+
+
+def trials_table(state: StudyState) -> Table:
+    """One row a trial, in order."""
+    rows = [
+        (
+            str(trial.number),
+            str(trial.outcome or "open"),
+            number_text(trial.value),
+            str(trial.steps or "-"),
+            str(len(trial.attempts)),
+            duration_text(trial_time_s(trial)),
+            params_text(trial.params),
+        )
+        for trial in state.trials
+    ]
+    return Table(("trial", "outcome", "value", "steps", "attempts", "time", "parameters"), tuple(rows))
+
+
+def outcomes_table(state: StudyState) -> Table:
+    """One row for each outcome that occurred: how many trials, and the time they took."""
+    rows: list[tuple[str, ...]] = []
+    for outcome in Outcome:
+        trials = [trial for trial in state.trials if trial.outcome is outcome]
+        if trials:
+            time_s = sum(trial_time_s(trial) for trial in trials)
+            rows.append((str(outcome), str(len(trials)), duration_text(time_s)))
+    if state.open_trials:
+        rows.append(("open", str(len(state.open_trials)), "-"))
+    return Table(("outcome", "trials", "time"), tuple(rows))
+
+
+def places(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
+    """Where everything lies: what it is, and its path."""
+    found: list[tuple[str, Path]] = []
+    if state.best is not None:
+        found.append(("best weights", layout.trial(state.best.number).best))
+    found += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]
+    if layout.journal.exists():
+        found.append(("Optuna journal", layout.journal))
+    return tuple(found)
+
+
+def _attempt_lines(attempt: AttemptState, folder: Path) -> list[str]:
+    if attempt.failure is not None:
+        end = f"{attempt.failure.kind}: {attempt.failure.sentence} -> {attempt.failure.action}"
+    else:
+        end = "ended with a result" if attempt.ended else "running, or lost with its control process"
+    facts = [f"on device {attempt.device}"] if attempt.device is not None else []
+    if attempt.overhead_ms is not None:
+        facts.append(f"first line after {attempt.overhead_ms:.0f} ms")
+    if attempt.first_step_ms is not None:
+        facts.append(f"first step after {attempt.first_step_ms:.0f} ms")
+    if attempt.checkpoint_step is not None:
+        facts.append(f"checkpoint at step {attempt.checkpoint_step}")
+    return [
+        f"  attempt {attempt.number}: {end}",
+        *([f"    {', '.join(facts)}"] if facts else []),
+        f"    log: {folder / LOG_FILE}",
+    ]
+
+
+def trial_story(trial: TrialState, layout: StudyLayout) -> list[str]:
+    """Everything known of one trial, as lines: parameters, validations, verdicts, attempts, where the logs are."""
+    paths = layout.trial(trial.number)
+    head = f"trial {trial.number}: {trial.outcome or 'open'}"
+    if trial.value is not None:
+        head += f", value {number_text(trial.value)}"
+    if trial.best is not None and trial.best < len(trial.reports):
+        head += f" at step {trial.reports[trial.best].step}"
+    lines = [head + (f" ({trial.reason})" if trial.reason else "")]
+    lines += [f"  {name} = {value_text(value)}" for name, value in trial.params.items()]
+    lines.append(f"  seed {trial.seed}, fingerprint {trial.fingerprint}")
+    for point in trial.reports:
+        verdict = trial.verdicts.get(point.n)
+        said = "" if verdict is None else ("" if verdict.proceed else f"  -> stop: {verdict.reason}")
+        others = "  ".join(f"{name} {number_text(value)}" for name, value in point.metrics.items())
+        lines.append(f"  validation {point.n}: step {point.step}, epoch {point.epoch:.2f}: {others}{said}")
+    for attempt in trial.attempts:
+        lines += _attempt_lines(attempt, paths.attempt(attempt.number))
+    if paths.best.exists():
+        lines.append(f"  weights: {paths.best}")
+    return lines
