@@ -1,0 +1,123 @@
+"""The ledger: nothing written is lost, nothing torn is read, one writer."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dryfit.core.errors import LedgerError, StudyBusyError
+from dryfit.core.settings import Direction, Metric, Task
+from dryfit.core.trial import MetricPoint
+from dryfit.store.events import Event, ReportMade, SessionClosed, StudyCreated
+from dryfit.store.ledger import Ledger, StudyLock, lock_owner, read_ledger
+
+CREATED = StudyCreated(
+    id="abc", name="s", task=Task.CRITERIA, metric=Metric.F1_MACRO, direction=Direction.MAXIMIZE, seed=1, space="{}"
+)
+
+
+def write(path: Path, count: int) -> list[Event]:
+    seen: list[Event] = []
+    ledger = Ledger(path, fold=seen.append, clock=lambda: 5.0)
+    ledger.append(CREATED)
+    for index in range(count):
+        ledger.append(SessionClosed(reason=f"r{index}"))
+    ledger.close()
+    return seen
+
+
+def test_what_was_appended_is_read_back_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    seen = write(path, 3)
+    assert read_ledger(path) == seen
+    assert [event.seq for event in seen] == [0, 1, 2, 3]
+    assert {event.at for event in seen} == {5.0}
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_torn_tail_is_dropped_and_overwritten(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "ledger.jsonl"
+    seen = write(path, 2)
+    os.truncate(path, path.stat().st_size - cut)
+    assert read_ledger(path) == seen[:2]
+    replayed: list[Event] = []
+    ledger = Ledger(path, fold=replayed.append)
+    ledger.append(SessionClosed(reason="after"))
+    ledger.close()
+    assert [event.seq for event in read_ledger(path)] == [0, 1, 2]
+    assert replayed == read_ledger(path)
+
+
+def test_numbers_that_are_no_numbers_survive(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    point = MetricPoint(0, 5, 0.5, float("nan"), {"loss": float("inf"), "f1": -0.0})
+    ledger = Ledger(path, fold=lambda event: None)
+    ledger.append(ReportMade(number=0, attempt=1, point=point))
+    ledger.close()
+    (event,) = read_ledger(path)
+    assert isinstance(event, ReportMade)
+    assert event.point.value != event.point.value
+    assert event.point.metrics == {"loss": float("inf"), "f1": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"garbage\n", "no JSON object"),
+        (b'{"v":2,"type":"session_closed"}\n', "newer dryfit"),
+        (b'{"v":1,"seq":7,"at":1.0,"type":"session_closed","reason":"x"}\n', "event 7 stands where 1 belongs"),
+        (b'{"v":1,"seq":1,"at":1.0,"type":"session_closed"}\n', "reason"),
+    ],
+)
+def test_damage_inside_is_an_error_with_its_line(tmp_path: Path, line: bytes, said: str) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, 0)
+    with path.open("ab") as file:
+        file.write(line)
+    with pytest.raises(LedgerError, match=said) as caught:
+        read_ledger(path)
+    assert "line 2" in caught.value.doing
+
+
+def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, fold=lambda event: None)
+    ledger.append(CREATED)
+    before = path.read_bytes()
+    real = os.pwrite
+
+    def half(fd: int, data: bytes, offset: int) -> int:
+        real(fd, data[:10], offset)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", half)
+    with pytest.raises(OSError, match="No space"):
+        ledger.append(SessionClosed(reason="x"))
+    assert path.read_bytes() == before
+    monkeypatch.setattr(os, "pwrite", real)
+    assert ledger.append(SessionClosed(reason="y")).seq == 1
+    ledger.close()
+
+
+def test_one_writer_at_a_time_and_the_lock_dies_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert lock_owner(path) is None
+    code = (
+        "import sys, time; from pathlib import Path; from dryfit.store.ledger import StudyLock\n"
+        "with StudyLock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert lock_owner(path) == holder.pid
+        with pytest.raises(StudyBusyError, match=str(holder.pid)), StudyLock(path):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert lock_owner(path) is None
+    with StudyLock(path):
+        assert lock_owner(path) == os.getpid()
