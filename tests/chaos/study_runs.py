@@ -1,0 +1,179 @@
+"""Running whole studies as a user does, in real processes, and killing them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import tiny
+from dryfit.core.wire import MARKER_VARIABLE
+from dryfit.starter.posts import write_splits
+from dryfit.store.events import Event
+from dryfit.store.ledger import read_ledger
+from dryfit.store.replay import StudyState
+
+DEADLINE_S = 240
+_POLL_S = 0.005
+
+STUDY = """
+[study]
+trials = {trials}
+seed = 11
+{study}
+
+[data]
+train = "data/train.jsonl"
+validation = "data/validation.jsonl"
+
+[model]
+name = "model"
+
+[train]
+epochs = 3
+batch_size = 8
+max_length = 48
+evals_per_epoch = 2
+
+[space]
+"optim.lr" = {{low = 1e-4, high = 1e-2, log = true}}
+"head.pooling" = ["cls", "mean", "max"]
+"train.batch_size" = [
+    {{choices = [4, 8], when = {{"head.pooling" = "cls"}}}},
+    {{choices = [8, 16], when = {{"head.pooling" = ["mean", "max"]}}}},
+]
+
+[search]
+startup_trials = 2
+pruner_startup_trials = 2
+mirror = "none"
+{search}
+
+[execution]
+threads = 1
+
+[runtime]
+checkpoint_every_s = 0.001
+{runtime}
+"""
+
+
+def write_study(folder: Path, *, trials: int = 4, study: str = "", search: str = "", runtime: str = "") -> Path:
+    """A study on a tiny random BERT and a small synthetic data set; checkpoints at every validation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tiny.save_bert(folder / "model")
+    write_splits(folder / "data", train=64, validation=32, test=8, seed=3, difficulty=0.3)
+    file = folder / "study.toml"
+    file.write_text(STUDY.format(trials=trials, study=study, search=search, runtime=runtime), encoding="utf-8")
+    return file
+
+
+def command(*words: str | Path) -> list[str]:
+    """A dryfit command line."""
+    return [sys.executable, "-m", "dryfit.cli.app", *map(str, words)]
+
+
+def start(*words: str | Path) -> subprocess.Popen[str]:
+    """Start a command in a session of its own, as a terminal would."""
+    return subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """What ``status --json`` prints."""
+    done = run("status", folder, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial's end and everything that must not depend on kills."""
+
+    params: dict[str, Any]
+    outcome: str
+    value: float | None
+    reports: tuple[tuple[int, int, float], ...]
+
+
+def fold(folder: Path) -> StudyState:
+    """The study's ledger, folded."""
+    state = StudyState()
+    for event in read_ledger(folder / "ledger.jsonl"):
+        state.apply(event)
+    return state
+
+
+def ends(folder: Path) -> list[Ended]:
+    """Every trial of a finished study."""
+    return [
+        Ended(
+            params=trial.params,
+            outcome=str(trial.outcome),
+            value=trial.value,
+            reports=tuple((point.n, point.step, point.value) for point in trial.reports),
+        )
+        for trial in fold(folder).trials
+    ]
+
+
+def events_of(folder: Path) -> list[Event]:
+    """The ledger so far."""
+    return read_ledger(folder / "ledger.jsonl")
+
+
+def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | None = None) -> bool:
+    """Wait until something has happened; False where the process ended before it did."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        if happened():
+            return True
+        if process is not None and process.poll() is not None:
+            return bool(happened())
+        time.sleep(_POLL_S)
+    raise AssertionError("it never happened")
+
+
+def wait_for_events(folder: Path, count: int, process: subprocess.Popen[str]) -> bool:
+    """Wait until the ledger has so many events."""
+    ledger = folder / "ledger.jsonl"
+    return wait_for(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= count, process)
+
+
+def kill_now(process: subprocess.Popen[str]) -> None:
+    """SIGKILL, and wait."""
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def marked_processes(folder: Path) -> list[int]:
+    """Every living process that carries the study's marker."""
+    created = fold(folder).created
+    marker = created.id if created else "none"
+    found: list[int] = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARKER_VARIABLE) == marker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def resume_to_end(folder: Path, words: Sequence[str] = ()) -> None:
+    """Resume until the study says it is done."""
+    done = run("resume", folder, "--quiet", *words)
+    assert done.returncode == 0, done.stderr

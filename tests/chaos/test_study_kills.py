@@ -1,0 +1,225 @@
+"""A study survives any kill: exactly the trials asked for, the same values, nothing left running."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dryfit.store.events import AttemptEnded, AttemptStarted, TrialFinished
+from study_runs import (
+    ends,
+    events_of,
+    fold,
+    kill_now,
+    marked_processes,
+    resume_to_end,
+    run,
+    start,
+    summary_of,
+    wait_for,
+    wait_for_events,
+    write_study,
+)
+
+SEARCHES = {
+    "tpe-median": 'sampler = "tpe"\npruner = "median"',
+    "tpe-asha": 'sampler = "tpe"\npruner = "asha"',
+}
+TRIALS = 4
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study nobody has disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "study"
+    write_study(folder, trials=TRIALS, search=SEARCHES["tpe-median"])
+    done = run("tune", folder, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["schema"] == 1
+    counts = summary["trials"]
+    assert counts["complete"] + counts["pruned"] == TRIALS
+    assert (counts["failed"], counts["running"], counts["total"]) == (0, 0, TRIALS)
+    assert summary["trial_overhead_ms"]["median"] > 0
+    return folder
+
+
+def copy_of(study: Path, folder: Path) -> Path:
+    """The same study before its first run."""
+    for name in ("model", "data"):
+        shutil.copytree(study / name, folder / name)
+    shutil.copy(study / "study.toml", folder / "study.toml")
+    return folder
+
+
+def assert_same(folder: Path, undisturbed: Path) -> None:
+    """Exactly the trials, values and reports of the undisturbed study, and no process left."""
+    assert ends(folder) == ends(undisturbed)
+    finished = [event.number for event in events_of(folder) if isinstance(event, TrialFinished)]
+    assert sorted(finished) == sorted(set(finished))
+    assert summary_of(folder)["trials"]["running"] == 0
+    assert marked_processes(folder) == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kill_9_of_the_control_process_again_and_again(undisturbed: Path, tmp_path: Path, seed: int) -> None:
+    folder = copy_of(undisturbed, tmp_path / "study")
+    draw = random.Random(seed)
+    total_events = len(events_of(undisturbed))
+    process = start("tune", folder, "--quiet")
+    for _ in range(4):
+        seen = len(events_of(folder))
+        if not wait_for_events(folder, seen + draw.randint(2, total_events // 4), process):
+            break
+        kill_now(process)
+        wait_for(lambda: marked_processes(folder) == [])
+        process = start("resume", folder, "--quiet")
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert_same(folder, undisturbed)
+
+
+def test_kill_9_of_children_and_of_the_fork_server(undisturbed: Path, tmp_path: Path) -> None:
+    folder = copy_of(undisturbed, tmp_path / "study")
+    process = start("tune", folder, "--quiet")
+    killed: list[int] = []
+    for turn in range(4):
+
+        def next_child() -> int | None:
+            pids = [event.pid for event in events_of(folder) if isinstance(event, AttemptStarted)]
+            return pids[-1] if pids and pids[-1] not in killed else None
+
+        if not wait_for(next_child, process):
+            break
+        child = next_child()
+        assert child is not None
+        killed.append(child)
+        time.sleep(0.1 * turn)
+        victim = child if turn % 2 == 0 else _parent(child)
+        if victim is not None:
+            _kill(victim)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert_same(folder, undisturbed)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(status.rsplit(")", 1)[1].split()[1])
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 3)])
+def test_a_signal_checkpoints_and_the_study_goes_on(
+    undisturbed: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    folder = copy_of(undisturbed, tmp_path / "study")
+    process = start("tune", folder, "--quiet")
+    assert wait_for(lambda: any(isinstance(event, AttemptStarted) for event in events_of(folder)), process)
+    time.sleep(0.3)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == status, errors
+    assert "dryfit resume" in errors
+    assert marked_processes(folder) == []
+    resume_to_end(folder)
+    assert_same(folder, undisturbed)
+    assert all(event.failure is None or event.failure.kind == "interrupted" for event in _attempt_ends(folder))
+
+
+def _attempt_ends(folder: Path) -> list[AttemptEnded]:
+    return [event for event in events_of(folder) if isinstance(event, AttemptEnded)]
+
+
+def test_ctrl_c_twice_ends_at_once(undisturbed: Path, tmp_path: Path) -> None:
+    folder = copy_of(undisturbed, tmp_path / "study")
+    process = start("tune", folder, "--quiet")
+    assert wait_for(lambda: any(isinstance(event, AttemptStarted) for event in events_of(folder)), process)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 130
+    assert marked_processes(folder) == []
+    resume_to_end(folder)
+    assert_same(folder, undisturbed)
+
+
+def test_dryfit_stop_and_a_second_process_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    folder = copy_of(undisturbed, tmp_path / "study")
+    process = start("tune", folder, "--quiet")
+    assert wait_for(lambda: any(isinstance(event, AttemptStarted) for event in events_of(folder)), process)
+    second = run("tune", folder)
+    assert second.returncode == 2
+    assert "[BUSY]" in second.stderr
+    assert str(process.pid) in second.stderr
+    assert run("stop", folder).returncode == 0
+    process.communicate()
+    assert process.returncode == 3
+    assert run("stop", folder).returncode == 1
+    resume_to_end(folder)
+    assert_same(folder, undisturbed)
+
+
+def test_more_trials_extend_the_study_and_change_nothing_before(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(undisturbed, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
+    resume_to_end(folder)
+    assert ends(folder) == ends(undisturbed)
+    resume_to_end(folder, ["--trials", str(TRIALS + 2)])
+    assert ends(folder)[:TRIALS] == ends(undisturbed)
+    assert fold(folder).counted == TRIALS + 2
+
+
+def test_changed_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(undisturbed, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
+    lines = (folder / "data/train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "data/train.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
+    done = run("resume", folder, "--trials", str(TRIALS + 1))
+    assert done.returncode == 2
+    assert "the data has changed" in done.stderr
+
+
+def test_random_search_gives_the_same_values_at_any_parallelism(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder, parallel in zip(folders, (1, 2), strict=True):
+        write_study(folder, trials=TRIALS, search='sampler = "random"', runtime=f"parallel = {parallel}")
+        process = start("tune", folder, "--quiet")
+        if parallel == 2:
+            assert wait_for_events(folder, 12, process)
+            kill_now(process)
+            process = start("tune", folder, "--quiet")
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert ends(folders[0]) == ends(folders[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", SEARCHES)
+def test_every_prefix_of_the_ledger_leads_to_the_same_end(tmp_path: Path, search: str) -> None:
+    """The control process may have died right after any event: what the children left decides nothing."""
+    whole = tmp_path / "whole"
+    write_study(whole, trials=3, search=SEARCHES[search])
+    assert run("tune", whole, "--quiet").returncode == 0
+    lines = (whole / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    for kept in range(3, len(lines), 2):
+        folder = tmp_path / f"prefix-{kept}"
+        shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
+        (folder / "ledger.jsonl").write_bytes(b"".join(lines[:kept]) + lines[kept][:7])
+        resume_to_end(folder)
+        assert ends(folder) == ends(whole), kept
+        shutil.rmtree(folder)
