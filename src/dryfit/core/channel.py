@@ -96,9 +96,11 @@ class ChildChannel:
     def report(self, point: MetricPoint, *, timeout_s: float) -> bool:
         """Report a validation and wait for the verdict.
 
+        A stop request does not end the wait: a checkpoint behind a report whose verdict nobody has heard would let
+        a resumed trial go on where the undisturbed one was pruned.
+
         Returns:
-            Whether to go on. True as well where no verdict came in time (then a note says so), or where a stop
-            was requested meanwhile (then the training loop sees the request itself).
+            Whether to go on. True as well where no verdict came in time; then a note says so.
         """
         self.send(Report(point=point))
         deadline_s = time.monotonic() + timeout_s
@@ -107,8 +109,6 @@ class ChildChannel:
             verdict = read_model(self.folder / VERDICT_FILE, Verdict)
             if verdict is not None and verdict.n == point.n:
                 return verdict.proceed
-            if self.stop_requested() is not None:
-                return True
             self.beat()
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LAST_POLL_S)
