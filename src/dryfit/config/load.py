@@ -22,9 +22,8 @@ from dryfit.config.checks import cross_problems
 from dryfit.config.locate import KeyPath, locate_keys, parse_key
 from dryfit.config.problems import Problem, config_error, explain, unknown_searched_keys
 from dryfit.config.schema import StudyConfig
-from dryfit.config.schema_json import TABLES
+from dryfit.config.schema_json import CASE_KEYS, TABLES
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import TrialSettings
 
 STUDY_FILE: Final = "study.toml"
 DEFAULT_ORIGIN: Final = "default"
@@ -108,13 +107,13 @@ def _join_searched_names(document: Document, places: dict[KeyPath, str]) -> None
         return
     joined: Document = {}
     for name, value in cast("Document", space).items():
-        if name in TrialSettings.model_fields and isinstance(value, dict):
+        if isinstance(value, dict) and "." not in name and not set(CASE_KEYS) & set(cast("Document", value)):
             joined |= {f"{name}.{key}": cases for key, cases in cast("Document", value).items()}
         else:
             joined[name] = value
     document["space"] = joined
     for place, line in list(places.items()):
-        if len(place) > 2 and place[0] == "space" and place[1] in TrialSettings.model_fields:
+        if len(place) > 2 and place[0] == "space" and "." not in str(place[1]):
             places.setdefault(("space", f"{place[1]}.{place[2]}", *place[3:]), line)
 
 
@@ -149,7 +148,7 @@ def _apply(document: Document, override: str, places: dict[KeyPath, str]) -> Non
     if len(parts) < 2 or override[end : end + 1] != "=":
         raise ConfigError(doing, "this is not KEY=VALUE", "TABLE.KEY=VALUE, such as optim.lr=1e-4")
     value = _override_value(override[end + 1 :])
-    if parts[0] == "space" and parts[1] in TrialSettings.model_fields and len(parts) > 2:
+    if parts[0] == "space" and "." not in parts[1] and len(parts) > 2:
         parts = ("space", f"{parts[1]}.{parts[2]}", *parts[3:])
     table = document
     for part in parts[:-1]:
@@ -229,7 +228,8 @@ def _checked(path: Path, document: Document, places: Mapping[KeyPath, str]) -> S
         # Strict models take the text of an enum, and a list for a tuple, from JSON only.
         config = StudyConfig.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        problems += explain(error, document)
+        named = {problem.path for problem in problems}
+        problems += [problem for problem in explain(error, document) if problem.path[:2] not in named]
     else:
         problems += cross_problems(config)
         if not problems:
