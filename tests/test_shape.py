@@ -90,7 +90,9 @@ def argument_count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def called_name(node: ast.Call) -> str:
     function = node.func
-    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
 
 
 def test_no_function_takes_or_is_given_many_arguments():

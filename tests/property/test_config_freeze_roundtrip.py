@@ -12,7 +12,9 @@ from dryfit.config.problems import SEARCHABLE
 from dryfit.config.schema import StudyConfig
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
-choices = st.one_of(st.booleans(), st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False), texts)
+choices = st.one_of(
+    st.booleans(), st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False), texts
+)
 conditions = st.dictionaries(st.sampled_from(SEARCHABLE), st.one_of(choices, st.lists(choices, max_size=3)), max_size=2)
 
 
@@ -30,14 +32,24 @@ def cases(draw):
 configs = st.fixed_dictionaries(
     {
         "data": st.fixed_dictionaries(
-            {"train": st.just("/rows/train.csv"), "validation": texts.map(lambda name: f"/rows/v{name.replace('/', '')}x")},
+            {
+                "train": st.just("/rows/train.csv"),
+                "validation": texts.map(lambda name: f"/rows/v{name.replace('/', '')}x"),
+            },
             optional={"test": st.just("hub:a/b:test"), "text": texts, "train_limit": st.integers(1, 10**6)},
         ),
     },
     optional={
-        "study": st.fixed_dictionaries({}, optional={"max_hours": st.floats(1e-9, 1e9), "trials": st.integers(1, 10**6)}),
+        "study": st.fixed_dictionaries(
+            {}, optional={"max_hours": st.floats(1e-9, 1e9), "trials": st.integers(1, 10**6)}
+        ),
         "optim": st.fixed_dictionaries(
-            {}, optional={"lr": st.floats(1e-30, 10), "name": st.sampled_from(["adamw", "sgd"]), "weight_decay": st.just(0)}
+            {},
+            optional={
+                "lr": st.floats(1e-30, 10),
+                "name": st.sampled_from(["adamw", "sgd"]),
+                "weight_decay": st.just(0),
+            },
         ),
         "model": st.fixed_dictionaries({}, optional={"revision": texts, "trust_remote_code": st.booleans()}),
         "space": st.dictionaries(

@@ -15,7 +15,7 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)),
     max_leaves=6,
 )
-blank = st.sampled_from(["", "\n", "# [x] = \"\n", "  # '''\n", "\r\n", "\t\n"])
+blank = st.sampled_from(["", "\n", '# [x] = "\n', "  # '''\n", "\r\n", "\t\n"])
 
 
 def quoted(text, draw_literal):
@@ -40,7 +40,9 @@ class Writer:
     def key(self, name):
         plain = name and all(char in "abcXYZ019_-" for char in name)
         space = self.data.draw(st.sampled_from(["", " "]))
-        self.text += (name if plain and self.data.draw(st.booleans()) else quoted(name, self.data.draw(st.booleans()))) + space
+        self.text += (
+            name if plain and self.data.draw(st.booleans()) else quoted(name, self.data.draw(st.booleans()))
+        ) + space
 
     def value(self, path, value):
         match value:

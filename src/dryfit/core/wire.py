@@ -215,9 +215,7 @@ class Note(Wire):
     text: str
 
 
-Message = Annotated[
-    Started | Phase | Progress | FirstStep | Report | Checkpointed | Note, Field(discriminator="type")
-]
+Message = Annotated[Started | Phase | Progress | FirstStep | Report | Checkpointed | Note, Field(discriminator="type")]
 MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 

@@ -32,6 +32,10 @@ from dryfit.starter.phrases import (
 DEFAULT_DIFFICULTY: Final = 0.5
 _POSTS_PER_AUTHOR: Final = 4
 _EASIEST_PHRASES: Final = 2
+_FILLER_SHARE: Final = 0.3
+_OTHERS_SHARE: Final = 0.2
+_MISLEADING_SHARE: Final = 0.75
+"""Above one half: what a post says of other criteria speaks against its label, so only matching helps."""
 
 
 class Row(TypedDict):
@@ -60,10 +64,10 @@ class _Knobs:
             raise ConfigError("making posts", f"difficulty {difficulty:g}", "a number from 0 to 1")
         most_phrases = min(len(phrases) for c in CRITERIA for phrases in (c.shows, c.opposes))
         return cls(
-            hard_negatives=0.5 + 0.5 * difficulty,
-            reversed_share=0.1 + 0.5 * difficulty,
-            distractors=1 + round(3 * difficulty),
-            phrases=_EASIEST_PHRASES + round((most_phrases - _EASIEST_PHRASES) * difficulty),
+            hard_negatives=0.6 + 0.4 * difficulty,
+            reversed_share=0.3 * difficulty,
+            distractors=1 + round(2 * difficulty**2),
+            phrases=_EASIEST_PHRASES + round((most_phrases - _EASIEST_PHRASES) * difficulty**2),
         )
 
 
@@ -84,15 +88,14 @@ class _Writer:
         """A sentence that says of somebody else that the criterion holds, or does not."""
         return self._fill(self.rng.choice(ABOUT_OTHERS), self.rng.choice((criterion.shows, criterion.opposes)))
 
-    def about_anything(self, criterion: Criterion) -> str:
-        """A sentence that bears on the criterion in any way."""
-        if self.rng.random() < 0.25:
+    def distractor(self, criterion: Criterion, *, label: int) -> str:
+        """A sentence on another criterion, mostly of the kind that the label does not suggest."""
+        if self.rng.random() < _FILLER_SHARE:
+            return self.rng.choice(FILLERS)
+        if self.rng.random() < _OTHERS_SHARE:
             return self.about_another(criterion)
-        return self.about_self(criterion, expressed=self.rng.random() < 0.5)
-
-    def filler(self) -> str:
-        """A sentence about none of the criteria."""
-        return self.rng.choice(FILLERS)
+        misleading = self.rng.random() < _MISLEADING_SHARE
+        return self.about_self(criterion, expressed=misleading != bool(label))
 
     def _fill(self, frame: str, phrases: Sequence[str]) -> str:
         base = self.rng.choice(phrases[: self.knobs.phrases])
@@ -117,9 +120,7 @@ def _post(writer: _Writer, criterion: Criterion, label: int) -> tuple[str, list[
         else:
             bearing.append((writer.about_another(criterion), False))
     others = rng.sample([other for other in CRITERIA if other is not criterion], writer.knobs.distractors)
-    sentences = bearing + [
-        (writer.about_anything(other) if rng.random() < 0.6 else writer.filler(), False) for other in others
-    ]
+    sentences = bearing + [(writer.distractor(other, label=label), False) for other in others]
     rng.shuffle(sentences)
     text, spans = "", list[list[int]]()
     for sentence, expresses in sentences:

@@ -59,7 +59,7 @@ def test_what_changes_the_results_is_refused(tmp_path, override, was, now, back)
 def test_a_number_is_not_its_float_nor_a_truth_value():
     one = StudyConfig.model_validate_json('{"space": {"head.layers": [1]}}')
     for other in ("1.0", "true"):
-        assert changed_keys(one, StudyConfig.model_validate_json('{"space": {"head.layers": [%s]}}' % other))
+        assert changed_keys(one, StudyConfig.model_validate_json(f'{{"space": {{"head.layers": [{other}]}}}}'))
 
 
 def test_a_frozen_study_can_be_moved(tmp_path):

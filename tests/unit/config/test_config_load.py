@@ -64,7 +64,9 @@ def test_paths_are_relative_to_where_they_were_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("key", ["space.optim.lr", 'space."optim.lr"', "space . optim.lr"])
 def test_a_searched_key_can_be_set_quoted_or_bare(tmp_path, key):
-    study = load_study_file(write(tmp_path, '[space]\n"optim.lr" = {low = 1e-5, high = 1e-3}\n'), [f"{key}=[1e-5, 1e-4]"])
+    study = load_study_file(
+        write(tmp_path, '[space]\n"optim.lr" = {low = 1e-5, high = 1e-3}\n'), [f"{key}=[1e-5, 1e-4]"]
+    )
     assert study.config.space == {"optim.lr": (Case(choices=(1e-5, 1e-4)),)}
     assert study.origins["space.optim.lr"] == "--set"
 
@@ -103,7 +105,13 @@ def test_an_override_that_is_none_is_refused(tmp_path, override):
 @pytest.mark.parametrize(
     ("text", "line", "found", "allowed", "hint"),
     [
-        ("[train]\nbatch_sise = 8\n", 5, "train.batch_sise is no key of [train]", "batch_size", "did you mean batch_size?"),
+        (
+            "[train]\nbatch_sise = 8\n",
+            5,
+            "train.batch_sise is no key of [train]",
+            "batch_size",
+            "did you mean batch_size?",
+        ),
         ("[optm]\nlr = 1\n", 4, "optm is no table", "optim", "did you mean optim?"),
         ("[train]\nlr = 1\n", 5, "train.lr is no key of [train]", "epochs", "did you mean optim.lr?"),
         ("[train]\nepochs = 0\n", 5, "train.epochs is 0", "an integer from 1 to 1000", ""),
