@@ -27,14 +27,18 @@ _MINIMIZED = frozenset({Metric.LOSS})
 class StudySettings(Settings):
     """``[study]``: what is searched for, and when to stop."""
 
-    name: str = Field("study", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of the study")
-    task: Task = Field(Task.CRITERIA, description="what the model learns")
-    trials: int = Field(20, ge=1, le=1_000_000, description="total of complete + pruned + failed trials")
-    seed: int = Field(0, ge=0, lt=2**31, description="seed of everything")
-    metric: Metric = Field(Metric.F1_MACRO, description="what is optimised, on the validation rows")
-    direction: Direction | None = Field(None, description="maximize or minimize; unset: what the metric wants")
-    max_hours: Annotated[float, Field(gt=0)] | None = Field(None, description="stop after so many hours of running")
-    patience: int | None = Field(None, ge=1, description="stop after so many finished trials without a better one")
+    name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of the study")
+    task: Task = Field(default=Task.CRITERIA, description="what the model learns")
+    trials: int = Field(default=20, ge=1, le=1_000_000, description="total of complete + pruned + failed trials")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="seed of everything")
+    metric: Metric = Field(default=Metric.F1_MACRO, description="what is optimised, on the validation rows")
+    direction: Direction | None = Field(default=None, description="maximize or minimize; unset: what the metric wants")
+    max_hours: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="stop after so many hours of running"
+    )
+    patience: int | None = Field(
+        default=None, ge=1, description="stop after so many finished trials without a better one"
+    )
 
     @property
     def resolved_direction(self) -> Direction:
@@ -46,12 +50,12 @@ class StudySettings(Settings):
 class Case(Settings):
     """One way to draw a searched key: ``choices``, or ``low``/``high``; ``when`` says under which condition."""
 
-    choices: tuple[Value, ...] | None = Field(None, min_length=1, description="categorical")
-    low: int | float | None = Field(None, description="smallest value")
-    high: int | float | None = Field(None, description="largest value, included")
-    log: bool = Field(False, description="draw on a logarithmic scale")
-    step: int | float | None = Field(None, gt=0, description="grid from low")
-    when: Condition | None = Field(None, description="only where these searched keys have these values")
+    choices: tuple[Value, ...] | None = Field(default=None, min_length=1, description="categorical")
+    low: int | float | None = Field(default=None, description="smallest value")
+    high: int | float | None = Field(default=None, description="largest value, included")
+    log: bool = Field(default=False, description="draw on a logarithmic scale")
+    step: int | float | None = Field(default=None, gt=0, description="grid from low")
+    when: Condition | None = Field(default=None, description="only where these searched keys have these values")
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Case":
@@ -92,15 +96,18 @@ class PrunerName(StrEnum):
 class SearchSettings(Settings):
     """``[search]``: the sampler and the pruner."""
 
-    sampler: SamplerName = Field(SamplerName.TPE, description="tpe or random")
-    startup_trials: int = Field(10, ge=0, description="tpe: random trials before the model is trusted")
-    pruner: PrunerName = Field(PrunerName.NONE, description="none, median or asha")
-    warmup_reports: int = Field(1, ge=0, description="median, asha: validations no trial is pruned before")
-    pruner_startup_trials: int = Field(5, ge=0, description="median: complete trials before any is pruned")
-    reduction: int = Field(3, ge=2, le=16, description="asha: one of so many trials goes on at each rung")
-    defaults_first: bool = Field(True, description="trial 0 is the study file's own values where the space allows it")
+    sampler: SamplerName = Field(default=SamplerName.TPE, description="tpe or random")
+    startup_trials: int = Field(default=10, ge=0, description="tpe: random trials before the model is trusted")
+    pruner: PrunerName = Field(default=PrunerName.NONE, description="none, median or asha")
+    warmup_reports: int = Field(default=1, ge=0, description="median, asha: validations no trial is pruned before")
+    pruner_startup_trials: int = Field(default=5, ge=0, description="median: complete trials before any is pruned")
+    reduction: int = Field(default=3, ge=2, le=16, description="asha: one of so many trials goes on at each rung")
+    defaults_first: bool = Field(
+        default=True, description="trial 0 is the study file's own values where the space allows it"
+    )
     mirror: str | None = Field(
-        "journal", description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, or `none`"
+        default="journal",
+        description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, or `none`",
     )
 
 
@@ -115,17 +122,29 @@ class Isolation(StrEnum):
 class RuntimeSettings(Settings):
     """``[runtime]``: processes and patience."""
 
-    parallel: int = Field(1, ge=1, le=256, description="trials side by side")
-    isolation: Isolation = Field(Isolation.AUTO, description="auto, forkserver (Linux) or fresh (new interpreter)")
-    start_timeout_s: Annotated[float, Field(gt=0)] = Field(60, description="until a child's first line")
-    hang_timeout_s: Annotated[float, Field(gt=0)] = Field(600, description="without a heartbeat: the child hangs")
-    trial_timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="most seconds an attempt may take")
-    stop_grace_s: Annotated[float, Field(gt=0)] = Field(60, description="for a child to checkpoint when asked to stop")
-    verdict_timeout_s: Annotated[float, Field(gt=0)] = Field(30, description="a child waits for its verdict")
-    checkpoint_every_s: Annotated[float, Field(gt=0)] = Field(60, description="between checkpoints, at validations")
-    retries: int = Field(3, ge=0, le=100, description="most retries of one trial that count")
-    keep_best: int = Field(3, ge=1, description="weights are kept for so many of the best trials")
-    max_failed_in_a_row: int = Field(5, ge=1, description="the study stops after so many failed trials in a row")
+    parallel: int = Field(default=1, ge=1, le=256, description="trials side by side")
+    isolation: Isolation = Field(
+        default=Isolation.AUTO, description="auto, forkserver (Linux) or fresh (new interpreter)"
+    )
+    start_timeout_s: Annotated[float, Field(gt=0)] = Field(default=60, description="until a child's first line")
+    hang_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=600, description="without a heartbeat: the child hangs"
+    )
+    trial_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="most seconds an attempt may take"
+    )
+    stop_grace_s: Annotated[float, Field(gt=0)] = Field(
+        default=60, description="for a child to checkpoint when asked to stop"
+    )
+    verdict_timeout_s: Annotated[float, Field(gt=0)] = Field(default=30, description="a child waits for its verdict")
+    checkpoint_every_s: Annotated[float, Field(gt=0)] = Field(
+        default=60, description="between checkpoints, at validations"
+    )
+    retries: int = Field(default=3, ge=0, le=100, description="most retries of one trial that count")
+    keep_best: int = Field(default=3, ge=1, description="weights are kept for so many of the best trials")
+    max_failed_in_a_row: int = Field(
+        default=5, ge=1, description="the study stops after so many failed trials in a row"
+    )
 
 
 def _frozen(value: object) -> object:

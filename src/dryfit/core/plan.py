@@ -17,11 +17,15 @@ class DeviceKind(StrEnum):
 class ExecutionSettings(Settings):
     """``[execution]``: wishes about how trials run; the plan of each trial is derived from them."""
 
-    device: str = Field("auto", pattern="^(auto|cpu|cuda)$", description="auto takes CUDA where a device is free")
-    micro_batch: int | None = Field(None, ge=1, description="rows in memory at once; unset: the whole batch")
-    checkpointing: bool = Field(False, description="recompute activations in backward: less memory, about 1.3x time")
-    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads a trial; unset: cores / parallel")
-    loader_workers: int = Field(0, ge=0, le=64, description="processes that load batches; 0: none")
+    device: str = Field(
+        default="auto", pattern="^(auto|cpu|cuda)$", description="auto takes CUDA where a device is free"
+    )
+    micro_batch: int | None = Field(default=None, ge=1, description="rows in memory at once; unset: the whole batch")
+    checkpointing: bool = Field(
+        default=False, description="recompute activations in backward: less memory, about 1.3x time"
+    )
+    threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads a trial; unset: cores / parallel")
+    loader_workers: int = Field(default=0, ge=0, le=64, description="processes that load batches; 0: none")
 
 
 class ExecutionPlan(Settings):
@@ -32,8 +36,8 @@ class ExecutionPlan(Settings):
     micro_batch: int = Field(ge=1)
     accumulation: int = Field(ge=1)
     checkpointing: bool = False
-    threads: int = Field(1, ge=1)
-    loader_workers: int = Field(0, ge=0)
+    threads: int = Field(default=1, ge=1)
+    loader_workers: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _accumulation_fits(self) -> "ExecutionPlan":

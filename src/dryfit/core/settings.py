@@ -61,92 +61,114 @@ class DataSettings(Settings):
     that is split by group. A source is a JSONL, CSV or Parquet file, or ``hub:NAME[:SPLIT]`` for a hub data set.
     """
 
-    train: str | None = Field(None, description="training rows: a .jsonl, .csv or .parquet file, or hub:NAME:SPLIT")
-    validation: str | None = Field(None, description="rows every trial is scored on")
-    test: str | None = Field(None, description="rows no search may see; optional")
-    file: str | None = Field(None, description="one source instead of three, split below by group")
-    validation_fraction: Fraction = Field(0.2, description="share of the groups of `file` used for validation")
-    test_fraction: Fraction = Field(0.0, description="share of the groups of `file` kept for test")
-    split_seed: int = Field(0, ge=0, description="seed of the split of `file`")
-    id: str = Field("id", description="column with a unique row id; made from the line number if absent")
-    text: str = Field("text", description="column with the text")
-    criterion: str = Field("criterion", description="column with the criterion; text alone is used if absent")
-    label: str = Field("label", description="column with the label, an integer from 0")
-    group: str = Field("group", description="column whose values may not cross splits; each row alone if absent")
-    evidence: str = Field("evidence", description="column with [start, end) character spans; checked where present")
-    num_labels: int = Field(2, ge=2, le=1000, description="number of classes")
-    train_limit: int | None = Field(None, ge=1, description="use only the first rows of train")
-    validation_limit: int | None = Field(None, ge=1, description="use only the first rows of validation")
+    train: str | None = Field(
+        default=None, description="training rows: a .jsonl, .csv or .parquet file, or hub:NAME:SPLIT"
+    )
+    validation: str | None = Field(default=None, description="rows every trial is scored on")
+    test: str | None = Field(default=None, description="rows no search may see; optional")
+    file: str | None = Field(default=None, description="one source instead of three, split below by group")
+    validation_fraction: Fraction = Field(default=0.2, description="share of the groups of `file` used for validation")
+    test_fraction: Fraction = Field(default=0.0, description="share of the groups of `file` kept for test")
+    split_seed: int = Field(default=0, ge=0, description="seed of the split of `file`")
+    id: str = Field(default="id", description="column with a unique row id; made from the line number if absent")
+    text: str = Field(default="text", description="column with the text")
+    criterion: str = Field(default="criterion", description="column with the criterion; text alone is used if absent")
+    label: str = Field(default="label", description="column with the label, an integer from 0")
+    group: str = Field(
+        default="group", description="column whose values may not cross splits; each row alone if absent"
+    )
+    evidence: str = Field(
+        default="evidence", description="column with [start, end) character spans; checked where present"
+    )
+    num_labels: int = Field(default=2, ge=2, le=1000, description="number of classes")
+    train_limit: int | None = Field(default=None, ge=1, description="use only the first rows of train")
+    validation_limit: int | None = Field(default=None, ge=1, description="use only the first rows of validation")
 
 
 class ModelSettings(Settings):
     """``[model]``: which pretrained encoder."""
 
-    name: str = Field("minilm", min_length=1, description="hub id, folder, or `minilm` (the packaged encoder)")
-    revision: str | None = Field(None, description="hub revision; the resolved commit is recorded")
-    trust_remote_code: bool = Field(False, description="run code that comes with the model")
+    name: str = Field(default="minilm", min_length=1, description="hub id, folder, or `minilm` (the packaged encoder)")
+    revision: str | None = Field(default=None, description="hub revision; the resolved commit is recorded")
+    trust_remote_code: bool = Field(default=False, description="run code that comes with the model")
 
 
 class TrainSettings(Settings):
     """``[train]``: how long and on what batches."""
 
-    epochs: int = Field(2, ge=1, le=1000, description="passes over the training rows")
-    batch_size: int = Field(16, ge=1, le=65536, description="EFFECTIVE batch: rows behind one optimizer step")
-    max_length: int = Field(160, ge=8, le=131072, description="tokens a row is cut to")
-    precision: Precision = Field(Precision.FP32, description="number format: fp32, fp16 (CUDA only) or bf16")
-    group_by_length: bool = Field(True, description="batch rows of similar length together (less padding)")
-    evals_per_epoch: int = Field(1, ge=1, le=1000, description="validations, reports and pruning points an epoch")
-    early_stopping: int = Field(0, ge=0, description="stop after so many validations without a better one; 0: never")
+    epochs: int = Field(default=2, ge=1, le=1000, description="passes over the training rows")
+    batch_size: int = Field(default=16, ge=1, le=65536, description="EFFECTIVE batch: rows behind one optimizer step")
+    max_length: int = Field(default=160, ge=8, le=131072, description="tokens a row is cut to")
+    precision: Precision = Field(default=Precision.FP32, description="number format: fp32, fp16 (CUDA only) or bf16")
+    group_by_length: bool = Field(default=True, description="batch rows of similar length together (less padding)")
+    evals_per_epoch: int = Field(
+        default=1, ge=1, le=1000, description="validations, reports and pruning points an epoch"
+    )
+    early_stopping: int = Field(
+        default=0, ge=0, description="stop after so many validations without a better one; 0: never"
+    )
 
 
 class OptimSettings(Settings):
     """``[optim]``: the optimizer."""
 
-    name: Literal["adamw", "adafactor", "sgd"] = Field("adamw", description="optimizer")
-    lr: Positive = Field(5e-5, le=10, description="peak learning rate")
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(0.01, description="not applied to norms and biases")
-    beta1: Fraction = Field(0.9, description="adamw: decay of the first moment; sgd: momentum")
-    beta2: Fraction = Field(0.999, description="adamw: decay of the second moment")
-    eps: Positive = Field(1e-8, le=1, description="adamw: added to the denominator")
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="learning rate factor per encoder layer, from the head down; 1: none"
+    name: Literal["adamw", "adafactor", "sgd"] = Field(default="adamw", description="optimizer")
+    lr: Positive = Field(default=5e-5, le=10, description="peak learning rate")
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.01, description="not applied to norms and biases"
     )
-    head_lr_factor: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="learning rate of the head / lr")
+    beta1: Fraction = Field(default=0.9, description="adamw: decay of the first moment; sgd: momentum")
+    beta2: Fraction = Field(default=0.999, description="adamw: decay of the second moment")
+    eps: Positive = Field(default=1e-8, le=1, description="adamw: added to the denominator")
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="learning rate factor per encoder layer, from the head down; 1: none"
+    )
+    head_lr_factor: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=1.0, description="learning rate of the head / lr"
+    )
 
 
 class SchedSettings(Settings):
     """``[sched]``: the learning rate over time."""
 
-    name: Literal["linear", "cosine", "constant"] = Field("linear", description="shape after the warm-up")
-    warmup_ratio: Fraction = Field(0.06, description="share of the steps spent warming up")
+    name: Literal["linear", "cosine", "constant"] = Field(default="linear", description="shape after the warm-up")
+    warmup_ratio: Fraction = Field(default=0.06, description="share of the steps spent warming up")
 
 
 class HeadSettings(Settings):
     """``[head]``: from token vectors to class scores."""
 
-    pooling: Literal["cls", "mean", "max"] = Field("mean", description="how token vectors become one")
-    layers: int = Field(0, ge=0, le=8, description="hidden layers between pooling and scores")
-    hidden: int = Field(128, ge=1, le=65536, description="width of those layers")
-    activation: Literal["gelu", "relu", "tanh"] = Field("gelu", description="their activation")
-    dropout: Fraction = Field(0.1, description="dropout before each linear layer of the head")
+    pooling: Literal["cls", "mean", "max"] = Field(default="mean", description="how token vectors become one")
+    layers: int = Field(default=0, ge=0, le=8, description="hidden layers between pooling and scores")
+    hidden: int = Field(default=128, ge=1, le=65536, description="width of those layers")
+    activation: Literal["gelu", "relu", "tanh"] = Field(default="gelu", description="their activation")
+    dropout: Fraction = Field(default=0.1, description="dropout before each linear layer of the head")
 
 
 class LossSettings(Settings):
     """``[loss]``: what is minimised."""
 
-    name: Literal["cross_entropy", "focal"] = Field("cross_entropy", description="loss function")
-    label_smoothing: Fraction = Field(0.0, description="cross_entropy: probability moved to the other classes")
-    gamma: Annotated[float, Field(ge=0, le=10)] = Field(2.0, description="focal: how much easy rows are played down")
-    class_balance: Literal["none", "weighted"] = Field("none", description="weight classes by inverse frequency")
+    name: Literal["cross_entropy", "focal"] = Field(default="cross_entropy", description="loss function")
+    label_smoothing: Fraction = Field(default=0.0, description="cross_entropy: probability moved to the other classes")
+    gamma: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=2.0, description="focal: how much easy rows are played down"
+    )
+    class_balance: Literal["none", "weighted"] = Field(
+        default="none", description="weight classes by inverse frequency"
+    )
 
 
 class RegularizationSettings(Settings):
     """``[regularization]``: what holds the model back."""
 
-    max_grad_norm: Annotated[float, Field(ge=0, le=1e6)] = Field(1.0, description="gradient clipping; 0: none")
-    dropout: Fraction | None = Field(None, description="hidden dropout of the encoder; unset: as pretrained")
-    attention_dropout: Fraction | None = Field(None, description="attention dropout of the encoder; unset: as is")
-    freeze_layers: int = Field(0, ge=0, le=1000, description="embeddings and so many first layers stay as they are")
+    max_grad_norm: Annotated[float, Field(ge=0, le=1e6)] = Field(default=1.0, description="gradient clipping; 0: none")
+    dropout: Fraction | None = Field(default=None, description="hidden dropout of the encoder; unset: as pretrained")
+    attention_dropout: Fraction | None = Field(
+        default=None, description="attention dropout of the encoder; unset: as is"
+    )
+    freeze_layers: int = Field(
+        default=0, ge=0, le=1000, description="embeddings and so many first layers stay as they are"
+    )
 
 
 class TrialSettings(Settings):

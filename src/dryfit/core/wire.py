@@ -96,7 +96,7 @@ class TrainRequest(Wire):
     best_dir: str = Field(description="the weights of the best validation so far")
     checkpoint_every_s: float = Field(gt=0)
     verdict_timeout_s: float = Field(gt=0)
-    visible_device: str | None = Field(None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
+    visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
 
 
 class StopReason(StrEnum):
@@ -144,7 +144,7 @@ class ChildResult(Wire):
     resolve: ResolveResult | None = None
     train: TrainResult | None = None
     fault: ChildFault | None = None
-    error: ErrorParts | None = Field(None, description="set beside `fault` where a dryfit error was raised")
+    error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
 
 
 class ChildRequest(Wire):
@@ -215,9 +215,7 @@ class Note(Wire):
     text: str
 
 
-Message = Annotated[
-    Started | Phase | Progress | FirstStep | Report | Checkpointed | Note, Field(discriminator="type")
-]
+Message = Annotated[Started | Phase | Progress | FirstStep | Report | Checkpointed | Note, Field(discriminator="type")]
 MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 

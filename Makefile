@@ -1,0 +1,47 @@
+# Everything runs in .venv, which each target makes for itself. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCHMARKS := $(wildcard benchmarks/bench_*.py)
+# One thread a library: the suites start many processes, and two cores go to processes first.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test proof lint bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
+
+setup: $(STAMP) ## make .venv with every pinned dependency
+
+# torch goes first and by its pin alone: resolved together with the rest, pip may take a build of several gigabytes.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dryfit needs Python 3.11 or newer: make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
+	touch $@
+
+demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; runs again where it stopped
+	test -e demo/study.toml || $(BIN)/dryfit init demo
+	HF_HUB_OFFLINE=1 $(BIN)/dryfit tune demo/study.toml
+
+test: $(STAMP) ## unit, property, contract and chaos tests, under ten minutes on two cores
+	$(TEST_ENV) $(BIN)/python -m pytest -m 'not slow and not gpu'
+
+proof: $(STAMP) ## the tests that take longer, under half an hour
+	@$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not gpu'; status=$$?; \
+	if [ $$status -eq 5 ]; then echo 'no test is marked slow'; exit 0; fi; exit $$status
+
+lint: $(STAMP) ## ruff, pyright and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## print the measured numbers that docs/benchmarks.md keeps
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
+
+clean: ## remove .venv, the demo and all caches
+	rm -rf $(VENV) demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

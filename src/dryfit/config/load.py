@@ -1,0 +1,250 @@
+"""Reading a study file: TOML and ``--set`` become a checked :class:`StudyConfig`, and every value knows its origin.
+
+``[space]`` takes dotted names quoted (``"optim.lr" = [...]``) or bare (``optim.lr = [...]``). On the command line
+``--set space.optim.lr=[1e-5,1e-4]`` and ``--set 'space."optim.lr"=[1e-5,1e-4]'`` both name that key, and
+``--set space.optim.lr.low=1e-5`` changes one key of its only case. A value is read as TOML; what is no TOML is
+taken as text, so that ``--set data.train=posts.jsonl`` needs no quotes.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pydantic import ValidationError
+
+from dryfit.config.checks import cross_problems
+from dryfit.config.locate import KeyPath, locate_keys, parse_key
+from dryfit.config.problems import Problem, config_error, explain, unknown_searched_keys
+from dryfit.config.schema import StudyConfig
+from dryfit.config.schema_json import CASE_KEYS, TABLES
+from dryfit.core.errors import ConfigError
+
+STUDY_FILE: Final = "study.toml"
+DEFAULT_ORIGIN: Final = "default"
+SET_ORIGIN: Final = "--set"
+_HUB_PREFIX: Final = "hub:"
+_SOURCES: Final = ("train", "validation", "test", "file")
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStudy:
+    """A study file that was read and checked.
+
+    Attributes:
+        config: What the file and the overrides say, relative paths made absolute.
+        origins: For every dotted key ``study.toml:12``, ``--set`` or ``default``.
+        folder: The folder the file is in.
+        path: The file.
+    """
+
+    config: StudyConfig
+    origins: dict[str, str]
+    folder: Path
+    path: Path
+
+
+def load_study_file(path: Path, overrides: Sequence[str] = ()) -> LoadedStudy:
+    """Read and check a study file.
+
+    Args:
+        path: A study file, or a folder with a ``study.toml``.
+        overrides: ``a.b=c`` texts, applied in order on top of the file. Relative paths in them are relative to the
+            current directory, those in the file to the file's folder.
+
+    Raises:
+        ConfigError: The file cannot be read, or something in it or in the overrides is wrong; all problems at once.
+    """
+    path = path / STUDY_FILE if path.is_dir() else path
+    text = _read(path)
+    document = _parse(path, text)
+    places = {place: f"line {line}" for place, line in locate_keys(text).items()}
+    _join_searched_names(document, places)
+    _refuse_dates(path, document, places)
+    for override in overrides:
+        _apply(document, override, places)
+    folder = Path(_absolute("", path.parent))
+    _resolve_paths(document, folder, places)
+    config = _checked(path, document, places)
+    return LoadedStudy(config, _origins(config, places, path.name), folder, path)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"reading {path}", "there is no such file", "a study file", "write one with `dryfit init DIR`"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"reading {path}", f"byte {error.start} is not UTF-8", "UTF-8 text") from error
+    except OSError as error:
+        raise ConfigError(f"reading {path}", error.strerror or str(error)) from error
+
+
+def _parse(path: Path, text: str) -> Document:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # The parser's message ends with "(at line 3, column 5)" or "(at end of document)".
+        match = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
+        message, line = (match[1], match[2]) if match else (str(error), None)
+        line = line or str(text.count("\n") + 1)
+        raise ConfigError(f"reading {path}, line {line}", f"this is not TOML: {message}", hint="see toml.io") from error
+
+
+def _join_searched_names(document: Document, places: dict[KeyPath, str]) -> None:
+    """Bring ``optim.lr = ...`` in ``[space]``, which TOML reads as a table in a table, to the one key it means."""
+    space = document.get("space")
+    if not isinstance(space, dict):
+        return
+    joined: Document = {}
+    for name, value in cast("Document", space).items():
+        if isinstance(value, dict) and "." not in name and not set(CASE_KEYS) & set(cast("Document", value)):
+            joined |= {f"{name}.{key}": cases for key, cases in cast("Document", value).items()}
+        else:
+            joined[name] = value
+    document["space"] = joined
+    for place, line in list(places.items()):
+        if len(place) > 2 and place[0] == "space" and "." not in str(place[1]):
+            places.setdefault(("space", f"{place[1]}.{place[2]}", *place[3:]), line)
+
+
+def _refuse_dates(path: Path, document: Document, places: Mapping[KeyPath, str]) -> None:
+    problems = [
+        Problem(place, f"is the date or time {value}", "numbers, text, true or false", f'write it in quotes: "{value}"')
+        for place, value in _leaves(document)
+        if isinstance(value, datetime | date | time)
+    ]
+    if problems:
+        raise config_error(str(path), problems, places)
+
+
+def _leaves(value: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    if isinstance(value, dict):
+        for key, item in cast("Document", value).items():
+            yield from _leaves(item, (*place, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(cast("list[object]", value)):
+            yield from _leaves(item, (*place, index))
+    else:
+        yield place, value
+
+
+def _apply(document: Document, override: str, places: dict[KeyPath, str]) -> None:
+    """Write one ``a.b=c`` into the document."""
+    doing = f"reading --set {override}"
+    try:
+        parts, end = parse_key(override)
+    except ValueError:
+        parts, end = (), 0
+    if len(parts) < 2 or override[end : end + 1] != "=":
+        raise ConfigError(doing, "this is not KEY=VALUE", "TABLE.KEY=VALUE, such as optim.lr=1e-4")
+    value = _override_value(override[end + 1 :])
+    if parts[0] == "space" and "." not in parts[1] and len(parts) > 2:
+        parts = ("space", f"{parts[1]}.{parts[2]}", *parts[3:])
+    table = document
+    for part in parts[:-1]:
+        inner = table.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                doing, f"{part} is {json.dumps(inner, default=str)}, which has no keys", "a key of a table"
+            )
+        table = cast("Document", inner)
+    table[parts[-1]] = value
+    for place in [place for place in places if place[: len(parts)] == parts]:
+        places[place] = SET_ORIGIN
+    places[parts] = SET_ORIGIN
+
+
+def _override_value(text: str) -> Any:
+    """A TOML value, or else the text as it stands."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"]
+    has_date = any(isinstance(leaf, datetime | date | time) for _, leaf in _leaves(value))
+    return text if len(parsed) != 1 or has_date else value
+
+
+def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, str]) -> None:
+    """Make relative paths in ``[data]`` and ``[model]`` absolute, each from where it was written."""
+
+    def base(place: KeyPath) -> Path:
+        return Path.cwd() if places.get(place) == SET_ORIGIN else folder
+
+    data = document.get("data")
+    if isinstance(data, dict):
+        for name in _SOURCES:
+            value = cast("Document", data).get(name)
+            if isinstance(value, str) and not value.startswith(_HUB_PREFIX):
+                data[name] = _absolute(value, base(("data", name)))
+    model = document.get("model")
+    if isinstance(model, dict) and isinstance(name := cast("Document", model).get("name"), str):
+        model["name"] = _model(name, base(("model", "name")))
+    space = document.get("space")
+    if isinstance(space, dict):
+        for key, value in cast("Document", space).items():
+            space[key] = _searched_models(key, value, base(("space", key)))
+
+
+def _searched_models(key: str, value: object, base: Path) -> object:
+    """The cases of one searched key, with folders of models made absolute in choices and conditions."""
+    if isinstance(value, list):
+        return [_searched_models(key, item, base) for item in cast("list[object]", value)]
+    if isinstance(value, str):
+        return _model(value, base) if key == "model.name" else value
+    if isinstance(value, dict):
+        case = cast("Document", value)
+        inner = {"choices": key, "when": key}
+        if "model.name" in case:  # the table of a condition
+            return case | {"model.name": _searched_models("model.name", case["model.name"], base)}
+        return {name: _searched_models(key, item, base) if name in inner else item for name, item in case.items()}
+    return value
+
+
+def _model(name: str, base: Path) -> str:
+    """A folder as an absolute path; any other name (a hub id, a packaged model) as it stands."""
+    looks_like_path = name.startswith((".", "/", "~"))
+    return _absolute(name, base) if looks_like_path or (base / name).is_dir() else name
+
+
+def _absolute(path: str, base: Path) -> str:
+    return os.path.abspath(base / Path(path).expanduser())
+
+
+def _checked(path: Path, document: Document, places: Mapping[KeyPath, str]) -> StudyConfig:
+    space = document.get("space")
+    problems = unknown_searched_keys(cast("Document", space)) if isinstance(space, dict) else []
+    try:
+        # Strict models take the text of an enum, and a list for a tuple, from JSON only.
+        config = StudyConfig.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        named = {problem.path for problem in problems}
+        problems += [problem for problem in explain(error, document) if problem.path[:2] not in named]
+    else:
+        problems += cross_problems(config)
+        if not problems:
+            return config
+    raise config_error(str(path), problems, {problem.path: _place(problem.path, places) for problem in problems})
+
+
+def _place(path: KeyPath, places: Mapping[KeyPath, str]) -> str:
+    """Where a path was written, or else what is around it. A lone case has no list around it in the file."""
+    short = tuple(part for part in path if part != 0)
+    around = [way[:size] for size in range(len(path), 0, -1) for way in (path, short) if size <= len(way)]
+    return next((places[candidate] for candidate in around if candidate in places), "")
+
+
+def _origins(config: StudyConfig, places: Mapping[KeyPath, str], file: str) -> dict[str, str]:
+    keys: list[KeyPath] = [(table, key) for table, names in TABLES.items() for key in names]
+    keys += [("space", key) for key in config.space]
+    return {".".join(map(str, key)): places.get(key, DEFAULT_ORIGIN).replace("line ", f"{file}:") for key in keys}

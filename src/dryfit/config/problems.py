@@ -1,0 +1,185 @@
+"""What is wrong in a study file, in the words of its writer: key, value, what is legal, the nearest legal key."""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from pydantic import ValidationError
+
+from dryfit.config.locate import KeyPath
+from dryfit.config.schema_json import CASE_KEYS, TABLES, legal_values
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings import TrialSettings
+
+SEARCHABLE: Final[tuple[str, ...]] = tuple(
+    f"{table}.{key}" for table in TrialSettings.model_fields for key in TABLES[table]
+)
+"""Every dotted name that may stand in ``[space]``."""
+
+_ALL_KEYS: Final = tuple(f"{table}.{key}" for table, keys in TABLES.items() for key in keys)
+_SHOWN_CHARS: Final = 60
+_CLOSE_ENOUGH: Final = 0.6
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        path: Where, from the top of the document down; a searched key is one part, ``("space", "optim.lr", 0)``.
+        found: What was found there, a sentence without the key's name.
+        allowed: What would be legal; may be empty.
+        hint: What to do; may be empty.
+    """
+
+    path: KeyPath
+    found: str
+    allowed: str = ""
+    hint: str = ""
+
+    @property
+    def key(self) -> str:
+        """The path as a person would write it."""
+        return ".".join(str(part) for part in self.path if isinstance(part, str))
+
+
+def shown(value: object) -> str:
+    """A value as TOML or JSON would write it, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def explain(error: ValidationError, document: Mapping[str, Any]) -> list[Problem]:
+    """Turn the validator's findings into problems, one for each place.
+
+    Args:
+        error: What validating ``document`` raised.
+        document: The parsed study file, searched keys by dotted name.
+    """
+    problems: dict[KeyPath, Problem] = {}
+    for detail in error.errors(include_url=False):
+        path = _own_path(detail["loc"])
+        if path in problems:
+            continue  # every member of a union reports its own failure
+        problems[path] = _problem(path, detail["type"], detail["msg"], _value_at(document, path))
+    return list(problems.values())
+
+
+def unknown_searched_keys(keys: Iterable[str]) -> list[Problem]:
+    """Problems of the names in ``[space]`` that are no key of a trial."""
+    return [
+        Problem(
+            ("space", key),
+            "names no key that can be searched",
+            "a dotted name of a key in " + ", ".join(f"[{table}]" for table in TrialSettings.model_fields),
+            _did_you_mean(key, SEARCHABLE),
+        )
+        for key in keys
+        if key not in SEARCHABLE
+    ]
+
+
+def _own_path(loc: Sequence[str | int]) -> KeyPath:
+    """The part of the validator's location that the document has, without the names of union members."""
+    if loc[0] != "space":
+        return tuple(loc[:2])
+    if len(loc) > 4 and loc[3] == "when":
+        return tuple(loc[:5])
+    return tuple(loc[:4])
+
+
+def _value_at(document: Mapping[str, Any], path: KeyPath) -> object:
+    value: Any = document
+    for part in path:
+        items = cast("list[Any]", value) if isinstance(value, list) else []
+        if isinstance(value, Mapping) and part in value:
+            value = cast("Mapping[Any, Any]", value)[part]
+        elif isinstance(part, int) and part < len(items) and isinstance(items[part], dict):
+            value = items[part]
+        elif part not in (0, "choices"):  # the short forms: a lone case without a list, choices without a case
+            return _MISSING
+    return cast("object", value)
+
+
+def _problem(path: KeyPath, kind: str, message: str, value: object) -> Problem:
+    names = tuple(str(part) for part in path if isinstance(part, str))
+    if kind == "extra_forbidden":
+        return _unknown_key(path, names)
+    found = "is wrong" if value is _MISSING else f"is {shown(value)}"
+    if kind == "value_error":
+        return Problem(path, message.removeprefix("Value error, "))
+    return Problem(path, found, legal_values(names), _quotes_hint(value, names))
+
+
+def _unknown_key(path: KeyPath, names: tuple[str, ...]) -> Problem:
+    if len(names) == 1:
+        tables = (*TABLES, "space")
+        owners = [key for key in _ALL_KEYS if key.partition(".")[2] == names[0]]
+        hint = f"did you mean {owners[0]}?" if owners else _did_you_mean(names[0], tables, nearest_always=True)
+        return Problem(path, "is no table of a study file", "one of " + ", ".join(tables), hint)
+    if names[0] == "space":
+        return Problem(
+            path, "is no key of a case", "one of " + ", ".join(CASE_KEYS), _did_you_mean(names[-1], CASE_KEYS)
+        )
+    own = TABLES[names[0]]
+    hint = _did_you_mean(names[1], own)
+    elsewhere = [key for key in _ALL_KEYS if key.partition(".")[2] == names[1]]
+    if not hint and elsewhere:
+        hint = f"did you mean {elsewhere[0]}?"
+    hint = hint or _did_you_mean(".".join(names), _ALL_KEYS, nearest_always=True)
+    return Problem(path, f"is no key of [{names[0]}]", "one of " + ", ".join(own), hint)
+
+
+def _did_you_mean(name: str, legal: Iterable[str], *, nearest_always: bool = False) -> str:
+    def nearness(candidate: str) -> tuple[float, bool]:
+        same_letters = sorted(name) == sorted(candidate)  # letters swapped: the usual slip
+        return difflib.SequenceMatcher(None, name, candidate).ratio(), same_letters
+
+    nearest = max(legal, key=nearness)
+    return f"did you mean {nearest}?" if nearest_always or nearness(nearest)[0] >= _CLOSE_ENOUGH else ""
+
+
+def _quotes_hint(value: object, names: tuple[str, ...]) -> str:
+    """What helps where a value is right but for its quotes."""
+    words = legal_values(names)
+    if isinstance(value, str) and words.startswith(("a number", "an integer", "true or false")):
+        plain = value.strip().replace(".", "", 1).replace("-", "").replace("e", "", 1)
+        if plain.isdigit() or value in ("true", "false"):
+            return f"write it without quotes: {value.strip()}"
+    if isinstance(value, int | float) and words.startswith("text"):
+        return f'write it in quotes: "{value}"'
+    if isinstance(value, str) and words.startswith("one of "):
+        return _did_you_mean(value, words.removeprefix("one of ").split(", "))
+    return ""
+
+
+def config_error(file: str, problems: Sequence[Problem], origins: Mapping[KeyPath, str]) -> ConfigError:
+    """One error for all problems, each with its place.
+
+    Args:
+        file: The study file, as shown to its owner.
+        problems: What is wrong; at least one.
+        origins: Where each problem's path was written: ``line 12`` or ``--set``.
+    """
+    ordered = sorted(problems, key=lambda problem: _line_number(origins.get(problem.path, "")))
+    if len(ordered) == 1:
+        (one,) = ordered
+        place = origins.get(one.path, "")
+        doing = f"reading {file}" + (f", {place}" if place else "")
+        return ConfigError(doing, f"{one.key} {one.found}".strip(), one.allowed, one.hint)
+    lines = [f"{len(ordered)} problems"]
+    for problem in ordered:
+        place = origins.get(problem.path, "")
+        lines.append(f"  {place + ': ' if place else ''}{problem.key} {problem.found}")
+        if problem.allowed:
+            lines.append(f"    allowed: {problem.allowed}")
+        if problem.hint:
+            lines.append(f"    next: {problem.hint}")
+    return ConfigError(f"reading {file}", "\n".join(lines))
+
+
+def _line_number(place: str) -> int:
+    return int(place.rpartition(" ")[2]) if place.startswith("line ") else 0

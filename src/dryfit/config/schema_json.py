@@ -1,0 +1,142 @@
+"""The study file's JSON schema, and what it says of one key in words."""
+
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+from dryfit.config.schema import StudyConfig
+
+Node = dict[str, Any]
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_VALUE: Final[Node] = {"type": ["boolean", "integer", "number", "string"]}
+
+
+def study_json_schema() -> Node:
+    """The JSON schema of a study file, for editors and for ``dryfit schema``.
+
+    It describes what a person may write: a searched key takes a list, one case or a list of cases.
+    """
+    schema = StudyConfig.model_json_schema()
+    _repair(schema)
+    case = {"$ref": "#/$defs/Case"}
+    schema["properties"]["space"]["additionalProperties"] = {
+        "anyOf": [
+            {"type": "array", "items": _VALUE, "minItems": 1, "description": "categorical"},
+            case,
+            {"type": "array", "items": case, "minItems": 1, "description": "cases, each with its condition"},
+        ]
+    }
+    for name, node in schema["properties"].items():
+        node.pop("default", None)  # every key inside carries its own
+        if "$ref" in node:
+            summary = _resolve(schema, node).get("description", "").split("\n")[0]
+            node["description"] = summary.removeprefix(f"``[{name}]``: ")
+    return {
+        "$schema": _DIALECT,
+        "title": "dryfit study",
+        "description": "A study file (study.toml) of dryfit: what to train, what to search, how to run it.",
+        **{key: value for key, value in schema.items() if key not in ("title", "description")},
+    }
+
+
+def _repair(node: Any) -> None:
+    """Undo two slips of pydantic's generator: constraints on arrays and unions under Python's names."""
+    if isinstance(node, dict):
+        table = cast("Node", node)
+        if table.get("type") == "array" and "minLength" in table:
+            table["minItems"] = table.pop("minLength")
+        if "anyOf" in table and "gt" in table:
+            table["exclusiveMinimum"] = table.pop("gt")
+        for value in table.values():
+            _repair(value)
+    elif isinstance(node, list):
+        for value in cast("list[Any]", node):
+            _repair(value)
+
+
+def _resolve(schema: Node, node: Node) -> Node:
+    reference = node.get("$ref")
+    return schema["$defs"][reference.rpartition("/")[2]] if reference else node
+
+
+_SCHEMA: Final = study_json_schema()
+
+TABLES: Final[dict[str, tuple[str, ...]]] = {
+    name: tuple(_resolve(_SCHEMA, node)["properties"])
+    for name, node in _SCHEMA["properties"].items()
+    if name != "space"
+}
+"""Every table of a study file but ``[space]``, with its keys."""
+
+CASE_KEYS: Final[tuple[str, ...]] = tuple(_SCHEMA["$defs"]["Case"]["properties"])
+"""Keys of one case of a searched key."""
+
+
+def key_description(path: Sequence[str]) -> str:
+    """The description of a key such as ``("train", "epochs")``, or of a table."""
+    node = _SCHEMA["properties"][path[0]]
+    if len(path) == 1:
+        return node["description"]
+    return _resolve(_SCHEMA, node)["properties"][path[1]].get("description", "")
+
+
+def legal_values(path: Sequence[str]) -> str:
+    """What a key takes, in words: its type, range or choices.
+
+    Args:
+        path: Table and key, or ``("space", "KEY", "low")`` for a key of a case; a table alone is described too.
+    """
+    if path[0] == "space":
+        if len(path) > 2 and path[2] in CASE_KEYS:
+            return _CASE_WORDS[path[2]]
+        return "a list of choices, a table with low and high, or a list of such tables with when"
+    if len(path) == 1 or path[1] not in TABLES.get(path[0], ()):
+        return "a table of keys"
+    return _words(_resolve(_SCHEMA, _SCHEMA["properties"][path[0]])["properties"][path[1]])
+
+
+_CASE_WORDS: Final = {
+    "choices": "a list of at least one number, text, true or false",
+    "low": "a number",
+    "high": "a number",
+    "log": "true or false",
+    "step": "a number above 0",
+    "when": "a table of searched keys, each with a value or a list of values",
+}
+
+
+def _words(node: Node) -> str:
+    node = {**_resolve(_SCHEMA, node), **{key: value for key, value in node.items() if key != "$ref"}}
+    if "anyOf" in node:
+        return " or ".join(_words(option) for option in node["anyOf"] if option.get("type") != "null")
+    if "enum" in node:
+        return "one of " + ", ".join(str(choice) for choice in node["enum"])
+    match node.get("type"):
+        case "boolean":
+            return "true or false"
+        case "integer":
+            return ("an integer " + _range(node)).strip()
+        case "number":
+            return ("a number " + _range(node)).strip()
+        case _:
+            return _text(node)
+
+
+def _range(node: Node) -> str:
+    low, above = node.get("minimum"), node.get("exclusiveMinimum")
+    high, below = node.get("maximum"), node.get("exclusiveMaximum")
+    if low is not None and high is not None:
+        return f"from {low} to {high}"
+    first = f"from {low}" if low is not None else f"above {above}" if above is not None else ""
+    last = f"at most {high}" if high is not None else f"below {below}" if below is not None else ""
+    return ", ".join(part for part in (first, last) if part)
+
+
+def _text(node: Node) -> str:
+    pattern = node.get("pattern")
+    if pattern is None:
+        return "text in quotes"
+    choices = pattern.removeprefix("^(").removesuffix(")$")
+    if choices.replace("|", "").isalpha():
+        return "one of " + choices.replace("|", ", ")
+    return f"text that matches {pattern}"

@@ -1,0 +1,181 @@
+"""What ``dryfit init`` writes: a commented study file, and a small synthetic data set beside it."""
+
+import json
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dryfit.config.schema_json import key_description, legal_values
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings import Task
+from dryfit.core.wire import write_text_atomic
+from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
+
+STUDY_FILE: Final = "study.toml"
+DATA_FOLDER: Final = "data"
+
+Written = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSizes:
+    """Rows of each split of the synthetic data."""
+
+    train: int = 800
+    validation: int = 300
+    test: int = 300
+
+
+# What the starter file sets, table by table. None: shown as a comment, for its reader to find.
+_KEYS: Final[dict[str, dict[str, Written | None]]] = {
+    "study": {
+        "name": None,
+        "task": None,
+        "trials": 8,
+        "seed": 1,
+        "metric": "f1_macro",
+        "max_hours": None,
+        "patience": None,
+    },
+    "data": {
+        "train": f"{DATA_FOLDER}/train.jsonl",
+        "validation": f"{DATA_FOLDER}/validation.jsonl",
+        "test": f"{DATA_FOLDER}/test.jsonl",
+        "num_labels": 2,
+    },
+    "model": {"name": "minilm", "revision": None, "trust_remote_code": None},
+    "train": {"epochs": 2, "batch_size": 16, "max_length": 96, "precision": "fp32", "early_stopping": None},
+    "optim": {"name": "adamw", "lr": 1e-4, "weight_decay": 0.01, "layer_decay": None},
+    "sched": {"name": "linear", "warmup_ratio": 0.1},
+    "head": {"pooling": "mean", "layers": 0, "dropout": 0.1},
+    "loss": {"name": "cross_entropy", "label_smoothing": None, "class_balance": None},
+    "regularization": {"max_grad_norm": 1.0, "freeze_layers": None},
+    "search": {"sampler": "tpe", "startup_trials": 4, "pruner": "median", "pruner_startup_trials": 3},
+    "execution": {"device": "auto", "micro_batch": None, "threads": None},
+    "runtime": {"parallel": 1, "retries": None, "trial_timeout_s": None},
+}
+
+_EXAMPLES: Final[dict[str, Written]] = {
+    "study.max_hours": 1.5,
+    "study.patience": 5,
+    "model.revision": "main",
+    "model.trust_remote_code": False,
+    "train.early_stopping": 2,
+    "optim.layer_decay": 0.9,
+    "loss.label_smoothing": 0.1,
+    "loss.class_balance": "weighted",
+    "regularization.freeze_layers": 2,
+    "execution.micro_batch": 8,
+    "execution.threads": 2,
+    "runtime.retries": 3,
+    "runtime.trial_timeout_s": 3600.0,
+}
+
+_HEAD: Final = """\
+# A dryfit study. `dryfit tune` with this file searches, and goes on where it stopped.
+# Any key can be given on the command line too: --set optim.lr=2e-4
+# `dryfit schema` prints every key, with its type, range and default.
+"""
+
+_SPACE: Final = """\
+# What is searched: any key of the tables from [model] to [regularization], by dotted name. A list is categorical;
+# low and high are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
+[space]
+"optim.lr" = {low = 5e-5, high = 5e-4, log = true}
+"optim.weight_decay" = [0.0, 0.01, 0.1]
+"train.batch_size" = [8, 16]
+"sched.name" = ["linear", "cosine"]
+"head.pooling" = ["cls", "mean"]
+"head.dropout" = {low = 0.0, high = 0.3, step = 0.1}
+"head.layers" = [0, 1]
+"head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
+"""
+
+_WIDTH: Final = 116
+_COMMENT_COLUMN: Final = 34
+
+
+def study_toml(task: Task, name: str) -> str:
+    """The text of a starter study file: every table, each key with what it means and what it takes.
+
+    Args:
+        task: What the model learns.
+        name: Name of the study.
+    """
+    given: dict[str, Written] = {"study.name": name, "study.task": task.value}
+    parts = [_HEAD]
+    for table, keys in _KEYS.items():
+        if table == "search":
+            parts.append(_SPACE)
+        lines = [f"# {key_description((table,)).capitalize()}", f"[{table}]"]
+        for key, own in keys.items():
+            value = given.get(f"{table}.{key}", own)
+            lines += _line(table, key, value)
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _line(table: str, key: str, value: Written | None) -> list[str]:
+    """One key with its comment; a key that is not set is commented out, with a value to try."""
+    shown = _EXAMPLES[f"{table}.{key}"] if value is None else value
+    assignment = ("# " if value is None else "") + f"{key} = {json.dumps(shown)}"
+    comment = key_description((table, key))
+    legal = legal_values((table, key))
+    if not legal.startswith("text") and not all(
+        choice in comment for choice in legal.removeprefix("one of ").split(", ")
+    ):
+        comment += f" ({legal})"
+    line = f"{assignment:<{_COMMENT_COLUMN}}  # {comment}"
+    if len(line) <= _WIDTH:
+        return [line]
+    return [f"# {part}" for part in textwrap.wrap(f"{key}: {comment}", _WIDTH - 2)] + [assignment]
+
+
+def init_folder(
+    folder: Path,
+    *,
+    task: Task = Task.CRITERIA,
+    sizes: SplitSizes = SplitSizes(),
+    seed: int = 1,
+    difficulty: float = DEFAULT_DIFFICULTY,
+    force: bool = False,
+) -> list[Path]:
+    """Write a study file and a synthetic data set.
+
+    Args:
+        folder: Where; made if absent. Its name becomes the study's.
+        task: What the model learns.
+        sizes: Rows of each split.
+        seed: Seed of the data.
+        difficulty: Of the data, from 0 to 1.
+        force: Overwrite what is there.
+
+    Returns:
+        The files written, the study file first.
+
+    Raises:
+        ConfigError: One of the files exists and ``force`` is not set.
+    """
+    study = folder / STUDY_FILE
+    targets = [study, *(folder / DATA_FOLDER / f"{split}.jsonl" for split in ("train", "validation", "test"))]
+    for target in targets:
+        if target.exists() and not force:
+            raise ConfigError(
+                f"writing a study to {folder}",
+                f"{target} exists",
+                "a new or an empty folder",
+                "another folder, or --force",
+            )
+    (folder / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
+    written = write_splits(folder / DATA_FOLDER, (sizes.train, sizes.validation, sizes.test), seed, difficulty)
+    write_text_atomic(study, study_toml(task, _name(folder)))
+    return [study, *written]
+
+
+def _name(folder: Path) -> str:
+    """A legal study name that resembles the folder's."""
+    plain = "".join(
+        char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in folder.resolve().name
+    )
+    return plain.lstrip("._-")[:100] or "study"

@@ -1,0 +1,205 @@
+"""The shape of the house: sizes, imports and names, checked on the syntax trees of the sources."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "src" / "dryfit").rglob("*.py"))
+EVERYTHING = sorted(
+    path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")
+)
+
+MOST_MODULE_LINES = 400
+MOST_FUNCTION_LINES = 60
+MOST_ARGUMENTS = 7
+
+# Exceptions, each with its reason. A key is "module" or "module:function".
+LONG_MODULES: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {}
+MANY_ARGUMENTS: dict[str, str] = {}
+CATCHES_EVERYTHING: dict[str, str] = {
+    "dryfit.runtime.child": "the child's outermost frame turns any exception into its last word",
+    "dryfit.runtime.mirror": "a mirror that fails may not touch the study",
+    "dryfit.study.loop": "the doing loop reports its own bugs and leaves the ledger closed",
+    "dryfit.cli.app": "the outermost frame of a command turns a bug into exit status 4",
+}
+IMPORTS_IN_FUNCTIONS: dict[str, str] = {
+    "dryfit": "the public names load lazily, so that the command line never imports torch",
+    "dryfit.cli.app": "commands import what they need: help stays fast",
+    "dryfit.runtime.child": "resolves a job's entry point in the child only",
+    "dryfit.runtime.forkserver": "the fork server imports the compute plane, nobody else may",
+}
+
+CONTROL_PLANE = ("core", "config", "store", "starter", "search", "runtime", "study", "report", "cli")
+HEAVY = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sklearn", "scipy", "pandas", "pyarrow")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT / "src").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_there_is_something_to_check():
+    assert len(SOURCES) > 10
+    assert any(list(functions(path)) for path in SOURCES)
+
+
+def test_no_module_is_long():
+    long = {module_name(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    long = {name: lines for name, lines in long.items() if lines > MOST_MODULE_LINES and name not in LONG_MODULES}
+    assert not long
+
+
+def test_no_function_is_long():
+    long = {
+        f"{module_name(path)}:{node.name}": lines
+        for path in SOURCES
+        for node in functions(path)
+        if (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_FUNCTION_LINES
+    }
+    assert not {name: lines for name, lines in long.items() if name not in LONG_FUNCTIONS}
+
+
+def argument_count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return len([argument for argument in arguments if argument.arg not in ("self", "cls")])
+
+
+def called_name(node: ast.Call) -> str:
+    function = node.func
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def test_no_function_takes_or_is_given_many_arguments():
+    many: list[str] = []
+    for path in SOURCES:
+        name = module_name(path)
+        commands = {
+            node.name
+            for node in functions(path)
+            if name.startswith("dryfit.cli.") and node.decorator_list  # a command's options are its parameters
+        }
+        many += [
+            f"{name}:{node.name} takes {argument_count(node)}"
+            for node in functions(path)
+            if argument_count(node) > MOST_ARGUMENTS
+            and node.name not in commands
+            and f"{name}:{node.name}" not in MANY_ARGUMENTS
+        ]
+        # Building a record (a class, by its capital) field by field is no call in this sense.
+        many += [
+            f"{name}:{node.lineno} gives {called_name(node)} {len(node.args) + len(node.keywords)}"
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.Call)
+            and not called_name(node)[:1].isupper()
+            and called_name(node) != "Field"
+            and len(node.args) + len(node.keywords) > MOST_ARGUMENTS
+            and f"{name}:{called_name(node)}" not in MANY_ARGUMENTS
+        ]
+    assert not many
+
+
+def test_nobody_catches_everything():
+    broad = [
+        f"{module_name(path)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or {"Exception", "BaseException"} & names_in(node.type))
+        and module_name(path) not in CATCHES_EVERYTHING
+    ]
+    assert not broad
+
+
+def names_in(node: ast.expr) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def test_imports_stand_at_the_top():
+    inside = {
+        f"{module_name(path)}:{node.name}"
+        for path in SOURCES
+        for node in functions(path)
+        if any(isinstance(inner, ast.Import | ast.ImportFrom) for inner in ast.walk(node))
+        and module_name(path) not in IMPORTS_IN_FUNCTIONS
+    }
+    assert not inside
+
+
+def test_nobody_imports_the_package_root():
+    importers = [
+        module_name(path)
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if (isinstance(node, ast.Import) and any(alias.name == "dryfit" for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module == "dryfit" or node.level))
+    ]
+    assert not [name for name in importers if name != "dryfit"]
+
+
+def test_core_needs_only_the_standard_library_and_pydantic():
+    allowed = {*sys.stdlib_module_names, "pydantic", "dryfit"}
+    core = [path for path in SOURCES if module_name(path).startswith("dryfit.core")]
+    assert core
+    foreign = {name for path in core for name in imported(path) if name.partition(".")[0] not in allowed}
+    assert not foreign
+    assert not {name for path in core for name in imported(path) if name.startswith("dryfit") and "core" not in name}
+
+
+def test_test_files_have_names_of_their_own():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names))
+
+
+# Spelled in halves: this file is searched too.
+FORBIDDEN = ["shared" + "/data", "/wo" + "rk/", "TO" + "DO", "FIX" + "ME", "print(" + '"debug']
+
+
+@pytest.mark.parametrize("words", FORBIDDEN)
+def test_no_file_names_a_place_outside_or_leaves_work_undone(words):
+    texts = [*EVERYTHING, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / "docs").rglob("*.md"), ROOT / "Makefile"]
+    texts += (ROOT / "examples").rglob("*.toml")
+    assert not [str(path) for path in texts if words in path.read_text(encoding="utf-8")]
+
+
+def control_modules() -> list[str]:
+    prefixes = tuple(f"dryfit.{package}" for package in CONTROL_PLANE)
+    names = [module_name(path) for path in SOURCES]
+    return [name for name in names if name in ("dryfit", "dryfit.api") or name.startswith(prefixes)]
+
+
+def test_the_control_plane_never_loads_torch():
+    code = (
+        "import importlib, sys\n"
+        f"for name in {control_modules()!r}: importlib.import_module(name)\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    # __main__ modules run on import; there is none of them in the list by construction.
+    assert not [name for name in control_modules() if name.endswith("__main__")]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

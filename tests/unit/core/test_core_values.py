@@ -1,0 +1,112 @@
+import json
+
+import pytest
+
+from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, InternalError, error_from_parts
+from dryfit.core.plan import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
+from dryfit.core.seeds import derive_seed
+from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
+from dryfit.core.trial import MetricPoint, Outcome, TrialConfig, best_point, better
+from dryfit.core.wire import LineTail, Verdict, canonical_json, read_model, write_model, write_text_atomic
+
+NAN = float("nan")
+
+
+def test_an_error_shows_its_four_parts_and_crosses_a_process():
+    error = ConfigError("reading x", "found 3", "1 or 2", "change it")
+    assert str(error) == "reading x: found 3    [CONFIG]\n  allowed: 1 or 2\n  next: change it"
+    again = error_from_parts(error.code, error.doing, error.found, error.allowed, error.hint)
+    assert type(again) is ConfigError
+    assert str(again) == str(error)
+    assert isinstance(error_from_parts("NEWER", "a", "b", "", ""), InternalError)
+    assert error.exit_status is ExitStatus.CANNOT_RUN
+
+
+def test_every_error_class_has_a_code_of_its_own():
+    classes = DryfitError.__subclasses__()
+    assert len({cls.code for cls in classes}) == len(classes) >= 9
+
+
+def test_seeds_depend_on_all_parts_and_their_borders():
+    assert derive_seed("a", 1) == derive_seed("a", 1)
+    assert len({derive_seed("a", 1), derive_seed("a", 2), derive_seed("a1"), derive_seed("a", "1", "")}) == 4
+    assert all(0 <= derive_seed(number) < 2**31 for number in range(1000))
+
+
+@pytest.mark.parametrize(
+    ("value", "than", "direction", "answer"),
+    [
+        (2, 1, Direction.MAXIMIZE, True),
+        (1, 1, Direction.MAXIMIZE, False),
+        (1, 2, Direction.MINIMIZE, True),
+        (NAN, 1, Direction.MAXIMIZE, False),
+        (1, NAN, Direction.MINIMIZE, True),
+        (NAN, NAN, Direction.MAXIMIZE, False),
+    ],
+)
+def test_better(value, than, direction, answer):
+    assert better(value, than, direction) is answer
+
+
+def test_the_best_point_is_the_earliest_of_equals():
+    points = tuple(MetricPoint(n, n, float(n), value, {}) for n, value in enumerate((NAN, 0.5, 0.7, 0.7)))
+    assert best_point(points, Direction.MAXIMIZE) == points[2]
+    assert best_point(points, Direction.MINIMIZE) == points[1]
+    assert best_point(points[:1], Direction.MAXIMIZE) is None
+
+
+def test_only_finished_work_counts():
+    assert [outcome for outcome in Outcome if outcome.counts] == [Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED]
+
+
+def config(**changes):
+    fields = {
+        "number": 1, "task": Task.CRITERIA, "metric": Metric.F1_MACRO, "direction": Direction.MAXIMIZE,
+        "data": DataSettings(), "settings": TrialSettings(), "params": {"optim.lr": 1.0}, "seed": 1,
+    }  # fmt: skip
+    return TrialConfig(**(fields | changes))
+
+
+def test_a_fingerprint_is_of_what_changes_the_result():
+    assert config().fingerprint == config(number=2, params={}).fingerprint
+    assert config().fingerprint != config(seed=2).fingerprint
+    assert config().fingerprint != config(data_fingerprint="x").fingerprint
+    assert TrialConfig.model_validate_json(config().model_dump_json()) == config()
+
+
+@pytest.mark.parametrize(("wish", "micro", "steps"), [(None, 10, 1), (4, 4, 3), (10, 10, 1), (99, 10, 1), (1, 1, 10)])
+def test_a_plan_covers_the_effective_batch(wish, micro, steps):
+    plan = plan_execution(
+        ExecutionSettings(micro_batch=wish), effective_batch=10, device=DeviceKind.CPU, cores=3, parallel=2
+    )
+    assert (plan.micro_batch, plan.accumulation, plan.threads) == (micro, steps, 1)
+
+
+def test_a_plan_that_does_not_add_up_is_refused():
+    with pytest.raises(ValueError, match="accumulation is 2"):
+        ExecutionPlan(device=DeviceKind.CPU, effective_batch=9, micro_batch=3, accumulation=2)
+
+
+def test_canonical_json_has_one_form():
+    assert canonical_json({"b": 1, "a": [1.5, "é"]}) == canonical_json(json.loads('{"a":[1.5,"é"],"b":1}'))
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "verdict.json"
+    assert read_model(path, Verdict) is None
+    write_model(path, Verdict(n=1, proceed=True))
+    write_model(path, Verdict(n=2, proceed=False), durable=False)
+    assert read_model(path, Verdict) == Verdict(n=2, proceed=False)
+    write_text_atomic(path, "x")
+    assert [item.name for item in tmp_path.iterdir()] == ["verdict.json"]
+
+
+def test_a_tail_waits_for_the_end_of_a_line(tmp_path):
+    path = tmp_path / "messages.jsonl"
+    tail = LineTail(path)
+    assert list(tail.read()) == []
+    path.write_bytes(b"one\ntw")
+    assert list(tail.read()) == [b"one"]
+    path.write_bytes(b"one\ntwo\nthree\n")
+    assert list(tail.read()) == [b"two", b"three"]
+    assert list(tail.read()) == []
