@@ -38,7 +38,7 @@ from dryfit.core.wire import (
 )
 from dryfit.runtime.environment import hide_devices
 
-Entry = Callable[[ResolveRequest | TrainRequest, ChildChannel], ChildResult]
+Entry = Callable[[ResolveRequest | TrainRequest, ChildChannel], object]
 
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000
@@ -147,7 +147,7 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
         hide_devices(body.visible_device)
     function = _load_entry(entry)
     channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
-    result: object = function(body, channel)
+    result = function(body, channel)
     if not isinstance(result, ChildResult):
         raise InternalError(f"running {entry}", f"it returned {type(result).__name__}", "a ChildResult")
     return result

@@ -234,18 +234,18 @@ class Supervisor:
                     attempt.begun_s = self._clock_s
             return
         attempt = next((one for one in self._attempts.values() if one.token == message.key), None)
-        match message:
-            case Forked() if attempt is None:
+        if attempt is None:
+            if isinstance(message, Forked):  # killed before it was made
                 kill_session(message.pid, self._settings.marker)
+            return
+        match message:
             case Forked():
                 attempt.pid, attempt.begun_s = message.pid, self._clock_s
-            case Exited() if attempt is not None:
+            case Exited():
                 self._ended(attempt, os.waitstatus_to_exitcode(message.status))
-            case Refused() if attempt is not None:
+            case Refused():
                 self._forks = self._settings.isolation is Isolation.FORKSERVER
                 self._cannot_fork(attempt, message.why)
-            case _:
-                pass
 
     def _hear(self, attempt: Attempt) -> None:
         key = attempt.spec.key
