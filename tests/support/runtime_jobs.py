@@ -23,6 +23,7 @@ from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildMessa
 from dryfit.runtime.supervisor import Supervisor
 
 PATIENCE_S = 120.0
+GENEROUS = ChildLimits(start_s=60.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
 
 
 def request(job: str, **params: Scalar) -> TrainRequest:
@@ -146,10 +147,6 @@ def run_job(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     return JOBS[str(body.config.params["job"])](channel)
 
 
-def stuck_when_forked(body: TrainRequest, channel: ChildChannel) -> ChildResult:
-    raise AssertionError("only its import matters")
-
-
 @dataclass
 class House:
     """A supervisor for a test, and what its children said."""
@@ -158,7 +155,7 @@ class House:
     isolation: Isolation = Isolation.AUTO
     preload: tuple[str, ...] = ("runtime_jobs",)
     entry: str = "runtime_jobs:run_job"
-    limits: ChildLimits = ChildLimits(start_s=60.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
+    limits: ChildLimits = GENEROUS
     events: list[ChildEvent] = field(default_factory=list)
     more_environment: dict[str, str] = field(default_factory=dict)
 
