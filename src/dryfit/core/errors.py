@@ -12,6 +12,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── StudyBusyError         BUSY        2   another process owns the study
     ├── StudyMismatchError     MISMATCH    2   the study file no longer describes this study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
+    ├── NonFiniteError         NONFINITE   2   training met a loss or gradient that is not finite
     ├── ChildError             CHILD       2   a preparing child process failed
     └── InternalError          INTERNAL    4   an invariant of ours broke
 """
@@ -105,6 +106,12 @@ class LedgerError(DryfitError):
     """The ledger cannot be read, or was written by a newer dryfit."""
 
     code = "LEDGER"
+
+
+class NonFiniteError(DryfitError):
+    """A loss or a gradient is NaN or infinite: a result of the trial, not a fault."""
+
+    code = "NONFINITE"
 
 
 class ChildError(DryfitError):

@@ -1,0 +1,101 @@
+"""What the control process knows of one running child."""
+
+from dataclasses import dataclass, field
+
+from dryfit.core.failure import Evidence
+from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, ChildResult, LineTail, Message, Started
+from dryfit.runtime.cgroup import oom_kills, rose
+from dryfit.runtime.fresh import FreshChild
+from dryfit.runtime.harvest import child_log_tail, parse_messages
+from dryfit.runtime.spec import ChildSpec
+
+DUMP_S = 0.5
+"""Between the request for a stack dump and the kill."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One child, from its placement to its end. Times are those of the supervisor's own clock.
+
+    Attributes:
+        token: Name of this start towards the fork server; a start again gets another one.
+        begun_s: When it was asked for; once its process exists, when that was made.
+        asks: How many fork servers were asked for it.
+        pid: None until its process exists.
+        fresh: Its process where it has an interpreter of its own.
+        started_s: When its first line was seen.
+        alive_s: When it was last seen to live.
+        kill_at_s: When to kill it, once its stacks were asked for.
+        killed_by_us: As in :class:`dryfit.core.failure.Evidence`.
+    """
+
+    spec: ChildSpec
+    token: str
+    begun_s: float
+    oom_kills_before: int | None = field(default_factory=oom_kills)
+    asks: int = 0
+    pid: int | None = None
+    fresh: FreshChild | None = None
+    started_s: float | None = None
+    alive_s: float = 0.0
+    stop_asked_s: float | None = None
+    kill_at_s: float | None = None
+    killed_by_us: str = ""
+    _beat_ns: int = 0
+    _tail: LineTail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tail = LineTail(self.spec.folder / MESSAGES_FILE)
+
+    def look(self, now_s: float) -> list[Message]:
+        """Read what is new in its folder; notice its first line and its heartbeat."""
+        messages = parse_messages(list(self._tail.read()))
+        try:
+            beat_ns = (self.spec.folder / BEAT_FILE).stat().st_mtime_ns
+        except FileNotFoundError:
+            beat_ns = 0
+        # A change counts, not the age: the wall clock that stamps files may jump.
+        if messages or beat_ns != self._beat_ns:
+            self._beat_ns = beat_ns
+            self.alive_s = now_s
+        if self.started_s is None and any(isinstance(message, Started) for message in messages):
+            self.started_s = now_s
+        return messages
+
+    def overdue(self, now_s: float) -> str:
+        """Why it must be killed now, in the words of ``killed_by_us``; empty where it need not."""
+        limits = self.spec.limits
+        if self.killed_by_us:
+            return ""
+        if self.stop_asked_s is not None and now_s - self.stop_asked_s > limits.stop_grace_s:
+            return "now"
+        if self.started_s is None:
+            return "start" if now_s - self.begun_s > limits.start_s else ""
+        if now_s - self.alive_s > limits.hang_s:
+            return "hang"
+        if limits.total_s is not None and now_s - self.started_s > limits.total_s:
+            return "timeout"
+        return ""
+
+    def evidence(
+        self, now_s: float, result: ChildResult | None, *, status: int | None, server_lost: bool, trouble: str = ""
+    ) -> Evidence:
+        """Gather what is known of its end.
+
+        Args:
+            status: Exit status, or minus the signal that ended it; None: unknown.
+            trouble: What kept its process from being made; it is added to the log's end.
+        """
+        log = child_log_tail(self.spec.folder)
+        return Evidence(
+            exit_code=status if status is not None and status >= 0 else None,
+            signal=-status if status is not None and status < 0 else None,
+            fault=result.fault if result is not None else None,
+            log_tail=f"{log}\n{trouble}" if trouble else log,
+            started=self.started_s is not None,
+            beat_age_s=now_s - self.alive_s if self.started_s is not None else 0.0,
+            stop_asked=self.stop_asked_s is not None,
+            killed_by_us=self.killed_by_us,
+            server_lost=server_lost,
+            oom_kills_rose=rose(self.oom_kills_before, oom_kills()),
+        )

@@ -1,0 +1,204 @@
+"""The first and the last thing a child process does, whether it was forked or started afresh.
+
+``python -m dryfit.runtime.child REQUEST_PATH MODULE:FUNCTION PARENT_PID`` is the fresh interpreter's way in.
+"""
+
+import errno
+import faulthandler
+import functools
+import gc
+import importlib
+import importlib.metadata
+import io
+import os
+import platform
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn, cast
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import DryfitError, InternalError
+from dryfit.core.failure import ChildFault
+from dryfit.core.process import die_with_parent
+from dryfit.core.wire import (
+    LOG_FILE,
+    STACKS_FILE,
+    ChildRequest,
+    ChildResult,
+    ErrorParts,
+    ResolveRequest,
+    Started,
+    TrainRequest,
+    read_model,
+)
+from dryfit.runtime.environment import hide_devices
+
+Entry = Callable[[ResolveRequest | TrainRequest, ChildChannel], object]
+
+_CHAIN_MAX = 16
+_MESSAGE_MAX_CHARS = 4_000
+_TRACEBACK_MAX_CHARS = 16_000
+_LIBRARIES = ("dryfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
+
+
+class ChildStatus(IntEnum):
+    """Exit status of a child."""
+
+    RESULT = 0
+    FAULT = 1
+    DISK_FULL = 3
+    """Not even the fault could be written."""
+    NO_LAST_WORD = 70
+    """The fault could not be written for another reason."""
+
+
+@functools.cache
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries a trial depends on; those not installed are left out."""
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and what caused it, nearest first."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(seen) < _CHAIN_MAX:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def _type_names(error: BaseException) -> Iterator[str]:
+    for link in _chain(error):
+        if isinstance(link, OSError) and link.errno is not None:
+            yield f"{type(link).__module__}.{type(link).__qualname__}[{errno.errorcode.get(link.errno, link.errno)}]"
+        for cls in type(link).__mro__[:-1]:
+            yield f"{cls.__module__}.{cls.__qualname__}"
+
+
+def describe_fault(error: BaseException) -> ChildFault:
+    """Turn an exception into what may cross to the control process.
+
+    An ``OSError`` with an error number adds a name such as ``builtins.OSError[ENOSPC]`` before its class names.
+    """
+    text = "".join(traceback.format_exception(error))
+    return ChildFault(
+        type_names=tuple(dict.fromkeys(_type_names(error))),
+        code=error.code if isinstance(error, DryfitError) else "",
+        message=str(error)[:_MESSAGE_MAX_CHARS],
+        traceback=text[-_TRACEBACK_MAX_CHARS:],
+    )
+
+
+def _fault_result(error: BaseException) -> ChildResult:
+    parts = None
+    if isinstance(error, DryfitError):
+        parts = ErrorParts(
+            code=error.code, doing=error.doing, found=error.found, allowed=error.allowed, hint=error.hint
+        )
+    return ChildResult(fault=describe_fault(error), error=parts)
+
+
+def _own_session(folder: Path, parent_pid: int) -> None:
+    """Leave the parent's session, tie our life to its, and send all output to the attempt's folder."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the control process's business
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(log)
+    # Line by line, so that a kill loses no line of the log; the log's text is UTF-8 wherever we run.
+    for stream in (sys.stdout, sys.stderr):
+        cast(io.TextIOWrapper, stream).reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    stacks = os.open(folder / STACKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, stacks)
+
+
+def _heading(request: ChildRequest) -> str:
+    versions = "  ".join(f"{name} {version}" for name, version in library_versions().items())
+    job = request.body.job
+    return f"dryfit {job.value} child, process {os.getpid()}\n{versions}\n{request.body.model_dump_json(indent=2)}\n"
+
+
+def _load_entry(entry: str) -> Entry:
+    module, _, function = entry.partition(":")
+    return cast(Entry, getattr(importlib.import_module(module), function))
+
+
+def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
+    body = request.body
+    if isinstance(body, TrainRequest):
+        hide_devices(body.visible_device)
+    function = _load_entry(entry)
+    channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
+    result = function(body, channel)
+    if not isinstance(result, ChildResult):
+        raise InternalError(f"running {entry}", f"it returned {type(result).__name__}", "a ChildResult")
+    return result
+
+
+def _last_word(channel: ChildChannel | None, error: BaseException) -> ChildStatus:
+    """Write down why the job failed, as far as that can still be done."""
+    with suppress(OSError, ValueError):
+        traceback.print_exception(error)
+    failed = error
+    if channel is not None:
+        try:
+            channel.finish(_fault_result(error))
+            return ChildStatus.FAULT
+        except OSError as write_error:
+            failed = write_error
+    full = isinstance(failed, OSError) and failed.errno in (errno.ENOSPC, errno.EDQUOT)
+    return ChildStatus.DISK_FULL if full else ChildStatus.NO_LAST_WORD
+
+
+def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
+    """Do the job of a request file, leave a result in its folder, and end the process.
+
+    Args:
+        request_path: The child's request; its folder is the attempt's folder.
+        entry: ``module:function`` that does the job.
+        parent_pid: Who must live for us to live.
+    """
+    status = ChildStatus.NO_LAST_WORD
+    channel: ChildChannel | None = None
+    try:
+        folder = request_path.parent
+        _own_session(folder, parent_pid)
+        request = read_model(request_path, ChildRequest)
+        if request is None:
+            raise InternalError("starting a child", f"no request at {request_path}")
+        print(_heading(request))
+        opened = channel = ChildChannel(folder, doorbell=request.doorbell, placed_at_s=request.placed_at_s)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: opened.note_sigterm())
+        gc.enable()
+        opened.finish(_do_job(request, entry, opened))
+        status = ChildStatus.RESULT
+    except BaseException as error:  # the outermost frame: whatever it is, the control process hears of it
+        status = _last_word(channel, error)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        # No interpreter teardown: it takes time, and threads of libraries can hang in it.
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    run_child(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,60 @@
+"""Children in new interpreters: slower to start, and they depend on nothing but the operating system."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from dryfit.core.wire import LOG_FILE
+from dryfit.runtime.processes import kill_group
+from dryfit.runtime.protocol import python_command
+
+
+class FreshChild:
+    """A child that is our own, started from nothing.
+
+    Args:
+        request_path: Its request.
+        entry: ``module:function`` that does the job.
+        environment: Its whole environment.
+
+    Raises:
+        OSError: The system cannot make another process.
+    """
+
+    def __init__(self, request_path: Path, entry: str, environment: dict[str, str]) -> None:
+        with (request_path.parent / LOG_FILE).open("ab") as log:
+            self._process = subprocess.Popen(
+                python_command("dryfit.runtime.child", str(request_path), entry, str(os.getpid())),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        self.exit_fd: int | None = None
+        if sys.platform == "linux":
+            with suppress(OSError):  # a kernel before 5.3, or a sandbox without it: it is polled
+                self.exit_fd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit status, or minus the signal, once it has ended; what is left of its group is killed before."""
+        if sys.platform == "linux":
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+        elif self._process.poll() is None:
+            return None
+        kill_group(self.pid)
+        return self._process.wait()
+
+    def release(self) -> None:
+        """Close ``exit_fd``; call it once the process has ended and nobody watches the descriptor."""
+        if self.exit_fd is not None:
+            os.close(self.exit_fd)
+            self.exit_fd = None

@@ -1,0 +1,72 @@
+"""Killing and reaping processes together with all they started."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+import psutil
+
+from dryfit.core.wire import MARKER_VARIABLE
+
+_GONE_POLL_S = 0.01
+
+
+def reap_any() -> tuple[int, int] | None:
+    """Reap one child that ended; what is left of its process group is killed first. Linux only.
+
+    Before the reaping, its process id cannot belong to anybody else, so the kill cannot hit a stranger.
+
+    Returns:
+        Its process id and wait status, or None where no child has ended.
+    """
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if ended is None:
+        return None
+    kill_group(ended.si_pid)
+    return os.waitpid(ended.si_pid, 0)
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group a child leads."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _marked(pid: int, marker: str) -> bool:
+    try:
+        return psutil.Process(pid).environ().get(MARKER_VARIABLE) == marker
+    except (psutil.Error, OSError):
+        return False
+
+
+def kill_session(leader_pid: int, marker: str) -> None:
+    """Kill a child that leads a session, and every process of that session, whatever its group.
+
+    Args:
+        leader_pid: The child.
+        marker: The study's id, which all of them carry in their environment: a process id that was given to
+            somebody else meanwhile is never hit.
+    """
+    if _marked(leader_pid, marker):
+        kill_group(leader_pid)
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            if pid != os.getpid() and os.getsid(pid) == leader_pid and _marked(pid, marker):
+                os.kill(pid, signal.SIGKILL)
+
+
+def wait_gone(pid: int, timeout_s: float) -> bool:
+    """Wait until a process that is not our child has ended; a zombie counts as ended."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(_GONE_POLL_S)
+    return False

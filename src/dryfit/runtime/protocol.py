@@ -1,0 +1,69 @@
+"""What the control process and its fork server say to each other: one JSON object a line over a socket pair."""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from dryfit.core.wire import Wire
+
+
+class ForkRequest(Wire):
+    """Control to server: fork a child for the request in a folder."""
+
+    key: str
+    request_path: str
+    entry: str
+
+
+class Ready(Wire):
+    """Everything is imported; forks follow."""
+
+    type: Literal["ready"] = "ready"
+    import_s: float
+
+
+class Forked(Wire):
+    """A child was made."""
+
+    type: Literal["forked"] = "forked"
+    key: str
+    pid: int
+
+
+class Refused(Wire):
+    """A fork would not be safe, or failed."""
+
+    type: Literal["refused"] = "refused"
+    key: str
+    why: str
+
+
+class Exited(Wire):
+    """A child is gone and reaped; its process group was killed before."""
+
+    type: Literal["exited"] = "exited"
+    key: str
+    status: int
+
+
+ServerMessage = Annotated[Ready | Forked | Refused | Exited, Field(discriminator="type")]
+SERVER_MESSAGE: TypeAdapter[ServerMessage] = TypeAdapter(ServerMessage)
+
+
+@dataclass(slots=True)
+class LineBuffer:
+    """Cuts a stream of bytes into lines."""
+
+    rest: bytes = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add bytes; return the lines they complete, without their ends."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return lines
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Command that runs a module in a new interpreter; -P: no file of the current folder can shadow a library."""
+    return [sys.executable, "-P", "-m", module, *arguments]

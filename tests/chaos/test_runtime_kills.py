@@ -1,0 +1,178 @@
+"""Real kills: of a child, of the fork server, of the control process."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runtime_jobs import House, alive, until_dead
+
+from dryfit.config.schema import Isolation
+from dryfit.core.failure import FailureKind
+from dryfit.core.wire import MARKER_VARIABLE, Note, Started
+from dryfit.runtime.faults import classify
+from dryfit.runtime.orphans import sweep
+from dryfit.runtime.spec import ChildExited, ChildLimits
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+_CONTROL = """
+import sys, time
+from pathlib import Path
+from runtime_jobs import House
+with House(Path(sys.argv[1])) as house:
+    house.start("family", "descendants")
+    house.until_said("family", "started")
+    note = house.until_said("family", "note")
+    child = next(e.message.pid for e in house.events if e.message.type == "started")
+    print(house.supervisor.server_pid, child, note.message.text, flush=True)
+    time.sleep(600)
+"""
+
+
+def start(house: House, key: str, job: str = "run") -> int:
+    house.start(key, job)
+    message = house.until_said(key, "started").message
+    assert isinstance(message, Started)
+    return message.pid
+
+
+@pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.FRESH])
+def test_a_killed_child_is_told_and_the_next_one_runs(tmp_path, isolation):
+    with House(tmp_path, isolation=isolation) as house:
+        os.kill(start(house, "victim"), signal.SIGKILL)
+        event = house.until_exit("victim")
+        assert event.evidence.signal == signal.SIGKILL and not event.evidence.server_lost
+        assert classify(event.evidence, event.result).kind is FailureKind.KILLED
+        house.start("next", "noop")
+        assert house.until_exit("next").result is not None
+
+
+def test_a_killed_server_takes_its_children_along_and_is_replaced(tmp_path):
+    with House(tmp_path) as house:
+        children = [start(house, "one"), start(house, "two")]
+        first = house.supervisor.server_pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        house.start("three", "noop")  # asked of a server that is already dead
+        keys = {"one", "two", "three"}
+        house.until(lambda _: keys <= {e.key for e in house.events if isinstance(e, ChildExited)})
+        ends = {e.key: e for e in house.events if isinstance(e, ChildExited)}
+        for key in ("one", "two"):
+            assert ends[key].evidence.server_lost
+            assert classify(ends[key].evidence, ends[key].result).kind is FailureKind.LOST
+        assert ends["three"].result is not None
+        assert until_dead(*children)
+        assert house.supervisor.server_pid not in (None, first)
+
+
+def test_a_terminated_server_lives_on_so_that_its_children_can_checkpoint(tmp_path):
+    with House(tmp_path) as house:
+        child = start(house, "child")
+        server = house.supervisor.server_pid
+        assert server is not None
+        os.kill(server, signal.SIGTERM)  # as a batch system does to all processes of a job
+        os.kill(child, signal.SIGTERM)
+        event = house.until_exit("child")
+        assert classify(event.evidence, event.result).kind is FailureKind.PREEMPTED
+        assert house.supervisor.server_pid == server and alive(server)
+
+
+def test_a_server_that_keeps_dying_is_given_up_for_fresh_interpreters(tmp_path):
+    with House(tmp_path, preload=("no_such_module",)) as house:
+        for number in range(3):
+            house.start(f"child{number}", "noop")
+            assert house.until_exit(f"child{number}").result is not None
+        assert house.supervisor.server_pid is None
+        assert ["note" in house.said(f"child{number}") for number in range(3)] == [True, True, False]
+        assert "no_such_module" in (tmp_path / "server.log").read_text()
+
+
+def test_a_demanded_server_that_cannot_start_is_a_failed_start(tmp_path):
+    with House(tmp_path, preload=("no_such_module",), isolation=Isolation.FORKSERVER) as house:
+        house.start("child", "noop")
+        event = house.until_exit("child")
+        assert classify(event.evidence, event.result).kind is FailureKind.START
+        assert "server.log" in event.evidence.log_tail
+
+
+def test_a_server_with_threads_does_not_fork(tmp_path):
+    with House(tmp_path, preload=("runtime_threaded",)) as house:
+        house.start("child", "noop")
+        assert house.until_exit("child").result is not None
+        notes = [e.message.text for e in house.events if isinstance(getattr(e, "message", None), Note)]
+        assert len(notes) == 1 and "2 threads" in notes[0]
+
+
+def test_a_start_that_hangs_is_repeated_in_a_fresh_interpreter(tmp_path):
+    here = {"STUCK": str(os.getpid())}
+    limits = ChildLimits(start_s=3.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
+    with House(tmp_path, entry="runtime_stuck:run_job", limits=limits, more_environment=here) as house:
+        folder = house.start("child", "noop")
+        event = house.until_exit("child")
+        assert event.result is not None and not event.evidence.killed_by_us
+        assert house.said("child")[0] == "note"
+        assert "runtime_stuck" in (folder / "stacks.txt").read_text()
+
+
+def test_a_start_that_always_hangs_is_a_failed_start(tmp_path):
+    limits = ChildLimits(start_s=1.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
+    stuck = {"STUCK": "always"}
+    with House(tmp_path, entry="runtime_stuck:run_job", limits=limits, more_environment=stuck) as house:
+        house.start("child", "noop")
+        event = house.until_exit("child")
+        assert (event.evidence.killed_by_us, event.evidence.started) == ("start", False)
+        assert classify(event.evidence, event.result).kind is FailureKind.START
+
+
+def test_nobody_survives_a_killed_control_process(tmp_path):
+    here = str(Path(__file__).parents[1] / "support")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
+    command = [sys.executable, "-c", _CONTROL, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as control:
+        assert control.stdout is not None
+        server, child, plain, chained = (int(word) for word in control.stdout.readline().split())
+        try:
+            assert all(alive(pid) for pid in (server, child, plain, chained))
+        finally:
+            control.kill()
+        assert until_dead(server, child, chained)
+    # A descendant that set no death signal of its own is what the sweep is for.
+    assert sweep(f"test-{tmp_path}") in ([plain], [])
+    assert until_dead(plain)
+
+
+def test_the_sweep_kills_exactly_the_marked(tmp_path):
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ours = subprocess.Popen(command, env={**os.environ, MARKER_VARIABLE: f"swept-{tmp_path}"})
+    other = subprocess.Popen(command, env={**os.environ, MARKER_VARIABLE: f"other-{tmp_path}"})
+    try:
+        assert sweep(f"swept-{tmp_path}") == [ours.pid]
+        assert sweep(f"swept-{tmp_path}") == []
+        assert alive(other.pid)
+        assert not alive(ours.pid)
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+
+
+def test_two_hundred_children_leave_no_trace_in_the_server(tmp_path):
+    def held(pid: int) -> tuple[int, int]:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return len(os.listdir(f"/proc/{pid}/fd")), len(children)
+
+    with House(tmp_path) as house:
+        house.start("first", "noop")
+        house.until_exit("first")
+        server = house.supervisor.server_pid
+        assert server is not None
+        ours, before = len(os.listdir("/proc/self/fd")), held(server)
+        for number in range(200):
+            house.start(f"child{number}", "noop")
+            assert house.until_exit(f"child{number}").result is not None
+        assert house.supervisor.server_pid == server
+        assert held(server) == before and before[1] == 0
+        assert len(os.listdir("/proc/self/fd")) == ours

@@ -1,0 +1,32 @@
+"""The real libraries in the fork server: children compute with several threads and do not hang."""
+
+import statistics
+import sys
+
+import pytest
+from runtime_jobs import House
+
+from dryfit.config.schema import Isolation
+from dryfit.core.wire import Started
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")
+def test_a_forked_child_of_preloaded_libraries_computes_with_two_threads(tmp_path):
+    pytest.importorskip("torch")
+    preload = ("torch", "transformers.trainer", "transformers.models.auto.modeling_auto", "runtime_jobs")
+    with House(tmp_path, isolation=Isolation.FORKSERVER, preload=preload) as house:
+        for number in range(3):
+            house.start(f"torch{number}", "torch")
+            event = house.until_exit(f"torch{number}")
+            assert event.result is not None and event.result.train is not None, event.evidence.log_tail
+            assert event.result.train.value == 3 * 2 * 600.0 * 600 * 600
+        overheads_ms: list[float] = []
+        for number in range(30):
+            house.start(f"noop{number}", "noop")
+            house.until_exit(f"noop{number}")
+        for event in house.events:
+            message = getattr(event, "message", None)
+            if isinstance(message, Started) and event.key.startswith("noop"):
+                overheads_ms.append(message.overhead_ms)
+    assert len(overheads_ms) == 30
+    print(f"overhead of a no-op child: median {statistics.median(overheads_ms):.1f} ms, max {max(overheads_ms):.1f} ms")

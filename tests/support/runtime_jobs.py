@@ -1,0 +1,224 @@
+"""Small jobs that children of the runtime tests do, and a harness that starts them. Needs no torch."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dryfit.config.schema import Isolation
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import DataError
+from dryfit.core.plan import DeviceKind, ExecutionPlan
+from dryfit.core.process import die_with_parent
+from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
+from dryfit.core.trial import MetricPoint, Scalar, TrialConfig
+from dryfit.core.wire import ChildResult, Job, Note, StopReason, TrainRequest, TrainResult
+from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings
+from dryfit.runtime.supervisor import Supervisor
+
+PATIENCE_S = 120.0
+GENEROUS = ChildLimits(start_s=60.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
+
+
+def request(job: str, **params: Scalar) -> TrainRequest:
+    """A training request whose searched values say what the test job does."""
+    config = TrialConfig(
+        number=0,
+        task=Task.CRITERIA,
+        metric=Metric.F1,
+        direction=Direction.MAXIMIZE,
+        data=DataSettings(train="a.jsonl", validation="b.jsonl"),
+        settings=TrialSettings(),
+        params={"job": job, **params},
+        seed=1,
+    )
+    return TrainRequest(
+        config=config,
+        plan=ExecutionPlan(device=DeviceKind.CPU, effective_batch=1, micro_batch=1, accumulation=1),
+        attempt=1,
+        cache_dir="cache",
+        checkpoint_dir="checkpoints",
+        best_dir="best",
+        checkpoint_every_s=1.0,
+        verdict_timeout_s=PATIENCE_S,
+    )
+
+
+def done(value: float = 1.0, stopped_by: StopReason | None = None) -> ChildResult:
+    return ChildResult(train=TrainResult(value=value, best=0, steps=1, stopped_by=stopped_by))
+
+
+def _sleep_beating(channel: ChildChannel) -> ChildResult:
+    while True:
+        channel.beat()
+        reason = channel.stop_requested()
+        if reason is not None:
+            return done(stopped_by=reason)
+        time.sleep(0.02)
+
+
+def _report(channel: ChildChannel) -> ChildResult:
+    for n in range(3):
+        point = MetricPoint(n=n, step=n, epoch=float(n), value=float(n), metrics={})
+        if not channel.report(point, timeout_s=PATIENCE_S):
+            return done(float(n), StopReason.VERDICT)
+    return done(3.0)
+
+
+def _cause_chain() -> None:
+    try:
+        raise OSError(28, "No space left on device")
+    except OSError as error:
+        raise DataError("reading rows", "found 3", "2", "look") from error
+
+
+def _descendants(channel: ChildChannel) -> ChildResult:
+    """One descendant in our group, one that left it and chained the death signal instead."""
+    plain = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    me = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        die_with_parent(me)
+        time.sleep(600)
+    channel.send(Note(text=f"{plain.pid} {pid}"))
+    return _sleep_beating(channel)
+
+
+def _facts(channel: ChildChannel) -> ChildResult:
+    names: list[str] = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that lists
+            names += [os.readlink(f"/proc/self/fd/{fd}")] if int(fd) > 2 else []
+    channel.send(Note(text="\n".join(names)))
+    visible = os.environ["CUDA_VISIBLE_DEVICES"]
+    channel.send(Note(text=f"sid={os.getsid(0) == os.getpid()} visible={visible!r} ppid={os.getppid()}"))
+    return done()
+
+
+def _torch_threads() -> ChildResult:
+    import torch  # the test preloads it; the other jobs must do without
+
+    torch.set_num_threads(2)
+    total = 0.0
+    for _ in range(3):
+        weights = torch.ones(600, 600, requires_grad=True)
+        (weights @ weights).sum().backward()
+        total += float(weights.grad.sum())  # type: ignore[union-attr]
+    return done(total)
+
+
+def _crash(_channel: ChildChannel) -> ChildResult:
+    ctypes.string_at(0)
+    raise AssertionError("unreachable")
+
+
+def _print_much(_channel: ChildChannel) -> ChildResult:
+    for _ in range(200_000):
+        print("x" * 100)
+    print("the last line")
+    os._exit(5)
+
+
+JOBS: Mapping[str, Callable[[ChildChannel], ChildResult]] = {
+    "noop": lambda _channel: done(),
+    "run": _sleep_beating,
+    "report": _report,
+    "descendants": _descendants,
+    "facts": _facts,
+    "crash": _crash,
+    "print": _print_much,
+    "hang": lambda _channel: time.sleep(600) or done(),
+    "exit": lambda _channel: os._exit(0) or done(),
+    "fault": lambda _channel: _cause_chain() or done(),
+    "sigterm": lambda channel: os.kill(os.getpid(), signal.SIGTERM) or _sleep_beating(channel),
+    "torch": lambda _channel: _torch_threads(),
+}
+
+
+def run_job(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+    """Entry point of the test children."""
+    return JOBS[str(body.config.params["job"])](channel)
+
+
+@dataclass
+class House:
+    """A supervisor for a test, and what its children said."""
+
+    folder: Path
+    isolation: Isolation = Isolation.AUTO
+    preload: tuple[str, ...] = ("runtime_jobs",)
+    entry: str = "runtime_jobs:run_job"
+    limits: ChildLimits = GENEROUS
+    events: list[ChildEvent] = field(default_factory=list)
+    more_environment: dict[str, str] = field(default_factory=dict)
+
+    def __enter__(self) -> "House":
+        self.marker = f"test-{self.folder}"
+        paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
+        settings = SupervisorSettings(
+            marker=self.marker,
+            doorbell=self.folder / "doorbell",
+            isolation=self.isolation,
+            server_log=self.folder / "server.log",
+            preload=self.preload,
+            environment={"PYTHONPATH": os.pathsep.join(paths), **self.more_environment},
+            entry_points={Job.TRAIN: self.entry},
+        )
+        self.supervisor = Supervisor(settings)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.supervisor.close()
+
+    def start(self, key: str, job: str, limits: ChildLimits | None = None) -> Path:
+        folder = self.folder / key
+        self.supervisor.start(ChildSpec(key, folder, request(job), limits or self.limits))
+        return folder
+
+    def until(self, arrived: Callable[[ChildEvent], bool]) -> ChildEvent:
+        """Wait for an event; what comes on the way is kept in ``events``."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            batch = self.supervisor.wait(1.0)
+            self.events += batch
+            for event in batch:
+                if arrived(event):
+                    return event
+        raise AssertionError(f"no such event; so far: {self.events}")
+
+    def until_said(self, key: str, kind: str) -> ChildMessage:
+        event = self.until(lambda e: isinstance(e, ChildMessage) and e.key == key and e.message.type == kind)
+        assert isinstance(event, ChildMessage)
+        return event
+
+    def until_exit(self, key: str) -> ChildExited:
+        event = self.until(lambda e: isinstance(e, ChildExited) and e.key == key)
+        assert isinstance(event, ChildExited)
+        return event
+
+    def said(self, key: str) -> list[str]:
+        return [e.message.type for e in self.events if isinstance(e, ChildMessage) and e.key == key]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until_dead(*pids: int) -> bool:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.01)
+    return False
