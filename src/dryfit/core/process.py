@@ -1,0 +1,42 @@
+"""Processes that die with their parent, so that a kill of one leaves nobody behind."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_WATCH_EVERY_S = 1.0
+_PARENT_GONE = 128 + signal.SIGKILL
+
+
+def _ask_kernel() -> bool:
+    """Ask Linux to kill this process when the thread that made it ends."""
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
+
+
+def _watch(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_WATCH_EVERY_S)
+    os._exit(_PARENT_GONE)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Make this process end at once when its parent does, however the parent ends.
+
+    The setting is not inherited: every descendant (a data loader's worker too) must call this for itself. On Linux
+    the kernel sends SIGKILL; elsewhere a daemon thread watches. Returns only if the parent still lives.
+
+    Args:
+        parent_pid: The parent's process id, taken *by the parent* or before the fork: a parent that died meanwhile
+            is then noticed, because this process has been given another one.
+    """
+    if not _ask_kernel():
+        threading.Thread(target=_watch, args=(parent_pid,), name="dryfit-parent-watch", daemon=True).start()
+    if os.getppid() != parent_pid:
+        os._exit(_PARENT_GONE)
