@@ -61,8 +61,8 @@ class MirrorProcess:
         command = [sys.executable, "-P", "-m", "dryfit.search.mirror_process"]
         command += ["--ledger", str(self._ledger), "--storage", "-", "--study", self._study]
         command += ["--direction", self._direction.value, "--status", str(self._status), "--parent", str(os.getpid())]
-        self._status.unlink(missing_ok=True)
         try:
+            self._status.unlink(missing_ok=True)
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True

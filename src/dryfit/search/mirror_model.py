@@ -87,11 +87,8 @@ class MirrorModel:
         Optuna allows one name one set of choices in a study.
         """
         kinds = self._kinds.setdefault(internal, [])
-        for index, kind in enumerate(kinds):
-            if _compatible(kind, distribution):
-                break
-        else:
-            index = len(kinds)
+        index = next((at for at, kind in enumerate(kinds) if _compatible(kind, distribution)), len(kinds))
+        if index == len(kinds):
             kinds.append(distribution)
         return internal if index == 0 else f"{internal}~{index + 1}"
 
@@ -115,14 +112,13 @@ def _finish(trial: Wanted, event: Mapping[str, Any]) -> None:
         trial.user_attrs["reason"] = event["reason"]
     trial.ended = _time(event)
     trial.state = _STATES[outcome]
-    value = event.get("value")
+    value: object = event.get("value")
     if outcome is Outcome.PRUNED and trial.reports:
         value = trial.reports[max(trial.reports)]  # as optuna.Study.tell does
-    usable = isinstance(value, int | float) and not isnan(value)
-    if trial.state is TrialState.COMPLETE and not usable:
+    number = float(value) if isinstance(value, int | float) and not isnan(value) else None
+    if trial.state is TrialState.COMPLETE and number is None:
         trial.state = TrialState.FAIL  # Optuna has no complete trial without a number
-    keeps_value = trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
-    trial.value = float(value) if usable and keeps_value else None
+    trial.value = None if trial.state is TrialState.FAIL else number
 
 
 def parse(line: bytes) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from math import isnan
 from pathlib import Path
 from typing import Any, cast
 
-from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage, JournalStorage, get_storage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import StudyDirection
@@ -75,20 +74,17 @@ class MirrorStore:
         self._known = {trial.number: trial for trial in storage.get_all_trials(self._study_id, deepcopy=False)}
 
     def _own_study(self, name: str, direction: Direction, ledger_id: str) -> int:
-        direction_of_optuna = StudyDirection[direction.name]
         candidate, count = name, 1
         while True:
             try:
-                study_id = self._storage.create_new_study([direction_of_optuna], candidate)
-                self._storage.set_study_user_attr(study_id, _LEDGER_ATTR, ledger_id)
-                return study_id
-            except DuplicatedStudyError:
                 study_id = self._storage.get_study_id_from_name(candidate)
+            except KeyError:
+                study_id = self._storage.create_new_study([StudyDirection[direction.name]], candidate)
             owner = self._storage.get_study_user_attrs(study_id).get(_LEDGER_ATTR)
             empty = not self._storage.get_all_trials(study_id, deepcopy=False)
             if owner == ledger_id:
                 return study_id
-            if owner is None and empty:  # killed between the two writes above
+            if owner is None and empty:  # new, or killed before this write
                 self._storage.set_study_user_attr(study_id, _LEDGER_ATTR, ledger_id)
                 return study_id
             count += 1
@@ -104,7 +100,7 @@ class MirrorStore:
         if known is None:
             self._create(number, wanted)
         elif not known.state.is_finished():
-            self._update(known, wanted)
+            self._update(number, known, wanted)
 
     def _create(self, number: int, wanted: Wanted | None) -> None:
         trial_id = self._storage.create_new_trial(self._study_id, _template(wanted))
@@ -112,8 +108,8 @@ class MirrorStore:
         assert trial.number == number, "another process writes trials into the mirror's study"
         self._remember(trial)
 
-    def _update(self, known: FrozenTrial, wanted: Wanted) -> None:
-        trial_id = known._trial_id
+    def _update(self, number: int, known: FrozenTrial, wanted: Wanted) -> None:
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         for step, value in wanted.reports.items():
             if not _same(known.intermediate_values.get(step), value):
                 self._storage.set_trial_intermediate_value(trial_id, step, value)
