@@ -1,0 +1,103 @@
+"""The mirror's own process: follows a ledger and keeps an Optuna storage equal to it.
+
+    python -m dryfit.search.mirror_process --ledger PATH --storage journal:PATH|URL|- --study NAME
+        --direction maximize|minimize --status PATH [--parent PID]
+
+``-`` reads the storage from stdin: a URL may hold a password, and every user of a machine sees command lines.
+It is crash-only: any error ends it, and a new one starts from the ledger and what the storage has.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+
+from dryfit.core.process import die_with_parent
+from dryfit.core.settings import Direction
+from dryfit.core.wire import LineTail, write_text_atomic
+from dryfit.search.mirror_model import MirrorModel, parse
+from dryfit.search.mirror_store import MirrorStore, open_storage
+
+_POLL_S = 0.1
+_NICENESS = 10
+
+
+class Mirror:
+    """Follows one ledger."""
+
+    def __init__(self, ledger: Path, *, storage: str, study: str, direction: Direction, status: Path) -> None:
+        self._tail = LineTail(ledger)
+        self._where = storage
+        self._study = study
+        self._direction = direction
+        self._status = status
+        self._model = MirrorModel()
+        self._store: MirrorStore | None = None
+        self._journal = ""
+
+    def catch_up(self) -> bool:
+        """Mirror all new lines of the ledger; whether there were any."""
+        lines = list(self._tail.read())
+        if not lines:
+            return False
+        if self._store is None:
+            self._store = self._open(lines[0])
+        events = [event for line in lines if (event := parse(line)) is not None]
+        changed = dict.fromkeys(number for event in events if (number := self._model.fold(event)) is not None)
+        for number in sorted(changed):
+            self._store.bring_up(self._model, number)
+        status = {"offset": self._tail.offset, "pid": os.getpid(), "journal": self._journal}
+        write_text_atomic(self._status, json.dumps(status), durable=False)
+        return True
+
+    def _open(self, first_line: bytes) -> MirrorStore:
+        storage, self._journal = open_storage(self._where)
+        ledger_id = hashlib.sha256(first_line).hexdigest()[:16]
+        return MirrorStore(storage, self._study, direction=self._direction, ledger_id=ledger_id)
+
+
+def follow(mirror: Mirror, *, parent_pid: int | None, stopped: Callable[[], bool]) -> None:
+    """Mirror until asked to stop (then once more, so that nothing already written is missing) or orphaned."""
+    while not stopped() and (parent_pid is None or os.getppid() == parent_pid):
+        if not mirror.catch_up():
+            time.sleep(_POLL_S)
+    mirror.catch_up()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(prog="python -m dryfit.search.mirror_process", description="Mirror a ledger.")
+    parser.add_argument("--ledger", type=Path, required=True)
+    parser.add_argument("--storage", required=True)
+    parser.add_argument("--study", required=True)
+    parser.add_argument("--direction", type=Direction, choices=list(Direction), required=True)
+    parser.add_argument("--status", type=Path, required=True)
+    parser.add_argument("--parent", type=int)
+    options = parser.parse_args(argv)
+    stop_asked: list[int] = []
+    # A stop in the middle of a write would tear the journal: the signal only sets a mark.
+    signal.signal(signal.SIGTERM, lambda number, _: stop_asked.append(number))
+    if options.parent is not None:
+        die_with_parent(options.parent)
+    os.nice(_NICENESS)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # this process is ours alone
+    storage = sys.stdin.readline().strip() if options.storage == "-" else options.storage
+    mirror = Mirror(
+        options.ledger,
+        storage=storage,
+        study=options.study,
+        direction=options.direction,
+        status=options.status,
+    )
+    follow(mirror, parent_pid=options.parent, stopped=lambda: bool(stop_asked))
+
+
+if __name__ == "__main__":
+    main()

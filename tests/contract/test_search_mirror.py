@@ -1,0 +1,314 @@
+"""The real mirror process on a growing ledger: killed, torn, restarted; the storage ends up equal to the ledger."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, distribution_to_json
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from dryfit.core.settings import Direction
+from dryfit.search.mirror import MirrorProcess
+from dryfit.search.mirror_process import Mirror
+
+LR = distribution_to_json(FloatDistribution(1e-5, 1e-1, log=True))
+FLUSH_S = 60.0
+
+
+class Ledger:
+    """Appends events as the store would."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seq = 0
+        self.after_add: Callable[[], object] = lambda: None
+        self.add("study_created", name="toy", direction="maximize")
+
+    def add(self, kind: str, **fields: Any) -> None:
+        event = {"seq": self.seq, "at": 1_700_000_000.0 + self.seq, "type": kind, **fields}
+        self.seq += 1
+        with self.path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        self.after_add()
+
+    def ask(self, number: int, choices: tuple[int, ...] = (8, 16)) -> None:
+        public = {"optim.lr": 0.001 * (number + 1), "train.batch_size": choices[number % 2]}
+        internal = {"optim.lr": public["optim.lr"], "train.batch_size#0": public["train.batch_size"]}
+        batch = distribution_to_json(CategoricalDistribution(choices))
+        distributions = {"optim.lr": LR, "train.batch_size#0": batch}
+        self.add(
+            "trial_asked", number=number, params=public, internal=internal, distributions=distributions, seed=number
+        )
+        self.add("attempt_placed", number=number, attempt=1)
+
+    def report(self, number: int, n: int, value: float, attrs: dict[str, float] | None = None) -> None:
+        point = {"n": n, "step": n, "epoch": float(n), "value": value, "metrics": {}}
+        self.add("report", number=number, point=point)
+        self.add("verdict", number=number, n=n, proceed=True, system_attrs=attrs or {})
+
+    def finish(self, number: int, outcome: str, value: float | None = None, reason: str = "") -> None:
+        self.add("trial_finished", number=number, outcome=outcome, value=value, reason=reason)
+
+    def whole_study(self) -> Iterator[None]:
+        """Every kind of end; yields after each trial."""
+        for number, outcome in enumerate(["complete", "pruned", "failed", "refused", "cancelled", "complete"]):
+            self.ask(number)
+            if outcome != "refused":
+                self.report(number, 0, 0.1 * number, {"completed_rung_0": 0.1 * number})
+                self.report(number, 1, float("nan") if number == 4 else 0.2 * number)
+            if outcome == "failed":
+                failure = {"kind": "killed", "sentence": "SIGKILL"}
+                self.add("attempt_ended", number=number, attempt=1, failure=failure)
+                self.add("attempt_placed", number=number, attempt=2)
+            self.finish(number, outcome, 0.5 + number if outcome == "complete" else None, f"because {outcome}")
+            yield
+        self.ask(6)
+        self.report(6, 0, 0.75)
+        yield
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.jsonl")
+
+
+def mirror_of(ledger: Ledger, storage: str) -> MirrorProcess:
+    folder = ledger.path.parent
+    return MirrorProcess(
+        ledger.path,
+        storage=storage,
+        study="toy",
+        direction=Direction.MAXIMIZE,
+        status=folder / "mirror.json",
+        log=folder / "mirror.log",
+    )
+
+
+@pytest.fixture(params=["journal", "sqlite"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"journal:{tmp_path / 'optuna.journal'}" if request.param == "journal" else f"sqlite:///{tmp_path / 'o.db'}"
+
+
+def trials(storage: str, name: str = "toy") -> list[optuna.trial.FrozenTrial]:
+    if storage.startswith("journal:"):
+        opened: Any = JournalStorage(JournalFileBackend(storage.removeprefix("journal:")))
+        return optuna.load_study(study_name=name, storage=opened).get_trials()
+    opened = optuna.storages.RDBStorage(storage)
+    try:
+        return optuna.load_study(study_name=name, storage=opened).get_trials()
+    finally:
+        opened.remove_session()
+        opened.engine.dispose()
+
+
+def check_whole_study(found: list[optuna.trial.FrozenTrial]) -> None:
+    ends = ["complete", "pruned", "failed", "refused", "cancelled", "complete", None]
+    states = ["COMPLETE", "PRUNED", "FAIL", "PRUNED", "FAIL", "COMPLETE", "RUNNING"]
+    assert [trial.number for trial in found] == list(range(7))
+    assert [trial.state.name for trial in found] == states
+    assert [trial.user_attrs.get("outcome") for trial in found] == ends
+    assert [trial.value for trial in found] == [0.5, 0.2, None, None, None, 5.5, None]
+    for trial in found:
+        lr, batch = 0.001 * (trial.number + 1), (8, 16)[trial.number % 2]
+        assert trial.params == {"optim.lr": pytest.approx(lr, rel=1e-12), "train.batch_size#0": batch}
+        assert trial.user_attrs["params"] == {"optim.lr": lr, "train.batch_size": batch}
+        assert trial.user_attrs["attempts"] == (2 if trial.number == 2 else 1)
+        assert trial.user_attrs.get("failure") == ("killed: SIGKILL" if trial.number == 2 else None)
+    reports = {trial.number: trial.intermediate_values for trial in found}
+    assert reports.pop(3) == {}
+    assert reports.pop(6) == {0: 0.75}
+    assert reports.pop(4) == pytest.approx({0: 0.4, 1: float("nan")}, nan_ok=True)
+    assert reports == {number: {0: 0.1 * number, 1: 0.2 * number} for number in (0, 1, 2, 5)}
+    assert found[5].system_attrs == {"completed_rung_0": 0.5}
+
+
+def test_a_running_study_can_be_loaded(ledger: Ledger, storage: str) -> None:
+    mirror = mirror_of(ledger, storage)
+    mirror.start()
+    try:
+        for _ in ledger.whole_study():
+            assert mirror.flush(FLUSH_S)
+        check_whole_study(trials(storage))
+        study_file = storage.removeprefix("journal:")
+        if storage.startswith("journal:"):
+            opened = JournalStorage(JournalFileBackend(study_file))
+            assert optuna.load_study(study_name="toy", storage=opened).best_trial.number == 5
+    finally:
+        mirror.stop()
+    assert not mirror.alive
+
+
+def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:
+    for _ in ledger.whole_study():
+        mirror = mirror_of(ledger, storage)
+        mirror.start()
+        deadline_s = time.monotonic() + FLUSH_S
+        while not (ledger.path.parent / "mirror.json").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        assert mirror.pid is not None
+        os.kill(mirror.pid, signal.SIGKILL)
+        mirror.stop()
+    mirror = mirror_of(ledger, storage)
+    mirror.start()
+    assert mirror.flush(FLUSH_S)
+    mirror.stop()
+    check_whole_study(trials(storage))
+
+
+def in_process(ledger: Ledger, journal: Path) -> Mirror:
+    where = f"journal:{journal}"
+    return Mirror(
+        ledger.path, storage=where, study="toy", direction=Direction.MAXIMIZE, status=journal.with_suffix(".json")
+    )
+
+
+def test_killed_between_any_two_writes(ledger: Ledger, tmp_path: Path) -> None:
+    """Cut the journal after every whole line: each is a state a kill can leave."""
+    whole = tmp_path / "whole.journal"
+    slow = in_process(ledger, whole)
+    ledger.after_add = slow.catch_up  # one event at a time: the longest journal there can be
+    for _ in ledger.whole_study():
+        pass
+    check_whole_study(trials(f"journal:{whole}"))
+    lines = whole.read_bytes().splitlines(keepends=True)
+    assert len(lines) > 40
+    for count in range(len(lines)):
+        cut = tmp_path / "cut.journal"
+        cut.write_bytes(b"".join(lines[:count]))
+        assert in_process(ledger, cut).catch_up()
+        check_whole_study(trials(f"journal:{cut}"))
+        assert not cut.with_name("cut.journal.2").exists()
+
+
+@pytest.mark.parametrize("damage", [b'{"op_code": 4, "stu', b"garbage\n", b'{"op_code": 4}\n'])
+def test_a_damaged_journal_is_rebuilt_under_a_new_name(ledger: Ledger, tmp_path: Path, damage: bytes) -> None:
+    journal = tmp_path / "optuna.journal"
+    for _ in ledger.whole_study():
+        pass
+    for generation in ("", ".2"):
+        mirror = mirror_of(ledger, f"journal:{journal}")
+        mirror.start()
+        assert mirror.flush(FLUSH_S)
+        mirror.stop()
+        written = journal.with_name(journal.name + generation)
+        check_whole_study(trials(f"journal:{written}"))
+        with written.open("ab") as file:
+            file.write(damage)
+    assert "torn or corrupt: writing optuna.journal.2" in (tmp_path / "mirror.log").read_text()
+
+
+def test_it_is_restarted_a_few_times_and_then_left(ledger: Ledger, tmp_path: Path) -> None:
+    mirror = mirror_of(ledger, f"journal:{tmp_path / 'j'}")
+    mirror.start()
+    for _ in range(4):
+        assert mirror.alive
+        assert mirror.pid is not None
+        os.kill(mirror.pid, signal.SIGKILL)
+        while mirror.alive:
+            time.sleep(0.005)
+        mirror.keep_alive()
+    assert not mirror.alive
+    assert mirror.failed
+    assert not mirror.flush(FLUSH_S)
+    mirror.stop()
+
+
+def test_a_storage_that_cannot_be_opened_harms_nobody(ledger: Ledger) -> None:
+    mirror = mirror_of(ledger, "sqlite:////no/such/folder/o.db")
+    mirror.start()
+    assert not mirror.flush(FLUSH_S)
+    mirror.stop()
+    assert "unable to open database file" in (ledger.path.parent / "mirror.log").read_text()
+
+
+def test_changed_choices_get_a_name_of_their_own(ledger: Ledger, storage: str) -> None:
+    ledger.ask(0)
+    ledger.finish(0, "complete", 1.0)
+    ledger.ask(1, choices=(32, 64))
+    ledger.finish(1, "complete", 2.0)
+    mirror = mirror_of(ledger, storage)
+    mirror.start()
+    assert mirror.flush(FLUSH_S)
+    mirror.stop()
+    assert [set(trial.params) for trial in trials(storage)] == [
+        {"optim.lr", "train.batch_size#0"},
+        {"optim.lr", "train.batch_size#0~2"},
+    ]
+
+
+def test_a_study_from_elsewhere_is_left_alone(ledger: Ledger, storage: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Ledger(tmp_path / "other" / "ledger.jsonl")
+    other.path.write_text(other.path.read_text().replace("1700000000", "1600000000"))
+    for one, numbers in ((ledger, 2), (other, 3)):
+        for number in range(numbers):
+            one.ask(number)
+            one.finish(number, "complete", float(number))
+        mirror = mirror_of(one, storage)
+        mirror.start()
+        assert mirror.flush(FLUSH_S)
+        mirror.stop()
+    assert [len(trials(storage, name)) for name in ("toy", "toy-2")] == [2, 3]
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from dryfit.core.settings import Direction
+from dryfit.search.mirror import MirrorProcess
+from dryfit.search.mirror_process import Mirror
+folder = Path(sys.argv[1])
+mirror = MirrorProcess(folder / "ledger.jsonl", storage=f"journal:{folder / 'j'}", study="toy",
+    direction=Direction.MAXIMIZE, status=folder / "mirror.json", log=folder / "mirror.log")
+mirror.start()
+mirror.flush(60)
+print(mirror.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_dies_with_its_parent(ledger: Ledger) -> None:
+    command = [sys.executable, "-c", PARENT, str(ledger.path.parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        os.kill(pid, 0)
+        parent.kill()
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s and _runs(pid):
+        time.sleep(0.02)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat")
+        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_running_state_is_plain_optuna(ledger: Ledger, storage: str) -> None:
+    ledger.ask(0)
+    mirror = mirror_of(ledger, storage)
+    mirror.start()
+    assert mirror.flush(FLUSH_S)
+    assert trials(storage)[0].state is TrialState.RUNNING
+    ledger.report(0, 0, 0.5)
+    ledger.report(0, 0, 0.6)  # a retried attempt reports again: the last one stands
+    ledger.finish(0, "pruned", None, "asha")
+    assert mirror.flush(FLUSH_S)
+    mirror.stop()
+    only = trials(storage)[0]
+    assert (only.state, only.value, only.intermediate_values) == (TrialState.PRUNED, 0.6, {0: 0.6})

@@ -1,0 +1,77 @@
+import json
+from math import nan
+
+import pytest
+
+from dryfit.config.schema import SearchSettings
+from dryfit.core.errors import InternalError
+from dryfit.core.settings import Direction
+from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
+from dryfit.search.pruning import PruneVerdict, judge
+
+
+def settings(**changes: object) -> SearchSettings:
+    return SearchSettings.model_validate_json(json.dumps(changes))
+
+
+def record(
+    number: int, values: list[float], outcome: Outcome | None = None, rungs: dict[str, float] | None = None
+) -> TrialRecord:
+    points = tuple(MetricPoint(n, n, float(n), value, {}) for n, value in enumerate(values))
+    value = values[-1] if outcome is Outcome.COMPLETE else None
+    return TrialRecord(number, {}, {}, outcome, value, points, rungs or {})
+
+
+def verdict(history: list[TrialRecord], search: SearchSettings) -> PruneVerdict:
+    return judge(history, history[-1].number, search=search, direction=Direction.MAXIMIZE)
+
+
+GOOD = [record(n, [0.5, 0.6, 0.7], Outcome.COMPLETE) for n in range(5)]
+
+
+def test_no_pruner_never_stops_a_trial() -> None:
+    assert verdict([*GOOD, record(5, [nan, nan])], settings(pruner="none")).proceed
+
+
+def test_nothing_reported_goes_on_and_an_unknown_trial_is_our_bug() -> None:
+    assert verdict([*GOOD, record(5, [])], settings(pruner="asha")).proceed
+    with pytest.raises(InternalError):
+        judge(GOOD, 9, search=settings(pruner="asha"), direction=Direction.MAXIMIZE)
+
+
+@pytest.mark.parametrize("pruner", ["median", "asha"])
+def test_the_first_reports_prune_nothing(pruner: str) -> None:
+    rungs = {"completed_rung_0": 0.6}
+    others = [record(one.number, [0.5, 0.6, 0.7], Outcome.COMPLETE, rungs) for one in GOOD]
+    for warmup in (0, 1, 2):
+        search = settings(pruner=pruner, warmup_reports=warmup)
+        proceeds = [verdict([*others, record(5, [0.0] * n)], search).proceed for n in range(1, warmup + 2)]
+        assert proceeds == [True] * warmup + [False]
+
+
+def test_median_counts_complete_trials_only() -> None:
+    poor = record(5, [0.0, 0.0])
+    search = settings(pruner="median", pruner_startup_trials=5)
+    assert not verdict([*GOOD, poor], search).proceed
+    pruned = [record(n, [0.5, 0.6], Outcome.PRUNED) for n in range(5)]
+    assert verdict([*pruned, poor], search).proceed
+
+
+def test_nan_reports_are_pruned_where_a_decision_falls() -> None:
+    for pruner in ("median", "asha"):
+        search = settings(pruner=pruner, warmup_reports=1)
+        assert verdict([*GOOD, record(5, [nan])], search).proceed
+        stop = verdict([*GOOD, record(5, [nan, nan])], search)
+        assert not stop.proceed
+        assert "NaN" in stop.reason
+        assert stop.system_attrs == {}
+
+
+def test_asha_returns_new_rungs_only() -> None:
+    search = settings(pruner="asha", warmup_reports=0, reduction=2)
+    first = verdict([record(0, [0.1])], search)
+    assert first.system_attrs == {"completed_rung_0": 0.1}
+    second = verdict([record(0, [0.1, 0.4], rungs=first.system_attrs)], search)
+    assert second.system_attrs == {"completed_rung_1": 0.4}
+    third = verdict([record(0, [0.1, 0.4, 0.5], rungs=first.system_attrs | second.system_attrs)], search)
+    assert third == PruneVerdict(True, {}, "report 2 decides no rung")

@@ -1,0 +1,198 @@
+import json
+
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import ConfigError, LedgerError
+from dryfit.core.settings import TrialSettings
+from dryfit.search.compat import ChangeKind, compare
+from dryfit.search.fields import apply_params, legal_range, searchable_keys
+from dryfit.search.space import Space
+
+
+def space(table: dict[str, object]) -> Space:
+    return Space.from_config(StudyConfig.model_validate_json(json.dumps({"space": table})))
+
+
+PER_MODEL = [
+    {"choices": [8, 16], "when": {"model.name": "small"}},
+    {"choices": [2, 4], "when": {"model.name": "large"}},
+]
+
+
+def test_the_field_decides_the_distribution() -> None:
+    made = space(
+        {
+            "train.epochs": {"low": 1, "high": 5},
+            "optim.lr": {"low": 1e-6, "high": 1, "log": True},
+            "optim.weight_decay": {"low": 0, "high": 1, "step": 0.25},
+            "head.dropout": [0, 0.5],
+            "train.precision": ["fp32", "bf16"],
+        }
+    )
+    assert {param.name: param.distribution for param in made.params} == {
+        "train.epochs": IntDistribution(1, 5),
+        "optim.lr": FloatDistribution(1e-6, 1.0, log=True),
+        "optim.weight_decay": FloatDistribution(0.0, 1.0, step=0.25),
+        "head.dropout": CategoricalDistribution((0.0, 0.5)),
+        "train.precision": CategoricalDistribution(("fp32", "bf16")),
+    }
+
+
+def test_conditions_come_first_and_cases_get_internal_names() -> None:
+    made = space({"train.batch_size": PER_MODEL, "model.name": ["small", "large", "other"]})
+    assert [param.internal for param in made.params] == ["model.name", "train.batch_size#0", "train.batch_size#1"]
+    assert made.names == ("model.name", "train.batch_size")
+    large = made.active("train.batch_size", {"model.name": "large"})
+    assert large is not None and large.distribution == CategoricalDistribution((2, 4))
+    assert made.active("train.batch_size", {"model.name": "other"}) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"optim.learning_rate": [1e-3]}, ["optim.learning_rate", "no key"]),
+        ({"optim.weight_deacy": [0.1]}, ["did you mean optim.weight_decay?"]),
+        ({"lr": [1e-3]}, ["did you mean optim.lr?"]),
+        ({"execution.micro_batch": [1]}, ["planned, never searched"]),
+        ({"data.train": ["a"]}, ["same rows"]),
+        ({"study.seed": [1]}, ["cannot be searched"]),
+        ({"train.epochs": [0, 1]}, ["train.epochs = 0", ">= 1"]),
+        ({"train.epochs": {"low": 1.0, "high": 3}}, ["not all are integers", "write 8, not 8.0"]),
+        ({"train.epochs": {"low": 1, "high": 2000}}, ["train.epochs = 2000", "<= 1000"]),
+        ({"train.epochs": [True]}, ["train.epochs = true"]),
+        ({"optim.lr": {"low": 0, "high": 1}}, ["optim.lr = 0.0", "> 0"]),
+        ({"optim.name": {"low": 0, "high": 1}}, ["no number", '"adamw"']),
+        ({"optim.name": ["adam"]}, ['optim.name = "adam"', '"adamw", "adafactor", "sgd"']),
+        ({"train.precision": ["fp8"]}, ['"fp32", "fp16", "bf16"']),
+        ({"head.dropout": [0, 0.0]}, ["repeat 0.0"]),
+        ({"optim.weight_decay": {"low": 0, "high": 0.5, "step": 0.2}}, ["0.4 or 0.6"]),
+        ({"train.epochs": {"low": 1, "high": 4, "step": 2}}, ["high 3 or 5"]),
+        ({"train.epochs": {"choices": [1], "when": {"optim.lr": 0.1}}}, ["optim.lr, which is not searched"]),
+        ({"train.epochs": {"choices": [1], "when": {"optim.name": "sgd"}}, "optim.name": ["adamw"]}, ["never has"]),
+        ({"train.epochs": {"choices": [1], "when": {"optim.name": "s"}}, "optim.name": ["adamw"]}, ["when optim.name"]),
+        ({"train.epochs": {"choices": [1], "when": {"train.epochs": 1}}}, ["train.epochs -> train.epochs"]),
+    ],
+)
+def test_what_is_wrong_is_refused_in_words(table: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        space(table)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_circle_is_named() -> None:
+    table = {
+        "train.epochs": {"choices": [1], "when": {"head.layers": 1}},
+        "head.layers": {"choices": [1], "when": {"head.hidden": 8}},
+        "head.hidden": {"choices": [8], "when": {"train.epochs": 1}},
+    }
+    with pytest.raises(ConfigError, match=r"train\.epochs -> head\.layers -> head\.hidden -> train\.epochs"):
+        space(table)
+
+
+def test_overlapping_cases_are_refused() -> None:
+    both = [{"choices": [8], "when": {"model.name": ["a", "b"]}}, {"choices": [4], "when": {"model.name": "b"}}]
+    with pytest.raises(ConfigError, match="two cases can apply at once"):
+        space({"model.name": ["a", "b"], "train.batch_size": both})
+    with pytest.raises(ConfigError, match="two cases can apply at once"):
+        space({"model.name": ["a", "b"], "train.batch_size": [{"choices": [8]}, both[1]]})
+
+
+def test_disjointness_through_other_conditions_is_seen() -> None:
+    # layers exists for sgd only, so "layers is 1" and "adamw" exclude each other.
+    table = {
+        "optim.name": ["adamw", "sgd"],
+        "head.layers": {"choices": [0, 1], "when": {"optim.name": "sgd"}},
+        "train.batch_size": [
+            {"choices": [8], "when": {"optim.name": "adamw"}},
+            {"choices": [4], "when": {"head.layers": 1}},
+        ],
+    }
+    assert len(space(table).params) == 4
+    table["train.epochs"] = {"choices": [1], "when": {"optim.name": "adamw", "head.layers": 1}}
+    with pytest.raises(ConfigError, match="can never apply"):
+        space(table)
+
+
+def test_json_gives_the_same_space_back() -> None:
+    made = space(
+        {"train.batch_size": PER_MODEL, "model.name": ["small", "large"], "optim.lr": {"low": 1e-6, "high": 1}}
+    )
+    again = Space.from_json(made.to_json())
+    assert again == made
+    assert again.fingerprint == made.fingerprint
+    assert again.groups == made.groups
+    assert made.fingerprint != space({"model.name": ["small"]}).fingerprint
+    with pytest.raises(LedgerError):
+        Space.from_json('[{"internal": 1}]')
+
+
+def test_every_searchable_key_can_be_put_and_has_a_range() -> None:
+    base = TrialSettings()
+    assert apply_params(base, {}) == base
+    for key in searchable_keys():
+        assert legal_range(key)
+    changed = apply_params(base, {"optim.lr": 1, "train.precision": "bf16", "regularization.dropout": 0.25})
+    assert (changed.optim.lr, changed.train.precision, changed.regularization.dropout) == (1.0, "bf16", 0.25)
+
+
+def test_pairs_honour_conditions() -> None:
+    base = TrialSettings()
+    made = space(
+        {
+            "model.name": ["a", "b"],
+            "train.max_length": [
+                {"choices": [64, 128], "when": {"model.name": "a"}},
+                {"low": 256, "high": 512, "step": 256, "when": {"model.name": "b"}},
+            ],
+            "optim.lr": {"low": 1e-5, "high": 1e-3},
+        }
+    )
+    pairs = [(model.name, length) for model, length in made.model_length_pairs(base)]
+    assert sorted(pairs) == [("a", 64), ("a", 128), ("b", 256), ("b", 512)]
+
+
+def test_pairs_fall_back_to_the_base() -> None:
+    base = TrialSettings()
+    own = [(base.model, base.train.max_length)]
+    assert space({"optim.lr": {"low": 1e-5, "high": 1e-3}}).model_length_pairs(base) == own
+    assert space({"train.max_length": {"low": 8, "high": 512}}).model_length_pairs(base) == own
+    conditional = {"choices": [8], "when": {"optim.lr": 1e-5}}
+    two = space({"optim.lr": {"low": 1e-5, "high": 1e-3}, "train.max_length": conditional}).model_length_pairs(base)
+    assert [length for _, length in two] == [8, base.train.max_length]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "words"),
+    [
+        ([8, 16], [8, 16], ChangeKind.SAME, ""),
+        ([8, 16], [16, 8], ChangeKind.SAME, ""),
+        ([8, 16], [8, 16, 32], ChangeKind.EXTENDS, "[8, 16] became [8, 16, 32]"),
+        ([8, 16], [8], ChangeKind.NARROWS, "became [8]"),
+        ([8, 16], [8, 32], ChangeKind.CHANGED, "became [8, 32]"),
+        ({"low": 8, "high": 16}, {"low": 4, "high": 16}, ChangeKind.EXTENDS, "8 to 16 became 4 to 16"),
+        ({"low": 8, "high": 16}, {"low": 9, "high": 16}, ChangeKind.NARROWS, "9 to 16"),
+        ({"low": 8, "high": 16}, {"low": 8, "high": 16, "log": True}, ChangeKind.CHANGED, "8 to 16, log"),
+        ({"low": 8, "high": 16}, {"low": 8, "high": 16, "step": 4}, ChangeKind.CHANGED, "step 4"),
+        ([8, 16], {"low": 8, "high": 16}, ChangeKind.CHANGED, "[8, 16] became 8 to 16"),
+    ],
+)
+def test_compare_one_key(before: object, after: object, kind: ChangeKind, words: str) -> None:
+    change = compare(space({"train.batch_size": before}), space({"train.batch_size": after}))
+    assert change.kind is kind
+    assert words in " ".join(change.sentences)
+    assert bool(change.sentences) == (kind is not ChangeKind.SAME)
+
+
+def test_compare_keys_and_cases() -> None:
+    old = space({"model.name": ["small", "large"], "train.batch_size": PER_MODEL, "optim.lr": [0.1]})
+    new = space({"model.name": ["small", "large"], "train.batch_size": PER_MODEL[:1], "optim.eps": [0.1]})
+    change = compare(old, new)
+    assert change.kind is ChangeKind.CHANGED
+    assert set(change.sentences) == {
+        "optim.lr is no longer searched",
+        "optim.eps is searched now",
+        'train.batch_size lost its case for model.name = "large"',
+    }

@@ -1,0 +1,212 @@
+import json
+import logging
+import random
+import statistics
+from dataclasses import replace
+from math import nan
+
+import numpy as np
+import pytest
+
+from dryfit.config.schema import SearchSettings, StudyConfig
+from dryfit.core.settings import Direction, TrialSettings
+from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
+from dryfit.search.space import Space
+from dryfit.search.suggest import Suggestion, suggest
+
+LR_AND_DECAY = {"optim.lr": {"low": 1e-6, "high": 1.0, "log": True}, "optim.weight_decay": {"low": 0.0, "high": 1.0}}
+
+
+def space(table: dict[str, object]) -> Space:
+    return Space.from_config(StudyConfig.model_validate_json(json.dumps({"space": table})))
+
+
+def settings(**changes: object) -> SearchSettings:
+    return SearchSettings.model_validate_json(json.dumps({"defaults_first": False, **changes}))
+
+
+def ask(made: Space, history: list[TrialRecord], search: SearchSettings, **more: object) -> Suggestion:
+    given = {"direction": Direction.MINIMIZE, "base": TrialSettings(), "seed": 7, "number": len(history), **more}
+    return suggest(made, history, search=search, **given)  # type: ignore[arg-type]
+
+
+def finished(number: int, point: Suggestion, value: float | None, outcome: Outcome = Outcome.COMPLETE) -> TrialRecord:
+    return TrialRecord(number, point.internal, point.distributions, outcome, value)
+
+
+def loss(params: dict[str, Scalar]) -> float:
+    lr, decay = params["optim.lr"], params["optim.weight_decay"]
+    assert isinstance(lr, float) and isinstance(decay, float)
+    return (np.log10(lr) + 3) ** 2 + 5 * (decay - 0.3) ** 2
+
+
+def run(made: Space, search: SearchSettings, trials: int, seed: int) -> list[TrialRecord]:
+    history: list[TrialRecord] = []
+    for number in range(trials):
+        point = ask(made, history, search, seed=seed)
+        history.append(finished(number, point, loss(point.params)))
+    return history
+
+
+def test_tpe_beats_random_on_a_bowl() -> None:
+    made = space(LR_AND_DECAY)
+    best = {
+        sampler: statistics.median(
+            min(record.value or 0.0 for record in run(made, settings(sampler=sampler), 50, seed)) for seed in range(5)
+        )
+        for sampler in ("tpe", "random")
+    }
+    assert best["tpe"] < best["random"] / 2
+
+
+def test_random_reads_no_history() -> None:
+    made = space(LR_AND_DECAY)
+    search = settings(sampler="random")
+    history = run(made, search, 15, seed=7)
+    assert ask(made, history, search) == ask(made, [], search, number=15)
+
+
+def test_startup_counts_the_whole_history_and_only_what_is_told() -> None:
+    made = space(LR_AND_DECAY)
+    history = run(made, settings(sampler="random"), 260, seed=7)
+    at_random = ask(made, [], settings(sampler="random"), number=260)
+    assert ask(made, history, settings(startup_trials=261)) == at_random
+    assert ask(made, history, settings(startup_trials=260)) != at_random
+    failed = [replace(record, outcome=Outcome.FAILED, value=None) for record in history]
+    assert ask(made, failed, settings(startup_trials=1)) == at_random
+
+
+def test_failed_and_cancelled_trials_do_not_move_a_suggestion() -> None:
+    made = space(LR_AND_DECAY)
+    history = run(made, settings(), 30, seed=7)
+    odd = [replace(record, number=record.number + 30) for record in history]
+    told = ask(made, history, settings(), number=90)
+    for outcome in (Outcome.FAILED, Outcome.CANCELLED):
+        more = [*history, *(replace(record, outcome=outcome, value=None) for record in odd)]
+        assert ask(made, more, settings(), number=90) == told
+    more = [*history, *(replace(record, outcome=None, value=None) for record in odd)]
+    assert ask(made, more, settings(), number=90) != told  # running ones push the next point away
+    more = [*history, *(replace(record, outcome=Outcome.REFUSED, value=None) for record in odd)]
+    assert ask(made, more, settings(), number=90) != told
+
+
+def test_later_trials_do_not_move_a_suggestion() -> None:
+    made = space(LR_AND_DECAY)
+    history = run(made, settings(), 30, seed=7)
+    assert ask(made, history, settings(), number=20) == ask(made, history[:20], settings(), number=20)
+
+
+@pytest.mark.parametrize("value", [nan, None, float("inf"), float("-inf")])
+def test_odd_values_break_nothing(value: float | None) -> None:
+    made = space(LR_AND_DECAY)
+    history = run(made, settings(), 20, seed=7)
+    point = MetricPoint(0, 1, 1.0, nan, {})
+    history += [replace(record, number=20 + record.number, value=value) for record in history]
+    history += [
+        replace(record, number=40 + record.number, outcome=Outcome.PRUNED, reports=(point,)) for record in history[:20]
+    ]
+    chosen = ask(made, history, settings())
+    assert all(made.cases(name)[0].contains(value) for name, value in chosen.params.items())
+
+
+def test_defaults_first_where_the_space_allows() -> None:
+    made = space(
+        {"optim.lr": {"low": 1e-6, "high": 1e-3}, "train.epochs": [5, 7], "regularization.dropout": [0.1, 0.2]}
+    )
+    first = ask(made, [], settings(defaults_first=True), number=0)
+    assert first.params["optim.lr"] == TrialSettings().optim.lr
+    assert first.params["train.epochs"] in (5, 7)
+    assert first.params["regularization.dropout"] in (0.1, 0.2)
+    assert ask(made, [], settings(), number=0).params["optim.lr"] != TrialSettings().optim.lr
+    assert ask(made, [], settings(defaults_first=True), number=1).params["optim.lr"] != TrialSettings().optim.lr
+
+
+def test_batch_sizes_follow_the_model() -> None:
+    sizes = {"small": [8, 16], "large": [2, 4]}
+    cases = [{"choices": choices, "when": {"model.name": name}} for name, choices in sizes.items()]
+    made = space({"train.batch_size": cases, "model.name": ["small", "large", "huge"], "optim.lr": [0.1, 0.2]})
+    for sampler in ("tpe", "random"):
+        history: list[TrialRecord] = []
+        for number in range(40):
+            point = ask(made, history, settings(sampler=sampler))
+            name = point.params["model.name"]
+            assert isinstance(name, str)
+            if name == "huge":
+                assert "train.batch_size" not in point.params
+            else:
+                assert point.params["train.batch_size"] in sizes[name]
+                assert f"train.batch_size#{list(sizes).index(name)}" in point.internal
+            history.append(finished(number, point, float(number % 7)))
+        assert {record.params["model.name"] for record in history} == {"small", "large", "huge"}
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [16, 32],
+        [1, 2],
+        {"low": 1, "high": 64},
+        {"low": 1, "high": 64, "log": True},
+        {"low": 8, "high": 64, "step": 8},
+        [{"choices": [8, 9], "when": {"optim.name": "sgd"}}, {"choices": [16], "when": {"optim.name": "adamw"}}],
+    ],
+)
+@pytest.mark.parametrize("before", [[8, 16], {"low": 1, "high": 16}, {"low": 2, "high": 40, "log": True}])
+def test_a_changed_space_never_raises(before: object, after: object) -> None:
+    old = space({"optim.name": ["sgd", "adamw"], "train.batch_size": before})
+    history: list[TrialRecord] = []
+    for number in range(20):
+        point = ask(old, history, settings())
+        history.append(finished(number, point, float(number % 5)))
+    history.append(replace(history[0], number=20, outcome=None, value=None))
+    new = space({"optim.name": ["sgd", "adamw"], "train.batch_size": after})
+    point = ask(new, history, settings())
+    case = new.active("train.batch_size", point.params)
+    assert case is not None and case.contains(point.params["train.batch_size"])
+
+
+def test_a_widened_range_still_learns_from_old_trials() -> None:
+    old = space({"optim.lr": {"low": 0.1, "high": 0.2}})
+    history = [finished(n, ask(old, [], settings(sampler="random"), number=n), 0.0) for n in range(30)]
+    new = space({"optim.lr": {"low": 1e-6, "high": 10.0}})
+    assert new.read(history[0].params) == history[0].params
+    with_history, without = ask(new, history, settings()), ask(new, [], settings(), number=30)
+    assert with_history != without
+    narrowed = space({"optim.lr": {"low": 0.15, "high": 0.2}})
+    assert narrowed.read({"optim.lr": 0.12}) == {}
+
+
+def test_a_renumbered_case_is_read_by_value_and_condition() -> None:
+    case = {"choices": [8, 16], "when": {"model.name": "a"}}
+    other = {"choices": [4, 8], "when": {"model.name": "b"}}
+    old = space({"model.name": ["a", "b"], "train.batch_size": [case, other]})
+    new = space({"model.name": ["a", "b"], "train.batch_size": [other, case]})
+    assert old.read({"model.name": "a", "train.batch_size#0": 8}) == {"model.name": "a", "train.batch_size#0": 8}
+    assert new.read({"model.name": "a", "train.batch_size#0": 8}) == {"model.name": "a", "train.batch_size#1": 8}
+    assert new.read({"model.name": "c", "train.batch_size#0": 8}) == {}
+
+
+def test_global_random_state_is_neither_read_nor_touched() -> None:
+    made = space(LR_AND_DECAY)
+    history = run(made, settings(), 20, seed=7)
+    random.seed(1)
+    np.random.seed(1)
+    before = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+    one = ask(made, history, settings())
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[index]
+    random.seed(2)
+    np.random.seed(2)
+    assert ask(made, history, settings()) == one
+
+
+def test_only_our_studies_are_silent(caplog: pytest.LogCaptureFixture) -> None:
+    made = space(LR_AND_DECAY)
+    logger = logging.getLogger("optuna.storages._in_memory")
+    logging.getLogger("optuna").addHandler(caplog.handler)
+    try:
+        ask(made, [], settings(), number=1)
+        assert not caplog.records
+        logger.info("A new study created in memory with name: somebody's")
+        assert len(caplog.records) == 1
+    finally:
+        logging.getLogger("optuna").removeHandler(caplog.handler)
