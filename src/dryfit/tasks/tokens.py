@@ -64,8 +64,8 @@ class Tokens:
 
 def token_folder(cache_dir: Path, *, data_fingerprint: str, identity: str, max_length: int) -> Path:
     """Where the tokens of one (data, model, length) are cached."""
-    key = xxhash.xxh3_128_hexdigest("\x1f".join((str(_FORMAT), data_fingerprint, identity, str(max_length))))
-    return cache_dir / key
+    parts = "\x1f".join((str(_FORMAT), data_fingerprint, identity, str(max_length)))
+    return cache_dir / xxhash.xxh3_128_hexdigest(parts.encode())
 
 
 def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Tokens:

@@ -12,6 +12,7 @@ import transformers.models.distilbert.modeling_distilbert
 import transformers.models.electra.modeling_electra
 import transformers.models.modernbert.modeling_modernbert
 import transformers.models.roberta.modeling_roberta  # noqa: F401
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import InternalError
@@ -29,6 +30,9 @@ from dryfit.tasks.tokens import Tokens
 from dryfit.train.checkpoint import newest_good
 from dryfit.train.effect import check_effect
 from dryfit.train.loop import TrialParts, run_training
+
+# Compiles a thousand patterns on its first call (0.1 s) and keeps them: once before the fork, not in each trial.
+get_checkpoint_conversion_mapping("bert")
 
 
 def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
