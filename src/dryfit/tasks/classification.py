@@ -39,10 +39,10 @@ class CriteriaTask:
         return pad_rows(tokens, rows, pad_id=self._pad_id) | {"labels": tokens.labels_R[list(rows)]}
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """Sum of the rows' class weights, or their number; fp32 (B terms of order one)."""
+        """Sum of the rows' class weights, or their number; fp64, the loss rounds it to its own type."""
         labels_B = batch["labels"]
         if self._weights_C is None:
-            return torch.tensor(float(len(labels_B)), device=labels_B.device)
+            return torch.tensor(len(labels_B), dtype=torch.float64, device=labels_B.device)
         return self._weights_C.to(labels_B.device)[labels_B].sum()
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -89,7 +89,8 @@ def class_weights(train_counts: Mapping[int, int], num_labels: int) -> torch.Ten
     scikit-learn's "balanced" heuristic: rows / (classes * rows of the class).
     """
     total = sum(train_counts.values())
-    return torch.tensor([total / (num_labels * train_counts[label]) for label in range(num_labels)])
+    weights = [total / (num_labels * train_counts[label]) for label in range(num_labels)]
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 def check_metric(metric: Metric, num_labels: int) -> None:
