@@ -9,6 +9,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── MachineError           MACHINE     2   this machine cannot do what was asked
     ├── LoadError              LOAD        2   a model's weights are not what its code needs
     ├── CheckpointError        CHECKPOINT  2   a checkpoint is torn or belongs to another trial
+    ├── NonFiniteError         NONFINITE   2   the loss or a gradient became infinite or NaN
     ├── StudyBusyError         BUSY        2   another process owns the study
     ├── StudyMismatchError     MISMATCH    2   the study file no longer describes this study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
@@ -88,6 +89,12 @@ class CheckpointError(DryfitError):
     """A checkpoint is torn, or belongs to another trial."""
 
     code = "CHECKPOINT"
+
+
+class NonFiniteError(DryfitError):
+    """The loss or a gradient became infinite or NaN; a result of the trial, not a fault."""
+
+    code = "NONFINITE"
 
 
 class StudyBusyError(DryfitError):

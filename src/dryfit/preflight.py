@@ -1,0 +1,87 @@
+"""Child job RESOLVE: everything a study needs to know before its first trial."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.plan import DeviceKind
+from dryfit.core.settings import Precision
+from dryfit.core.wire import ChildResult, Phase, ResolveRequest, ResolveResult, SplitFacts
+from dryfit.meta.source import model_identity
+from dryfit.tasks.prepare import cache_tokens
+from dryfit.tasks.rows import fingerprint, label_counts, load_splits
+
+_VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "scikit-learn", "numpy")
+
+
+def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
+    """Check all data, tokenise it for every (model, length), look at the machine.
+
+    Raises:
+        DryfitError: A row, a model, a precision or the device is not what the study needs.
+    """
+    torch.set_num_threads(1)
+    device, count = find_device(body.device)
+    check_precisions(body.precisions, device)
+    channel.send(Phase(name="load"))
+    splits = load_splits(body.data)
+    channel.beat()
+    found = fingerprint(splits)
+    revisions: dict[str, str] = {}
+    for model, max_length in body.pairs:
+        cache_tokens(splits, model, max_length, cache_dir=Path(body.cache_dir), data_fingerprint=found)
+        revisions[model.name] = model_identity(model)
+        channel.beat()
+    facts = {name: SplitFacts(rows=len(rows), label_counts=label_counts(rows)) for name, rows in splits.items()}
+    result = ResolveResult(
+        data_fingerprint=found,
+        splits=facts,
+        revisions=revisions,
+        device=device,
+        device_count=count,
+        versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
+    )
+    return ChildResult(resolve=result)
+
+
+def find_device(wish: str) -> tuple[DeviceKind, int]:
+    """Where trials can run, and on how many devices.
+
+    Args:
+        wish: ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        MachineError: CUDA is asked for and not there.
+    """
+    if wish == "cpu":
+        return DeviceKind.CPU, 1
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count:
+        return DeviceKind.CUDA, count
+    if wish == "cuda":
+        raise MachineError(
+            'looking for execution.device = "cuda"',
+            f"torch {torch.__version__} finds no CUDA device",
+            allowed="a machine with a CUDA device and a CUDA build of torch",
+            hint='set execution.device = "auto" to train on the CPU',
+        )
+    return DeviceKind.CPU, 1
+
+
+def check_precisions(precisions: tuple[str, ...], device: DeviceKind) -> None:
+    """Refuse number formats the device cannot train in.
+
+    Raises:
+        ConfigError: fp16 without CUDA, or bf16 on a device without it.
+    """
+    if Precision.FP16 in precisions and device is not DeviceKind.CUDA:
+        raise ConfigError(
+            'checking train.precision = "fp16"', "it needs a CUDA device", allowed='"fp32" or "bf16" on the CPU'
+        )
+    if Precision.BF16 in precisions and device is DeviceKind.CUDA and not torch.cuda.is_bf16_supported():
+        name = torch.cuda.get_device_name(0)
+        raise ConfigError('checking train.precision = "bf16"', f"{name} has no bf16", allowed='"fp32" or "fp16"')

@@ -1,0 +1,108 @@
+"""The task ``criteria``: (criterion, text), or text alone, to one of several classes.
+
+Dimension suffixes: ``B`` rows of a batch, ``R`` rows of a split, ``C`` classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import accuracy_score, matthews_corrcoef, precision_recall_fscore_support
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings import LossSettings, Metric
+from dryfit.tasks.base import Batch, pad_rows
+from dryfit.tasks.tokens import TokenSet
+
+
+@final
+class CriteriaTask:
+    """Classification by cross entropy or focal loss.
+
+    Args:
+        loss: The ``[loss]`` table.
+        num_labels: Classes.
+        train_counts: Training rows of each class, for ``class_balance = "weighted"``.
+        pad_id: Token that pads rows.
+    """
+
+    def __init__(self, loss: LossSettings, *, num_labels: int, train_counts: Mapping[int, int], pad_id: int) -> None:
+        self._loss = loss
+        self._num_labels = num_labels
+        self._pad_id = pad_id
+        self._weights_C = class_weights(train_counts, num_labels) if loss.class_balance == "weighted" else None
+
+    def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Pad some rows and add their labels."""
+        return pad_rows(tokens, rows, pad_id=self._pad_id) | {"labels": tokens.labels_R[list(rows)]}
+
+    def batch_weight(self, batch: Batch) -> torch.Tensor:
+        """Sum of the rows' class weights, or their number; fp64, the loss rounds it to its own type."""
+        labels_B = batch["labels"]
+        if self._weights_C is None:
+            return torch.tensor(len(labels_B), dtype=torch.float64, device=labels_B.device)
+        return self._weights_C.to(labels_B.device)[labels_B].sum()
+
+    def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Weighted loss of all rows; divided by the weight it is torch's own weighted mean."""
+        labels_B = batch["labels"]
+        weights_C = None if self._weights_C is None else self._weights_C.to(outputs)
+        if self._loss.name == "cross_entropy":
+            return F.cross_entropy(
+                outputs, labels_B, weight=weights_C, label_smoothing=self._loss.label_smoothing, reduction="sum"
+            )
+        # Focal loss: (1 - p)^gamma * -log p of the right class (Lin et al. 2017, arXiv:1708.02002, equation 4).
+        log_p_B = F.log_softmax(outputs, dim=-1).gather(1, labels_B.unsqueeze(1)).squeeze(1)
+        # -expm1 keeps 1 - p exact for p near 1; the clamp keeps the power's gradient finite at p = 1.
+        rest_B = (-torch.expm1(log_p_B)).clamp_min(torch.finfo(outputs.dtype).tiny)
+        loss_B = -(rest_B**self._loss.gamma) * log_p_B
+        return (loss_B if weights_C is None else loss_B * weights_C[labels_B]).sum()
+
+    def metrics(self, outputs: torch.Tensor, tokens: TokenSet) -> dict[str, float]:
+        """All metrics of a split.
+
+        ``loss`` is the plain cross entropy whatever the training loss, so that trials can be compared by it.
+        """
+        truth_R = tokens.labels_R.numpy()
+        guess_R = outputs.argmax(dim=-1).numpy()
+        # One call for all that counts by class: scikit-learn's input checks cost more than its sums.
+        _, recall_C, f1_C, support_C = precision_recall_fscore_support(
+            truth_R, guess_R, labels=np.arange(self._num_labels), average=None, zero_division=0
+        )
+        found = {
+            Metric.F1_MACRO: f1_C.mean(),
+            Metric.ACCURACY: accuracy_score(truth_R, guess_R),
+            Metric.BALANCED_ACCURACY: recall_C[support_C > 0].mean(),
+            Metric.MCC: matthews_corrcoef(truth_R, guess_R),
+            Metric.LOSS: F.cross_entropy(outputs, tokens.labels_R).item(),
+        }
+        if self._num_labels == 2:
+            found[Metric.F1] = f1_C[1]
+        return {str(name): float(value) for name, value in found.items()}
+
+
+def class_weights(train_counts: Mapping[int, int], num_labels: int) -> torch.Tensor:
+    """Inverse frequencies, scaled so that an average training row weighs one.
+
+    scikit-learn's "balanced" heuristic: rows / (classes * rows of the class).
+    """
+    total = sum(train_counts.values())
+    weights = [total / (num_labels * train_counts[label]) for label in range(num_labels)]
+    return torch.tensor(weights, dtype=torch.float64)
+
+
+def check_metric(metric: Metric, num_labels: int) -> None:
+    """Refuse a metric that these classes do not have.
+
+    Raises:
+        ConfigError: ``f1`` is of the positive one of two classes.
+    """
+    if metric is Metric.F1 and num_labels > 2:
+        raise ConfigError(
+            "checking study.metric",
+            f"f1 with {num_labels} classes",
+            allowed="f1 for two classes: it is that of class 1",
+            hint="use f1_macro",
+        )

@@ -1,0 +1,168 @@
+"""An encoder with a head on its pooled token vectors.
+
+Dimension suffixes: ``B`` rows, ``L`` tokens, ``D`` encoder width, ``C`` classes.
+"""
+
+import inspect
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings import HeadSettings
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """The shape of a head: all that is needed to build it again.
+
+    Attributes:
+        settings: The ``[head]`` table.
+        num_outputs: Scores per row.
+        cls_last: The classification token is each row's last one.
+    """
+
+    settings: HeadSettings
+    num_outputs: int
+    cls_last: bool = False
+
+
+class EncoderWithHead(nn.Module):
+    """Scores of each row from an encoder's last hidden states.
+
+    Pooling sees no padding. The head runs in fp32 whatever the encoder's precision: its few operations cost nothing
+    there, and small score differences survive.
+    """
+
+    def __init__(self, encoder: PreTrainedModel, spec: HeadSpec) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.spec = spec
+        self.head = _head(_width(encoder), spec)
+        self._takes_types = _takes_types(encoder)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Score rows.
+
+        Args:
+            input_ids: (B, L).
+            attention_mask: (B, L), 1 for tokens, 0 for padding.
+            token_type_ids: (B, L); left out for encoders without segments.
+
+        Returns:
+            (B, C) in the head's own dtype.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if token_type_ids is not None and self._takes_types:
+            inputs["token_type_ids"] = token_type_ids
+        hidden_BLD = self.encoder(**inputs)[0]
+        with torch.autocast(hidden_BLD.device.type, enabled=False):
+            return self.head(self.pool(hidden_BLD.to(self.head[-1].weight.dtype), attention_mask))
+
+    def pool(self, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
+        """One vector for each row, padding left out."""
+        match self.spec.settings.pooling:
+            case "cls":
+                if not self.spec.cls_last:
+                    return hidden_BLD[:, 0]
+                last_B = mask_BL.sum(dim=1) - 1
+                return hidden_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
+            case "mean":
+                weights_BL1 = mask_BL.unsqueeze(-1).to(hidden_BLD.dtype)
+                return (hidden_BLD * weights_BL1).sum(dim=1) / weights_BL1.sum(dim=1)
+            case "max":
+                lowest = torch.finfo(hidden_BLD.dtype).min
+                return hidden_BLD.masked_fill(mask_BL.unsqueeze(-1) == 0, lowest).amax(dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderParts:
+    """The layers of an encoder, for settings that treat them differently.
+
+    Attributes:
+        depth: Number of layers.
+        depth_of: Depth of each parameter by its name in the encoder: 0 embeddings, 1 the first layer, ``depth`` the
+            last one and all that follows it.
+    """
+
+    depth: int
+    depth_of: dict[str, int]
+
+
+def encoder_parts(encoder: PreTrainedModel) -> EncoderParts:
+    """Find an encoder's layers.
+
+    Raises:
+        ConfigError: It has no list of layers of its own for each depth (ALBERT shares one).
+    """
+    depth = encoder.config.num_hidden_layers
+    path = next(
+        (name for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList) and len(module) == depth),
+        None,
+    )
+    if path is None or getattr(encoder.config, "num_hidden_groups", depth) != depth:
+        raise ConfigError(
+            "looking for the layers of the encoder",
+            f"{encoder.config.model_type} has no list of {depth} layers of their own",
+            allowed="regularization.freeze_layers = 0 and optim.layer_decay = 1 for this model",
+        )
+    depth_of: dict[str, int] = {}
+    passed = False
+    for name, _ in encoder.named_parameters():
+        if name.startswith(f"{path}."):
+            passed = True
+            depth_of[name] = int(name.removeprefix(f"{path}.").split(".")[0]) + 1
+        else:
+            depth_of[name] = depth if passed and "embed" not in name else 0
+    return EncoderParts(depth, depth_of)
+
+
+def freeze(model: EncoderWithHead, layers: int) -> None:
+    """Keep the embeddings and the first layers of the encoder as they are; 0 freezes nothing.
+
+    Raises:
+        ConfigError: The encoder has not so many layers.
+    """
+    if layers == 0:
+        return
+    parts = encoder_parts(model.encoder)
+    if layers > parts.depth:
+        raise ConfigError(
+            f"freezing the first {layers} layers",
+            f"the encoder has {parts.depth}",
+            allowed=f"regularization.freeze_layers from 0 to {parts.depth}",
+        )
+    for name, parameter in model.encoder.named_parameters():
+        if parts.depth_of[name] <= layers and not _follows_layers(name, parts):
+            parameter.requires_grad_(False)
+
+
+def _follows_layers(name: str, parts: EncoderParts) -> bool:
+    """Whether a parameter of the last depth stands after the layers (a final norm): never frozen."""
+    in_layer = any(part.isdigit() for part in name.split("."))
+    return parts.depth_of[name] == parts.depth and not in_layer
+
+
+def _width(encoder: PreTrainedModel) -> int:
+    return encoder.config.hidden_size
+
+
+def _takes_types(encoder: PreTrainedModel) -> bool:
+    takes = "token_type_ids" in inspect.signature(encoder.forward).parameters
+    return takes and getattr(encoder.config, "type_vocab_size", 2) > 1
+
+
+def _head(width: int, spec: HeadSpec) -> nn.Sequential:
+    settings = spec.settings
+    steps: list[nn.Module] = []
+    for _ in range(settings.layers):
+        steps += [nn.Dropout(settings.dropout), nn.Linear(width, settings.hidden), _ACTIVATIONS[settings.activation]()]
+        width = settings.hidden
+    steps += [nn.Dropout(settings.dropout), nn.Linear(width, spec.num_outputs)]
+    return nn.Sequential(*steps)

@@ -1,0 +1,235 @@
+"""Checked rows and splits: every bad input is named with its file, row and value before any trial starts."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from dryfit.core.errors import ConfigError, DataError
+from dryfit.core.seeds import derive_seed
+from dryfit.core.settings import DataSettings
+from dryfit.tasks.sources import RawRow, read_rows
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checked row.
+
+    Attributes:
+        id: Unique over all splits.
+        criterion: What the text is asked for; None where the data set has text alone.
+        group: What may not cross splits; the row's own id where the data set has no groups.
+        evidence: Spans [start, end) of characters of the text.
+        place: Where the row came from, for messages.
+    """
+
+    id: str
+    text: str
+    criterion: str | None
+    label: int
+    group: str
+    evidence: tuple[tuple[int, int], ...]
+    place: str
+
+
+Splits = dict[str, tuple[Row, ...]]
+"""Rows by split: train, validation and, where asked for, test."""
+
+
+def load_splits(data: DataSettings) -> Splits:
+    """Read and check all splits of a study.
+
+    Raises:
+        ConfigError: The sources are not named as they must be.
+        DataError: A file, row or value is wrong.
+    """
+    named = {TRAIN: data.train, VALIDATION: data.validation, TEST: data.test}
+    if data.file is not None:
+        if any(named.values()):
+            given = ", ".join(f"data.{name}" for name, source in named.items() if source)
+            raise ConfigError("reading [data]", f"data.file and {given} are both given", allowed="one or the other")
+        splits = split_by_group(_checked(data.file, data), data)
+    else:
+        absent = [f"data.{name}" for name in (TRAIN, VALIDATION) if not named[name]]
+        if absent:
+            raise ConfigError(
+                "reading [data]",
+                f"{' and '.join(absent)} not given",
+                allowed="data.train and data.validation, or data.file",
+            )
+        splits = {name: _checked(source, data) for name, source in named.items() if source}
+        splits[TRAIN] = splits[TRAIN][: data.train_limit]
+        splits[VALIDATION] = splits[VALIDATION][: data.validation_limit]
+    _check_across(splits, data)
+    return splits
+
+
+def split_by_group(rows: tuple[Row, ...], data: DataSettings) -> Splits:
+    """Cut one source into splits so that no group is in two.
+
+    Groups are ordered by a hash of (seed, group) and the first ones go to validation, the next to test: adding rows
+    to a group, or groups to the file, moves as little as possible.
+    """
+    groups = sorted({row.group for row in rows}, key=lambda group: (derive_seed(data.split_seed, group), group))
+    wanted = {VALIDATION: data.validation_fraction, TEST: data.test_fraction}
+    sizes = {name: max(1, round(part * len(groups))) if part > 0 else 0 for name, part in wanted.items()}
+    if sizes[VALIDATION] == 0 or sum(sizes.values()) >= len(groups):
+        raise DataError(
+            f"splitting {data.file} by {data.group}",
+            f"{len(groups)} groups, of which validation takes {sizes[VALIDATION]} and test {sizes[TEST]}",
+            allowed="at least one group for each of train and validation",
+            hint="change data.validation_fraction and data.test_fraction, or add rows",
+        )
+    last_validation = sizes[VALIDATION]
+    last_test = last_validation + sizes[TEST]
+    of_group = {
+        group: VALIDATION if index < last_validation else TEST if index < last_test else TRAIN
+        for index, group in enumerate(groups)
+    }
+    splits = {
+        name: tuple(row for row in rows if of_group[row.group] == name)
+        for name in (TRAIN, VALIDATION, TEST)
+        if name != TEST or sizes[TEST]
+    }
+    splits[TRAIN] = splits[TRAIN][: data.train_limit]
+    splits[VALIDATION] = splits[VALIDATION][: data.validation_limit]
+    return splits
+
+
+def fingerprint(splits: Splits) -> str:
+    """Hash of all prepared rows, in order."""
+    state = xxhash.xxh3_128()
+    for name in sorted(splits):
+        state.update(f"\x1d{name}\x1d{len(splits[name])}".encode())
+        for row in splits[name]:
+            parts = (row.id, row.text, row.criterion, row.label, row.group, row.evidence)
+            state.update(json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    return state.hexdigest()
+
+
+def label_counts(rows: tuple[Row, ...]) -> dict[int, int]:
+    """Rows per label."""
+    return dict(sorted(Counter(row.label for row in rows).items()))
+
+
+def _checked(source: str, data: DataSettings) -> tuple[Row, ...]:
+    raw_rows = read_rows(source)
+    if not raw_rows:
+        raise DataError(f"reading {source}", "it has no rows", allowed="at least one row")
+    first = raw_rows[0].values
+    optional = {name: getattr(data, name) in first for name in ("id", "criterion", "group", "evidence")}
+    return tuple(_row(raw, data, optional) for raw in raw_rows)
+
+
+def _row(raw: RawRow, data: DataSettings, optional: dict[str, bool]) -> Row:
+    for name in ("text", "label", *optional):
+        column = getattr(data, name)
+        wanted = optional.get(name, True)
+        if wanted != (column in raw.values):
+            found = f"column {column!r} is missing" if wanted else f"column {column!r} is here, not in the first row"
+            raise _error(raw, found, allowed=f"columns of this row: {', '.join(map(str, raw.values))}")
+    text = _text(raw, data.text)
+    row_id = _name(raw, data.id) if optional["id"] else f"{raw.source}:{raw.number}"
+    return Row(
+        id=row_id,
+        text=text,
+        criterion=_text(raw, data.criterion) if optional["criterion"] else None,
+        label=_label(raw, data),
+        group=_name(raw, data.group) if optional["group"] else row_id,
+        evidence=_spans(raw, data.evidence, text) if optional["evidence"] else (),
+        place=raw.place,
+    )
+
+
+def _text(raw: RawRow, column: str) -> str:
+    value = raw.values[column]
+    if not isinstance(value, str):
+        raise _error(raw, f"{column} is {value!r}", allowed="text")
+    if not value.strip():
+        raise _error(raw, f"{column} is empty: {value!r}", allowed="text that is not only white space")
+    return value
+
+
+def _name(raw: RawRow, column: str) -> str:
+    value = raw.values[column]
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise _error(raw, f"{column} is {value!r}", allowed="a text or an integer")
+    return str(value)
+
+
+def _label(raw: RawRow, data: DataSettings) -> int:
+    value = raw.values[data.label]
+    allowed = f"an integer from 0 to {data.num_labels - 1} (data.num_labels = {data.num_labels})"
+    if isinstance(value, str) and raw.source.endswith(".csv") and re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
+        value = int(value)  # CSV knows text alone
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _error(raw, f"{data.label} is {value!r}, not an integer", allowed=allowed)
+    if not 0 <= value < data.num_labels:
+        raise _error(raw, f"{data.label} is {value}", allowed=allowed)
+    return value
+
+
+def _spans(raw: RawRow, column: str, text: str) -> tuple[tuple[int, int], ...]:
+    value: Any = raw.values[column]
+    if isinstance(value, str) and raw.source.endswith(".csv"):
+        try:
+            value = json.loads(value or "[]")
+        except json.JSONDecodeError:
+            pass  # refused below, with its value
+    allowed = f"a list of [start, end) with 0 <= start < end <= {len(text)}, the length of the text"
+    if not isinstance(value, list):
+        raise _error(raw, f"{column} is {value!r}", allowed=allowed)
+    spans: list[tuple[int, int]] = []
+    for span in value:
+        if not isinstance(span, list) or len(span) != 2 or not all(type(end) is int for end in span):
+            raise _error(raw, f"{column} has {span!r}", allowed=allowed)
+        if not 0 <= span[0] < span[1] <= len(text):
+            raise _error(raw, f"{column} has {span!r}, outside the text", allowed=allowed)
+        spans.append((span[0], span[1]))
+    return tuple(spans)
+
+
+def _error(raw: RawRow, found: str, *, allowed: str) -> DataError:
+    return DataError(f"reading {raw.place}", found, allowed=allowed)
+
+
+def _check_across(splits: Splits, data: DataSettings) -> None:
+    """What no row shows alone: repeated ids, groups in two splits, absent classes, mixed text-alone rows."""
+    seen: dict[str, str] = {}
+    split_of: dict[str, tuple[str, Row]] = {}
+    with_criterion = splits[TRAIN][0].criterion is not None if splits[TRAIN] else True
+    for name, rows in splits.items():
+        if not rows:
+            raise DataError(f"preparing the split {name}", "it has no rows", allowed="at least one row")
+        for row in rows:
+            if row.id in seen:
+                raise DataError(
+                    f"reading {row.place}", f"id {row.id!r} is there already: {seen[row.id]}", allowed="unique ids"
+                )
+            seen[row.id] = row.place
+            first_split, first_row = split_of.setdefault(row.group, (name, row))
+            if first_split != name:
+                raise DataError(
+                    f"reading {row.place} ({name})",
+                    f"group {row.group!r} is in the split {first_split} too: {first_row.place}",
+                    allowed="each group in one split",
+                    hint="give one source as data.file: it is split by group",
+                )
+        if (rows[0].criterion is not None) != with_criterion:
+            raise DataError(
+                f"reading {rows[0].place} ({name})",
+                f"column {data.criterion!r} is in some splits only",
+                allowed="a criterion in all rows or in none",
+            )
+    absent = sorted(set(range(data.num_labels)) - {row.label for row in splits[TRAIN]})
+    if absent:
+        raise DataError(
+            "preparing the split train",
+            f"no row has label {', '.join(map(str, absent))}",
+            allowed=f"rows of all {data.num_labels} classes (data.num_labels)",
+        )

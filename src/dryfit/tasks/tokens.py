@@ -1,0 +1,173 @@
+"""Rows as token ids: made once for each (data, model, length), then shared by all trials. No text is kept.
+
+Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import xxhash
+from safetensors.torch import load, save_file
+from transformers import PreTrainedTokenizerBase
+
+from dryfit.core.errors import ConfigError, DataError
+from dryfit.tasks.rows import TRAIN, Row, Splits
+
+_FORMAT = 1
+_CHUNK_ROWS = 1000
+_META_FILE = "tokens.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSet:
+    """One split, tokenised.
+
+    Attributes:
+        ids_T: Token ids of all rows, int32.
+        types_T: Segment of each token, uint8; None where the tokenizer has no segments.
+        starts_R: Where each row begins, int64, and a last entry where the last one ends.
+        labels_R: Label of each row, int64.
+    """
+
+    ids_T: torch.Tensor
+    types_T: torch.Tensor | None
+    starts_R: torch.Tensor
+    labels_R: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels_R)
+
+    @property
+    def lengths_R(self) -> torch.Tensor:
+        """Tokens of each row."""
+        return self.starts_R[1:] - self.starts_R[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """All splits of a data set for one (model, length).
+
+    Attributes:
+        pad_id: The token rows are padded with.
+        cls_last: The classification token stands at the end of a row, not at its start.
+    """
+
+    splits: Mapping[str, TokenSet]
+    pad_id: int
+    cls_last: bool
+
+
+def token_folder(cache_dir: Path, *, data_fingerprint: str, identity: str, max_length: int) -> Path:
+    """Where the tokens of one (data, model, length) are cached."""
+    parts = "\x1f".join((str(_FORMAT), data_fingerprint, identity, str(max_length)))
+    return cache_dir / xxhash.xxh3_128_hexdigest(parts.encode())
+
+
+def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Tokens:
+    """Tokenise (criterion, text), or text alone, cutting only the text.
+
+    Raises:
+        DataError: A criterion leaves no room for any text.
+        ConfigError: The tokenizer has no padding token.
+    """
+    if tokenizer.pad_token_id is None:
+        raise ConfigError("tokenising the data", "the tokenizer has no padding token", allowed="an encoder's tokenizer")
+    _check_criteria(splits, tokenizer, max_length)
+    sets = {name: _token_set(rows, tokenizer, max_length) for name, rows in splits.items()}
+    train = sets[TRAIN]
+    first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
+    cls_last = last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
+    return Tokens(sets, pad_id=tokenizer.pad_token_id, cls_last=cls_last)
+
+
+def save_tokens(folder: Path, tokens: Tokens) -> None:
+    """Write tokens so that neither a kill nor another process writing the same can harm them."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, split in tokens.splits.items():
+        tensors = {"ids": split.ids_T, "starts": split.starts_R, "labels": split.labels_R}
+        if split.types_T is not None:
+            tensors["types"] = split.types_T
+        save_file(tensors, temporary / f"{name}.safetensors")
+    meta = {"format": _FORMAT, "splits": sorted(tokens.splits), "pad_id": tokens.pad_id, "cls_last": tokens.cls_last}
+    (temporary / _META_FILE).write_text(json.dumps(meta), encoding="utf-8")
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if not (folder / _META_FILE).is_file():
+            raise
+        shutil.rmtree(temporary)  # another process was first, with the same content
+
+
+def load_tokens(folder: Path, *, only: tuple[str, ...] | None = None) -> Tokens | None:
+    """Read cached tokens; None where they were never made (or were removed).
+
+    Args:
+        only: Splits to read; None reads all.
+    """
+    try:
+        meta = json.loads((folder / _META_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    sets: dict[str, TokenSet] = {}
+    for name in meta["splits"]:
+        if only is None or name in only:
+            # Read, not mapped: a removed or replaced cache cannot reach a running trial.
+            tensors = load((folder / f"{name}.safetensors").read_bytes())
+            sets[name] = TokenSet(tensors["ids"], tensors.get("types"), tensors["starts"], tensors["labels"])
+    return Tokens(sets, pad_id=meta["pad_id"], cls_last=meta["cls_last"])
+
+
+def _check_criteria(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    places: dict[str, str] = {}
+    for rows in splits.values():
+        for row in rows:
+            if row.criterion is not None:
+                places.setdefault(row.criterion, row.place)
+    if not places:
+        return
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
+    encoded = tokenizer(list(places), add_special_tokens=False, verbose=False)
+    for (criterion, place), ids in zip(places.items(), encoded["input_ids"], strict=True):
+        if len(ids) > room:
+            raise DataError(
+                f"tokenising {place}",
+                f"criterion {criterion[:60]!r} has {len(ids)} tokens",
+                allowed=f"at most {room} with train.max_length = {max_length}, so that some text is left",
+                hint="raise train.max_length or shorten the criterion",
+            )
+
+
+def _token_set(rows: tuple[Row, ...], tokenizer: PreTrainedTokenizerBase, max_length: int) -> TokenSet:
+    ids: list[torch.Tensor] = []
+    types: list[torch.Tensor] = []
+    lengths: list[int] = []
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        chunk = rows[start : start + _CHUNK_ROWS]
+        criteria = [row.criterion for row in chunk if row.criterion is not None]
+        texts = [row.text for row in chunk]
+        encoded = tokenizer(
+            *((criteria, texts) if criteria else (texts,)),
+            truncation="only_second" if criteria else True,
+            max_length=max_length,
+            return_attention_mask=False,
+        )
+        for index, row_ids in enumerate(encoded["input_ids"]):
+            ids.append(torch.tensor(row_ids, dtype=torch.int32))
+            lengths.append(len(row_ids))
+            if "token_type_ids" in encoded:
+                types.append(torch.tensor(encoded["token_type_ids"][index], dtype=torch.uint8))
+    starts_R = torch.zeros(len(rows) + 1, dtype=torch.int64)
+    starts_R[1:] = torch.tensor(lengths).cumsum(0)
+    return TokenSet(
+        ids_T=torch.cat(ids),
+        types_T=torch.cat(types) if types else None,
+        starts_R=starts_R,
+        labels_R=torch.tensor([row.label for row in rows], dtype=torch.int64),
+    )

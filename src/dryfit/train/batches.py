@@ -1,0 +1,121 @@
+"""Which rows form which batch: a pure function of (seed, epoch, lengths, effective batch)."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import final
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from dryfit.core.process import die_with_parent
+from dryfit.core.seeds import derive_seed
+from dryfit.tasks.base import Batch, Task
+from dryfit.tasks.tokens import TokenSet
+
+_MOST_BATCHES_SORTED = 50
+_LEAST_MEGA_BATCHES = 4
+
+
+def epoch_batches(
+    lengths: torch.Tensor, *, seed: int, epoch: int, batch_size: int, group_by_length: bool
+) -> list[list[int]]:
+    """The batches of one epoch; each row is in exactly one.
+
+    Grouping shuffles all rows, sorts runs of several batches by length, cuts them into batches and shuffles those:
+    rows of a batch have similar lengths, and chance still decides who meets whom. The run length is that of
+    transformers' own grouping (50 batches, at least four runs a data set).
+
+    Args:
+        lengths: Tokens of each row, 1-dimensional.
+        seed: Seed of the trial's batch order.
+        epoch: From 0.
+        batch_size: Rows behind one optimizer step; the batch with the rest may be smaller.
+        group_by_length: Whether to group; else a plain shuffle.
+    """
+    count = len(lengths)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
+    order = torch.randperm(count, generator=generator)
+    if not group_by_length:
+        return [chunk.tolist() for chunk in order.split(batch_size)]
+    run_batches = max(1, min(count // (batch_size * _LEAST_MEGA_BATCHES), _MOST_BATCHES_SORTED))
+    batches: list[list[int]] = []
+    for run in order.split(batch_size * run_batches):
+        by_length = run[torch.argsort(lengths[run], descending=True, stable=True)]
+        batches += [chunk.tolist() for chunk in by_length.split(batch_size)]
+    return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def evaluation_batches(lengths: torch.Tensor, batch_size: int) -> list[list[int]]:
+    """Batches of all rows, longest first: least padding, and the largest batch meets the memory first."""
+    order = torch.argsort(lengths, descending=True, stable=True)
+    return [chunk.tolist() for chunk in order.split(batch_size)]
+
+
+@final
+class EpochBatchSampler(Sampler[list[int]]):
+    """Batch sampler over :func:`epoch_batches`; set the epoch before iterating."""
+
+    def __init__(self, lengths: torch.Tensor, *, seed: int, batch_size: int, group_by_length: bool) -> None:
+        self._batches = partial(
+            epoch_batches, lengths, seed=seed, batch_size=batch_size, group_by_length=group_by_length
+        )
+        self._length = -(-len(lengths) // batch_size)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch the next iteration is of."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._batches(epoch=self._epoch))
+
+
+@final
+class RowDataset(Dataset[Batch]):
+    """Makes whole batches: the loader asks for all rows of a batch at once."""
+
+    def __init__(self, tokens: TokenSet, task: Task) -> None:
+        self._tokens = tokens
+        self._task = task
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, row: int) -> Batch:
+        return self._task.collate(self._tokens, [row])
+
+    def __getitems__(self, rows: Sequence[int]) -> Batch:
+        """Make the batch of some rows (the loader's own protocol for batched fetching)."""
+        return self._task.collate(self._tokens, rows)
+
+
+def train_loader(dataset: RowDataset, sampler: EpochBatchSampler, *, workers: int, seed: int) -> DataLoader[Batch]:
+    """A loader that draws nothing from the global random state.
+
+    Args:
+        dataset: Makes the batches.
+        sampler: Orders them.
+        workers: Loader processes; 0: none. They die with this process.
+        seed: Seed of the loader's own generator, which only seeds its workers.
+    """
+    start: Callable[[int], None] | None = partial(_start_worker, os.getpid()) if workers else None
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=_as_is,
+        num_workers=workers,
+        generator=torch.Generator().manual_seed(seed),
+        worker_init_fn=start,
+    )
+
+
+def _as_is(batch: Batch) -> Batch:
+    return batch
+
+
+def _start_worker(parent_pid: int, _worker: int) -> None:
+    die_with_parent(parent_pid)

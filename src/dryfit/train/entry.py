@@ -1,0 +1,122 @@
+"""Child job TRAIN: one trial, from its request to its result."""
+
+import os
+from pathlib import Path
+
+import torch
+
+# The models most studies use are imported before the fork, so that a trial need not do it.
+import transformers.models.bert.modeling_bert
+import transformers.models.deberta_v2.modeling_deberta_v2
+import transformers.models.distilbert.modeling_distilbert
+import transformers.models.electra.modeling_electra
+import transformers.models.modernbert.modeling_modernbert
+import transformers.models.roberta.modeling_roberta  # noqa: F401
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import InternalError
+from dryfit.core.plan import DeviceKind
+from dryfit.core.seeds import derive_seed
+from dryfit.core.trial import best_point
+from dryfit.core.wire import ChildResult, Phase, TrainRequest, TrainResult
+from dryfit.meta.load import load_encoder
+from dryfit.meta.source import model_folder
+from dryfit.tasks.classification import CriteriaTask, check_metric
+from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
+from dryfit.tasks.prepare import prepared_tokens
+from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.tasks.tokens import Tokens
+from dryfit.train.checkpoint import newest_good
+from dryfit.train.effect import check_effect
+from dryfit.train.loop import TrialParts, run_training
+
+# Compiles a thousand patterns on its first call (0.1 s) and keeps them: once before the fork, not in each trial.
+get_checkpoint_conversion_mapping("bert")
+
+
+def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+    """Train one trial, or go on with it from its newest good checkpoint.
+
+    Args:
+        body: What to learn, how to run it and where its files lie.
+        channel: How to report, and to hear verdicts and stop requests.
+
+    Returns:
+        The best validation, and why training ended.
+
+    Raises:
+        DryfitError: A setting, the data, the model's weights or a checkpoint is wrong, or the loss is not finite.
+    """
+    torch.set_num_threads(body.plan.threads)
+    if body.visible_device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = body.visible_device
+    channel.send(Phase(name="load"))
+    config = body.config
+    if config.settings.train.batch_size != body.plan.effective_batch:
+        raise InternalError(
+            "starting a trial",
+            f"the plan is for batches of {body.plan.effective_batch}, the trial's are {config.settings.train.batch_size}",
+        )
+    check_metric(config.metric, config.data.num_labels)
+    check_effect(config)
+    tokens = prepared_tokens(
+        config.data,
+        config.settings.model,
+        config.settings.train.max_length,
+        cache_dir=Path(body.cache_dir),
+        data_fingerprint=config.data_fingerprint,
+        only=(TRAIN, VALIDATION),
+    )
+    channel.beat()
+    parts = _parts(body, channel, tokens)
+    channel.beat()
+    checkpoint = newest_good(Path(body.checkpoint_dir), config.fingerprint)
+    run = run_training(parts, checkpoint)
+    best = best_point(run.points, config.direction)
+    result = TrainResult(
+        value=best.value if best else None, best=best.n if best else None, steps=run.step, stopped_by=run.stopped_by
+    )
+    return ChildResult(train=result)
+
+
+def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialParts:
+    config = body.config
+    train_set = tokens.splits[TRAIN]
+    counts = torch.bincount(train_set.labels_R, minlength=config.data.num_labels)
+    task = CriteriaTask(
+        config.settings.loss,
+        num_labels=config.data.num_labels,
+        train_counts=dict(enumerate(counts.tolist())),
+        pad_id=tokens.pad_id,
+    )
+    return TrialParts(
+        request=body,
+        channel=channel,
+        model=build_model(body, cls_last=tokens.cls_last),
+        task=task,
+        train=train_set,
+        validation=tokens.splits[VALIDATION],
+        tokenizer_folder=model_folder(config.settings.model),
+    )
+
+
+def build_model(body: TrainRequest, *, cls_last: bool) -> EncoderWithHead:
+    """The trial's model: pretrained encoder, seeded head, layers frozen, on its device."""
+    settings = body.config.settings
+    regularization = settings.regularization
+    encoder, _ = load_encoder(
+        settings.model, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout
+    )
+    if body.plan.checkpointing:
+        # Without reentrant autograd frozen embeddings are no obstacle, and the random state is kept either way.
+        kwargs = {"use_reentrant": False}
+        if hasattr(encoder, "activation_checkpointing_enable"):  # remove with transformers < 5.20
+            encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+        else:
+            encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    torch.manual_seed(derive_seed(body.config.seed, "head"))
+    spec = HeadSpec(settings.head, num_outputs=body.config.data.num_labels, cls_last=cls_last)
+    model = EncoderWithHead(encoder, spec)
+    freeze(model, regularization.freeze_layers)
+    return model.to("cuda" if body.plan.device is DeviceKind.CUDA else "cpu")

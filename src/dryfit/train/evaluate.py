@@ -1,0 +1,74 @@
+"""Validation: when, over which batches, and what follows from its history."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings import Direction
+from dryfit.core.trial import MetricPoint, best_point
+from dryfit.tasks.base import MODEL_INPUTS, Task
+from dryfit.tasks.tokens import TokenSet
+from dryfit.train.batches import evaluation_batches
+
+_MOST_ROWS = 64
+_ROWS_PER_TRAINING_ROW = 4
+
+
+def evaluation_steps(*, steps_per_epoch: int, evals_per_epoch: int, epochs: int) -> frozenset[int]:
+    """Optimizer steps (counted from 1) after which to validate: evenly spaced, the last at each epoch's end.
+
+    Raises:
+        ConfigError: More validations than steps are asked for.
+    """
+    if evals_per_epoch > steps_per_epoch:
+        raise ConfigError(
+            "planning the validations",
+            f"train.evals_per_epoch is {evals_per_epoch} and an epoch has {steps_per_epoch} steps",
+            allowed=f"1 to {steps_per_epoch} with this batch size and these rows",
+        )
+    within = [-(-steps_per_epoch * k // evals_per_epoch) for k in range(1, evals_per_epoch + 1)]
+    return frozenset(epoch * steps_per_epoch + step for epoch in range(epochs) for step in within)
+
+
+def evaluation_rows(micro_batch: int) -> int:
+    """Rows validated at once: several times the training rows, as no activation is kept for a backward pass."""
+    return min(_MOST_ROWS, _ROWS_PER_TRAINING_ROW * micro_batch)
+
+
+def evaluate(
+    model: nn.Module, tokens: TokenSet, task: Task, *, batch_rows: int, beat: Callable[[], None]
+) -> dict[str, float]:
+    """Compute a task's metrics on a split. Draws no random number; leaves the model in eval mode.
+
+    Args:
+        model: On its device.
+        tokens: The split.
+        task: Makes batches and computes metrics.
+        batch_rows: Rows at once.
+        beat: Called once a batch, as a sign of life.
+    """
+    device = next(model.parameters()).device
+    model.eval()
+    outputs: list[torch.Tensor] = []
+    order: list[int] = []
+    with torch.inference_mode():
+        for rows in evaluation_batches(tokens.lengths_R, batch_rows):
+            batch = task.collate(tokens, rows)
+            found = model(**{name: batch[name].to(device) for name in MODEL_INPUTS if name in batch})
+            outputs.append(found.float().cpu())
+            order += rows
+            beat()
+    in_order = torch.cat(outputs)
+    in_order[torch.tensor(order)] = in_order.clone()
+    return task.metrics(in_order, tokens)
+
+
+def stopped_early(points: tuple[MetricPoint, ...], *, patience: int, direction: Direction) -> bool:
+    """Whether the last ``patience`` validations brought nothing better; 0 never stops."""
+    if patience == 0:
+        return False
+    best = best_point(points, direction)
+    since_best = len(points) - 1 - best.n if best else len(points)
+    return since_best >= patience

@@ -1,0 +1,72 @@
+"""One step's gradients: the effective batch in micro-batches, equal to the whole batch up to rounding."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dryfit.tasks.base import MODEL_INPUTS, Batch, Task
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """What a backward pass over one effective batch gave.
+
+    Attributes:
+        loss: The batch's mean loss, detached, 0-dimensional.
+        micro_batches: Forward and backward passes done.
+    """
+
+    loss: torch.Tensor
+    micro_batches: int
+
+
+def backward_batch(
+    model: nn.Module,
+    batch: Batch,
+    task: Task,
+    *,
+    micro_batch: int,
+    backward: Callable[[torch.Tensor], None],
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> StepLoss:
+    """Add the gradients of an effective batch to the model's.
+
+    Each micro-batch's loss *sum* is divided by the *whole* batch's normaliser. A mean over micro-batch means would
+    be another loss wherever micro-batches weigh differently (class weights, a short last one).
+
+    Args:
+        model: Takes the batch's model inputs, returns outputs.
+        batch: The effective batch, on the model's device.
+        task: Gives loss sum and normaliser.
+        micro_batch: Rows in memory at once.
+        backward: Backpropagates a scalar (accelerate's scales it for fp16).
+        autocast: Context of the forward pass.
+    """
+    weight = task.batch_weight(batch)
+    losses: list[torch.Tensor] = []
+    for micro in micro_batches(batch, micro_batch):
+        with autocast():
+            outputs = model(**{name: micro[name] for name in MODEL_INPUTS if name in micro})
+            loss = task.loss_sum(outputs, micro) / weight.to(outputs.dtype)
+        backward(loss)
+        losses.append(loss.detach())
+    return StepLoss(loss=torch.stack(losses).sum(), micro_batches=len(losses))
+
+
+def micro_batches(batch: Batch, rows: int) -> Iterator[Batch]:
+    """Cut a batch into micro-batches, each trimmed to its own longest row; the last one may be short."""
+    count = len(batch["attention_mask"])
+    if rows >= count:
+        yield batch
+        return
+    # One transfer for all widths: reading each micro-batch's own would wait for the device each time.
+    lengths = batch["attention_mask"].sum(dim=1).tolist()
+    for start in range(0, count, rows):
+        width = max(lengths[start : start + rows])
+        yield {
+            name: values[start : start + rows, :width] if name in MODEL_INPUTS else values[start : start + rows]
+            for name, values in batch.items()
+        }

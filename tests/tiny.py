@@ -1,0 +1,110 @@
+"""Builders of tiny random models, tokenizers and data sets on disk."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+WORDS = tuple("i you we they sleep eat work walk talk feel good bad tired sad happy never always very not and".split())
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CRITERIA = ("feel sad", "sleep bad")
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {"pad_token_id": 0},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
+    "electra": {"embedding_size": 16},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
+    "albert": {"embedding_size": 16},
+    "modernbert": {"global_attn_every_n_layers": 1, "reference_compile": False},
+    "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64},
+}
+_COMMON = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 72,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+}
+
+
+def tokenizer(folder: Path, *, cls_last: bool = False) -> PreTrainedTokenizerFast:
+    """Write a WordPiece tokenizer of some twenty words into a folder."""
+    letters = [letter for letter in "abcdefghijklmnopqrstuvwxyz0123456789"]
+    vocab = [*SPECIAL, *WORDS, *letters, *[f"##{letter}" for letter in letters]]
+    core = Tokenizer(WordPiece({word: index for index, word in enumerate(dict.fromkeys(vocab))}, unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    single, pair = ("$A:0 [SEP]:0 [CLS]:2", "$A:0 [SEP]:0 $B:1 [SEP]:1 [CLS]:2")
+    if not cls_last:
+        single, pair = ("[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1")
+    core.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def model(folder: Path, architecture: str = "bert", *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a tiny random encoder and its tokenizer into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fast = tokenizer(folder, cls_last=architecture == "xlnet")
+    own = ARCHITECTURES[architecture]
+    taken = _COMMON if architecture not in ("distilbert", "xlnet") else {"max_position_embeddings": 72}
+    if architecture == "xlnet":
+        taken = {}
+    config = AutoConfig.for_model(architecture, **{"vocab_size": len(fast), **taken, **own, **overrides})
+    torch.manual_seed(seed)
+    AutoModel.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def rows(count: int, *, seed: int = 0, start: int = 0, groups: int | None = None) -> list[dict[str, Any]]:
+    """Rows whose label is whether the text says what the criterion says."""
+    rng = random.Random(f"{seed}-{start}")
+    out: list[dict[str, Any]] = []
+    for number in range(start, start + count):
+        criterion = CRITERIA[number % len(CRITERIA)]
+        label = rng.randrange(2)
+        filler = [rng.choice(WORDS) for _ in range(rng.randrange(2, 24))]
+        said = criterion if label else " ".join(rng.sample(WORDS[:10], 2))
+        text = " ".join([*filler, said])
+        row = {"id": f"r{number}", "criterion": criterion, "text": text, "label": label, "evidence": []}
+        if label:
+            row["evidence"] = [[len(text) - len(said), len(text)]]
+        row["group"] = f"g{number % groups + start}" if groups else f"g{number}"
+        out.append(row)
+    return out
+
+
+def write_jsonl(path: Path, data: list[dict[str, Any]]) -> Path:
+    """Write rows as JSONL."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in data), encoding="utf-8")
+    return path
+
+
+def data(folder: Path, *, train: int = 40, validation: int = 20, seed: int = 0) -> dict[str, str]:
+    """Write train and validation rows; returns the paths as settings of ``[data]``."""
+    return {
+        "train": str(write_jsonl(folder / "train.jsonl", rows(train, seed=seed))),
+        "validation": str(write_jsonl(folder / "validation.jsonl", rows(validation, seed=seed, start=train))),
+    }

@@ -1,0 +1,149 @@
+"""Run tiny trials in this process, against a channel that follows a script."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+import tiny
+from dryfit.core.channel import ChildChannel
+from dryfit.core.plan import DeviceKind, ExecutionPlan
+from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
+from dryfit.core.trial import MetricPoint, TrialConfig
+from dryfit.core.wire import (
+    MESSAGE,
+    MESSAGES_FILE,
+    LineTail,
+    Message,
+    ResolveRequest,
+    ResolveResult,
+    StopReason,
+    TrainRequest,
+    TrainResult,
+)
+from dryfit.preflight import resolve
+from dryfit.train.entry import train
+
+
+class ScriptedChannel(ChildChannel):
+    """Answers every report at once, and asks to stop at a given step."""
+
+    def __init__(
+        self, folder: Path, *, stop_at: int | None = None, verdict: Callable[[MetricPoint], bool] = lambda _: True
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder, doorbell=None, placed_at_s=0.0)
+        self.points: list[MetricPoint] = []
+        self._stop_in = stop_at
+        self._verdict = verdict
+
+    def stop_requested(self) -> StopReason | None:
+        """The loop asks once after every optimizer step that is not the last."""
+        if self._stop_in is not None:
+            self._stop_in -= 1
+            if self._stop_in <= 0:
+                return StopReason.REQUEST
+        return None
+
+    def report(self, point: MetricPoint, *, timeout_s: float) -> bool:
+        """Keep the report, follow the script."""
+        self.points.append(point)
+        return self._verdict(point)
+
+    def messages(self) -> list[Message]:
+        """All messages sent."""
+        return [MESSAGE.validate_json(line) for line in LineTail(self.folder / MESSAGES_FILE).read()]
+
+
+class Trial:
+    """A tiny trial in a folder, which may be run again and again."""
+
+    def __init__(self, folder: Path, *, model: Path | str, data: dict[str, Any], **tables: dict[str, Any]) -> None:
+        self.folder = folder
+        metric = Metric(tables.pop("study", {}).get("metric", "loss"))
+        micro = tables.pop("execution", {})
+        self.data = DataSettings(**data)
+        settings = {"train": {"epochs": 2, "batch_size": 8, "max_length": 32}, "optim": {"lr": 2e-3}}
+        for name, table in tables.items():
+            settings[name] = settings.get(name, {}) | table
+        settings["model"] = {"name": str(model)} | settings.get("model", {})
+        self.settings = TrialSettings.model_validate_json(json.dumps(settings))
+        batch = self.settings.train.batch_size
+        rows = min(micro.get("micro_batch") or batch, batch)
+        self.plan = ExecutionPlan(
+            device=DeviceKind.CPU,
+            effective_batch=batch,
+            micro_batch=rows,
+            accumulation=-(-batch // rows),
+            checkpointing=micro.get("checkpointing", False),
+            loader_workers=micro.get("loader_workers", 0),
+        )
+        self.metric = metric
+        self.direction = Direction.MINIMIZE if metric is Metric.LOSS else Direction.MAXIMIZE
+        self.params: dict[str, Any] = {}
+        self.seed = 3
+        self._attempt = 0
+
+    def resolve(self) -> ResolveResult:
+        """Prepare the data."""
+        body = ResolveRequest(
+            task=Task.CRITERIA,
+            data=self.data,
+            pairs=((self.settings.model, self.settings.train.max_length),),
+            cache_dir=str(self.folder / "cache"),
+            device="cpu",
+            precisions=(str(self.settings.train.precision),),
+        )
+        result = resolve(body, ScriptedChannel(self.folder / "resolve")).resolve
+        assert result is not None
+        return result
+
+    def request(self, *, checkpoint_every_s: float = 1e9) -> TrainRequest:
+        """The request of the next attempt."""
+        self._attempt += 1
+        config = TrialConfig(
+            number=0,
+            task=Task.CRITERIA,
+            metric=self.metric,
+            direction=self.direction,
+            data=self.data,
+            settings=self.settings,
+            params=self.params,
+            seed=self.seed,
+            data_fingerprint=self.resolve().data_fingerprint,
+        )
+        return TrainRequest(
+            config=config,
+            plan=self.plan,
+            attempt=self._attempt,
+            cache_dir=str(self.folder / "cache"),
+            checkpoint_dir=str(self.folder / "checkpoints"),
+            best_dir=str(self.folder / "best"),
+            checkpoint_every_s=checkpoint_every_s,
+            verdict_timeout_s=5,
+        )
+
+    def run(
+        self,
+        *,
+        stop_at: int | None = None,
+        verdict: Callable[[MetricPoint], bool] = lambda _: True,
+        checkpoint_every_s: float = 1e9,
+    ) -> tuple[TrainResult, ScriptedChannel]:
+        """Run an attempt; goes on from a checkpoint if an earlier one left one."""
+        request = self.request(checkpoint_every_s=checkpoint_every_s)
+        channel = ScriptedChannel(self.folder / f"attempt-{self._attempt}", stop_at=stop_at, verdict=verdict)
+        result = train(request, channel).train
+        assert result is not None
+        return result, channel
+
+    def best_weights(self) -> dict[str, Any]:
+        """The weights of the best validation."""
+        return load_file(self.folder / "best" / "model.safetensors")
+
+
+def small(folder: Path, *, model: Path, **tables: dict[str, Any]) -> Trial:
+    """A trial of ten steps on forty rows."""
+    return Trial(folder, model=model, data=tiny.data(folder / "data"), **tables)

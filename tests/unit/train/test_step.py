@@ -1,0 +1,113 @@
+"""Micro-batching against the whole batch, in fp64."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+import tiny
+from dryfit.core.settings import HeadSettings, LossSettings
+from dryfit.meta.load import FolderSource, load_encoder
+from dryfit.tasks.base import Batch
+from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.heads import EncoderWithHead, HeadSpec
+from dryfit.tasks.tokens import TokenSet
+from dryfit.train.step import backward_batch, micro_batches
+
+CLASSES = 3
+ROWS = 23
+COUNTS = {0: 70, 1: 20, 2: 10}
+LOSSES = [
+    LossSettings(),
+    LossSettings(class_balance="weighted"),
+    LossSettings(label_smoothing=0.1, class_balance="weighted"),
+    LossSettings(name="focal", gamma=2.0),
+    LossSettings(name="focal", gamma=0.5, class_balance="weighted"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> EncoderWithHead:
+    folder = tiny.model(tmp_path_factory.mktemp("step"), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    encoder, _ = load_encoder(FolderSource.of(folder))
+    torch.manual_seed(0)
+    return EncoderWithHead(encoder, HeadSpec(HeadSettings(layers=1, dropout=0.0), CLASSES)).double().train()
+
+
+def task_of(loss: LossSettings) -> CriteriaTask:
+    return CriteriaTask(loss, num_labels=CLASSES, train_counts=COUNTS, pad_id=0)
+
+
+def batch_of(task: CriteriaTask) -> Batch:
+    torch.manual_seed(1)
+    lengths = torch.randint(3, 40, (ROWS,))
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = torch.randint(5, 30, (int(starts[-1]),), dtype=torch.int32)
+    labels = torch.randint(0, CLASSES, (ROWS,))
+    return task.collate(TokenSet(ids, None, starts, labels), range(ROWS))
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return found
+
+
+def step(model: nn.Module, batch: Batch, task: CriteriaTask, rows: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    found = backward_batch(
+        model, batch, task, micro_batch=rows, backward=torch.Tensor.backward, autocast=nullcontext
+    )
+    return gradients(model), found.loss, found.micro_batches
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.class_balance}-{loss.label_smoothing}")
+@pytest.mark.parametrize("rows", [1, 2, 5, 7, 8, 22, 23, 64])
+def test_gradients_equal_those_of_the_whole_batch(model: EncoderWithHead, loss: LossSettings, rows: int) -> None:
+    task = task_of(loss)
+    batch = batch_of(task)
+    outputs = model(batch["input_ids"], batch["attention_mask"])
+    whole = task.loss_sum(outputs, batch) / task.batch_weight(batch)
+    whole.backward()
+    want = gradients(model)
+    have, have_loss, count = step(model, batch, task, rows)
+    assert count == -(-ROWS // rows)
+    assert float((have - want).norm() / want.norm()) < 1e-12
+    assert float(have_loss) == pytest.approx(whole.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[1]], ids=["short-last", "weights"])
+def test_a_mean_of_micro_batch_means_is_another_gradient(model: EncoderWithHead, loss: LossSettings) -> None:
+    """What the test above would not notice if both sides were wrong alike."""
+    task = task_of(loss)
+    batch = batch_of(task)
+    want, _, _ = step(model, batch, task, ROWS)
+    parts = list(micro_batches(batch, 5))
+    for micro in parts:
+        outputs = model(micro["input_ids"], micro["attention_mask"])
+        (task.loss_sum(outputs, micro) / task.batch_weight(micro) / len(parts)).backward()
+    naive = gradients(model)
+    assert float((naive - want).norm() / want.norm()) > 1e-3
+
+
+def test_weighted_loss_is_torchs_own_mean(model: EncoderWithHead) -> None:
+    task = task_of(LossSettings(label_smoothing=0.2, class_balance="weighted"))
+    batch = batch_of(task)
+    outputs = torch.randn(ROWS, CLASSES, dtype=torch.float64)
+    total = sum(COUNTS.values())
+    weights = torch.tensor([total / (CLASSES * COUNTS[c]) for c in range(CLASSES)], dtype=torch.float64)
+    want = nn.CrossEntropyLoss(weight=weights, label_smoothing=0.2)(outputs, batch["labels"])
+    have = task.loss_sum(outputs, batch) / task.batch_weight(batch)
+    assert float(have) == pytest.approx(float(want), rel=1e-12)
+
+
+def test_micro_batches_are_trimmed_and_lose_nothing() -> None:
+    batch = batch_of(task_of(LossSettings()))
+    parts = list(micro_batches(batch, 4))
+    assert [len(part["labels"]) for part in parts] == [4, 4, 4, 4, 4, 3]
+    for part in parts:
+        assert int(part["attention_mask"].sum(dim=1).max()) == part["input_ids"].shape[1]
+    assert sum(int(part["attention_mask"].sum()) for part in parts) == int(batch["attention_mask"].sum())
+    assert torch.equal(torch.cat([part["labels"] for part in parts]), batch["labels"])
+    together = torch.cat([part["input_ids"][part["attention_mask"] == 1] for part in parts])
+    assert torch.equal(together, batch["input_ids"][batch["attention_mask"] == 1])
