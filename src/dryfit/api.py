@@ -10,7 +10,7 @@ from dryfit.core.settings import Task
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import write_text_atomic
 from dryfit.report.summary import StudySummary, summarise
-from dryfit.starter.folder import init_folder
+from dryfit.starter.template import init_folder
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import lock_owner
 from dryfit.store.replay import StudyState, TrialState

@@ -22,9 +22,11 @@ from dryfit.core.wire import (
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest, read_messages
 from dryfit.runtime.recovery import decide
-from dryfit.runtime.supervisor import ChildExited, ChildLimits, ChildMessage, ChildSpec, Supervisor
+from dryfit.runtime.spec import ChildExited, ChildLimits, ChildMessage, ChildSpec
+from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.pruning import judge
-from dryfit.search.space import Space, apply_params
+from dryfit.search.fields import apply_params
+from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
 from dryfit.store.events import (
     AttemptEnded,

@@ -5,10 +5,13 @@ from pathlib import Path
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, error_from_parts
 from dryfit.core.failure import Action
+from dryfit.core.settings import Precision
 from dryfit.core.wire import LOG_FILE, ResolveRequest, ResolveResult
 from dryfit.runtime.faults import classify
 from dryfit.runtime.recovery import decide
-from dryfit.runtime.supervisor import ChildExited, ChildLimits, ChildSpec, Supervisor
+from dryfit.runtime.spec import ChildExited, ChildLimits, ChildSpec
+from dryfit.runtime.supervisor import Supervisor
+from dryfit.search.params import enumerated
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.study.stops import StopRequests
@@ -35,7 +38,7 @@ def prepare(
         pairs=tuple(space.model_length_pairs(config.trial_settings)),
         cache_dir=str(layout.cache),
         device=config.execution.device,
-        precisions=tuple(sorted(space.values_of("train.precision") or {str(config.train.precision)})),
+        precisions=_precisions(config, space),
     )
     earlier = len(list(layout.preparations.glob("*"))) if layout.preparations.exists() else 0
     for attempt in range(earlier + 1, earlier + 1 + _TRIES):
@@ -56,6 +59,13 @@ def prepare(
         f"the process ended without an answer ({failure.kind}: {failure.sentence})",
         hint=f"see {folder / LOG_FILE}",
     )
+
+
+def _precisions(config: StudyConfig, space: Space) -> tuple[str, ...]:
+    """Every number format a trial may ask for, so that one the device lacks is refused before the first trial."""
+    drawn = [enumerated(param.distribution, limit=len(Precision)) for param in space.cases("train.precision")]
+    searched = {str(value) for values in drawn for value in values or ()}
+    return tuple(sorted(searched)) or (config.train.precision.value,)
 
 
 def _run(

@@ -15,7 +15,8 @@ from dryfit.core.errors import LedgerError, MachineError, StudyMismatchError
 from dryfit.core.version import VERSION
 from dryfit.core.wire import ResolveResult, write_text_atomic
 from dryfit.runtime.orphans import sweep
-from dryfit.runtime.supervisor import Supervisor, SupervisorSettings
+from dryfit.runtime.spec import SupervisorSettings
+from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.compat import compare
 from dryfit.search.mirror import MirrorProcess
 from dryfit.search.space import Space
@@ -30,7 +31,6 @@ from dryfit.study.observers import Observer
 from dryfit.study.prepare import prepare
 from dryfit.study.stops import StopRequests
 
-_PRELOAD = ("dryfit.train.entry", "dryfit.preflight")
 _MIRROR_FLUSH_S = 10.0
 
 
@@ -87,7 +87,7 @@ def run_session(config: StudyConfig, layout: StudyLayout, observers: Sequence[Ob
         killed = sweep(state.created.id)
         if killed:
             notes = (*notes, f"ended {len(killed)} process(es) that an earlier run left behind")
-        write_text_atomic(layout.frozen_file, dump_toml(config, relative_to=layout.folder))
+        write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
         opened = SessionOpened(
             pid=os.getpid(), host=platform.node(), version=VERSION, total=config.study.trials, notes=notes
         )
@@ -200,7 +200,6 @@ def _supervisor_settings(config: StudyConfig, layout: StudyLayout, marker: str) 
         doorbell=layout.doorbell,
         isolation=config.runtime.isolation,
         server_log=layout.logs / "forkserver.txt",
-        preload=_PRELOAD,
     )
 
 
@@ -213,12 +212,12 @@ def _mirror(config: StudyConfig, layout: StudyLayout, state: StudyState) -> Iter
         return
     storage = f"journal:{layout.journal}" if target == "journal" else target
     mirror = MirrorProcess(
-        ledger=layout.ledger,
+        layout.ledger,
         storage=storage,
         study=state.created.name,
         direction=state.created.direction,
+        status=layout.logs / "mirror.json",
         log=layout.logs / "mirror.txt",
-        marker=state.created.id,
     )
     mirror.start()
     try:
