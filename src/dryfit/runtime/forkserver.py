@@ -95,13 +95,13 @@ class ForkServer:
         why = unsafe_to_fork()
         if why:
             print(f"fork of {request.key} refused: {why}", flush=True)
-            self.say(Refused(key=request.key, why=why))
+            self.say(Refused(key=request.key, why=why, unsafe=True))
             return
         server_pid = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:  # no memory, or too many processes
-            self.say(Refused(key=request.key, why=f"fork failed: {error}"))
+            self.say(Refused(key=request.key, why=f"fork failed: {error}", unsafe=False))
             return
         if pid == 0:
             self._become(request, server_pid, selector)

@@ -33,11 +33,12 @@ class Forked(Wire):
 
 
 class Refused(Wire):
-    """A fork would not be safe, or failed."""
+    """A fork would not be safe (and will not become so), or failed (and may work later)."""
 
     type: Literal["refused"] = "refused"
     key: str
     why: str
+    unsafe: bool
 
 
 class Exited(Wire):

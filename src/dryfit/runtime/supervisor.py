@@ -244,7 +244,8 @@ class Supervisor:
             case Exited():
                 self._ended(attempt, os.waitstatus_to_exitcode(message.status))
             case Refused():
-                self._forks = self._settings.isolation is Isolation.FORKSERVER
+                if message.unsafe and self._settings.isolation is Isolation.AUTO:
+                    self._forks = False
                 self._cannot_fork(attempt, message.why)
 
     def _hear(self, attempt: Attempt) -> None:
