@@ -43,9 +43,7 @@ def duration_text(seconds: float) -> str:
 
 def trial_time_s(trial: TrialState) -> float:
     """Seconds during which a process worked on the trial, lost attempts not counted."""
-    return sum(
-        attempt.ended_at_s - attempt.placed_at_s for attempt in trial.attempts if attempt.ended_at_s is not None
-    )
+    return sum(attempt.ended_at_s - attempt.placed_at_s for attempt in trial.attempts if attempt.ended_at_s is not None)
 
 
 def trials_table(state: StudyState) -> Table:

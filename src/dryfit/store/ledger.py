@@ -124,9 +124,7 @@ class Ledger:
         LedgerError: The file cannot be read.
     """
 
-    def __init__(
-        self, path: Path, *, fold: Callable[[Event], None], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, path: Path, *, fold: Callable[[Event], None], clock: Callable[[], float] = time.time) -> None:
         self._fold = fold
         self._clock = clock
         existed = path.exists()

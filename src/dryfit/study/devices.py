@@ -6,14 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def least_busy_device(in_use: Sequence[str | None], count: int) -> str:
-    """The device with the fewest running trials, the lowest index of equals.
+def visible_devices(count: int, variable: str | None) -> tuple[str, ...]:
+    """Names of the CUDA devices a trial may be given, as ``CUDA_VISIBLE_DEVICES`` takes them.
+
+    Args:
+        count: Devices that are there.
+        variable: The variable as the user has set it: its devices, and no others, may be used.
+    """
+    if variable:
+        return tuple(name.strip() for name in variable.split(","))[:count]
+    return tuple(str(index) for index in range(count))
+
+
+def least_busy_device(in_use: Sequence[str | None], devices: Sequence[str]) -> str:
+    """The device with the fewest running trials, the first of equals.
 
     Args:
         in_use: The devices of the running trials.
-        count: Devices there are; each trial sees exactly one.
+        devices: All of them; each trial sees exactly one.
     """
-    return min((str(index) for index in range(count)), key=lambda device: (in_use.count(device), int(device)))
+    return min(devices, key=lambda device: (in_use.count(device), devices.index(device)))
 
 
 def available_cores(cgroup_cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

@@ -1,5 +1,6 @@
 """The one doing loop: it asks the deciders what comes next and does it, writing the ledger first."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from dryfit.store.events import (
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState, TrialState
-from dryfit.study.devices import least_busy_device
+from dryfit.study.devices import least_busy_device, visible_devices
 from dryfit.study.machine import Ask, End, Leave, Limits, Live, Place, StopRunning, Wait, finish_trial, next_step
 from dryfit.study.observers import Observer
 from dryfit.study.retention import forget_what_is_not_needed
@@ -226,7 +227,8 @@ class StudyLoop:
         config = self._trial_config(trial.number, trial.params, trial.seed)
         device = None
         if study.resolved.device is DeviceKind.CUDA:
-            device = least_busy_device([child.device for child in self._running.values()], study.resolved.device_count)
+            devices = visible_devices(study.resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            device = least_busy_device([child.device for child in self._running.values()], devices)
         plan = plan_execution(
             study.config.execution,
             effective_batch=config.settings.train.batch_size,
@@ -347,7 +349,9 @@ class StudyLoop:
             self._finish(finished)
             return
         failure = classify(evidence, result)
-        answer = decide(failure, trial.past_failures, retries=self._study.config.runtime.retries)
+        progress = trial.attempts[-1].checkpoint_step is not None
+        retries = self._study.config.runtime.retries
+        answer = decide(failure, trial.past_failures, retries=retries, reached_checkpoint=progress)
         facts = FailureFacts(kind=failure.kind, sentence=failure.sentence, action=answer.action)
         if not trial.attempts[-1].ended:
             self._write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))

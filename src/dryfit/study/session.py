@@ -13,7 +13,7 @@ from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import LedgerError, MachineError, StudyMismatchError
 from dryfit.core.version import VERSION
-from dryfit.core.wire import ResolveResult, write_text_atomic
+from dryfit.core.wire import Message, ResolveResult, write_text_atomic
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
@@ -94,8 +94,9 @@ def run_session(config: StudyConfig, layout: StudyLayout, observers: Sequence[Ob
         _tell(observers, ledger.append(opened), state)
         supervisor = stack.enter_context(Supervisor(_supervisor_settings(config, layout, state.created.id)))
         stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake))
-        with _mirror(config, layout, state):
-            end = _work(StudyWork(config, layout, space, ledger, state), supervisor, stops, observers)
+        with _mirror(config, layout, state) as keepers:
+            watchers = (*observers, *keepers)
+            end = _work(StudyWork(config, layout, space, ledger, state), supervisor, stops, watchers)
             _tell(observers, ledger.append(SessionClosed(reason=end)), state)
     return SessionResult(end, state, layout)
 
@@ -203,12 +204,33 @@ def _supervisor_settings(config: StudyConfig, layout: StudyLayout, marker: str) 
     )
 
 
+@dataclass(frozen=True, slots=True)
+class MirrorKeeper:
+    """Looks after the mirror whenever the ledger has grown."""
+
+    mirror: MirrorProcess
+
+    def on_event(self, event: Event, state: StudyState) -> None:
+        """Start the mirror again where it died."""
+        self.mirror.keep_alive()
+
+    def on_message(self, number: int, message: Message) -> None:
+        """Nothing to mirror."""
+
+    def on_note(self, text: str) -> None:
+        """Nothing to mirror."""
+
+
 @contextmanager
-def _mirror(config: StudyConfig, layout: StudyLayout, state: StudyState) -> Iterator[None]:
-    """Run the Optuna mirror beside the study; nothing here can delay or fail a trial."""
+def _mirror(config: StudyConfig, layout: StudyLayout, state: StudyState) -> Iterator[list[Observer]]:
+    """Run the Optuna mirror beside the study; nothing here can delay or fail a trial.
+
+    Yields:
+        The observer that starts it again where it died.
+    """
     target = config.search.mirror
     if target == "none" or state.created is None:
-        yield
+        yield []
         return
     storage = f"journal:{layout.journal}" if target == "journal" else target
     mirror = MirrorProcess(
@@ -221,7 +243,7 @@ def _mirror(config: StudyConfig, layout: StudyLayout, state: StudyState) -> Iter
     )
     mirror.start()
     try:
-        yield
+        yield [MirrorKeeper(mirror)]
         mirror.flush(_MIRROR_FLUSH_S)
     finally:
         mirror.stop()

@@ -119,4 +119,6 @@ def load_strict(model: nn.Module, path: Path, doing: str) -> None:
         load_model(model, path, strict=True)
     except (OSError, RuntimeError, SafetensorError) as error:
         lines = " ".join(str(error).split())
-        raise LoadError(doing, lines[:500], allowed="exactly the weights of the model", hint="the folder is damaged") from error
+        raise LoadError(
+            doing, lines[:500], allowed="exactly the weights of the model", hint="the folder is damaged"
+        ) from error

@@ -131,5 +131,8 @@ def _utf8(line: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         bad = line[error.start : error.start + 4]
         raise DataError(
-            where, f"byte {bad[0]:#04x} at position {error.start} is not UTF-8", allowed="UTF-8", hint="convert the file"
+            where,
+            f"byte {bad[0]:#04x} at position {error.start} is not UTF-8",
+            allowed="UTF-8",
+            hint="convert the file",
         ) from error

@@ -101,9 +101,7 @@ def test_whatever_has_happened_the_study_ends_with_exactly_its_total(
     for _ in range(500):
         match next_step(state, limits, live(*running)):
             case Ask(number):
-                state.apply(
-                    TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint="")
-                )
+                state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
             case Place(number):
                 assert number not in running
                 running.add(number)
