@@ -7,7 +7,7 @@ never imports torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dryfit.core.version import VERSION as __version__
+from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from dryfit.api import TuneResult, init, open_study, resume, status, stop, tune

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-from dryfit.store.events import AttemptEnded, AttemptStarted, TrialFinished
 from study_runs import (
     ends,
     events_of,
@@ -25,6 +23,8 @@ from study_runs import (
     wait_for_events,
     write_study,
 )
+
+from dryfit.store.events import AttemptEnded, AttemptStarted, TrialFinished
 
 SEARCHES = {
     "tpe-median": 'sampler = "tpe"\npruner = "median"',

@@ -170,7 +170,7 @@ def main() -> None:
         sys.exit(error.exit_status)
     except KeyboardInterrupt:
         sys.exit(ExitStatus.INTERRUPTED)
-    except Exception as error:  # the outermost frame: a bug of ours must end with its own status
+    except Exception as error:  # noqa: BLE001  # the outermost frame: a bug of ours must end with its own status
         from dryfit.cli.output import print_bug
 
         print_bug(error)

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -104,7 +104,7 @@ class LivePanel:
         self._live = Live(console=console(stderr=True), refresh_per_second=_REFRESH_PER_S, get_renderable=self.render)
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def shown(self) -> Generator[None, None, None]:
         """Show the panel while the block runs."""
         with self._live:
             yield
@@ -192,7 +192,7 @@ def _line_style(event: Event) -> str:
 
 
 @contextmanager
-def watching(*, quiet: bool) -> Iterator[Observer | None]:
+def watching(*, quiet: bool) -> Generator[Observer | None, None, None]:
     """The observer that fits where stderr goes; none if ``quiet``."""
     if quiet:
         yield None

@@ -105,7 +105,7 @@ class SearchSettings(Settings):
     defaults_first: bool = Field(
         default=True, description="trial 0 is the study file's own values where the space allows it"
     )
-    mirror: str | None = Field(
+    mirror: str = Field(
         default="journal",
         description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, or `none`",
     )

@@ -115,12 +115,6 @@ class LedgerError(DryfitError):
     code = "LEDGER"
 
 
-class NonFiniteError(DryfitError):
-    """A loss or a gradient is NaN or infinite: a result of the trial, not a fault."""
-
-    code = "NONFINITE"
-
-
 class ChildError(DryfitError):
     """A child process that prepares trials failed for a reason that is not the user's data."""
 

@@ -44,7 +44,7 @@ class Overhead(_View):
 class StudySummary(_View):
     """The answer of ``dryfit status``."""
 
-    schema_version: int = Field(1, alias="schema")
+    schema_version: int = Field(default=1, serialization_alias="schema")
     study: str
     task: str
     metric: str
@@ -76,7 +76,6 @@ def summarise(state: StudyState) -> StudySummary:
     ]
     best = state.best
     return StudySummary(
-        schema_version=1,
         study=created.name,
         task=created.task,
         metric=created.metric,

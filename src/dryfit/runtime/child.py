@@ -190,7 +190,7 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
         gc.enable()
         opened.finish(_do_job(request, entry, opened))
         status = ChildStatus.RESULT
-    except BaseException as error:  # the outermost frame: whatever it is, the control process hears of it
+    except BaseException as error:  # noqa: BLE001  # the outermost frame: whatever it is, the control process hears of it
         status = _last_word(channel, error)
     finally:
         for stream in (sys.stdout, sys.stderr):

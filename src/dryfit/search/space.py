@@ -21,7 +21,7 @@ _MOST_PAIRS = 64
 _MOST_BRANCHES = 4096
 
 
-class _NotEnumerable(Exception):
+class _NotEnumerableError(Exception):
     """The pairs cannot be listed, or are too many."""
 
 
@@ -132,7 +132,7 @@ class Space:
         """
         try:
             return self._pairs(base)
-        except _NotEnumerable:
+        except _NotEnumerableError:
             return [(base.model, base.train.max_length)]
 
     def _pairs(self, base: TrialSettings) -> list[tuple[ModelSettings, int]]:
@@ -145,11 +145,11 @@ class Space:
                 for value in self._outcomes(name, drawn, must_list=name in deciding)
             ]
             if len(branches) > _MOST_BRANCHES:
-                raise _NotEnumerable
+                raise _NotEnumerableError
         chosen = [{name: value for name, value in drawn.items() if name in deciding} for drawn in branches]
         variants = {canonical_json(values): values for values in chosen}
         if len(variants) > _MOST_PAIRS:
-            raise _NotEnumerable
+            raise _NotEnumerableError
         settings = [apply_params(base, values) for values in variants.values()]
         return [(one.model, one.train.max_length) for one in settings]
 
@@ -170,6 +170,6 @@ class Space:
         if values is not None and (must_list or isinstance(param.distribution, CategoricalDistribution)):
             return values
         if must_list:
-            raise _NotEnumerable
+            raise _NotEnumerableError
         asked = dict.fromkeys(value for other in self.params for key, vs in other.when if key == name for value in vs)
         return (*(value for value in asked if param.contains(value)), None)

@@ -152,7 +152,7 @@ class TrialFinished(LedgerEvent):
     number: int
     outcome: Outcome
     value: float | None = None
-    best: int | None = Field(None, description="index of the report that gave the value")
+    best: int | None = Field(default=None, description="index of the report that gave the value")
     steps: int = 0
     reason: str = ""
 

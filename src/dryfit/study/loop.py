@@ -25,8 +25,8 @@ from dryfit.runtime.harvest import harvest, read_messages
 from dryfit.runtime.recovery import decide
 from dryfit.runtime.spec import ChildExited, ChildLimits, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
-from dryfit.search.pruning import judge
 from dryfit.search.fields import apply_params
+from dryfit.search.pruning import judge
 from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
 from dryfit.store.events import (

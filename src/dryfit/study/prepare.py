@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, error_from_parts
-from dryfit.core.failure import Action
+from dryfit.core.failure import Action, PastFailure
 from dryfit.core.settings import Precision
 from dryfit.core.wire import LOG_FILE, ResolveRequest, ResolveResult
 from dryfit.runtime.faults import classify
@@ -16,7 +16,7 @@ from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.study.stops import StopRequests
 
-_TRIES = 3
+_RETRIES = 3
 _POLL_S = 0.5
 
 
@@ -41,9 +41,11 @@ def prepare(
         precisions=_precisions(config, space),
     )
     earlier = len(list(layout.preparations.glob("*"))) if layout.preparations.exists() else 0
-    for attempt in range(earlier + 1, earlier + 1 + _TRIES):
-        folder = layout.preparations / f"{attempt:04d}"
-        exited = _run(f"prepare-{attempt}", folder, body, config, supervisor, stops)
+    past: tuple[PastFailure, ...] = ()
+    while True:
+        number = earlier + 1 + len(past)
+        folder = layout.preparations / f"{number:04d}"
+        exited = _run(f"prepare-{number}", folder, body, config, supervisor, stops)
         if exited is None:
             return None
         if exited.result is not None and exited.result.resolve is not None:
@@ -52,13 +54,14 @@ def prepare(
             error = exited.result.error
             raise error_from_parts(error.code, error.doing, error.found, error.allowed, error.hint)
         failure = classify(exited.evidence, exited.result)
-        if decide(failure, (), retries=1).action is not Action.RETRY:
-            break
-    raise ChildError(
-        "checking data and machine",
-        f"the process ended without an answer ({failure.kind}: {failure.sentence})",
-        hint=f"see {folder / LOG_FILE}",
-    )
+        answer = decide(failure, past, retries=_RETRIES)
+        if answer.action is not Action.RETRY or len(past) >= _RETRIES:
+            raise ChildError(
+                "checking data and machine",
+                f"the process ended without an answer ({failure.kind}: {failure.sentence})",
+                hint=f"see {folder / LOG_FILE}",
+            )
+        past = (*past, PastFailure(failure.kind, reached_checkpoint=False))
 
 
 def _precisions(config: StudyConfig, space: Space) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -222,7 +222,7 @@ class MirrorKeeper:
 
 
 @contextmanager
-def _mirror(config: StudyConfig, layout: StudyLayout, state: StudyState) -> Iterator[list[Observer]]:
+def _mirror(config: StudyConfig, layout: StudyLayout, state: StudyState) -> Generator[list[Observer], None, None]:
     """Run the Optuna mirror beside the study; nothing here can delay or fail a trial.
 
     Yields:

@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from sklearn.metrics import accuracy_score, matthews_corrcoef, precision_recall_fscore_support
 
 from dryfit.core.errors import ConfigError
