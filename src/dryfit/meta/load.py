@@ -128,9 +128,11 @@ def load_encoder(
     return model, _checked(info, where)
 
 
-def encoder_from_config(config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Build an encoder with random weights, poolers left out as :func:`load_encoder` leaves them out."""
-    return AutoModel.from_config(config, dtype=dtype, **_without_pooler(config))
+def encoder_from_config(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Build an encoder with random fp32 weights, poolers left out as :func:`load_encoder` leaves them out."""
+    return AutoModel.from_config(
+        config, dtype=torch.float32, trust_remote_code=trust_remote_code, **_without_pooler(config)
+    )
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
