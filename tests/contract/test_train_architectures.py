@@ -81,7 +81,9 @@ def test_dropout_reaches_the_modules(architecture: tuple[str, Path]) -> None:
         return
     encoder, _ = load_encoder(source, attention_dropout=0.23)
     found = {module.p for module in encoder.modules() if isinstance(module, nn.Dropout)}
-    found |= {getattr(module, key, None) for module in encoder.modules() for key in ("attention_dropout", "dropout_prob")}
+    found |= {
+        getattr(module, key, None) for module in encoder.modules() for key in ("attention_dropout", "dropout_prob")
+    }
     assert 0.23 in found
 
 

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 COMMITS = {"main": "a" * 40, "second": "b" * 40}
-OWN_CODE = '''
+OWN_CODE = """
 from transformers import BertConfig, BertModel
 
 
@@ -22,7 +22,7 @@ class OwnConfig(BertConfig):
 
 class OwnModel(BertModel):
     config_class = OwnConfig
-'''
+"""
 SCRIPT = """
 import json, sys
 import trials
@@ -35,7 +35,8 @@ def run(folder, encoder, **model):
     return revisions, trial.run()[0].value
 
 folder, own = sys.argv[1:]
-found = {"main": run(folder + "/main", "someone/tiny"), "second": run(folder + "/second", "someone/tiny", revision="second")}
+found = {"main": run(folder + "/main", "someone/tiny")}
+found["second"] = run(folder + "/second", "someone/tiny", revision="second")
 try:
     run(folder + "/untrusted", own)
     found["untrusted"] = "ran"

@@ -193,8 +193,13 @@ def test_early_stopping_follows_from_the_reports(tmp_path: Path, model: Path) ->
 
 
 def test_a_loss_that_is_not_finite_is_said_with_step_and_rate(tmp_path: Path, model: Path) -> None:
-    trial = trials.small(tmp_path, encoder=model, optim={"name": "sgd", "lr": 10.0, "beta1": 0.99},
-                         regularization={"max_grad_norm": 0.0}, train={"epochs": 60})
+    trial = trials.small(
+        tmp_path,
+        encoder=model,
+        optim={"name": "sgd", "lr": 10.0, "beta1": 0.99},
+        regularization={"max_grad_norm": 0.0},
+        train={"epochs": 60},
+    )
     with pytest.raises(NonFiniteError, match=r"training step \d+ of 300: loss .*learning rate") as caught:
         trial.run()
     assert caught.value.code == "NONFINITE"

@@ -104,7 +104,9 @@ def test_the_key_changes_training(
     if name not in plain["seen"]:
         plain["seen"][name] = outcome(plain["folder"] / str(len(plain["seen"])), models, tables)
     table, _, field = key.partition(".")
-    changed = tables | {table: tables.get(table, {}) | {field: str(models.get(value, value)) if table == "model" else value}}
+    changed = tables | {
+        table: tables.get(table, {}) | {field: str(models.get(value, value)) if table == "model" else value}
+    }
     result, points = outcome(tmp_path, models, changed)
     _, points_before = plain["seen"][name]
     assert [(p.step, p.metrics["loss"]) for p in points] != [(p.step, p.metrics["loss"]) for p in points_before]

@@ -191,7 +191,7 @@ def most_tokens(config: PreTrainedConfig) -> int | None:
 
 def _without_pooler(config: PreTrainedConfig) -> dict[str, bool]:
     """``add_pooling_layer=False`` where the architecture takes it: we pool ourselves."""
-    cls: Any = MODEL_MAPPING[type(config)] if type(config) in MODEL_MAPPING else None
+    cls: Any = MODEL_MAPPING.get(type(config), None)
     takes = inspect.isclass(cls) and "add_pooling_layer" in inspect.signature(cls).parameters
     return {"add_pooling_layer": False} if takes else {}
 

@@ -103,7 +103,11 @@ def encoder_parts(encoder: PreTrainedModel) -> EncoderParts:
     """
     depth = encoder.config.num_hidden_layers
     path = next(
-        (name for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList) and len(module) == depth),
+        (
+            name
+            for name, module in encoder.named_modules()
+            if isinstance(module, nn.ModuleList) and len(module) == depth
+        ),
         None,
     )
     if path is None or getattr(encoder.config, "num_hidden_groups", depth) != depth:

@@ -46,15 +46,16 @@ def load(
         LoadError: The folder or a weight is missing, or has another shape.
     """
     folder = Path(source).expanduser()
-    if not (folder / DRYFIT_FILE).is_file():
-        model: nn.Module = load_encoder(
-            FolderSource(str(source), trust_remote_code=trust_remote_code), dtype=dtype or torch.float32
-        )[0]
-    else:
+    model: nn.Module
+    if (folder / DRYFIT_FILE).is_file():
         model = _load_trained(folder, trust_remote_code=trust_remote_code)
-        if dtype is not None:
-            model = model.to(dtype)
-    return model.to(device).eval()
+    else:
+        model = _load_bare(str(source), trust_remote_code=trust_remote_code)
+    return model.to(device=torch.device(device), dtype=dtype).eval()
+
+
+def _load_bare(name: str, *, trust_remote_code: bool) -> nn.Module:
+    return load_encoder(FolderSource(name, trust_remote_code=trust_remote_code))[0]
 
 
 def save_trained(folder: Path, model: EncoderWithHead, *, tokenizer_folder: Path, facts: Mapping[str, Any]) -> None:
@@ -124,4 +125,6 @@ def load_strict(model: nn.Module, path: Path, doing: str) -> None:
         load_model(model, path, strict=True)
     except (OSError, RuntimeError, SafetensorError) as error:
         lines = " ".join(str(error).split())
-        raise LoadError(doing, lines[:500], allowed="exactly the weights of the model", hint="the folder is damaged") from error
+        raise LoadError(
+            doing, lines[:500], allowed="exactly the weights of the model", hint="the folder is damaged"
+        ) from error

@@ -113,11 +113,12 @@ def _parquet(path: Path, source: str) -> Iterator[RawRow]:
 
 def _hub(source: str) -> Iterator[RawRow]:
     import datasets  # heavy, and only such sources need it
+    from datasets.exceptions import DatasetNotFoundError
 
     name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
     try:
         rows = datasets.load_dataset(name, split=split or "train")
-    except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
+    except (ValueError, DatasetNotFoundError) as error:
         raise DataError(
             f"reading {source}", str(error).splitlines()[0], allowed="hub:NAME:SPLIT; without SPLIT: train"
         ) from error
@@ -131,5 +132,8 @@ def _utf8(line: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         bad = line[error.start : error.start + 4]
         raise DataError(
-            where, f"byte {bad[0]:#04x} at position {error.start} is not UTF-8", allowed="UTF-8", hint="convert the file"
+            where,
+            f"byte {bad[0]:#04x} at position {error.start} is not UTF-8",
+            allowed="UTF-8",
+            hint="convert the file",
         ) from error

@@ -34,9 +34,7 @@ def test_grouping_saves_padding_and_keeps_chance() -> None:
 def test_seed_and_epoch_change_the_order() -> None:
     lengths = torch.full((64,), 7)
     args = {"batch_size": 8, "group_by_length": False}
-    orders = {
-        str(epoch_batches(lengths, seed=seed, epoch=epoch, **args)) for seed in range(3) for epoch in range(3)
-    }
+    orders = {str(epoch_batches(lengths, seed=seed, epoch=epoch, **args)) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
 
 

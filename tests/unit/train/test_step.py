@@ -55,9 +55,7 @@ def gradients(model: nn.Module) -> torch.Tensor:
 
 
 def step(model: nn.Module, batch: Batch, task: CriteriaTask, rows: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    found = backward_batch(
-        model, batch, task, micro_batch=rows, backward=torch.Tensor.backward, autocast=nullcontext
-    )
+    found = backward_batch(model, batch, task, micro_batch=rows, backward=torch.Tensor.backward, autocast=nullcontext)
     return gradients(model), found.loss, found.micro_batches
 
 
