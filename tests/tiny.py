@@ -11,7 +11,8 @@ from tokenizers.models import WordPiece
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
-WORDS = tuple("i you we they sleep eat work walk talk feel good bad tired sad happy never always very not and".split())
+_TEXT = "i you we they sleep eat work walk talk feel good bad tired sad happy never always very not and"
+WORDS = tuple(_TEXT.split())
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CRITERIA = ("feel sad", "sleep bad")
 
@@ -41,7 +42,7 @@ _COMMON = {
 
 def tokenizer(folder: Path, *, cls_last: bool = False) -> PreTrainedTokenizerFast:
     """Write a WordPiece tokenizer of some twenty words into a folder."""
-    letters = [letter for letter in "abcdefghijklmnopqrstuvwxyz0123456789"]
+    letters = list("abcdefghijklmnopqrstuvwxyz0123456789")
     vocab = [*SPECIAL, *WORDS, *letters, *[f"##{letter}" for letter in letters]]
     core = Tokenizer(WordPiece({word: index for index, word in enumerate(dict.fromkeys(vocab))}, unk_token="[UNK]"))
     core.normalizer = normalizers.BertNormalizer(lowercase=True)

@@ -60,7 +60,7 @@ class ScriptedChannel(ChildChannel):
 class Trial:
     """A tiny trial in a folder, which may be run again and again."""
 
-    def __init__(self, folder: Path, *, model: Path | str, data: dict[str, Any], **tables: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, *, encoder: Path | str, data: dict[str, Any], **tables: dict[str, Any]) -> None:
         self.folder = folder
         metric = Metric(tables.pop("study", {}).get("metric", "loss"))
         micro = tables.pop("execution", {})
@@ -68,7 +68,7 @@ class Trial:
         settings = {"train": {"epochs": 2, "batch_size": 8, "max_length": 32}, "optim": {"lr": 2e-3}}
         for name, table in tables.items():
             settings[name] = settings.get(name, {}) | table
-        settings["model"] = {"name": str(model)} | settings.get("model", {})
+        settings["model"] = {"name": str(encoder)} | settings.get("model", {})
         self.settings = TrialSettings.model_validate_json(json.dumps(settings))
         batch = self.settings.train.batch_size
         rows = min(micro.get("micro_batch") or batch, batch)
@@ -144,6 +144,6 @@ class Trial:
         return load_file(self.folder / "best" / "model.safetensors")
 
 
-def small(folder: Path, *, model: Path, **tables: dict[str, Any]) -> Trial:
+def small(folder: Path, *, encoder: Path, **tables: dict[str, Any]) -> Trial:
     """A trial of ten steps on forty rows."""
-    return Trial(folder, model=model, data=tiny.data(folder / "data"), **tables)
+    return Trial(folder, encoder=encoder, data=tiny.data(folder / "data"), **tables)

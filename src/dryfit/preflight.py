@@ -45,7 +45,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         device_count=count,
         versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
     )
-    return ChildResult(resolve=result)
+    return ChildResult(resolve=result, error=None)
 
 
 def find_device(wish: str) -> tuple[DeviceKind, int]:

@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 
 import tiny
 import trials
+from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError
-from dryfit.core.wire import Checkpointed, FirstStep, Note, Phase, Progress, StopReason
+from dryfit.core.wire import STOP_FILE, Checkpointed, FirstStep, Note, Phase, Progress, StopReason
 from dryfit.train.checkpoint import newest_good
+from dryfit.train.entry import train
 
 STEPS = 10
 TABLES = {
@@ -30,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path):
-    trial = trials.small(tmp_path_factory.mktemp("whole"), model=model, **TABLES)
+    trial = trials.small(tmp_path_factory.mktemp("whole"), encoder=model, **TABLES)
     result, channel = trial.run()
     assert [point.step for point in channel.points] == [3, 5, 8, 10]
     return result, channel.points, trial.best_weights()
@@ -43,7 +45,7 @@ def same_weights(have: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_stopped_at_any_step(tmp_path: Path, model: Path, undisturbed, step: int) -> None:
     result, points, weights = undisturbed
-    trial = trials.small(tmp_path, model=model, **TABLES)
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
     first, before = trial.run(stop_at=step)
     assert (first.stopped_by, first.steps) == (StopReason.REQUEST, step)
     assert Checkpointed(step=step) in before.messages()
@@ -56,7 +58,7 @@ def test_stopped_at_any_step(tmp_path: Path, model: Path, undisturbed, step: int
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_stopped_again_and_again(tmp_path: Path, model: Path, undisturbed, every: int) -> None:
     result, points, weights = undisturbed
-    trial = trials.small(tmp_path, model=model, **TABLES)
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
     reported = []
     for _ in range(STEPS):
         found, channel = trial.run(stop_at=every)
@@ -70,15 +72,15 @@ def test_stopped_again_and_again(tmp_path: Path, model: Path, undisturbed, every
 
 
 def test_a_stop_asked_for_at_the_last_step_comes_too_late(tmp_path: Path, model: Path, undisturbed) -> None:
-    trial = trials.small(tmp_path, model=model, **TABLES)
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
     assert trial.run(stop_at=STEPS)[0] == undisturbed[0]
 
 
 def test_last_weights_are_equal_too(tmp_path: Path, model: Path) -> None:
     """The best validation may come before a stop: compare the state near the end as well."""
-    whole = trials.small(tmp_path / "whole", model=model, **TABLES)
+    whole = trials.small(tmp_path / "whole", encoder=model, **TABLES)
     whole.run(stop_at=STEPS - 1)
-    parts = trials.small(tmp_path / "parts", model=model, **TABLES)
+    parts = trials.small(tmp_path / "parts", encoder=model, **TABLES)
     parts.run(stop_at=4)
     parts.run(stop_at=STEPS - 1 - 4)
     name = f"step-{STEPS - 1:08d}"
@@ -97,8 +99,8 @@ def test_last_weights_are_equal_too(tmp_path: Path, model: Path) -> None:
 @pytest.mark.parametrize("step", [4, 5])
 def test_other_optimizers_go_on_too(tmp_path: Path, model: Path, optimizer: str, step: int) -> None:
     tables = TABLES | {"optim": {"name": optimizer, "lr": 1e-2}, "sched": {"name": "cosine"}}
-    want, channel = trials.small(tmp_path / "whole", model=model, **tables).run()
-    trial = trials.small(tmp_path / "parts", model=model, **tables)
+    want, channel = trials.small(tmp_path / "whole", encoder=model, **tables).run()
+    trial = trials.small(tmp_path / "parts", encoder=model, **tables)
     _, before = trial.run(stop_at=step)
     have, after = trial.run()
     assert have == want
@@ -107,8 +109,8 @@ def test_other_optimizers_go_on_too(tmp_path: Path, model: Path, optimizer: str,
 
 def test_micro_batches_workers_and_checkpointing_go_on_too(tmp_path: Path, model: Path) -> None:
     tables = TABLES | {"execution": {"micro_batch": 3, "checkpointing": True, "loader_workers": 1}}
-    want, channel = trials.small(tmp_path / "whole", model=model, **tables).run()
-    trial = trials.small(tmp_path / "parts", model=model, **tables)
+    want, channel = trials.small(tmp_path / "whole", encoder=model, **tables).run()
+    trial = trials.small(tmp_path / "parts", encoder=model, **tables)
     _, before = trial.run(stop_at=7)
     have, after = trial.run()
     assert have == want
@@ -116,7 +118,7 @@ def test_micro_batches_workers_and_checkpointing_go_on_too(tmp_path: Path, model
 
 
 def test_activation_checkpointing_changes_no_value(tmp_path: Path, model: Path, undisturbed) -> None:
-    trial = trials.small(tmp_path, model=model, **TABLES, execution={"checkpointing": True})
+    trial = trials.small(tmp_path, encoder=model, **TABLES, execution={"checkpointing": True})
     result, channel = trial.run()
     assert result == undisturbed[0]
     assert channel.points == undisturbed[1]
@@ -125,7 +127,7 @@ def test_activation_checkpointing_changes_no_value(tmp_path: Path, model: Path, 
 def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed) -> None:
     """SIGKILL in the middle of the third validation; checkpoints were written at the first two."""
     result, points, weights = undisturbed
-    trial = trials.small(tmp_path, model=model, **TABLES)
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
     trial.resolve()
 
     def die(point) -> bool:
@@ -151,7 +153,7 @@ def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed) -> 
 
 def test_a_damaged_newest_checkpoint_falls_back(tmp_path: Path, model: Path, undisturbed) -> None:
     result, points, weights = undisturbed
-    trial = trials.small(tmp_path, model=model, **TABLES)
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
     trial.run(stop_at=4)
     trial.run(stop_at=3)
     damaged = tmp_path / "checkpoints" / "step-00000007" / "optimizer.pt"
@@ -163,7 +165,7 @@ def test_a_damaged_newest_checkpoint_falls_back(tmp_path: Path, model: Path, und
 
 
 def test_going_on_after_the_end_changes_nothing(tmp_path: Path, model: Path, undisturbed) -> None:
-    trial = trials.small(tmp_path, model=model, **TABLES)
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
     trial.run(checkpoint_every_s=1e-9)
     again, channel = trial.run(checkpoint_every_s=1e-9)
     assert again == undisturbed[0]
@@ -171,19 +173,19 @@ def test_going_on_after_the_end_changes_nothing(tmp_path: Path, model: Path, und
 
 
 def test_a_verdict_ends_the_trial(tmp_path: Path, model: Path, undisturbed) -> None:
-    trial = trials.small(tmp_path, model=model, **TABLES)
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
     result, channel = trial.run(verdict=lambda point: point.n < 1)
     assert (result.stopped_by, result.steps) == (StopReason.VERDICT, 5)
     assert channel.points == undisturbed[1][:2]
 
 
 def test_early_stopping_follows_from_the_reports(tmp_path: Path, model: Path) -> None:
-    tables = TABLES | {"train": TABLES["train"] | {"epochs": 4, "early_stopping": 2}, "optim": {"lr": 5e-2}}
-    whole = trials.small(tmp_path / "whole", model=model, **tables)
+    tables = TABLES | {"train": TABLES["train"] | {"epochs": 4, "early_stopping": 2}, "optim": {"lr": 5e-3}}
+    whole = trials.small(tmp_path / "whole", encoder=model, **tables)
     want, channel = whole.run()
     assert want.stopped_by is StopReason.EARLY_STOPPING
     assert want.best == len(channel.points) - 3
-    trial = trials.small(tmp_path / "parts", model=model, **tables)
+    trial = trials.small(tmp_path / "parts", encoder=model, **tables)
     _, before = trial.run(stop_at=want.steps - 1)
     have, after = trial.run()
     assert have == want
@@ -193,7 +195,7 @@ def test_early_stopping_follows_from_the_reports(tmp_path: Path, model: Path) ->
 def test_a_loss_that_is_not_finite_is_said_with_step_and_rate(tmp_path: Path, model: Path) -> None:
     trial = trials.small(
         tmp_path,
-        model=model,
+        encoder=model,
         optim={"name": "sgd", "lr": 10.0, "beta1": 0.99},
         regularization={"max_grad_norm": 0.0},
         train={"epochs": 60},
@@ -205,11 +207,7 @@ def test_a_loss_that_is_not_finite_is_said_with_step_and_rate(tmp_path: Path, mo
 
 def test_a_real_stop_file_and_a_deadline(tmp_path: Path, model: Path) -> None:
     """With the real channel: nobody answers, so the child goes on and says so; then the stop file ends it."""
-    from dryfit.core.channel import ChildChannel
-    from dryfit.core.wire import STOP_FILE
-    from dryfit.train.entry import train
-
-    trial = trials.small(tmp_path, model=model, **TABLES)
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
     request = trial.request().model_copy(update={"verdict_timeout_s": 0.05})
     (tmp_path / "attempt").mkdir()
     channel = ChildChannel(tmp_path / "attempt", doorbell=None, placed_at_s=time.monotonic())
@@ -224,7 +222,7 @@ def test_a_real_stop_file_and_a_deadline(tmp_path: Path, model: Path) -> None:
     assert sum(isinstance(message, FirstStep) for message in messages) == 1
     assert all(m.total_steps == STEPS for m in messages if isinstance(m, Progress))
     (tmp_path / "attempt" / STOP_FILE).touch()
-    again = trials.small(tmp_path / "again", model=model, **TABLES)
+    again = trials.small(tmp_path / "again", encoder=model, **TABLES)
     stopped = train(again.request(), channel).train
     assert stopped is not None
     assert (stopped.stopped_by, stopped.steps) == (StopReason.REQUEST, 1)

@@ -15,7 +15,6 @@ import psutil
 
 import tiny
 from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.starter.posts import write_splits
 from dryfit.store.events import Event
 from dryfit.store.ledger import read_ledger
 from dryfit.store.replay import StudyState
@@ -68,8 +67,8 @@ checkpoint_every_s = 0.001
 def write_study(folder: Path, *, trials: int = 4, study: str = "", search: str = "", runtime: str = "") -> Path:
     """A study on a tiny random BERT and a small synthetic data set; checkpoints at every validation."""
     folder.mkdir(parents=True, exist_ok=True)
-    tiny.save_bert(folder / "model")
-    write_splits(folder / "data", train=64, validation=32, test=8, seed=3, difficulty=0.3)
+    tiny.model(folder / "model")
+    tiny.data(folder / "data", train=64, validation=32, seed=3)
     file = folder / "study.toml"
     file.write_text(STUDY.format(trials=trials, study=study, search=search, runtime=runtime), encoding="utf-8")
     return file

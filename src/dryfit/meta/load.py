@@ -128,9 +128,11 @@ def load_encoder(
     return model, _checked(info, where)
 
 
-def encoder_from_config(config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Build an encoder with random weights, poolers left out as :func:`load_encoder` leaves them out."""
-    return AutoModel.from_config(config, dtype=dtype, **_without_pooler(config))
+def encoder_from_config(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Build an encoder with random fp32 weights, poolers left out as :func:`load_encoder` leaves them out."""
+    return AutoModel.from_config(
+        config, dtype=torch.float32, trust_remote_code=trust_remote_code, **_without_pooler(config)
+    )
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
@@ -189,7 +191,7 @@ def most_tokens(config: PreTrainedConfig) -> int | None:
 
 def _without_pooler(config: PreTrainedConfig) -> dict[str, bool]:
     """``add_pooling_layer=False`` where the architecture takes it: we pool ourselves."""
-    cls: Any = MODEL_MAPPING[type(config)] if type(config) in MODEL_MAPPING else None
+    cls: Any = MODEL_MAPPING.get(type(config), None)
     takes = inspect.isclass(cls) and "add_pooling_layer" in inspect.signature(cls).parameters
     return {"add_pooling_layer": False} if takes else {}
 

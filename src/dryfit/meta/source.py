@@ -8,7 +8,7 @@ from typing import Protocol
 import xxhash
 from transformers.utils.hub import cached_file, extract_commit_hash
 
-from dryfit.core.errors import LoadError, MachineError
+from dryfit.core.errors import ConfigError, LoadError, MachineError
 
 MINILM = "minilm"
 """Name of the encoder that comes with the extra ``demo``."""
@@ -43,7 +43,19 @@ def local_folder(source: ModelSource) -> Path | None:
     Raises:
         MachineError: ``minilm`` is asked for and its package is not installed.
         LoadError: The name looks like a path and no such folder exists.
+        ConfigError: A revision is asked of a folder, which has none.
     """
+    folder = _local_folder(source)
+    if folder is not None and source.revision is not None:
+        raise ConfigError(
+            f"looking for the model {source.name}",
+            f"model.revision is {source.revision!r} and the model is the folder {folder}",
+            allowed="a revision only with a model of the hub",
+        )
+    return folder
+
+
+def _local_folder(source: ModelSource) -> Path | None:
     if source.name == MINILM:
         # The package's own import is not needed to find its files, and costs time in every child.
         spec = importlib.util.find_spec(_MINILM_PACKAGE)

@@ -11,12 +11,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
-from transformers import AutoConfig
 
 from dryfit.core.errors import LoadError
 from dryfit.core.settings import HeadSettings
 from dryfit.core.wire import canonical_json, write_text_atomic
-from dryfit.meta.load import FolderSource, encoder_from_config, load_encoder
+from dryfit.meta.load import FolderSource, encoder_from_config, load_config, load_encoder
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 
 DRYFIT_FILE = "dryfit.json"
@@ -24,34 +23,42 @@ WEIGHTS_FILE = "model.safetensors"
 _FORMAT = 1
 _CONFIG_FILE = "config.json"
 _NOT_OURS = frozenset({_CONFIG_FILE, DRYFIT_FILE, "README.md", "modules.json", "config_sentence_transformers.json"})
-_TOKENIZER_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja"})
+_COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".py"})
 
 
-def load(source: str | Path, *, device: str = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
+def load(
+    source: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+) -> nn.Module:
     """Load a model in eval mode, every weight accounted for.
 
     Args:
         source: A folder saved by a trial: gives the encoder with its head. Any other folder, a hub id or ``minilm``:
             gives the pretrained encoder.
         device: Where to put it.
-        dtype: Type of the weights; None: as saved by a trial, fp32 for an encoder.
+        dtype: Type of the weights; None: fp32.
+        trust_remote_code: Run code that comes with the model.
 
     Raises:
         LoadError: The folder or a weight is missing, or has another shape.
     """
     folder = Path(source).expanduser()
-    if not (folder / DRYFIT_FILE).is_file():
-        model: nn.Module = load_encoder(FolderSource.of(source), dtype=dtype or torch.float32)[0]
+    model: nn.Module
+    if (folder / DRYFIT_FILE).is_file():
+        model = _load_trained(folder, trust_remote_code=trust_remote_code)
     else:
-        model = _load_trained(folder)
-        if dtype is not None:
-            model = model.to(dtype)
-    return model.to(device).eval()
+        model = _load_bare(str(source), trust_remote_code=trust_remote_code)
+    return model.to(device=torch.device(device), dtype=dtype).eval()
 
 
-def save_trained(
-    folder: Path, model: EncoderWithHead, *, tokenizer_folder: Path, facts: Mapping[str, Any], writer: str = ""
-) -> None:
+def _load_bare(name: str, *, trust_remote_code: bool) -> nn.Module:
+    return load_encoder(FolderSource(name, trust_remote_code=trust_remote_code))[0]
+
+
+def save_trained(folder: Path, model: EncoderWithHead, *, tokenizer_folder: Path, facts: Mapping[str, Any]) -> None:
     """Save a model so that :func:`load` can build it again; atomic, also over an earlier one.
 
     A new folder appears by one rename. In a folder that is already there only the weights and ``dryfit.json`` change,
@@ -60,9 +67,8 @@ def save_trained(
     Args:
         folder: Where to.
         model: The model; its weights are written in their own dtype.
-        tokenizer_folder: Where to copy the tokenizer's files from.
+        tokenizer_folder: Where to copy the tokenizer's files from, and the code that comes with the model.
         facts: What else ``dryfit.json`` shall say (metric, value, step).
-        writer: Distinguishes temporary names of several writers.
     """
     meta = {
         "format": _FORMAT,
@@ -71,7 +77,7 @@ def save_trained(
         "cls_last": model.spec.cls_last,
         **facts,
     }
-    suffix = f"{os.getpid()}{writer}.tmp"
+    suffix = f"{os.getpid()}.tmp"
     text = canonical_json(meta)
     if (folder / DRYFIT_FILE).is_file():
         temporary = folder / f".{WEIGHTS_FILE}.{suffix}"
@@ -85,7 +91,7 @@ def save_trained(
     save_model(model, str(temporary / WEIGHTS_FILE), metadata={"format": "pt"})
     model.encoder.config.to_json_file(temporary / _CONFIG_FILE, use_diff=False)
     for path in tokenizer_folder.iterdir():
-        ours = path.suffix in _TOKENIZER_SUFFIXES and path.name not in _NOT_OURS
+        ours = path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_OURS
         if path.is_file() and ours and not path.name.endswith(".index.json"):
             shutil.copyfile(path, temporary / path.name)
     (temporary / DRYFIT_FILE).write_text(text, encoding="utf-8")
@@ -93,18 +99,18 @@ def save_trained(
     temporary.rename(folder)
 
 
-def _load_trained(folder: Path) -> EncoderWithHead:
+def _load_trained(folder: Path, *, trust_remote_code: bool) -> EncoderWithHead:
     doing = f"loading the trained model in {folder}"
     try:
         meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise LoadError(doing, str(error).strip().splitlines()[0], hint="the folder is damaged") from error
+    config = load_config(FolderSource(str(folder), trust_remote_code=trust_remote_code))
     if meta.get("format") != _FORMAT:
         raise LoadError(doing, f"format {meta.get('format')!r}", allowed=str(_FORMAT), hint="upgrade dryfit")
     head = HeadSettings.model_validate_json(json.dumps(meta["head"]))
     spec = HeadSpec(head, num_outputs=meta["num_outputs"], cls_last=meta["cls_last"])
-    model = EncoderWithHead(encoder_from_config(config), spec)
+    model = EncoderWithHead(encoder_from_config(config, trust_remote_code=trust_remote_code), spec)
     load_strict(model, folder / WEIGHTS_FILE, doing)
     return model
 

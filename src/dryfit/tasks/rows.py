@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,10 +178,8 @@ def _label(raw: RawRow, data: DataSettings) -> int:
 def _spans(raw: RawRow, column: str, text: str) -> tuple[tuple[int, int], ...]:
     value: Any = raw.values[column]
     if isinstance(value, str) and raw.source.endswith(".csv"):
-        try:
+        with suppress(json.JSONDecodeError):  # refused below, with its value
             value = json.loads(value or "[]")
-        except json.JSONDecodeError:
-            pass  # refused below, with its value
     allowed = f"a list of [start, end) with 0 <= start < end <= {len(text)}, the length of the text"
     if not isinstance(value, list):
         raise _error(raw, f"{column} is {value!r}", allowed=allowed)

@@ -113,11 +113,12 @@ def _parquet(path: Path, source: str) -> Iterator[RawRow]:
 
 def _hub(source: str) -> Iterator[RawRow]:
     import datasets  # heavy, and only such sources need it
+    from datasets.exceptions import DatasetNotFoundError
 
     name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
     try:
         rows = datasets.load_dataset(name, split=split or "train")
-    except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
+    except (ValueError, DatasetNotFoundError) as error:
         raise DataError(
             f"reading {source}", str(error).splitlines()[0], allowed="hub:NAME:SPLIT; without SPLIT: train"
         ) from error

@@ -75,14 +75,15 @@ def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
         DataError: A criterion leaves no room for any text.
         ConfigError: The tokenizer has no padding token.
     """
-    if tokenizer.pad_token_id is None:
+    pad_id = tokenizer.pad_token_id
+    if not isinstance(pad_id, int):
         raise ConfigError("tokenising the data", "the tokenizer has no padding token", allowed="an encoder's tokenizer")
     _check_criteria(splits, tokenizer, max_length)
     sets = {name: _token_set(rows, tokenizer, max_length) for name, rows in splits.items()}
     train = sets[TRAIN]
     first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
     cls_last = last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
-    return Tokens(sets, pad_id=tokenizer.pad_token_id, cls_last=cls_last)
+    return Tokens(sets, pad_id=pad_id, cls_last=cls_last)
 
 
 def save_tokens(folder: Path, tokens: Tokens) -> None:
@@ -153,7 +154,8 @@ def _token_set(rows: tuple[Row, ...], tokenizer: PreTrainedTokenizerBase, max_le
         criteria = [row.criterion for row in chunk if row.criterion is not None]
         texts = [row.text for row in chunk]
         encoded = tokenizer(
-            *((criteria, texts) if criteria else (texts,)),
+            criteria or texts,
+            texts if criteria else None,
             truncation="only_second" if criteria else True,
             max_length=max_length,
             return_attention_mask=False,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -113,7 +113,8 @@ def train_loader(dataset: RowDataset, sampler: EpochBatchSampler, *, workers: in
     )
 
 
-def _as_is(batch: Batch) -> Batch:
+def _as_is(batch: Any) -> Any:
+    """The dataset has collated already."""
     return batch
 
 

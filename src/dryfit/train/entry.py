@@ -56,7 +56,7 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     if config.settings.train.batch_size != body.plan.effective_batch:
         raise InternalError(
             "starting a trial",
-            f"the plan is for batches of {body.plan.effective_batch}, the trial's are {config.settings.train.batch_size}",
+            f"the plan is for batches of {body.plan.effective_batch}, not of {config.settings.train.batch_size}",
         )
     check_metric(config.metric, config.data.num_labels)
     check_effect(config)
@@ -77,7 +77,7 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     result = TrainResult(
         value=best.value if best else None, best=best.n if best else None, steps=run.step, stopped_by=run.stopped_by
     )
-    return ChildResult(train=result)
+    return ChildResult(train=result, error=None)
 
 
 def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialParts:

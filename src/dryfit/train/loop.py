@@ -126,7 +126,8 @@ class TrialTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> float:
         """The Trainer's gradient norm, which it computes anyway, checked before the optimizer can spread it."""
-        norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
+        found: Any = super()._get_grad_norm(model, grad_norm=grad_norm)
+        norm = float(found)
         loss = float(self.step_loss)
         if math.isfinite(norm) and math.isfinite(loss):
             return norm

@@ -1,0 +1,96 @@
+"""Models of the hub (a cache laid by hand, offline) and models with code of their own, in an interpreter of their own:
+the libraries read the cache's place when they are imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiny
+
+COMMITS = {"main": "a" * 40, "second": "b" * 40}
+OWN_CODE = """
+from transformers import BertConfig, BertModel
+
+
+class OwnConfig(BertConfig):
+    model_type = "own-bert"
+
+
+class OwnModel(BertModel):
+    config_class = OwnConfig
+"""
+SCRIPT = """
+import json, sys
+import trials
+from pathlib import Path
+from dryfit.core.errors import DryfitError
+
+def run(folder, encoder, **model):
+    trial = trials.small(Path(folder), encoder=encoder, model=model)
+    revisions = trial.resolve().revisions
+    return revisions, trial.run()[0].value
+
+folder, own = sys.argv[1:]
+found = {"main": run(folder + "/main", "someone/tiny")}
+found["second"] = run(folder + "/second", "someone/tiny", revision="second")
+try:
+    run(folder + "/untrusted", own)
+    found["untrusted"] = "ran"
+except DryfitError as error:
+    found["untrusted"] = error.code + ": " + error.allowed
+found["trusted"] = run(folder + "/trusted", own, trust_remote_code=True)
+from dryfit.tasks.load import load
+found["loaded"] = type(load(folder + "/trusted/best", trust_remote_code=True).encoder).__name__
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    home = tmp_path_factory.mktemp("home")
+    repo = home / "hub" / "models--someone--tiny"
+    (repo / "refs").mkdir(parents=True)
+    for seed, (name, commit) in enumerate(COMMITS.items()):
+        tiny.model(repo / "snapshots" / commit, seed=seed)
+        (repo / "refs" / name).write_text(commit)
+    own = tiny.model(home / "own")
+    config = json.loads((own / "config.json").read_text())
+    config |= {
+        "model_type": "own-bert",
+        "auto_map": {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"},
+    }
+    (own / "config.json").write_text(json.dumps(config))
+    (own / "own_code.py").write_text(OWN_CODE)
+    environment = os.environ | {
+        "HF_HOME": str(home),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(tiny.__file__).parent), *sys.path]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(home / "run"), str(own)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_revision_chooses_the_weights_and_the_commit_is_recorded(found: dict) -> None:
+    assert found["main"][0] == {"someone/tiny": COMMITS["main"]}
+    assert found["second"][0] == {"someone/tiny": COMMITS["second"]}
+    assert found["main"][1] != found["second"][1]
+
+
+def test_code_that_comes_with_a_model_runs_only_where_trusted(found: dict) -> None:
+    assert found["untrusted"].startswith("LOAD: ")
+    assert "trust_remote_code = true" in found["untrusted"]
+    assert found["trusted"][1] > 0
+    assert found["loaded"] == "OwnModel"

@@ -1,0 +1,179 @@
+"""Every key that says what is learned changes what is learned, or is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import trials
+from dryfit.core.errors import ConfigError, DryfitError, LoadError
+from dryfit.core.settings import TrialSettings
+
+Tables = dict[str, dict[str, Any]]
+
+# Key: the tables under which it is tried, and the value it is changed to.
+CASES: dict[str, tuple[Tables, Any]] = {
+    "model.name": ({}, "OTHER"),
+    "train.epochs": ({}, 3),
+    "train.batch_size": ({}, 10),
+    "train.max_length": ({}, 12),
+    "train.precision": ({}, "bf16"),
+    "train.group_by_length": ({}, False),
+    "train.evals_per_epoch": ({}, 2),
+    "train.early_stopping": ({"optim": {"lr": 5e-3}, "train": {"epochs": 8}}, 1),
+    "optim.name": ({}, "sgd"),
+    "optim.lr": ({}, 1e-3),
+    "optim.weight_decay": ({}, 0.5),
+    "optim.beta1": ({}, 0.8),
+    "optim.beta2": ({}, 0.9),
+    "optim.eps": ({}, 1e-4),
+    "optim.layer_decay": ({}, 0.5),
+    "optim.head_lr_factor": ({}, 3.0),
+    "sched.name": ({}, "cosine"),
+    "sched.warmup_ratio": ({}, 0.5),
+    "head.pooling": ({}, "max"),
+    "head.layers": ({}, 1),
+    "head.hidden": ({"head": {"layers": 1}}, 16),
+    "head.activation": ({"head": {"layers": 1}}, "tanh"),
+    "head.dropout": ({}, 0.5),
+    "loss.name": ({}, "focal"),
+    "loss.label_smoothing": ({}, 0.2),
+    "loss.gamma": ({"loss": {"name": "focal"}}, 0.5),
+    "loss.class_balance": ({}, "weighted"),
+    "regularization.max_grad_norm": ({}, 0.01),
+    "regularization.dropout": ({}, 0.4),
+    "regularization.attention_dropout": ({}, 0.4),
+    "regularization.freeze_layers": ({}, 1),
+}
+# These two only act on models of the hub, or with code of their own: tests/contract/test_train_remote_models.py.
+ELSEWHERE = {"model.revision", "model.trust_remote_code"}
+MORE = [
+    ("optim.name", {}, "adafactor"),
+    ("optim.beta1", {"optim": {"name": "sgd", "lr": 0.1}}, 0.5),
+    ("optim.weight_decay", {"optim": {"name": "sgd", "lr": 0.1}}, 0.5),
+    ("optim.weight_decay", {"optim": {"name": "adafactor"}}, 0.5),
+    ("optim.layer_decay", {"optim": {"name": "sgd", "lr": 0.1}}, 0.5),
+    ("sched.name", {}, "constant"),
+    ("sched.warmup_ratio", {"sched": {"name": "constant"}}, 0.5),
+    ("sched.warmup_ratio", {"sched": {"name": "cosine"}}, 0.0),
+    ("head.pooling", {}, "cls"),
+    ("head.layers", {"head": {"layers": 1}}, 2),
+    ("loss.class_balance", {"loss": {"name": "focal"}}, "weighted"),
+    ("loss.class_balance", {"loss": {"label_smoothing": 0.1}}, "weighted"),
+    ("regularization.max_grad_norm", {}, 0.0),
+    ("regularization.freeze_layers", {"regularization": {"freeze_layers": 1}}, 2),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {"FIRST": tiny.model(folder / "first"), "OTHER": tiny.model(folder / "other", seed=1)}
+
+
+def outcome(folder: Path, models: dict[str, Path], tables: Tables) -> Any:
+    trial = trials.small(folder, encoder=models["FIRST"], **tables)
+    result, channel = trial.run()
+    return result, channel.points
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> dict[str, Any]:
+    return {"folder": tmp_path_factory.mktemp("plain"), "seen": {}}
+
+
+def test_every_key_has_a_case() -> None:
+    keys = {
+        f"{table}.{key}"
+        for table, field in TrialSettings.model_fields.items()
+        for key in field.annotation.model_fields  # type: ignore[union-attr]
+    }
+    assert keys == CASES.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    ("key", "tables", "value"),
+    [(key, *case) for key, case in CASES.items()] + MORE,
+    ids=[*CASES, *[f"{key}-{value}-{'-'.join(tables)}" for key, tables, value in MORE]],
+)
+def test_the_key_changes_training(
+    tmp_path: Path, models: dict[str, Path], plain: dict[str, Any], key: str, tables: Tables, value: Any
+) -> None:
+    name = repr(tables)
+    if name not in plain["seen"]:
+        plain["seen"][name] = outcome(plain["folder"] / str(len(plain["seen"])), models, tables)
+    table, _, field = key.partition(".")
+    changed = tables | {
+        table: tables.get(table, {}) | {field: str(models.get(value, value)) if table == "model" else value}
+    }
+    result, points = outcome(tmp_path, models, changed)
+    _, points_before = plain["seen"][name]
+    assert [(p.step, p.metrics["loss"]) for p in points] != [(p.step, p.metrics["loss"]) for p in points_before]
+    assert result.steps > 0
+
+
+def test_the_same_settings_give_the_same_outcome(tmp_path: Path, models: dict[str, Path]) -> None:
+    """What the test above would mistake for an effect."""
+    assert outcome(tmp_path / "a", models, {}) == outcome(tmp_path / "b", models, {})
+
+
+@pytest.mark.parametrize(
+    ("tables", "found"),
+    [
+        ({"regularization": {"freeze_layers": 3}}, "the encoder has 2"),
+        ({"loss": {"gamma": 1.0}}, "no effect with loss.name = 'cross_entropy'"),
+        ({"loss": {"name": "focal", "label_smoothing": 0.1}}, "no effect with loss.name = 'focal'"),
+        ({"head": {"hidden": 7}}, "no effect with head.layers = 0"),
+        ({"head": {"activation": "relu"}}, "no effect with head.layers = 0"),
+        ({"optim": {"name": "sgd", "beta2": 0.9}}, "no effect with optim.name = 'sgd'"),
+        ({"optim": {"name": "sgd", "eps": 1e-3}}, "no effect with optim.name = 'sgd'"),
+        ({"optim": {"name": "adafactor", "beta1": 0.5}}, "no effect with optim.name = 'adafactor'"),
+        ({"train": {"evals_per_epoch": 6}}, "an epoch has 5 steps"),
+        ({"train": {"precision": "fp16"}}, "it needs a CUDA device"),
+        ({"train": {"max_length": 73}}, "train.max_length is 73"),
+        ({"model": {"revision": "main"}}, "model.revision is 'main'"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(
+    tmp_path: Path, models: dict[str, Path], tables: Tables, found: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        trials.small(tmp_path, encoder=models["FIRST"], **tables).run()
+    assert found in caught.value.found
+
+
+def test_a_searched_switch_lets_an_idle_key_pass(tmp_path: Path, models: dict[str, Path]) -> None:
+    trial = trials.small(tmp_path, encoder=models["FIRST"], loss={"gamma": 1.0})
+    trial.params = {"loss.name": "cross_entropy"}
+    assert trial.run()[0].stopped_by is None
+
+
+@pytest.mark.parametrize("tables", [{"regularization": {"freeze_layers": 1}}, {"optim": {"layer_decay": 0.9}}])
+def test_shared_layers_cannot_be_told_apart(tmp_path: Path, tables: Tables) -> None:
+    model = tiny.model(tmp_path / "albert", "albert")
+    with pytest.raises(ConfigError, match="albert has no list of 2 layers"):
+        trials.small(tmp_path, encoder=model, **tables).run()
+
+
+def test_f1_of_three_classes_is_refused(tmp_path: Path, models: dict[str, Path]) -> None:
+    rows = tiny.rows(40)
+    for index, row in enumerate(rows):
+        row["label"] = index % 3
+    path = tiny.write_jsonl(tmp_path / "all.jsonl", rows)
+    data = {"file": str(path), "num_labels": 3}
+    with pytest.raises(ConfigError, match="f1 with 3 classes"):
+        trials.Trial(tmp_path / "a", encoder=models["FIRST"], data=data, study={"metric": "f1"}).run()
+    result, channel = trials.Trial(
+        tmp_path / "b", encoder=models["FIRST"], data=data, study={"metric": "f1_macro"}
+    ).run()
+    assert result.value == max(point.value for point in channel.points)
+    assert "f1" not in channel.points[0].metrics
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, models: dict[str, Path]) -> None:
+    near = models["FIRST"].with_name("firts")
+    with pytest.raises(LoadError, match="there is no such folder") as caught:
+        trials.small(tmp_path, encoder=near).run()
+    assert caught.value.hint == f"did you mean {models['FIRST']}?"
+    assert isinstance(caught.value, DryfitError)

@@ -1,0 +1,146 @@
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tiny
+from dryfit.core.errors import ConfigError, LoadError, MachineError
+from dryfit.core.settings import HeadSettings, ModelSettings
+from dryfit.meta.load import FolderSource, load_encoder
+from dryfit.meta.source import model_identity
+from dryfit.tasks.heads import EncoderWithHead, HeadSpec
+from dryfit.tasks.load import load, save_trained
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny.model(tmp_path / "model")
+
+
+def change_weights(folder: Path, change) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_poolers_are_left_out_and_reported(folder: Path) -> None:
+    model, report = load_encoder(FolderSource.of(folder))
+    assert report.unexpected == ("pooler.dense.bias", "pooler.dense.weight")
+    assert report.missing == ()
+    assert model.pooler is None
+    want = load_file(folder / "model.safetensors")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, want[name]), name
+
+
+def test_missing_and_misshapen_weights_are_named(folder: Path) -> None:
+    def harm(weights: dict[str, torch.Tensor]) -> None:
+        del weights["encoder.layer.1.output.dense.weight"]
+        weights["encoder.layer.0.output.dense.bias"] = torch.zeros(7)
+
+    change_weights(folder, harm)
+    with pytest.raises(LoadError) as caught:
+        load_encoder(FolderSource.of(folder))
+    assert str(folder) in caught.value.doing
+    assert "1 missing (encoder.layer.1.output.dense.weight)" in caught.value.found
+    assert "1 of another shape (encoder.layer.0.output.dense.bias)" in caught.value.found
+
+
+def test_unexpected_weights_are_reported(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.update({"cls.predictions.bias": torch.zeros(3)}))
+    _, report = load_encoder(FolderSource.of(folder))
+    assert "cls.predictions.bias" in report.unexpected
+
+
+def test_a_folder_without_weights_or_config(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(LoadError, match="loading weights from"):
+        load_encoder(FolderSource.of(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(LoadError, match="reading the config of"):
+        load_encoder(FolderSource.of(folder))
+
+
+def test_an_encoder_decoder_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
+    with pytest.raises(ConfigError, match="t5 is an encoder-decoder"):
+        load_encoder(FolderSource.of(folder))
+
+
+def test_minilm_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MachineError, match=r"pip install 'dryfit\[demo\]'"):
+        load_encoder(ModelSettings(name="minilm"))
+
+
+def test_identity_is_the_content_and_not_the_place(folder: Path, tmp_path: Path) -> None:
+    first = model_identity(FolderSource.of(folder))
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert model_identity(FolderSource.of(copy)) == first
+    change_weights(copy, lambda weights: weights["encoder.layer.0.output.dense.bias"].add_(1e-3))
+    assert model_identity(FolderSource.of(copy)) != first
+
+
+def saved(folder: Path, tmp_path: Path) -> tuple[EncoderWithHead, Path]:
+    encoder, _ = load_encoder(FolderSource.of(folder))
+    spec = HeadSpec(HeadSettings(layers=2, hidden=5, activation="tanh", pooling="max"), num_outputs=3)
+    model = EncoderWithHead(encoder, spec)
+    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts={"metric": "f1", "step": 7})
+    return model, tmp_path / "best"
+
+
+def test_a_saved_model_comes_back_whole(folder: Path, tmp_path: Path) -> None:
+    model, best = saved(folder, tmp_path)
+    found = load(best)
+    assert isinstance(found, EncoderWithHead)
+    assert found.spec == model.spec
+    assert found.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(value, found.state_dict()[name]) for name, value in model.state_dict().items())
+    assert load(best, dtype=torch.float64).head[-1].weight.dtype is torch.float64
+    assert json.loads((best / "dryfit.json").read_text())["step"] == 7
+
+
+def test_saving_again_replaces_weights_and_facts_only(folder: Path, tmp_path: Path) -> None:
+    model, best = saved(folder, tmp_path)
+    with torch.no_grad():
+        model.head[-1].bias.add_(1)
+    save_trained(best, model, tokenizer_folder=folder, facts={"step": 9})
+    assert torch.equal(load(best).head[-1].bias, model.head[-1].bias)
+    assert json.loads((best / "dryfit.json").read_text())["step"] == 9
+    assert sorted(path.name for path in best.iterdir()) == [
+        "config.json",
+        "dryfit.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("harm", ["missing", "unexpected", "shape", "cut"])
+def test_a_damaged_saved_model_is_refused(folder: Path, tmp_path: Path, harm: str) -> None:
+    _, best = saved(folder, tmp_path)
+    name = "encoder.encoder.layer.0.output.dense.bias"
+    match harm:
+        case "missing":
+            change_weights(best, lambda weights: weights.pop(name))
+        case "unexpected":
+            change_weights(best, lambda weights: weights.update({"more": torch.zeros(1)}))
+        case "shape":
+            change_weights(best, lambda weights: weights.update({name: torch.zeros(1)}))
+        case "cut":
+            path = best / "model.safetensors"
+            path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(LoadError, match="loading the trained model in"):
+        load(best)
+
+
+def test_anything_else_gives_the_encoder(folder: Path) -> None:
+    model = load(folder)
+    assert type(model).__name__ == "BertModel"
+    assert not model.training

@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+import trials
+from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.plan import DeviceKind
+from dryfit.preflight import check_precisions, find_device
+
+
+def test_resolve_says_what_it_found(tmp_path: Path) -> None:
+    trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))
+    result = trial.resolve()
+    assert {name: facts.rows for name, facts in result.splits.items()} == {"train": 40, "validation": 20}
+    assert sum(result.splits["train"].label_counts.values()) == 40
+    assert (result.device, result.device_count) == (DeviceKind.CPU, 1)
+    assert result.versions["torch"] == torch.__version__.split("+")[0] or torch.__version__ in result.versions["torch"]
+    assert list(result.revisions) == [str(tmp_path / "model")]
+    assert trial.resolve() == result
+    tiny.write_jsonl(tmp_path / "data" / "train.jsonl", tiny.rows(40, seed=8))
+    assert trial.resolve().data_fingerprint != result.data_fingerprint
+
+
+def test_devices_and_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_device("auto") == (DeviceKind.CPU, 1)
+    with pytest.raises(MachineError, match="finds no CUDA device"):
+        find_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert find_device("auto") == find_device("cuda") == (DeviceKind.CUDA, 3)
+    assert find_device("cpu") == (DeviceKind.CPU, 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Old One")
+    check_precisions(("fp32", "fp16"), DeviceKind.CUDA)
+    check_precisions(("fp32", "bf16"), DeviceKind.CPU)
+    with pytest.raises(ConfigError, match="Old One has no bf16"):
+        check_precisions(("bf16",), DeviceKind.CUDA)
+    with pytest.raises(ConfigError, match="it needs a CUDA device"):
+        check_precisions(("fp16",), DeviceKind.CPU)
