@@ -27,8 +27,8 @@ from study_runs import (
 from dryfit.store.events import AttemptEnded, AttemptStarted, TrialFinished
 
 SEARCHES = {
-    "tpe-median": 'sampler = "tpe"\npruner = "median"',
-    "tpe-asha": 'sampler = "tpe"\npruner = "asha"',
+    "tpe-median": 'sampler = "tpe"\nstartup_trials = 2\npruner = "median"\npruner_startup_trials = 2',
+    "tpe-asha": 'sampler = "tpe"\nstartup_trials = 2\npruner = "asha"',
 }
 TRIALS = 4
 

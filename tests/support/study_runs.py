@@ -50,8 +50,6 @@ evals_per_epoch = 2
 ]
 
 [search]
-startup_trials = 2
-pruner_startup_trials = 2
 mirror = "none"
 {search}
 
