@@ -1,0 +1,102 @@
+"""The contract job: a 6-trial search against a plain Trainer script, the winner reported once on the test rows.
+
+    python benchmarks/bench_contracts.py --contracts FOLDER     (or DRYFIT_CONTRACTS=FOLDER)
+
+Both train on the first 800 rows and are scored on the first 400 validation rows. The interval is a bootstrap over
+contracts (rows of one contract are not independent): 2 000 resamples, 95 %.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from measured import run
+from sklearn.metrics import f1_score
+from transformers import AutoTokenizer
+
+import dryfit
+
+HERE = Path(__file__).parent
+RESAMPLES = 2000
+
+
+def predict(folder: Path, rows: list[dict], max_length: int) -> np.ndarray:
+    """Classes of the rows, by a trial's weights."""
+    model, tokenizer = dryfit.load(folder), AutoTokenizer.from_pretrained(folder)
+    guesses: list[int] = []
+    for start in range(0, len(rows), 64):
+        part = rows[start : start + 64]
+        batch = tokenizer(
+            [row["criterion"] for row in part],
+            [row["text"] for row in part],
+            truncation="only_second",
+            max_length=max_length,
+            padding=True,
+            return_tensors="pt",
+        )
+        with torch.inference_mode():
+            guesses += model(**batch).argmax(-1).tolist()
+    return np.array(guesses)
+
+
+def interval(truth: np.ndarray, guesses: list[np.ndarray], groups: np.ndarray) -> list[np.ndarray]:
+    """Macro F1 of each set of guesses in every resample of the contracts."""
+    draw = np.random.default_rng(0)
+    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    scores: list[list[float]] = [[] for _ in guesses]
+    for _ in range(RESAMPLES):
+        rows = np.concatenate([members[index] for index in draw.integers(len(members), size=len(members))])
+        for out, guess in zip(scores, guesses, strict=True):
+            out.append(float(f1_score(truth[rows], guess[rows], average="macro")))
+    return [np.array(values) for values in scores]
+
+
+def line(name: str, validation: float, truth: np.ndarray, guess: np.ndarray, resampled: np.ndarray) -> str:
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    test = f1_score(truth, guess, average="macro")
+    return f"{name}: validation {validation:.3f}, test {test:.3f} (95 % interval {low:.3f} to {high:.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--contracts", default=os.environ.get("DRYFIT_CONTRACTS"))
+    parser.add_argument("--keep", help="folder for the study; a temporary one if absent")
+    options = parser.parse_args()
+    if not options.contracts:
+        print("contract rows not at hand (--contracts FOLDER or DRYFIT_CONTRACTS): skipped")
+        return
+    data = {split: str(Path(options.contracts) / f"{split}.jsonl") for split in ("train", "validation", "test")}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(options.keep or temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        script = [sys.executable, str(HERE / "plain.py"), "--out", str(work / "plain"), "--test", data["test"]]
+        script += ["--train", data["train"], "--validation", data["validation"]]
+        script += ["--train-limit", "800", "--validation-limit", "400"]
+        plain = run(script, work / "plain.log")
+        example = HERE.parent / "examples" / "contracts.toml"
+        search = [sys.executable, "-m", "dryfit.cli.app", "tune", str(example), "--dir", str(work / "study")]
+        search += ["--set", f"data.train={data['train']}", "--set", f"data.validation={data['validation']}"]
+        ours = run(search, work / "search.log")
+        summary = dryfit.status(work / "study")
+        assert summary.best is not None
+        rows = [json.loads(text) for text in Path(data["test"]).read_text(encoding="utf-8").splitlines()]
+        truth, groups = np.array([row["label"] for row in rows]), np.array([row["group"] for row in rows])
+        guesses = [
+            np.load(work / "plain" / "test.npy"),
+            predict(work / "study" / "trials" / f"{summary.best.number:04d}" / "best", rows, 160),
+        ]
+        resampled = interval(truth, guesses, groups)
+        validation = json.loads((work / "plain" / "result.json").read_text(encoding="utf-8"))["validation"]
+        print(line("plain script", validation, truth, guesses[0], resampled[0]), f"; {plain}")
+        print(line("dryfit, best of 6", summary.best.value, truth, guesses[1], resampled[1]), f"; {ours}")
+        low, high = np.percentile(resampled[1] - resampled[0], [2.5, 97.5])
+        print(f"difference on test: 95 % interval {low:+.3f} to {high:+.3f}; winner {summary.best.params}")
+
+
+if __name__ == "__main__":
+    main()
