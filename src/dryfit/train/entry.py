@@ -7,7 +7,6 @@ import torch
 
 # The models most studies use are imported before the fork, so that a trial need not do it.
 import transformers.models.bert.modeling_bert
-import transformers.models.deberta_v2.modeling_deberta_v2
 import transformers.models.distilbert.modeling_distilbert
 import transformers.models.electra.modeling_electra
 import transformers.models.modernbert.modeling_modernbert
