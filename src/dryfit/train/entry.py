@@ -7,7 +7,6 @@ import torch
 
 # The models most studies use are imported before the fork, so that a trial need not do it.
 import transformers.models.bert.modeling_bert
-import transformers.models.deberta_v2.modeling_deberta_v2
 import transformers.models.distilbert.modeling_distilbert
 import transformers.models.electra.modeling_electra
 import transformers.models.modernbert.modeling_modernbert
@@ -111,7 +110,7 @@ def build_model(body: TrainRequest, *, cls_last: bool) -> EncoderWithHead:
     if body.plan.checkpointing:
         # Without reentrant autograd frozen embeddings are no obstacle, and the random state is kept either way.
         kwargs = {"use_reentrant": False}
-        if hasattr(encoder, "activation_checkpointing_enable"):  # remove with transformers < 5.20
+        if hasattr(encoder, "activation_checkpointing_enable"):  # the other name goes with transformers 5.17
             encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
         else:
             encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
