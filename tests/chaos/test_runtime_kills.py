@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from runtime_jobs import House, alive, until_dead
 
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import FailureKind
@@ -15,6 +14,7 @@ from dryfit.core.wire import MARKER_VARIABLE, Note, Started
 from dryfit.runtime.faults import classify
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import ChildExited, ChildLimits
+from runtime_jobs import House, alive, until_dead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from dryfit.store.events import AttemptEnded, AttemptStarted, TrialFinished
 from study_runs import (
     ends,
     events_of,
@@ -23,8 +25,6 @@ from study_runs import (
     wait_for_events,
     write_study,
 )
-
-from dryfit.store.events import AttemptEnded, AttemptStarted, TrialFinished
 
 SEARCHES = {
     "tpe-median": 'sampler = "tpe"\nstartup_trials = 2\npruner = "median"\npruner_startup_trials = 2',

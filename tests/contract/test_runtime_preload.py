@@ -4,10 +4,10 @@ import statistics
 import sys
 
 import pytest
-from runtime_jobs import House
 
 from dryfit.config.schema import Isolation
 from dryfit.core.wire import Started
+from runtime_jobs import House
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")

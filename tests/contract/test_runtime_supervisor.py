@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from runtime_jobs import PATIENCE_S, House, alive, until_dead
 
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import InternalError
@@ -16,6 +15,7 @@ from dryfit.runtime.child import ChildStatus
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest, read_messages
 from dryfit.runtime.spec import ChildExited, ChildLimits, ChildMessage
+from runtime_jobs import PATIENCE_S, House, alive, until_dead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 

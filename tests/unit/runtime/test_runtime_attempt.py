@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from runtime_jobs import request
 
 from dryfit.core.wire import Started
 from dryfit.runtime.attempt import Attempt
 from dryfit.runtime.spec import ChildLimits, ChildSpec
+from runtime_jobs import request
 
 
 @pytest.fixture
