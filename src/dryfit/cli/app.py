@@ -51,7 +51,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Write a commented study.toml and a small synthetic data set."""
-    from dryfit import api
+    import dryfit.api as api
 
     for path in api.init(folder, task=task, force=force):
         typer.echo(path)
@@ -68,7 +68,7 @@ def tune(
     quiet: QuietOption = False,
 ) -> None:
     """Search, or go on with a search. Ctrl-C once: checkpoint and stop; twice: now."""
-    from dryfit import api
+    import dryfit.api as api
     from dryfit.cli.live import watching
 
     with watching(quiet=quiet) as observer:
@@ -86,7 +86,7 @@ def resume(
     quiet: QuietOption = False,
 ) -> None:
     """Go on with a study as it was last run."""
-    from dryfit import api
+    import dryfit.api as api
     from dryfit.cli.live import watching
 
     with watching(quiet=quiet) as observer:
@@ -98,7 +98,7 @@ def resume(
 @app.command()
 def status(study: StudyArgument, as_json: JsonOption = False) -> None:
     """Print how far a study is, whether it runs or not."""
-    from dryfit import api
+    import dryfit.api as api
     from dryfit.cli.output import print_json, print_status
 
     if as_json:
@@ -113,7 +113,7 @@ def show(
     trial: Annotated[int | None, typer.Argument(min=0, help="Tell this trial's story.")] = None,
 ) -> None:
     """Print the trials of a study, or everything known of one."""
-    from dryfit import api
+    import dryfit.api as api
     from dryfit.cli.output import print_study
     from dryfit.report.tables import trial_story
 
@@ -130,7 +130,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not wait for checkpoints.")] = False,
 ) -> None:
     """Ask a running study to checkpoint and stop."""
-    from dryfit import api
+    import dryfit.api as api
 
     owner = api.stop(study, now=now)
     if owner is None:
@@ -148,7 +148,7 @@ def schema() -> None:
 
 
 def _finish(result: "TuneResult", *, as_json: bool) -> None:
-    from dryfit import api
+    import dryfit.api as api
     from dryfit.cli.output import print_end, print_json, print_study
 
     if as_json:
