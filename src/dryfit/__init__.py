@@ -7,6 +7,7 @@ never imports torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
@@ -30,4 +31,5 @@ __all__ = ["TuneResult", "__version__", "init", "load", "open_study", "resume", 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dryfit' has no attribute {name!r}")
+    refuse_unsupported_platform()
     return getattr(import_module(_HOMES[name]), name)

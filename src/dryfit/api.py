@@ -10,6 +10,7 @@ from dryfit.core.settings import Task
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import write_text_atomic
 from dryfit.report.summary import StudySummary, summarise
+from dryfit.search.space import Space
 from dryfit.starter.template import init_folder
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import lock_owner
@@ -71,7 +72,7 @@ def tune(
     path = study_file_of(Path(study_file))
     loaded = load_study_file(path, _with_total(overrides, trials))
     layout = StudyLayout(Path(folder).resolve()) if folder is not None else layout_of(path)
-    return _result(run_session(loaded.config, layout, observers))
+    return _result(run_session(loaded.config, space_of(loaded), layout, observers))
 
 
 def resume(
@@ -90,7 +91,7 @@ def resume(
     layout = layout_of(folder)
     read_study(layout)
     loaded = load_study_file(layout.frozen_file, _with_total(overrides, trials))
-    return _result(run_session(loaded.config, layout, observers))
+    return _result(run_session(loaded.config, space_of(loaded), layout, observers))
 
 
 def open_study(folder: Path | str) -> StudyState:
@@ -155,6 +156,21 @@ def load_config(study_file: Path | str, overrides: Sequence[str] = ()) -> Loaded
         ConfigError: All that is wrong with it, with file and line.
     """
     return load_study_file(study_file_of(Path(study_file)), overrides)
+
+
+def space_of(loaded: LoadedStudy) -> Space:
+    """The search space of a study file.
+
+    Raises:
+        ConfigError: A searched key, with the place where it stands.
+    """
+    try:
+        return Space.from_config(loaded.config)
+    except ConfigError as error:
+        places = [loaded.origins.get(f"space.{name}") for name in loaded.config.space if error.doing.endswith(name)]
+        place = next((place for place in places if place), None)
+        doing = f"{error.doing} ({place})" if place else error.doing
+        raise ConfigError(doing, error.found, error.allowed, error.hint) from None
 
 
 def study_file_of(path: Path) -> Path:

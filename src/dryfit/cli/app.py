@@ -1,5 +1,6 @@
 """The command line. Nothing is imported before a command needs it: ``dryfit --help`` answers at once."""
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dryfit.core.errors import DryfitError, ExitStatus
+from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.settings import Task
 from dryfit.core.version import VERSION
 
@@ -144,7 +146,7 @@ def schema() -> None:
     """Print the JSON schema of a study file."""
     from dryfit.config.schema_json import study_json_schema
 
-    typer.echo(study_json_schema())
+    typer.echo(json.dumps(study_json_schema(), indent=2))
 
 
 def _finish(result: "TuneResult", *, as_json: bool) -> None:
@@ -162,6 +164,7 @@ def _finish(result: "TuneResult", *, as_json: bool) -> None:
 def main() -> None:
     """Run the command line; every error ends with its own exit status."""
     try:
+        refuse_unsupported_platform()
         app()
     except DryfitError as error:
         from dryfit.cli.output import print_error

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import sys
 import uuid
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from dryfit.config.freeze import check_resumable, dump_toml
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import LedgerError, MachineError, StudyMismatchError
+from dryfit.core.errors import LedgerError, StudyMismatchError
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Message, ResolveResult, write_text_atomic
 from dryfit.runtime.orphans import sweep
@@ -61,20 +60,21 @@ def read_study(layout: StudyLayout) -> StudyState:
     return state
 
 
-def run_session(config: StudyConfig, layout: StudyLayout, observers: Sequence[Observer] = ()) -> SessionResult:
+def run_session(
+    config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer] = ()
+) -> SessionResult:
     """Work on a study until it is done or a stop is asked for.
 
     Args:
         config: The resolved study file, overrides included.
+        space: Its search space.
         layout: Where the study lies; made when absent.
         observers: Who is told.
 
     Raises:
-        DryfitError: It could not start: bad space or data, another process, another study in the folder.
+        DryfitError: It could not start: bad data, another process, another study in the folder.
         OSError: The ledger could not be written; what it holds is safe.
     """
-    refuse_unsupported_platform()
-    space = Space.from_config(config)
     layout.folder.mkdir(parents=True, exist_ok=True)
     with StudyLock(layout.lock), ExitStack() as stack:
         state = StudyState()
@@ -132,21 +132,6 @@ def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observer
         cores=available_cores(),
     )
     return StudyLoop(context, supervisor, stops, observers).run()
-
-
-def refuse_unsupported_platform(name: str = sys.platform) -> None:
-    """Linux and macOS only.
-
-    Raises:
-        MachineError: Elsewhere.
-    """
-    if name not in ("linux", "darwin"):
-        raise MachineError(
-            "starting dryfit",
-            f"this platform is {name}",
-            "Linux, and macOS",
-            "dryfit isolates trials with POSIX processes and signals: on Windows use WSL 2",
-        )
 
 
 def _tell(observers: Sequence[Observer], event: Event, state: StudyState) -> None:

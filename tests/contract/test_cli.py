@@ -1,0 +1,188 @@
+"""The command line as a user meets it: exit statuses, what is printed where, errors that say what to do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiny
+from dryfit.core.errors import MachineError
+from dryfit.core.platforms import refuse_unsupported_platform
+from study_runs import command, run, summary_of, write_study
+
+
+def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    named = [line.split()[0] for line in done.stdout.split("Commands:")[1].splitlines() if line.strip()]
+    assert named == ["init", "tune", "resume", "status", "show", "stop", "schema"]
+    for name in named:
+        assert run(name, "--help").returncode == 0
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom dryfit.cli.app import app\n"
+        "heavy = {'torch', 'transformers', 'optuna', 'numpy', 'rich.live', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "words", [["nonsense"], ["tune"], ["tune", "--trials", "0", "x"], ["init", "--task", "x", "y"]]
+)
+def test_wrong_usage_ends_with_2(words: list[str]) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert done.stderr
+
+
+def test_init_writes_a_study_once(tmp_path: Path) -> None:
+    done = run("init", tmp_path / "new", "--task", "criteria")
+    assert done.returncode == 0
+    written = [Path(line) for line in done.stdout.splitlines()]
+    assert {path.name for path in written} == {"study.toml", "train.jsonl", "validation.jsonl", "test.jsonl"}
+    assert all(path.stat().st_size > 0 for path in written)
+    again = run("init", tmp_path / "new")
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+    assert run("init", tmp_path / "new", "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optim.lrr=1", "did you mean lr?"),
+        ("train.epochs=0", "an integer from 1"),
+        ("space.optm.lr=[1e-3]", "did you mean optim.lr?"),
+        ("space.execution.micro_batch=[1, 2]", "no key that can be searched"),
+        ("space.optim.lr={low = 1e-5, high = 99}", "<= 10"),
+    ],
+)
+def test_bad_settings_end_with_2_and_start_nothing(tmp_path: Path, override: str, said: str) -> None:
+    study = write_study(tmp_path / "study")
+    done = run("tune", study, "--set", override)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "--set" in done.stderr
+    assert "[CONFIG]" in done.stderr
+    assert not (tmp_path / "study" / "ledger.jsonl").exists()
+
+
+def test_an_unknown_key_is_named_with_its_line(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study")
+    text = study.read_text(encoding="utf-8").replace("batch_size = 8", "batchsize = 8")
+    study.write_text(text, encoding="utf-8")
+    line = text.splitlines().index("batchsize = 8") + 1
+    done = run("tune", study)
+    assert done.returncode == 2
+    assert f"line {line}" in done.stderr
+    assert "batch_size" in done.stderr
+
+
+def test_bad_data_ends_with_2_before_any_trial(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study")
+    rows = tmp_path / "study/data/train.jsonl"
+    lines = rows.read_text(encoding="utf-8").splitlines()
+    broken = json.loads(lines[4]) | {"label": 7}
+    rows.write_text("\n".join([*lines[:4], json.dumps(broken), *lines[5:]]), encoding="utf-8")
+    done = run("tune", study)
+    assert done.returncode == 2
+    assert "[DATA]" in done.stderr
+    assert "train.jsonl" in done.stderr
+    assert "5" in done.stderr
+    assert "7" in done.stderr
+    assert not (tmp_path / "study/trials").exists()
+    rows.write_text("\n".join(lines), encoding="utf-8")
+    assert run("tune", study, "--trials", "1", "--quiet").returncode == 0
+
+
+def test_a_study_in_which_every_trial_fails_ends_with_1(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study", trials=2)
+    done = run("tune", study, "--set", "regularization.freeze_layers=99", "--json")
+    assert done.returncode == 1, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["trials"]["failed"] == 2
+    assert summary["best"] is None
+    told = run("show", study, "1")
+    assert "config" in told.stdout
+    assert "log.txt" in told.stdout
+
+
+def test_status_show_and_the_story_of_a_trial(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study", trials=2)
+    done = run("tune", study)
+    assert done.returncode == 0, done.stderr
+    assert "best: trial" in done.stdout
+    assert "trial 0: complete" in done.stderr
+    assert str(tmp_path / "study/trials") in done.stdout
+    summary = summary_of(tmp_path / "study")
+    assert set(summary) >= {"schema", "study", "trials", "best", "wall_s", "trial_overhead_ms"}
+    assert set(summary["trials"]) >= {"complete", "pruned", "refused", "failed", "running", "total"}
+    shown = run("show", tmp_path / "study")
+    assert shown.stdout.splitlines()[0].split("\t")[:3] == ["trial", "outcome", "value"]
+    story = run("show", tmp_path / "study/study.toml", "0").stdout
+    for part in ("optim.lr = ", "validation 5", "attempt 1: ended with a result", "log.txt", "first step after"):
+        assert part in story
+    assert run("show", tmp_path / "study", "9").returncode == 2
+    log = (tmp_path / "study/trials/0000/attempt-1/log.txt").read_text(encoding="utf-8")
+    assert '"max_length": 48' in log
+    frozen = run("resume", tmp_path / "study", "--trials", "2", "--quiet")
+    assert frozen.returncode == 0, frozen.stderr
+
+
+def test_a_folder_without_a_study_is_said_to_be_one(tmp_path: Path) -> None:
+    for words in (
+        ["status", tmp_path],
+        ["show", tmp_path],
+        ["resume", tmp_path],
+        ["stop", tmp_path],
+        ["tune", tmp_path],
+    ):
+        done = run(*words)
+        assert done.returncode == 2, words
+        assert "dryfit" in done.stderr or "ledger" in done.stderr
+
+
+def test_the_schema_is_json_and_knows_the_tables() -> None:
+    schema = json.loads(run("schema").stdout)
+    assert {"study", "data", "model", "train", "optim", "space", "search", "runtime"} <= set(schema["properties"])
+
+
+def test_output_is_plain_where_nobody_looks(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study", trials=1)
+    environment = {**os.environ, "NO_COLOR": "1", "CI": "1"}
+    done = subprocess.run(command("tune", study), capture_output=True, env=environment, check=True)
+    assert b"\x1b[" not in done.stdout + done.stderr
+
+
+def test_windows_is_refused_with_a_sentence() -> None:
+    with pytest.raises(MachineError, match="WSL"):
+        refuse_unsupported_platform("win32")
+    refuse_unsupported_platform("linux")
+    refuse_unsupported_platform("darwin")
+
+
+def test_csv_and_parquet_rows_without_criterion_train_too(tmp_path: Path) -> None:
+    import pandas
+
+    folder = tmp_path / "study"
+    study = write_study(folder, trials=1)
+    train = pandas.read_json(folder / "data/train.jsonl", lines=True)[["id", "text", "label"]]
+    train.to_csv(folder / "data/train.csv", index=False)
+    validation = pandas.read_json(folder / "data/validation.jsonl", lines=True)[["id", "text", "label"]]
+    validation.to_parquet(folder / "data/validation.parquet")
+    done = run(
+        *("tune", study, "--quiet"),
+        *("--set", f"data.train={folder}/data/train.csv", "--set", f"data.validation={folder}/data/validation.parquet"),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_tiny_builders_are_deterministic(tmp_path: Path) -> None:
+    first, second = tiny.model(tmp_path / "a"), tiny.model(tmp_path / "b")
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
