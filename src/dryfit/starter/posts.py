@@ -51,9 +51,18 @@ class Row(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class _Knobs:
-    """What a difficulty means."""
+    """What a difficulty means.
+
+    Attributes:
+        hard_negatives: Share of the label 0 that bears on the criterion at all.
+        contrasts: Share of posts in which writer and somebody else are opposites, in the same words for both labels.
+        reversed_share: Share of the writer's own sentences that turn a phrase into its contrary.
+        distractors: Further sentences of a post.
+        phrases: Wordings used of each criterion, each way.
+    """
 
     hard_negatives: float
+    contrasts: float
     reversed_share: float
     distractors: int
     phrases: int
@@ -64,10 +73,11 @@ class _Knobs:
             raise ConfigError("making posts", f"difficulty {difficulty:g}", "a number from 0 to 1")
         most_phrases = min(len(phrases) for c in CRITERIA for phrases in (c.shows, c.opposes))
         return cls(
-            hard_negatives=min(1.0, 0.6 + 0.8 * difficulty),
-            reversed_share=0.44 * difficulty,
+            hard_negatives=0.5 + 0.3 * difficulty,
+            contrasts=0.9 * difficulty,
+            reversed_share=0.25 * difficulty**3,
             distractors=1 + round(2 * difficulty**2),
-            phrases=min(most_phrases, _EASIEST_PHRASES + round(8 * difficulty)),
+            phrases=_EASIEST_PHRASES + round((most_phrases - _EASIEST_PHRASES) * difficulty),
         )
 
 
@@ -84,16 +94,16 @@ class _Writer:
         phrases = criterion.shows if expressed != reversing else criterion.opposes
         return self._fill(self.rng.choice(REVERSING if reversing else AFFIRMING), phrases)
 
-    def about_another(self, criterion: Criterion) -> str:
+    def about_another(self, criterion: Criterion, *, holds: bool) -> str:
         """A sentence that says of somebody else that the criterion holds, or does not."""
-        return self._fill(self.rng.choice(ABOUT_OTHERS), self.rng.choice((criterion.shows, criterion.opposes)))
+        return self._fill(self.rng.choice(ABOUT_OTHERS), criterion.shows if holds else criterion.opposes)
 
     def distractor(self, criterion: Criterion) -> str:
         """A sentence on something else: nothing in particular, or another criterion in any way."""
         if self.rng.random() < _FILLER_SHARE:
             return self.rng.choice(FILLERS)
         if self.rng.random() < _ABOUT_OTHERS_SHARE:
-            return self.about_another(criterion)
+            return self.about_another(criterion, holds=self.rng.random() < 0.5)
         return self.about_self(criterion, expressed=self.rng.random() < 0.5)
 
     def _fill(self, frame: str, phrases: Sequence[str]) -> str:
@@ -111,13 +121,14 @@ def _post(writer: _Writer, criterion: Criterion, label: int) -> tuple[str, list[
     bearing: list[tuple[str, bool]] = []
     if label:
         bearing.append((writer.about_self(criterion, expressed=True), True))
-        if rng.random() < 0.2:
-            bearing.append((writer.about_another(criterion), False))
+        if rng.random() < writer.knobs.contrasts:  # the same words as in the negatives, the other way round
+            bearing.append((writer.about_another(criterion, holds=False), False))
     elif rng.random() < writer.knobs.hard_negatives:
-        if rng.random() < 0.65:
+        bearing.append((writer.about_another(criterion, holds=True), False))
+        if rng.random() < writer.knobs.contrasts:
             bearing.append((writer.about_self(criterion, expressed=False), False))
-        else:
-            bearing.append((writer.about_another(criterion), False))
+    elif rng.random() < writer.knobs.hard_negatives:
+        bearing.append((writer.about_self(criterion, expressed=False), False))
     others = rng.sample([other for other in CRITERIA if other is not criterion], writer.knobs.distractors)
     sentences = bearing + [(writer.distractor(other), False) for other in others]
     rng.shuffle(sentences)
