@@ -185,11 +185,11 @@ VERBS: dict[str, tuple[str, str]] = {
 
 AFFIRMING: tuple[str, ...] = (
     "{Now} I {base}.",
-    "I {base} {now}.",
+    "{Now} I seem to {base}.",
     "I have to admit that I {base} {now}.",
-    "Whatever others may think, I {base} {now}.",
-    "I told {who} that I {base} {now}.",
-    "{Who} has noticed that I {base} {now}.",
+    "I am someone who tends to {base} {now}.",
+    "{Who} has seen me {base} {now}.",
+    "If you ask {who}, I {base} {now}.",
 )
 """The phrase is true of the writer, now."""
 
@@ -206,12 +206,12 @@ REVERSING: tuple[str, ...] = (
 """The phrase is not true of the writer, now: a phrase that opposes a criterion thereby shows it."""
 
 ABOUT_OTHERS: tuple[str, ...] = (
-    "{Now} {who} {third}.",
+    "{Now} {who} seems to {base}.",
     "{Who} {third} {now}.",
-    "{Who} told me: I {base} {now}.",
-    "I have noticed that {who} {third} {now}.",
-    "I hear from {who} that things are hard: those who know say {who} {third}.",
-    "I wonder why {who} {third} {now}.",
+    "I have to admit that {who} seems to {base} {now}.",
+    "{Who} is someone who tends to {base} {now}.",
+    "I have seen {who} {base} {now}.",
+    "If you ask me, {who} must {base} {now}.",
 )
 """The phrase is true of somebody else; nothing is said of the writer."""
 

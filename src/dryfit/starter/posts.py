@@ -32,10 +32,10 @@ from dryfit.starter.phrases import (
 DEFAULT_DIFFICULTY: Final = 0.5
 _POSTS_PER_AUTHOR: Final = 4
 _EASIEST_PHRASES: Final = 2
-_FILLER_SHARE: Final = 0.3
-_OTHERS_SHARE: Final = 0.2
-_MISLEADING_SHARE: Final = 0.75
-"""Above one half: what a post says of other criteria speaks against its label, so only matching helps."""
+_FILLER_SHARE: Final = 0.65
+"""Of the other sentences: what fillers leave over bears on other criteria, and must be told apart by matching."""
+
+_ABOUT_OTHERS_SHARE: Final = 0.2
 
 
 class Row(TypedDict):
@@ -51,9 +51,18 @@ class Row(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class _Knobs:
-    """What a difficulty means."""
+    """What a difficulty means.
+
+    Attributes:
+        hard_negatives: Share of the label 0 that bears on the criterion at all.
+        contrasts: Share of posts in which writer and somebody else are opposites, in the same words for both labels.
+        reversed_share: Share of the writer's own sentences that turn a phrase into its contrary.
+        distractors: Further sentences of a post.
+        phrases: Wordings used of each criterion, each way.
+    """
 
     hard_negatives: float
+    contrasts: float
     reversed_share: float
     distractors: int
     phrases: int
@@ -64,10 +73,11 @@ class _Knobs:
             raise ConfigError("making posts", f"difficulty {difficulty:g}", "a number from 0 to 1")
         most_phrases = min(len(phrases) for c in CRITERIA for phrases in (c.shows, c.opposes))
         return cls(
-            hard_negatives=0.6 + 0.4 * difficulty,
-            reversed_share=0.3 * difficulty,
+            hard_negatives=0.5 + 0.3 * difficulty,
+            contrasts=0.9 * difficulty,
+            reversed_share=0.25 * difficulty**3,
             distractors=1 + round(2 * difficulty**2),
-            phrases=_EASIEST_PHRASES + round((most_phrases - _EASIEST_PHRASES) * difficulty**2),
+            phrases=_EASIEST_PHRASES + round((most_phrases - _EASIEST_PHRASES) * difficulty),
         )
 
 
@@ -84,18 +94,17 @@ class _Writer:
         phrases = criterion.shows if expressed != reversing else criterion.opposes
         return self._fill(self.rng.choice(REVERSING if reversing else AFFIRMING), phrases)
 
-    def about_another(self, criterion: Criterion) -> str:
+    def about_another(self, criterion: Criterion, *, holds: bool) -> str:
         """A sentence that says of somebody else that the criterion holds, or does not."""
-        return self._fill(self.rng.choice(ABOUT_OTHERS), self.rng.choice((criterion.shows, criterion.opposes)))
+        return self._fill(self.rng.choice(ABOUT_OTHERS), criterion.shows if holds else criterion.opposes)
 
-    def distractor(self, criterion: Criterion, *, label: int) -> str:
-        """A sentence on another criterion, mostly of the kind that the label does not suggest."""
+    def distractor(self, criterion: Criterion) -> str:
+        """A sentence on something else: nothing in particular, or another criterion in any way."""
         if self.rng.random() < _FILLER_SHARE:
             return self.rng.choice(FILLERS)
-        if self.rng.random() < _OTHERS_SHARE:
-            return self.about_another(criterion)
-        misleading = self.rng.random() < _MISLEADING_SHARE
-        return self.about_self(criterion, expressed=misleading != bool(label))
+        if self.rng.random() < _ABOUT_OTHERS_SHARE:
+            return self.about_another(criterion, holds=self.rng.random() < 0.5)
+        return self.about_self(criterion, expressed=self.rng.random() < 0.5)
 
     def _fill(self, frame: str, phrases: Sequence[str]) -> str:
         base = self.rng.choice(phrases[: self.knobs.phrases])
@@ -112,15 +121,16 @@ def _post(writer: _Writer, criterion: Criterion, label: int) -> tuple[str, list[
     bearing: list[tuple[str, bool]] = []
     if label:
         bearing.append((writer.about_self(criterion, expressed=True), True))
-        if rng.random() < 0.2:
-            bearing.append((writer.about_another(criterion), False))
+        if rng.random() < writer.knobs.contrasts:  # the same words as in the negatives, the other way round
+            bearing.append((writer.about_another(criterion, holds=False), False))
     elif rng.random() < writer.knobs.hard_negatives:
-        if rng.random() < 0.65:
+        bearing.append((writer.about_another(criterion, holds=True), False))
+        if rng.random() < writer.knobs.contrasts:
             bearing.append((writer.about_self(criterion, expressed=False), False))
-        else:
-            bearing.append((writer.about_another(criterion), False))
+    elif rng.random() < writer.knobs.hard_negatives:
+        bearing.append((writer.about_self(criterion, expressed=False), False))
     others = rng.sample([other for other in CRITERIA if other is not criterion], writer.knobs.distractors)
-    sentences = bearing + [(writer.distractor(other, label=label), False) for other in others]
+    sentences = bearing + [(writer.distractor(other), False) for other in others]
     rng.shuffle(sentences)
     text, spans = "", list[list[int]]()
     for sentence, expresses in sentences:
@@ -137,7 +147,7 @@ def generate(n_rows: int, seed: int, difficulty: float = DEFAULT_DIFFICULTY) -> 
     Args:
         n_rows: How many rows; half of them (the odd one less) have label 1, and no text occurs twice.
         seed: Seed of everything drawn.
-        difficulty: From 0 (few reversals, one distractor, few wordings) to 1.
+        difficulty: From 0 (no reversals, one distractor, few wordings) to 1.
 
     Raises:
         ConfigError: ``n_rows`` is below 1, or ``difficulty`` outside [0, 1].

@@ -23,8 +23,8 @@ class SplitSizes:
     """Rows of each split of the synthetic data."""
 
     train: int = 800
-    validation: int = 300
-    test: int = 300
+    validation: int = 240
+    test: int = 400
 
 
 # What the starter file sets, table by table. None: shown as a comment, for its reader to find.
@@ -32,7 +32,7 @@ _KEYS: Final[dict[str, dict[str, Written | None]]] = {
     "study": {
         "name": None,
         "task": None,
-        "trials": 8,
+        "trials": 6,
         "seed": 1,
         "metric": "f1_macro",
         "max_hours": None,
@@ -45,10 +45,17 @@ _KEYS: Final[dict[str, dict[str, Written | None]]] = {
         "num_labels": 2,
     },
     "model": {"name": "minilm", "revision": None, "trust_remote_code": None},
-    "train": {"epochs": 2, "batch_size": 16, "max_length": 96, "precision": "fp32", "early_stopping": None},
-    "optim": {"name": "adamw", "lr": 1e-4, "weight_decay": 0.01, "layer_decay": None},
+    "train": {
+        "epochs": 2,
+        "batch_size": 16,
+        "max_length": 96,
+        "precision": "fp32",
+        "evals_per_epoch": 2,
+        "early_stopping": None,
+    },
+    "optim": {"name": "adamw", "lr": 2e-4, "weight_decay": 0.01, "layer_decay": None},
     "sched": {"name": "linear", "warmup_ratio": 0.1},
-    "head": {"pooling": "mean", "layers": 0, "dropout": 0.1},
+    "head": {"pooling": "cls", "layers": 0, "dropout": 0.1},
     "loss": {"name": "cross_entropy", "label_smoothing": None, "class_balance": None},
     "regularization": {"max_grad_norm": 1.0, "freeze_layers": None},
     "search": {"sampler": "tpe", "startup_trials": 4, "pruner": "median", "pruner_startup_trials": 3},
@@ -82,9 +89,9 @@ _SPACE: Final = """\
 # What is searched: any key of the tables from [model] to [regularization], by dotted name. A list is categorical;
 # low and high are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
 [space]
-"optim.lr" = {low = 5e-5, high = 5e-4, log = true}
+"optim.lr" = {low = 1e-4, high = 4e-4, log = true}
 "optim.weight_decay" = [0.0, 0.01, 0.1]
-"train.batch_size" = [8, 16]
+"train.batch_size" = [16, 24]
 "sched.name" = ["linear", "cosine"]
 "head.pooling" = ["cls", "mean"]
 "head.dropout" = {low = 0.0, high = 0.3, step = 0.1}
