@@ -1,5 +1,6 @@
 """A study survives any kill: exactly the trials asked for, the same values, nothing left running."""
 
+import errno
 import json
 import os
 import random
@@ -10,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.store.events import AttemptEnded, AttemptStarted, TrialFinished
+import dryfit
+from dryfit.core.errors import ExitStatus
+from dryfit.store.events import AttemptEnded, AttemptStarted, Event, TrialFinished
+from dryfit.store.ledger import Ledger
+from dryfit.study.machine import End
 from study_runs import (
     ends,
     events_of,
@@ -269,3 +274,24 @@ def _victim(folder: Path, draw: random.Random) -> int | None:
     if attempt.checkpoint_step is not None and draw.random() < 0.5:
         return attempt.pid
     return _parent(attempt.pid) if draw.random() < 0.15 else None
+
+
+def test_a_full_disk_pauses_the_study(undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = copy_of(undisturbed, tmp_path / "study")
+    append, written = Ledger.append, 0
+
+    def full_after_a_while(self: Ledger, event: Event) -> Event:
+        nonlocal written
+        written += 1
+        if written > 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return append(self, event)
+
+    monkeypatch.setattr(Ledger, "append", full_after_a_while)
+    result = dryfit.tune(folder)
+    assert (result.end, result.status) == (End.PAUSED, ExitStatus.STOPPED)
+    assert marked_processes(folder) == []
+    assert len(events_of(folder)) == 12
+    monkeypatch.undo()
+    resume_to_end(folder)
+    assert_same(folder, undisturbed)

@@ -1,5 +1,6 @@
 """One stretch of work on a study: from taking its lock to giving it back."""
 
+import errno
 import os
 import platform
 import uuid
@@ -31,6 +32,7 @@ from dryfit.study.prepare import prepare
 from dryfit.study.stops import StopRequests
 
 _MIRROR_FLUSH_S = 10.0
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +75,24 @@ def run_session(
 
     Raises:
         DryfitError: It could not start: bad data, another process, another study in the folder.
-        OSError: The ledger could not be written; what it holds is safe.
+        OSError: The ledger could not be written for another reason than a full disk; what it holds is safe.
     """
     layout.folder.mkdir(parents=True, exist_ok=True)
     with StudyLock(layout.lock), ExitStack() as stack:
-        state = StudyState()
-        notes = _check_folder(config, layout, space)
-        ledger = Ledger(layout.ledger, fold=state.apply)
-        stack.callback(ledger.close)
-        if state.created is None:
-            ledger.append(_created(config, space))
-        assert state.created is not None
-        killed = sweep(state.created.id)
-        if killed:
-            notes = (*notes, f"ended {len(killed)} process(es) that an earlier run left behind")
-        write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
-        opened = SessionOpened(
-            pid=os.getpid(), host=platform.node(), version=VERSION, total=config.study.trials, notes=notes
-        )
-        _tell(observers, ledger.append(opened), state)
-        supervisor = stack.enter_context(Supervisor(_supervisor_settings(config, layout, state.created.id)))
+        work = _open(config, space, layout, observers)
+        stack.callback(work.ledger.close)
+        supervisor = stack.enter_context(Supervisor(_supervisor_settings(work)))
         stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake))
-        with _mirror(config, layout, state) as keepers:
-            watchers = (*observers, *keepers)
-            end = _work(StudyWork(config, layout, space, ledger, state), supervisor, stops, watchers)
-            _tell(observers, ledger.append(SessionClosed(reason=end)), state)
-    return SessionResult(end, state, layout)
+        keepers = stack.enter_context(_mirror(work))
+        try:
+            end = _work(work, supervisor, stops, (*observers, *keepers))
+            _tell(observers, work.ledger.append(SessionClosed(reason=end)), work.state)
+        except OSError as error:
+            if error.errno not in _DISK_FULL:
+                raise
+            end = End.PAUSED
+            _note(observers, f"the disk is full, the study is paused: {error}")
+    return SessionResult(end, work.state, layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +104,30 @@ class StudyWork:
     space: Space
     ledger: Ledger
     state: StudyState
+    created: StudyCreated
+
+
+def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer]) -> StudyWork:
+    """Replay the ledger, or begin one; end what an earlier run left behind; say that a session has begun."""
+    state = StudyState()
+    notes = _check_folder(config, layout, space)
+    ledger = Ledger(layout.ledger, fold=state.apply)
+    study = state.created or _created(config, space)
+    if state.created is None:
+        ledger.append(study)
+    killed = sweep(study.id)
+    if killed:
+        notes = (*notes, f"ended {len(killed)} process(es) that an earlier run left behind")
+    write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
+    opened = SessionOpened(
+        pid=os.getpid(), host=platform.node(), version=VERSION, total=config.study.trials, notes=notes
+    )
+    _tell(observers, ledger.append(opened), state)
+    return StudyWork(config, layout, space, ledger, state, study)
 
 
 def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observers: Sequence[Observer]) -> End:
-    for observer in observers:
-        observer.on_note("checking data and models")
+    _note(observers, "checking data and models")
     resolved = prepare(work.config, work.layout, work.space, supervisor, stops)
     if resolved is None:
         return stops.why or End.STOPPED
@@ -137,6 +150,11 @@ def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observer
 def _tell(observers: Sequence[Observer], event: Event, state: StudyState) -> None:
     for observer in observers:
         observer.on_event(event, state)
+
+
+def _note(observers: Sequence[Observer], text: str) -> None:
+    for observer in observers:
+        observer.on_note(text)
 
 
 def _created(config: StudyConfig, space: Space) -> StudyCreated:
@@ -179,13 +197,13 @@ def _check_data_unchanged(state: StudyState, resolved: ResolveResult, layout: St
     )
 
 
-def _supervisor_settings(config: StudyConfig, layout: StudyLayout, marker: str) -> SupervisorSettings:
-    layout.logs.mkdir(exist_ok=True)
+def _supervisor_settings(work: StudyWork) -> SupervisorSettings:
+    work.layout.logs.mkdir(exist_ok=True)
     return SupervisorSettings(
-        marker=marker,
-        doorbell=layout.doorbell,
-        isolation=config.runtime.isolation,
-        server_log=layout.logs / "forkserver.txt",
+        marker=work.created.id,
+        doorbell=work.layout.doorbell,
+        isolation=work.config.runtime.isolation,
+        server_log=work.layout.logs / "forkserver.txt",
     )
 
 
@@ -207,22 +225,22 @@ class MirrorKeeper:
 
 
 @contextmanager
-def _mirror(config: StudyConfig, layout: StudyLayout, state: StudyState) -> Generator[list[Observer], None, None]:
+def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
     """Run the Optuna mirror beside the study; nothing here can delay or fail a trial.
 
     Yields:
         The observer that starts it again where it died.
     """
-    target = config.search.mirror
-    if target == "none" or state.created is None:
+    target, layout = work.config.search.mirror, work.layout
+    if target == "none":
         yield []
         return
     storage = f"journal:{layout.journal}" if target == "journal" else target
     mirror = MirrorProcess(
         layout.ledger,
         storage=storage,
-        study=state.created.name,
-        direction=state.created.direction,
+        study=work.created.name,
+        direction=work.created.direction,
         status=layout.logs / "mirror.json",
         log=layout.logs / "mirror.txt",
     )
