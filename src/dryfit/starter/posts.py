@@ -1,9 +1,9 @@
 """A generator of synthetic posts, seeded and pure: does the writer, now, express a criterion?
 
 A row's label is 1 if and only if some sentence of its text expresses its criterion, of the writer and at present.
-The hard negatives use the same words: a denial, something past, something said of another person, another
-criterion. One frame turns a phrase into its contrary (``I do not sleep soundly``), so what counts is how words
-combine, and a linear model of words and word pairs does not solve it.
+The hard negatives are close to that: a denial, something past, something said of another person, another criterion.
+Rows that are held out say much of it in wordings that no training row uses, as people do. So what counts is what
+words mean and how they combine, and a linear model of words and word pairs does not solve it.
 """
 
 import json
@@ -31,11 +31,8 @@ from dryfit.starter.phrases import (
 
 DEFAULT_DIFFICULTY: Final = 0.5
 _POSTS_PER_AUTHOR: Final = 4
-_EASIEST_PHRASES: Final = 2
-_FILLER_SHARE: Final = 0.65
-"""Of the other sentences: what fillers leave over bears on other criteria, and must be told apart by matching."""
-
-_ABOUT_OTHERS_SHARE: Final = 0.2
+_DENIED_SHARE: Final = 0.6
+"""Of the rows with label 0: the writer says the opposite."""
 
 
 class Row(TypedDict):
@@ -54,30 +51,32 @@ class _Knobs:
     """What a difficulty means.
 
     Attributes:
-        hard_negatives: Share of the label 0 that bears on the criterion at all.
+        unseen: Share of the sentences of held-out rows whose wording no training row uses.
+        others: Share of the label 0 in which somebody else, not the writer, has what the criterion says.
         contrasts: Share of posts in which writer and somebody else are opposites, in the same words for both labels.
         reversed_share: Share of the writer's own sentences that turn a phrase into its contrary.
         distractors: Further sentences of a post.
-        phrases: Wordings used of each criterion, each way.
+        on_others: Share of those that bear on other criteria, and must be told apart by matching.
     """
 
-    hard_negatives: float
+    unseen: float
+    others: float
     contrasts: float
     reversed_share: float
     distractors: int
-    phrases: int
+    on_others: float
 
     @classmethod
     def of(cls, difficulty: float) -> "_Knobs":
         if not 0 <= difficulty <= 1:
             raise ConfigError("making posts", f"difficulty {difficulty:g}", "a number from 0 to 1")
-        most_phrases = min(len(phrases) for c in CRITERIA for phrases in (c.shows, c.opposes))
         return cls(
-            hard_negatives=0.5 + 0.3 * difficulty,
-            contrasts=0.9 * difficulty,
+            unseen=min(1.0, 1.4 * difficulty),
+            others=(1 - _DENIED_SHARE) * difficulty,
+            contrasts=0.6 * difficulty,
             reversed_share=0.25 * difficulty**3,
             distractors=1 + round(2 * difficulty**2),
-            phrases=_EASIEST_PHRASES + round((most_phrases - _EASIEST_PHRASES) * difficulty),
+            on_others=0.2 * difficulty,
         )
 
 
@@ -87,6 +86,7 @@ class _Writer:
 
     rng: random.Random
     knobs: _Knobs
+    held_out: bool = False
 
     def about_self(self, criterion: Criterion, *, expressed: bool) -> str:
         """A sentence that expresses the criterion of the writer now, or denies it."""
@@ -100,14 +100,18 @@ class _Writer:
 
     def distractor(self, criterion: Criterion) -> str:
         """A sentence on something else: nothing in particular, or another criterion in any way."""
-        if self.rng.random() < _FILLER_SHARE:
-            return self.rng.choice(FILLERS)
-        if self.rng.random() < _ABOUT_OTHERS_SHARE:
-            return self.about_another(criterion, holds=self.rng.random() < 0.5)
-        return self.about_self(criterion, expressed=self.rng.random() < 0.5)
+        if self.rng.random() < self.knobs.on_others:
+            return self.about_self(criterion, expressed=self.rng.random() < 0.5)
+        return self.rng.choice(FILLERS)
+
+    def _wordings(self, phrases: Sequence[str]) -> Sequence[str]:
+        """The first half of the phrases is for every row, the second for held-out ones."""
+        half = len(phrases) // 2
+        unseen = self.held_out and self.rng.random() < self.knobs.unseen
+        return phrases[half:] if unseen else phrases[:half]
 
     def _fill(self, frame: str, phrases: Sequence[str]) -> str:
-        base = self.rng.choice(phrases[: self.knobs.phrases])
+        base = self.rng.choice(self._wordings(phrases))
         verb, rest = base.split(" ", 1) if " " in base else (base, "")
         third, past = (f"{form} {rest}".strip() for form in VERBS[verb])
         words = {"now": self.rng.choice(NOW), "then": self.rng.choice(THEN), "who": self.rng.choice(PEOPLE)}
@@ -117,18 +121,15 @@ class _Writer:
 
 def _post(writer: _Writer, criterion: Criterion, label: int) -> tuple[str, list[list[int]]]:
     """One text and the spans of the sentences that express the criterion."""
-    rng = writer.rng
+    rng, knobs = writer.rng, writer.knobs
     bearing: list[tuple[str, bool]] = []
-    if label:
-        bearing.append((writer.about_self(criterion, expressed=True), True))
-        if rng.random() < writer.knobs.contrasts:  # the same words as in the negatives, the other way round
-            bearing.append((writer.about_another(criterion, holds=False), False))
-    elif rng.random() < writer.knobs.hard_negatives:
+    kind = rng.random()
+    if label or kind < _DENIED_SHARE:
+        bearing.append((writer.about_self(criterion, expressed=bool(label)), bool(label)))
+        if rng.random() < knobs.contrasts:  # the same words as in the other label, the other way round
+            bearing.append((writer.about_another(criterion, holds=not label), False))
+    elif kind < _DENIED_SHARE + knobs.others:
         bearing.append((writer.about_another(criterion, holds=True), False))
-        if rng.random() < writer.knobs.contrasts:
-            bearing.append((writer.about_self(criterion, expressed=False), False))
-    elif rng.random() < writer.knobs.hard_negatives:
-        bearing.append((writer.about_self(criterion, expressed=False), False))
     others = rng.sample([other for other in CRITERIA if other is not criterion], writer.knobs.distractors)
     sentences = bearing + [(writer.distractor(other), False) for other in others]
     rng.shuffle(sentences)
@@ -141,25 +142,32 @@ def _post(writer: _Writer, criterion: Criterion, label: int) -> tuple[str, list[
     return text, spans
 
 
-def generate(n_rows: int, seed: int, difficulty: float = DEFAULT_DIFFICULTY) -> list[Row]:
+def generate(n_rows: int, seed: int, difficulty: float = DEFAULT_DIFFICULTY, *, held_out: bool = False) -> list[Row]:
     """Make rows of the task *criteria*; the same arguments always give the same rows.
 
     Args:
         n_rows: How many rows; half of them (the odd one less) have label 1, and no text occurs twice.
         seed: Seed of everything drawn.
-        difficulty: From 0 (no reversals, one distractor, few wordings) to 1.
+        difficulty: From 0 (denials in familiar wordings) to 1.
+        held_out: Make rows to be scored on: part of their wordings is in no training row.
 
     Raises:
         ConfigError: ``n_rows`` is below 1, or ``difficulty`` outside [0, 1].
     """
     if n_rows < 1:
         raise ConfigError("making posts", f"{n_rows} rows", "at least 1")
-    rng = random.Random(derive_seed("posts", seed))
-    writer = _Writer(rng, _Knobs.of(difficulty))
+    return _rows(n_rows, derive_seed("posts", seed), _Knobs.of(difficulty), held_out=held_out)
+
+
+def _rows(n_rows: int, seed: int, knobs: _Knobs, *, held_out: bool, earlier: Sequence[Row] = ()) -> list[Row]:
+    """Rows that share no id, author or text with the earlier ones; the first begins with a new author."""
+    rng = random.Random(seed)
+    writer = _Writer(rng, knobs, held_out)
     labels = [number % 2 for number in range(n_rows)]
     rng.shuffle(labels)
+    seen = {row["text"] for row in earlier}
+    authors = len({row["group"] for row in earlier})
     rows: list[Row] = []
-    seen: set[str] = set()
     while len(rows) < n_rows:
         label = labels[len(rows)]
         criterion = rng.choice(CRITERIA)
@@ -167,7 +175,7 @@ def generate(n_rows: int, seed: int, difficulty: float = DEFAULT_DIFFICULTY) -> 
         if text in seen:
             continue
         seen.add(text)
-        number = len(rows)
+        number = authors * _POSTS_PER_AUTHOR + len(rows)
         rows.append(
             Row(
                 id=f"post-{number:05d}",
@@ -188,22 +196,20 @@ def write_splits(
 
     Args:
         folder: An existing folder.
-        sizes: Rows of train, validation and test.
+        sizes: Rows of train, validation and test; the last two are held out, see :func:`generate`.
         seed: Seed of everything drawn.
         difficulty: From 0 to 1; see :func:`generate`.
 
     Returns:
         The files written.
     """
-    # One stream cut at authors' bounds: what is unique in it is unique across the splits.
-    whole = [-(-size // _POSTS_PER_AUTHOR) * _POSTS_PER_AUTHOR for size in sizes]
-    rows = generate(sum(whole), seed, difficulty)
+    knobs = _Knobs.of(difficulty)
+    earlier: list[Row] = []
     paths: list[Path] = []
-    start = 0
-    for name, size, reserved in zip(("train", "validation", "test"), sizes, whole, strict=True):
-        part = rows[start : start + size]
-        start += reserved
+    for name, size in zip(("train", "validation", "test"), sizes, strict=True):
+        rows = _rows(size, derive_seed("posts", seed, name), knobs, held_out=name != "train", earlier=earlier)
+        earlier += rows
         path = folder / f"{name}.jsonl"
-        write_text_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part), durable=False)
+        write_text_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), durable=False)
         paths.append(path)
     return paths

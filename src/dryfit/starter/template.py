@@ -55,7 +55,7 @@ _KEYS: Final[dict[str, dict[str, Written | None]]] = {
     },
     "optim": {"name": "adamw", "lr": 2e-4, "weight_decay": 0.01, "layer_decay": None},
     "sched": {"name": "linear", "warmup_ratio": 0.1},
-    "head": {"pooling": "cls", "layers": 0, "dropout": 0.1},
+    "head": {"pooling": "mean", "layers": 0, "dropout": 0.1},
     "loss": {"name": "cross_entropy", "label_smoothing": None, "class_balance": None},
     "regularization": {"max_grad_norm": 1.0, "freeze_layers": None},
     "search": {"sampler": "tpe", "startup_trials": 4, "pruner": "median", "pruner_startup_trials": 3},

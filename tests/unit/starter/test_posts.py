@@ -70,7 +70,7 @@ def test_splits_share_no_author_id_or_text(tmp_path):
 
 
 def test_words_and_word_pairs_do_not_solve_it():
-    train, unseen = generate(800, 1), generate(600, 2)
+    train, unseen = generate(800, 1), generate(600, 2, held_out=True)
     model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression(C=10, max_iter=1000))
     model.fit([f"{row['criterion']} {row['text']}" for row in train], [row["label"] for row in train])
     guesses = model.predict([f"{row['criterion']} {row['text']}" for row in unseen])
