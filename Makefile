@@ -8,7 +8,7 @@ BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test proof lint bench clean
+.PHONY: help setup demo test proof lint bench gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
@@ -42,6 +42,9 @@ lint: $(STAMP) ## ruff, pyright and the import contracts
 
 bench: $(STAMP) ## print the measured numbers that docs/benchmarks.md keeps
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
+
+gpu: $(STAMP) ## the tests that need a CUDA device
+	$(TEST_ENV) $(BIN)/python -m pytest tests/gpu -m gpu
 
 clean: ## remove .venv, the demo and all caches
 	rm -rf $(VENV) demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

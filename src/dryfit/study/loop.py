@@ -1,33 +1,26 @@
 """The one doing loop: it asks the deciders what comes next and does it, writing the ledger first."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import Action, Evidence, Failure
-from dryfit.core.plan import DeviceKind, plan_execution
 from dryfit.core.seeds import derive_seed
-from dryfit.core.trial import Outcome, TrialConfig
+from dryfit.core.trial import Outcome
 from dryfit.core.wire import (
     Checkpointed,
     ChildResult,
     FirstStep,
     Report,
-    ResolveResult,
     Started,
-    TrainRequest,
     Verdict,
 )
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest, read_messages
 from dryfit.runtime.recovery import decide
-from dryfit.runtime.spec import ChildExited, ChildLimits, ChildMessage, ChildSpec
+from dryfit.runtime.spec import ChildExited, ChildMessage
 from dryfit.runtime.supervisor import Supervisor
-from dryfit.search.fields import apply_params
 from dryfit.search.pruning import judge
-from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
 from dryfit.store.events import (
     AttemptEnded,
@@ -42,10 +35,8 @@ from dryfit.store.events import (
     TrialFinished,
     VerdictGiven,
 )
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger
-from dryfit.store.replay import StudyState, TrialState
-from dryfit.study.devices import least_busy_device, visible_devices
+from dryfit.store.replay import TrialState
+from dryfit.study.context import StudyContext, child_spec, choose_device, trial_config
 from dryfit.study.machine import Ask, End, Leave, Limits, Live, Place, StopRunning, Wait, finish_trial, next_step
 from dryfit.study.observers import Observer
 from dryfit.study.retention import forget_what_is_not_needed
@@ -61,20 +52,6 @@ class RunningAttempt:
     number: int
     attempt: int
     device: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class StudyContext:
-    """What a loop works on; all of it stays the same while the loop runs, but for what the ledger's fold learns."""
-
-    config: StudyConfig
-    layout: StudyLayout
-    space: Space
-    ledger: Ledger
-    state: StudyState
-    resolved: ResolveResult
-    total: int
-    cores: int
 
 
 class StudyLoop:
@@ -185,87 +162,36 @@ class StudyLoop:
 
     def _ask(self, number: int) -> None:
         study = self._study
-        settings = study.config.study
         suggestion = suggest(
             study.space,
             study.state.history(),
             search=study.config.search,
             direction=study.state.direction,
             base=study.config.trial_settings,
-            seed=settings.seed,
+            seed=study.config.study.seed,
             number=number,
         )
-        trial_seed = derive_seed(settings.seed, "trial", number)
-        config = self._trial_config(number, dict(suggestion.params), trial_seed)
+        seed = derive_seed(study.config.study.seed, "trial", number)
+        config = trial_config(study, number, suggestion.params, seed)
         self._write(
             TrialAsked(
                 number=number,
                 params=dict(suggestion.params),
                 internal=dict(suggestion.internal),
                 distributions=dict(suggestion.distributions),
-                seed=trial_seed,
+                seed=seed,
                 fingerprint=config.fingerprint,
             )
         )
 
-    def _trial_config(self, number: int, params: dict[str, bool | int | float | str | None], seed: int) -> TrialConfig:
-        study = self._study
-        return TrialConfig(
-            number=number,
-            task=study.config.study.task,
-            metric=study.config.study.metric,
-            direction=study.state.direction,
-            data=study.config.data,
-            settings=apply_params(study.config.trial_settings, params),
-            params=params,
-            seed=seed,
-            data_fingerprint=study.resolved.data_fingerprint,
-        )
-
     def _place(self, trial: TrialState) -> None:
-        study, runtime = self._study, self._study.config.runtime
-        config = self._trial_config(trial.number, trial.params, trial.seed)
-        device = None
-        if study.resolved.device is DeviceKind.CUDA:
-            devices = visible_devices(study.resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
-            device = least_busy_device([child.device for child in self._running.values()], devices)
-        plan = plan_execution(
-            study.config.execution,
-            effective_batch=config.settings.train.batch_size,
-            device=study.resolved.device,
-            cores=study.cores,
-            parallel=runtime.parallel,
-        )
         attempt = len(trial.attempts) + 1
-        paths = study.layout.trial(trial.number)
-        body = TrainRequest(
-            config=config,
-            plan=plan,
-            attempt=attempt,
-            cache_dir=str(study.layout.cache),
-            checkpoint_dir=str(paths.checkpoints),
-            best_dir=str(paths.best),
-            checkpoint_every_s=runtime.checkpoint_every_s,
-            verdict_timeout_s=runtime.verdict_timeout_s,
-            visible_device=device,
-        )
-        key = f"trial-{trial.number}-{attempt}"
+        device = choose_device(self._study.resolved, [child.device for child in self._running.values()])
+        spec = child_spec(self._study, trial, attempt, device)
         self._waiting_until_s.pop(trial.number, None)
         self._write(AttemptPlaced(number=trial.number, attempt=attempt, device=device))
-        self._running[key] = RunningAttempt(trial.number, attempt, device)
-        self._supervisor.start(
-            ChildSpec(
-                key=key,
-                folder=paths.attempt(attempt),
-                body=body,
-                limits=ChildLimits(
-                    start_s=runtime.start_timeout_s,
-                    hang_s=runtime.hang_timeout_s,
-                    total_s=runtime.trial_timeout_s,
-                    stop_grace_s=runtime.stop_grace_s,
-                ),
-            )
-        )
+        self._running[spec.key] = RunningAttempt(trial.number, attempt, device)
+        self._supervisor.start(spec)
 
     def _heed_stops(self) -> None:
         self._stops.look()

@@ -24,8 +24,9 @@ from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, S
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, StudyLock, read_ledger
 from dryfit.store.replay import StudyState
+from dryfit.study.context import StudyContext
 from dryfit.study.devices import available_cores
-from dryfit.study.loop import StudyContext, StudyLoop
+from dryfit.study.loop import StudyLoop
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
 from dryfit.study.prepare import prepare

@@ -1,0 +1,84 @@
+"""What a study's loop works on, and what it makes of it: a trial's configuration, and the child that trains it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.plan import DeviceKind, plan_execution
+from dryfit.core.trial import Scalar, TrialConfig
+from dryfit.core.wire import ResolveResult, TrainRequest
+from dryfit.runtime.spec import ChildLimits, ChildSpec
+from dryfit.search.fields import apply_params
+from dryfit.search.space import Space
+from dryfit.store.layout import StudyLayout
+from dryfit.store.ledger import Ledger
+from dryfit.store.replay import StudyState, TrialState
+from dryfit.study.devices import least_busy_device, visible_devices
+
+
+@dataclass(frozen=True, slots=True)
+class StudyContext:
+    """What a loop works on; all of it stays the same while the loop runs, but for what the ledger's fold learns."""
+
+    config: StudyConfig
+    layout: StudyLayout
+    space: Space
+    ledger: Ledger
+    state: StudyState
+    resolved: ResolveResult
+    total: int
+    cores: int
+
+
+def trial_config(study: StudyContext, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
+    """Everything that decides what trial ``number`` learns."""
+    return TrialConfig(
+        number=number,
+        task=study.config.study.task,
+        metric=study.config.study.metric,
+        direction=study.state.direction,
+        data=study.config.data,
+        settings=apply_params(study.config.trial_settings, params),
+        params=dict(params),
+        seed=seed,
+        data_fingerprint=study.resolved.data_fingerprint,
+    )
+
+
+def choose_device(resolved: ResolveResult, in_use: Sequence[str | None]) -> str | None:
+    """The CUDA device the next trial sees; None on a machine without."""
+    if resolved.device is not DeviceKind.CUDA:
+        return None
+    return least_busy_device(in_use, visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def child_spec(study: StudyContext, trial: TrialState, attempt: int, device: str | None) -> ChildSpec:
+    """The child that trains a trial."""
+    runtime, paths = study.config.runtime, study.layout.trial(trial.number)
+    config = trial_config(study, trial.number, trial.params, trial.seed)
+    plan = plan_execution(
+        study.config.execution,
+        effective_batch=config.settings.train.batch_size,
+        device=study.resolved.device,
+        cores=study.cores,
+        parallel=runtime.parallel,
+    )
+    body = TrainRequest(
+        config=config,
+        plan=plan,
+        attempt=attempt,
+        cache_dir=str(study.layout.cache),
+        checkpoint_dir=str(paths.checkpoints),
+        best_dir=str(paths.best),
+        checkpoint_every_s=runtime.checkpoint_every_s,
+        verdict_timeout_s=runtime.verdict_timeout_s,
+        visible_device=device,
+    )
+    limits = ChildLimits(
+        start_s=runtime.start_timeout_s,
+        hang_s=runtime.hang_timeout_s,
+        total_s=runtime.trial_timeout_s,
+        stop_grace_s=runtime.stop_grace_s,
+    )
+    return ChildSpec(key=f"trial-{trial.number}-{attempt}", folder=paths.attempt(attempt), body=body, limits=limits)

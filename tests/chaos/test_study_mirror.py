@@ -1,0 +1,72 @@
+"""The Optuna mirror of a real study: readable while it runs, rebuilt after a kill, never in the way."""
+
+import json
+import signal
+from pathlib import Path
+from wsgiref.util import setup_testing_defaults
+
+import optuna
+import optuna_dashboard
+import psutil
+import pytest
+
+from dryfit.store.events import TrialFinished
+from study_runs import ends, events_of, fold, start, wait_for, write_study
+
+STATES = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
+
+
+def storage_of(folder: Path) -> optuna.storages.BaseStorage:
+    status = json.loads((folder / "logs/mirror.json").read_bytes())
+    backend = optuna.storages.journal.JournalFileBackend(status["journal"])
+    return optuna.storages.JournalStorage(backend)
+
+
+def mirror_process(control_pid: int) -> psutil.Process | None:
+    for child in psutil.Process(control_pid).children():
+        if "dryfit.search.mirror_process" in child.cmdline():
+            return child
+    return None
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_running_study_can_be_looked_at_and_a_killed_mirror_harms_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    study = write_study(folder, trials=4, search='sampler = "random"\npruner = "asha"')
+    study.write_text(study.read_text(encoding="utf-8").replace('mirror = "none"\n', ""), encoding="utf-8")
+    process = start("tune", folder, "--quiet")
+    finished = lambda: sum(isinstance(event, TrialFinished) for event in events_of(folder))  # noqa: E731
+    assert wait_for(lambda: finished() >= 1 and (folder / "logs/mirror.json").exists(), process)
+    mirror = mirror_process(process.pid)
+    assert mirror is not None
+    seen = optuna.load_study(study_name="study", storage=storage_of(folder))
+    assert process.poll() is None
+    assert len(seen.trials) >= 1
+    mirror.send_signal(signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    mirrored = optuna.load_study(study_name="study", storage=storage_of(folder)).trials
+    trials = fold(folder).trials
+    assert [trial.state for trial in mirrored] == [STATES[end.outcome] for end in ends(folder)]
+    for ours, theirs in zip(trials, mirrored, strict=True):
+        assert theirs.params == ours.internal
+        assert theirs.intermediate_values == {point.n: point.value for point in ours.reports}
+        if ours.value is not None:
+            assert theirs.value == ours.value
+
+
+def test_optuna_dashboard_shows_the_study(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    study = write_study(folder, trials=1)
+    study.write_text(study.read_text(encoding="utf-8").replace('mirror = "none"\n', ""), encoding="utf-8")
+    process = start("tune", folder, "--quiet")
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    said: list[str] = []
+    environment: dict[str, object] = {"PATH_INFO": "/api/studies"}
+    setup_testing_defaults(environment)
+    answer = b"".join(
+        optuna_dashboard.wsgi(storage_of(folder))(environment, lambda status, headers: said.append(status))
+    )
+    assert said == ["200 OK"]
+    assert "study" in json.dumps(json.loads(answer))
