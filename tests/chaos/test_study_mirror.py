@@ -1,8 +1,10 @@
 """The Optuna mirror of a real study: readable while it runs, rebuilt after a kill, never in the way."""
 
+import io
 import json
 import signal
 from pathlib import Path
+from wsgiref.handlers import SimpleHandler
 from wsgiref.util import setup_testing_defaults
 
 import optuna
@@ -11,13 +13,14 @@ import psutil
 import pytest
 
 from dryfit.store.events import TrialFinished
+from dryfit.store.layout import StudyLayout
 from study_runs import ends, events_of, fold, start, wait_for, write_study
 
 STATES = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
 
 
 def storage_of(folder: Path) -> optuna.storages.BaseStorage:
-    status = json.loads((folder / "logs/mirror.json").read_bytes())
+    status = json.loads((StudyLayout(folder).mirror_status).read_bytes())
     backend = optuna.storages.journal.JournalFileBackend(status["journal"])
     return optuna.storages.JournalStorage(backend)
 
@@ -36,7 +39,7 @@ def test_a_running_study_can_be_looked_at_and_a_killed_mirror_harms_nothing(tmp_
     study.write_text(study.read_text(encoding="utf-8").replace('mirror = "none"\n', ""), encoding="utf-8")
     process = start("tune", folder, "--quiet")
     finished = lambda: sum(isinstance(event, TrialFinished) for event in events_of(folder))  # noqa: E731
-    assert wait_for(lambda: finished() >= 1 and (folder / "logs/mirror.json").exists(), process)
+    assert wait_for(lambda: finished() >= 1 and (StudyLayout(folder).mirror_status).exists(), process)
     mirror = mirror_process(process.pid)
     assert mirror is not None
     seen = optuna.load_study(study_name="study", storage=storage_of(folder))
@@ -62,11 +65,10 @@ def test_optuna_dashboard_shows_the_study(tmp_path: Path) -> None:
     process = start("tune", folder, "--quiet")
     _, errors = process.communicate()
     assert process.returncode == 0, errors
-    said: list[str] = []
     environment: dict[str, object] = {"PATH_INFO": "/api/studies"}
     setup_testing_defaults(environment)
-    answer = b"".join(
-        optuna_dashboard.wsgi(storage_of(folder))(environment, lambda status, headers: said.append(status))
-    )
-    assert said == ["200 OK"]
+    handler = SimpleHandler(io.BytesIO(), io.BytesIO(), io.StringIO(), environment, multithread=False)
+    handler.run(optuna_dashboard.wsgi(storage_of(folder)))
+    head, _, answer = handler.stdout.getvalue().partition(b"\r\n\r\n")
+    assert b"200 OK" in head, handler.stderr.getvalue()
     assert "study" in json.dumps(json.loads(answer))

@@ -1,5 +1,6 @@
 """A study and its trials as rows of text: what ``show``, ``tune`` and the live view print."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,9 +83,18 @@ def places(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ..
     if state.best is not None:
         found.append(("best weights", layout.trial(state.best.number).best))
     found += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]
-    if layout.journal.exists():
-        found.append(("Optuna journal", layout.journal))
+    journal = _mirrored_journal(layout)
+    if journal is not None:
+        found.append(("Optuna journal", journal))
     return tuple(found)
+
+
+def _mirrored_journal(layout: StudyLayout) -> Path | None:
+    try:
+        status = json.loads(layout.mirror_status.read_bytes())
+        return Path(status["journal"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # no mirror, a mirror into a database, or none that has begun yet
 
 
 def _attempt_lines(attempt: AttemptState, folder: Path) -> list[str]:

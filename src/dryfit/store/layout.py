@@ -72,8 +72,13 @@ class StudyLayout:
         return self.folder / "logs"
 
     @property
+    def mirror_status(self) -> Path:
+        """Where the mirror says how far it is, and which journal it writes."""
+        return self.logs / "mirror.json"
+
+    @property
     def journal(self) -> Path:
-        """The derived Optuna journal."""
+        """The derived Optuna journal, unless the mirror had to begin another one."""
         return self.folder / "optuna.journal"
 
     @property

@@ -242,7 +242,7 @@ def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
         storage=storage,
         study=work.created.name,
         direction=work.created.direction,
-        status=layout.logs / "mirror.json",
+        status=layout.mirror_status,
         log=layout.logs / "mirror.txt",
     )
     mirror.start()
