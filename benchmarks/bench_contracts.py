@@ -65,7 +65,7 @@ def line(name: str, validation: float, truth: np.ndarray, guess: np.ndarray, res
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--contracts", default=os.environ.get("DRYFIT_CONTRACTS"))
-    parser.add_argument("--keep", help="folder for the study; a temporary one if absent")
+    parser.add_argument("--keep", help="folder that stays, and where a later run goes on; a temporary one if absent")
     options = parser.parse_args()
     if not options.contracts:
         print("contract rows not at hand (--contracts FOLDER or DRYFIT_CONTRACTS): skipped")
@@ -77,7 +77,7 @@ def main() -> None:
         script = [sys.executable, str(HERE / "plain.py"), "--out", str(work / "plain"), "--test", data["test"]]
         script += ["--train", data["train"], "--validation", data["validation"]]
         script += ["--train-limit", "800", "--validation-limit", "400"]
-        plain = run(script, work / "plain.log")
+        plain = run(script, work / "plain.log") if not (work / "plain" / "result.json").exists() else "done before"
         example = HERE.parent / "examples" / "contracts.toml"
         search = [sys.executable, "-m", "dryfit.cli.app", "tune", str(example), "--dir", str(work / "study")]
         search += ["--set", f"data.train={data['train']}", "--set", f"data.validation={data['validation']}"]
