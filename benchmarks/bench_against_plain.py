@@ -80,6 +80,7 @@ def compare(title: str, pairs: int, ours: list[str], theirs: list[str], *, same_
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--contract-pairs", type=int, default=5)
     parser.add_argument("--contracts", default=os.environ.get("DRYFIT_CONTRACTS"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -92,13 +93,19 @@ def main() -> None:
     if not options.contracts:
         print("contract rows not at hand (--contracts FOLDER or DRYFIT_CONTRACTS): skipped")
         return
-    limits = {"train": 400, "validation": 200}
+    limits = {"train": 256, "validation": 96}
     files = {split: str(Path(options.contracts) / f"{split}.jsonl") for split in limits}
     ours = [f"data.{split}={path}" for split, path in files.items()]
     ours += [f"data.{split}_limit={limit}" for split, limit in limits.items()]
     theirs = [word for split, path in files.items() for word in (f"--{split}", path)]
     theirs += [word for split, limit in limits.items() for word in (f"--{split}-limit", str(limit))]
-    compare("length-grouped against the loop's own order, contracts", options.pairs, ours, theirs, same_batches=False)
+    compare(
+        "length-grouped against the loop's own order, contracts",
+        options.contract_pairs,
+        ours,
+        theirs,
+        same_batches=False,
+    )
 
 
 if __name__ == "__main__":

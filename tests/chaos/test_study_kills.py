@@ -221,7 +221,7 @@ def test_every_prefix_of_the_ledger_leads_to_the_same_end(tmp_path: Path, search
     write_study(whole, trials=3, search=SEARCHES[search])
     assert run("tune", whole, "--quiet").returncode == 0
     lines = (whole / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    for kept in range(3, len(lines), 2):
+    for kept in range(3, len(lines), 3):
         folder = tmp_path / f"prefix-{kept}"
         shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
         (folder / "ledger.jsonl").write_bytes(b"".join(lines[:kept]) + lines[kept][:7])

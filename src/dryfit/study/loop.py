@@ -151,6 +151,7 @@ class StudyLoop:
                 for message in read_messages(folder):
                     if isinstance(message, Report):
                         self._keep_report(child, message)
+                        self._verdict(child, message.point.n)  # the pruner must remember what it would have said
             self._on_exit(child, result, Evidence(server_lost=result is None))
         forget_what_is_not_needed(self._study.layout, self._study.state, keep_best=self._keep_best)
 
@@ -235,7 +236,8 @@ class StudyLoop:
                 self._write(CheckpointMade(number=number, attempt=attempt, step=step))
             case Report() as report:
                 self._keep_report(child, report)
-                self._answer(event.key, child, report.point.n)
+                n = report.point.n
+                self._supervisor.answer(event.key, Verdict(n=n, proceed=self._verdict(child, n).proceed))
             case message:
                 for observer in self._observers:
                     observer.on_message(number, message)
@@ -245,8 +247,8 @@ class StudyLoop:
         if report.point.n >= len(trial.reports):
             self._write(ReportMade(number=child.number, attempt=child.attempt, point=report.point))
 
-    def _answer(self, key: str, child: RunningAttempt, n: int) -> None:
-        """Give the verdict on report ``n``: the one given before if there is one, else a new one."""
+    def _verdict(self, child: RunningAttempt, n: int) -> VerdictGiven:
+        """The verdict on report ``n``: the one given before if there is one, else a new one."""
         trial = self._study.state.trials[child.number]
         verdict = trial.verdicts.get(n)
         if verdict is None:
@@ -264,7 +266,7 @@ class StudyLoop:
                 reason=judged.reason,
             )
             self._write(verdict)
-        self._supervisor.answer(key, Verdict(n=n, proceed=verdict.proceed))
+        return verdict
 
     def _on_exit(self, child: RunningAttempt, result: ChildResult | None, evidence: Evidence) -> None:
         trial = self._study.state.trials[child.number]
