@@ -28,11 +28,15 @@ def forget_what_is_not_needed(
         just_finished: Only this trial is new since the last call; None: look at every trial.
     """
     kept = trials_to_keep(state, keep_best)
-    for trial in state.trials:
-        if trial.outcome is None:
+    if just_finished is None:
+        numbers = frozenset(trial.number for trial in state.trials)
+    else:  # the one it has pushed out, if any, is the next best
+        numbers = trials_to_keep(state, keep_best + 1) | {just_finished}
+    for number in numbers:
+        if state.trials[number].outcome is None:
             continue
-        paths = layout.trial(trial.number)
-        if just_finished in (None, trial.number) and paths.checkpoints.exists():
+        paths = layout.trial(number)
+        if paths.checkpoints.exists():
             shutil.rmtree(paths.checkpoints, ignore_errors=True)
-        if trial.number not in kept and paths.best.exists():
+        if number not in kept and paths.best.exists():
             shutil.rmtree(paths.best, ignore_errors=True)

@@ -1,0 +1,29 @@
+"""Which weights stay: those of the best few, whichever order the trials end in."""
+
+import random
+from pathlib import Path
+
+from dryfit.core.trial import Outcome
+from dryfit.store.events import TrialAsked, TrialFinished
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+from dryfit.study.retention import forget_what_is_not_needed
+
+
+def test_only_the_best_keep_their_weights_and_ended_trials_no_checkpoint(tmp_path: Path) -> None:
+    layout, state, draw = StudyLayout(tmp_path), StudyState(), random.Random(0)
+    values: dict[int, float] = {}
+    for number in range(20):
+        state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
+        paths = layout.trial(number)
+        paths.best.mkdir(parents=True)
+        paths.checkpoints.mkdir()
+        value = draw.random() if number % 3 else None
+        outcome = Outcome.PRUNED if value is None else Outcome.COMPLETE
+        state.apply(TrialFinished(number=number, outcome=outcome, value=value))
+        if value is not None:
+            values[number] = value
+        forget_what_is_not_needed(layout, state, keep_best=3, just_finished=number)
+        kept = {int(path.parent.name) for path in layout.trials.glob("*/best")}
+        assert kept == set(sorted(values, key=lambda one: -values[one])[:3])
+        assert not list(layout.trials.glob("*/checkpoints"))
