@@ -1,0 +1,126 @@
+"""Building models without memory: what a constructor computes is real, what it only allocates is not.
+
+Inside :func:`on_meta` an uninitialised allocation (``torch.empty`` and its kin: the weights of every layer) gives a
+tensor on the meta device, whatever device the constructor names. Everything else runs as usual: rotary tables,
+position ids and constants hold the constructor's values, and ``.item()``, ``.numpy()`` and branches on values work.
+How each empty tensor would have been initialised is written down, so that :func:`dryfit.meta.materialise` can do it
+for those it is allowed to. The two modes are thread-local, and nothing of the process is changed.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from dryfit.core.errors import LoadError
+from dryfit.meta.tape import DEFERRED_ABOVE_BYTES, Recorder, Tape, is_deferred, tape_of
+from dryfit.meta.walk import SlotKind, put, slots
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+_CONSTRUCTION = threading.RLock()
+_VALUE_READS = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
+
+
+class _Overrides(TorchFunctionMode):
+    """What the dispatcher does not show: devices asked for, and values read behind its back."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _device_constructors():
+            return func(*args, **{**kwargs, "device": "cpu"})
+        if func in _VALUE_READS and is_deferred(args[0]):
+            return func(self._tape.realise(args[0])[0], *args[1:], **kwargs)
+        if func == torch.Tensor.is_meta.__get__ and is_deferred(args[0]):
+            self._note_initialiser(args[0], sys._getframe(1))
+        return func(*args, **kwargs)
+
+    def _note_initialiser(self, tensor: torch.Tensor, caller: FrameType) -> None:
+        """Write down an initialiser of torch that asks for ``is_meta`` only to leave such a tensor alone.
+
+        So do ``trunc_normal_``, ``orthogonal_``, ``dirac_`` and ``sparse_`` from torch 2.13 on, and they cannot be
+        overridden as the others can. To be removed when they can.
+        """
+        code = caller.f_code
+        if caller.f_globals.get("__name__") != nn.init.__name__:
+            return
+        given = {name: caller.f_locals[name] for name in code.co_varnames[: code.co_argcount]}
+        function = getattr(nn.init, code.co_name)
+        seed: int | torch.Generator | None = None
+        if "generator" in given:
+            seed = given.pop("generator") or self._tape.next_seed()
+        if isinstance(seed, torch.Generator):
+            state = seed.clone_state()
+            function(**{**given, "tensor": torch.empty_like(tensor, device="cpu"), "generator": seed})
+            seed = state
+        self._tape.add(function, (), given, [tensor], [], seed)
+
+
+@contextmanager
+def on_meta(*, seed: int = 0) -> Iterator[None]:
+    """Build modules without memory in this thread.
+
+    Args:
+        seed: For random values of constructors: those computed at once, and those that
+            :func:`dryfit.meta.materialise` may be allowed to draw later. The process's own generator is not used.
+    """
+    tape = Tape(seed)
+    with _Overrides(tape), Recorder(tape):
+        yield
+
+
+def build(make: Callable[[], ModuleT], *, seed: int = 0) -> ModuleT:
+    """Build a module without memory for its weights.
+
+    Args:
+        make: Builds it: a class, a function, a ``partial``.
+        seed: See :func:`on_meta`.
+
+    Returns:
+        The module. Weights that its constructor allocates are on the meta device; buffers and plain tensors have their
+        values, except those above 64 MiB, which :func:`dryfit.meta.materialise` computes.
+    """
+    # transformers' own from_config and from_pretrained, called by a constructor, change the default dtype of the
+    # process for a while: no two constructions of ours may meet there.
+    with _CONSTRUCTION, on_meta(seed=seed):
+        module = make()
+    _compute_tables(module)
+    return module
+
+
+def meta_init(make: Callable[..., ModuleT], *, seed: int = 0) -> Callable[..., ModuleT]:
+    """A class or function whose modules are built without memory: ``meta_init(Net)(width=8)``."""
+
+    def built(*args: Any, **kwargs: Any) -> ModuleT:
+        return build(lambda: make(*args, **kwargs), seed=seed)
+
+    return built
+
+
+def _compute_tables(module: nn.Module) -> None:
+    """Compute buffers and plain tensors that the constructor filled in place (``torch.empty``, then a loop)."""
+    made: dict[int, torch.Tensor] = {}
+    for slot in slots(module):
+        tensor = slot.tensor
+        if slot.kind is SlotKind.PARAMETER or not is_deferred(tensor) or tensor.nbytes >= DEFERRED_ABOVE_BYTES:
+            continue
+        tape = tape_of(tensor)
+        if tape is None:
+            continue
+        try:
+            put(slot, made.setdefault(id(tensor), tape.realise(tensor)[0]))
+        except LoadError:  # never written: the checkpoint may hold it, and materialise says so if it does not
+            continue

@@ -1,0 +1,195 @@
+"""Which tensor of a checkpoint belongs into which place of a module.
+
+Files name tensors after the module that was saved: wrapped in DDP, compiled, with a task head around the encoder, by
+an older transformers. All of that is undone here, and what was undone is reported.
+"""
+
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key
+
+from dryfit.core.errors import LoadError
+
+_LEADING = ("module.", "base_model.model.", "base_model.")  # DDP and FSDP1; PEFT
+_COMPILED = "_orig_mod"  # torch.compile
+_ADAPTED = "base_layer"  # PEFT, around each layer it adapts
+# Tables that old versions saved and that nobody reads: https://github.com/huggingface/transformers/pull/28837
+_OLD_TABLES = re.compile(r"rotary_emb\.inv_freq$|(^|\.)embeddings\.position_ids$")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Tensors of a file that become others: experts that are stacked, projections that are merged or cut.
+
+    Attributes:
+        converter: transformers' own description of it.
+        sources: (pattern of the converter, key in the file), in the order they are stacked.
+        target: The name the converter is asked for.
+    """
+
+    converter: WeightConverter
+    sources: tuple[tuple[str, str], ...]
+    target: str
+
+    def apply(self, tensors: Mapping[str, torch.Tensor], module: PreTrainedModel) -> dict[str, torch.Tensor]:
+        """Convert tensors, by key, to the module's, by name; on meta for a look at the shapes."""
+        converter = copy.deepcopy(self.converter)
+        for pattern, key in self.sources:
+            # A callable is what it takes for a tensor that is not loaded yet; it asks for no more.
+            converter.add_tensor(self.target, key, pattern, lambda key=key: tensors[key])  # pyright: ignore
+        made: Mapping[str, Any] = converter.convert(self.target, model=module, config=module.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+@dataclass(slots=True)
+class KeyMap:
+    """Where each tensor of a file goes.
+
+    Attributes:
+        direct: Key in the file by name in the module.
+        conversions: Those that take more than a new name.
+        unexpected: Keys without a place whose part of the model is not there: heads of another task.
+        stray: Keys without a place inside a part that is there: the config and the file do not belong together.
+        ignored: Keys that the architecture's own code declares to be of no use.
+        renamed: What was undone, for the report: ``{"bert.": 199}``.
+    """
+
+    direct: dict[str, str] = field(default_factory=dict)
+    conversions: list[Conversion] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    stray: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    renamed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+def map_keys(module: nn.Module, keys: Sequence[str], names: Sequence[str]) -> KeyMap:
+    """Find the place of every key.
+
+    Args:
+        module: The module to fill.
+        keys: Of the checkpoint.
+        names: All places of the module a checkpoint can fill, tied ones under each of their names.
+
+    Raises:
+        LoadError: Two keys claim one place.
+    """
+    namer = _Namer(module, names)
+    found = KeyMap()
+    gathered: defaultdict[str, list[tuple[str, str, WeightConverter]]] = defaultdict(list)
+    for key in sorted(keys, key=dot_natural_key):
+        name, converter, pattern = namer.name_of(key, found.renamed)
+        if converter is not None and pattern is not None and name in namer.places:
+            gathered[name].append((pattern, key, converter))
+        elif name in namer.places:
+            place = namer.places[name]
+            if place in found.direct:
+                raise LoadError(
+                    "finding the places of weights",
+                    f"the keys {found.direct[place]} and {key} both name {place}",
+                    allowed="one key for each weight",
+                    hint="the file mixes weights of two models; save it again",
+                )
+            found.direct[place] = key
+        elif namer.is_ignored(name):
+            found.ignored.append(key)
+        elif namer.is_inside(name):
+            found.stray.append(key)
+        else:
+            found.unexpected.append(key)
+    for name, parts in gathered.items():
+        sources = tuple((pattern, key) for pattern, key, _ in parts)
+        found.conversions.append(Conversion(parts[0][2], sources, name))
+    return found
+
+
+class _Namer:
+    """Names for keys, for one module."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        self._module = module
+        self.places = {_plain_adapter(name): name for name in names} | {name: name for name in names}
+        self._prefix = ""
+        self._renamings: list[WeightRenaming] = []
+        self._converters: list[WeightConverter] = []
+        self._ignored: tuple[str, ...] = ()
+        if isinstance(module, PreTrainedModel):
+            self._prefix = f"{module.base_model_prefix}." if module.base_model_prefix else ""
+            transforms = get_model_conversion_mapping(module)
+            self._renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
+            self._converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
+            self._ignored = tuple(module._keys_to_ignore_on_load_unexpected or ())
+
+    def name_of(self, key: str, renamed: dict[str, int]) -> tuple[str, WeightConverter | None, str | None]:
+        """A key's name in the module; with the converter it needs, and the pattern that chose it."""
+        bare = key if key in self.places else _bare(key)
+        name, converter, pattern = self._converted(bare)
+        if name not in self.places and bare in self.places:
+            name, converter, pattern = bare, None, None
+        if converter is None and name != key:
+            taken = next((part for part in (self._prefix, *_LEADING) if part and key == part + name), None)
+            added = self._prefix if self._prefix and name == self._prefix + key else None
+            renamed[taken or (f"+{added}" if added else f"{_COMPILED}." if _COMPILED in key else "older names")] += 1
+        return name, converter, pattern
+
+    def _converted(self, key: str) -> tuple[str, WeightConverter | None, str | None]:
+        for renaming in self._renamings:
+            key, _ = renaming.rename_source_key(key)
+        for converter in self._converters:
+            renamed, pattern = converter.rename_source_key(key)
+            if pattern is not None:
+                return self._with_prefix(renamed), converter, pattern
+        return self._with_prefix(key), None, None
+
+    def _with_prefix(self, key: str) -> str:
+        """A key with the base model's prefix taken off or put on, where that names a place."""
+        if not self._prefix or key in self.places:
+            return key
+        for candidate in (key.removeprefix(self._prefix), self._prefix + key):
+            if candidate in self.places:
+                return candidate
+        return key
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether the architecture declares that it has no use for a key."""
+        return any(re.search(pattern, name) for pattern in self._ignored) or bool(_OLD_TABLES.search(name))
+
+    def is_inside(self, name: str) -> bool:
+        """Whether the part of the model that a key names is there."""
+        candidates = {name, name.removeprefix(self._prefix)}
+        return any(_part_exists(self._module, candidate) for candidate in candidates)
+
+
+def _part_exists(module: nn.Module, name: str) -> bool:
+    first, dot, _ = name.partition(".")
+    if not dot:  # a tensor of the module itself
+        return True
+    return isinstance(getattr(module, first, None), nn.Module)
+
+
+def _bare(key: str) -> str:
+    """A key without what wrappers added."""
+    parts = [part for part in key.split(".") if part != _COMPILED]
+    key = ".".join(parts)
+    stripped = True
+    while stripped:
+        stripped = False
+        for prefix in _LEADING:
+            if key.startswith(prefix):
+                key, stripped = key.removeprefix(prefix), True
+    return _plain_adapter(key)
+
+
+def _plain_adapter(name: str) -> str:
+    """The name a layer had before PEFT wrapped it."""
+    for prefix in _LEADING[1:]:
+        name = name.removeprefix(prefix)
+    return ".".join(part for part in name.split(".") if part != _ADAPTED)
