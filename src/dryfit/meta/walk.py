@@ -1,0 +1,224 @@
+"""Every place of a module that holds a tensor: found, named and replaced one by one."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum, StrEnum, auto
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+# Deep enough for anything a person writes; a bound only so that a generated structure cannot exhaust the stack.
+_MOST_NESTED = 16
+# What every module has: its hooks and the tables of parameters, buffers and submodules, which are read as such.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+class SlotKind(StrEnum):
+    """What a slot is to its module."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    ATTRIBUTE = "attribute"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """One place that holds a tensor. A tie is two slots with one tensor.
+
+    Attributes:
+        name: Dotted, as in a state dict: ``encoder.layer.0.weight``. Plain attributes are named like
+            ``encoder.scale``, and within containers like ``encoder.tables[0]`` or ``encoder.cache['x']``.
+        kind: Parameter, buffer or plain attribute.
+        owner: The module that holds it.
+        path: Keys that lead from the owner to the tensor: the name, then indices, keys and fields.
+        tensor: What the slot held when it was found.
+        persistent: Whether a state dict has it: parameters always, buffers as registered, attributes never.
+        aliases: Further names of the same place; a state dict has them too when one module sits at two paths.
+    """
+
+    name: str
+    kind: SlotKind
+    owner: nn.Module
+    path: tuple[Any, ...]
+    tensor: torch.Tensor
+    persistent: bool
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name of the place, the first one first."""
+        return (self.name, *self.aliases)
+
+
+def slots(module: nn.Module) -> list[Slot]:
+    """Find every parameter, buffer and plain tensor attribute of a module and its submodules.
+
+    Plain attributes are also looked for in lists, tuples, dicts and dataclass instances, but not in configs, nor in
+    modules that are not registered as submodules: those belong to somebody else. Places that hold None are left out.
+
+    Returns:
+        The slots, module by module in the order of a state dict; a module that sits at two paths comes once.
+    """
+    modules: dict[int, tuple[nn.Module, list[str]]] = {}
+    _collect(module, "", modules, set())
+    found: list[Slot] = []
+    for owner, prefixes in modules.values():
+        first, rest = prefixes[0], prefixes[1:]
+        hidden: set[str] = owner._non_persistent_buffers_set
+        for kind, table in ((SlotKind.PARAMETER, owner._parameters), (SlotKind.BUFFER, owner._buffers)):
+            for key, tensor in table.items():
+                if tensor is None:
+                    continue
+                persistent = kind is SlotKind.PARAMETER or key not in hidden
+                aliases = tuple([prefix + key for prefix in rest]) if rest else ()
+                found.append(Slot(first + key, kind, owner, (key,), tensor, persistent, aliases))
+        for label, path, tensor in _attributes(owner):
+            aliases = tuple([prefix + label for prefix in rest])
+            found.append(Slot(first + label, SlotKind.ATTRIBUTE, owner, path, tensor, False, aliases))
+    return found
+
+
+def put(slot: Slot, tensor: torch.Tensor) -> None:
+    """Replace the tensor in exactly one place; what the place is, and whether it persists, stays.
+
+    Tuples and frozen dataclass instances on the way are replaced by copies that differ only there.
+
+    Args:
+        slot: The place.
+        tensor: What it holds from now on; an ``nn.Parameter`` where the place is a parameter's.
+
+    Raises:
+        TypeError: A plain tensor for a parameter's place.
+    """
+    key = slot.path[0]
+    match slot.kind:
+        case SlotKind.PARAMETER:
+            if not isinstance(tensor, nn.Parameter):
+                raise TypeError(f"{slot.name} is a parameter; it cannot hold a {type(tensor).__name__}")
+            slot.owner._parameters[key] = tensor
+        case SlotKind.BUFFER:
+            slot.owner._buffers[key] = tensor
+        case SlotKind.ATTRIBUTE:
+            # Past the module's own __setattr__, which would register a parameter it is given.
+            table = vars(slot.owner)
+            table[key] = _replaced(table[key], slot.path[1:], tensor) if len(slot.path) > 1 else tensor
+
+
+def current(slot: Slot) -> torch.Tensor:
+    """What a slot holds now."""
+    match slot.kind:
+        case SlotKind.PARAMETER:
+            value: Any = slot.owner._parameters[slot.path[0]]
+        case SlotKind.BUFFER:
+            value = slot.owner._buffers[slot.path[0]]
+        case SlotKind.ATTRIBUTE:
+            value = vars(slot.owner)[slot.path[0]]
+            for key in slot.path[1:]:
+                value = getattr(value, key) if _form(type(value)) is _Form.DATACLASS else value[key]
+    return value
+
+
+def leaks(module: nn.Module) -> tuple[str, ...]:
+    """Name every parameter, buffer and plain tensor attribute that is still on meta: it has no data."""
+    return tuple(slot.name for slot in slots(module) if slot.tensor.is_meta)
+
+
+class _Form(Enum):
+    """How a value may hold tensors."""
+
+    NONE = auto()
+    TENSOR = auto()
+    SEQUENCE = auto()
+    MAPPING = auto()
+    DATACLASS = auto()
+
+
+@lru_cache(maxsize=4096)
+def _form(cls: type) -> _Form:
+    if issubclass(cls, torch.Tensor):
+        return _Form.TENSOR
+    if issubclass(cls, (nn.Module, PreTrainedConfig)):
+        return _Form.NONE
+    if issubclass(cls, (list, tuple)):
+        return _Form.SEQUENCE
+    if issubclass(cls, dict):
+        return _Form.MAPPING
+    return _Form.DATACLASS if is_dataclass(cls) else _Form.NONE
+
+
+def _collect(module: nn.Module, prefix: str, modules: dict[int, tuple[nn.Module, list[str]]], above: set[int]) -> None:
+    """Every module once, with the prefixes of all its paths."""
+    key = id(module)
+    if key in above:  # a module that contains itself: its further names have no end
+        return
+    modules.setdefault(key, (module, []))[1].append(prefix)
+    above.add(key)
+    for name, child in module._modules.items():
+        if child is not None:
+            _collect(child, f"{prefix}{name}.", modules, above)
+    above.discard(key)
+
+
+def _attributes(owner: nn.Module) -> Iterator[tuple[str, tuple[Any, ...], torch.Tensor]]:
+    for key, value in vars(owner).items():
+        if key in _OF_EVERY_MODULE:
+            continue
+        match _form(type(value)):
+            case _Form.NONE:
+                pass
+            case _Form.TENSOR:
+                yield key, (key,), value
+            case _:
+                yield from _inside(value, key, (key,), ())
+
+
+def _inside(
+    holder: Any, label: str, path: tuple[Any, ...], above: tuple[int, ...]
+) -> Iterator[tuple[str, tuple[Any, ...], torch.Tensor]]:
+    """Tensors of a container, with the name and path of each."""
+    if len(above) == _MOST_NESTED or id(holder) in above:
+        return
+    form = _form(type(holder))
+    for key, value in _items(holder, form):
+        inner = _form(type(value))
+        if inner is _Form.NONE:
+            continue
+        name = f"{label}.{key}" if form is _Form.DATACLASS else f"{label}[{key!r}]"
+        if inner is _Form.TENSOR:
+            yield name, (*path, key), value
+        else:
+            yield from _inside(value, name, (*path, key), (*above, id(holder)))
+
+
+def _items(holder: Any, form: _Form) -> list[tuple[Any, Any]]:
+    if form is _Form.MAPPING:
+        return list(holder.items())
+    if form is _Form.SEQUENCE:
+        return list(enumerate(holder))
+    names = [field.name for field in fields(holder)]
+    return [(name, getattr(holder, name)) for name in names if hasattr(holder, name)]
+
+
+def _replaced(holder: Any, path: tuple[Any, ...], tensor: torch.Tensor) -> Any:
+    """The holder with another tensor at a path: changed itself if it can be, else a changed copy."""
+    if not path:
+        return tensor
+    key = path[0]
+    if _form(type(holder)) is _Form.DATACLASS:
+        value = _replaced(getattr(holder, key), path[1:], tensor)
+        if type(holder).__dataclass_params__.frozen:
+            # Not dataclasses.replace: it runs __post_init__ again and refuses fields that are not arguments.
+            holder = copy.copy(holder)
+        object.__setattr__(holder, key, value)
+        return holder
+    value = _replaced(holder[key], path[1:], tensor)
+    if not isinstance(holder, tuple):
+        holder[key] = value
+        return holder
+    items = [*holder[:key], value, *holder[key + 1 :]]
+    cls: Any = type(holder)
+    return cls._make(items) if hasattr(cls, "_make") else cls(items)
