@@ -1,0 +1,237 @@
+"""Giving a module its weights, in place: every tensor accounted for, or nothing changed and an error that says why."""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from dryfit.core.errors import InternalError, LoadError
+from dryfit.core.load_report import LoadReport
+from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
+from dryfit.meta.matching import Match, Missing, Place, match
+from dryfit.meta.reading import CheckpointReader, ReadMode
+from dryfit.meta.tape import is_deferred, tape_of
+from dryfit.meta.walk import leaks, put
+from dryfit.meta.words import few
+
+
+def materialise(
+    module: nn.Module,
+    checkpoint: Path | str | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    missing: Missing = "error",
+    unexpected: Sequence[str] = (),
+    mode: ReadMode = ReadMode.PRIVATE,
+) -> LoadReport:
+    """Give a module its weights, in place.
+
+    Works on modules from :func:`dryfit.meta.build` and on modules that already have weights. All that can be checked
+    from headers is checked before anything changes.
+
+    Args:
+        module: The module; its flags, ties and parameters' attributes stay.
+        checkpoint: A folder or file; None: every weight is missing.
+        device: Where tensors go.
+        dtype: Type of floating parameters; None keeps each one's own. Buffers and plain tensors keep theirs.
+        missing: Weights the checkpoint may lack. They get what their constructor would have given them; random values
+            are a function of the seed of the construction.
+        unexpected: Patterns of keys that may have no place although their part of the model is there.
+        mode: Private memory, or the mapped file itself (for looking and inference only).
+
+    Returns:
+        Where each tensor came from.
+
+    Raises:
+        LoadError: A tensor would be neither from the file, nor tied, nor built by its constructor, nor allowed to be
+            random; or an optimizer already holds parameters that are about to be replaced.
+    """
+    started = time.perf_counter()
+    target = torch.device(device)
+    if target.type == "meta":
+        raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
+    stored = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
+    matched = match(module, stored, missing=missing, unexpected=unexpected)
+    filler = _Filler(module, target, dtype, missing)
+    filler.refuse_early_optimizers(matched)
+    if stored is not None:
+        with CheckpointReader(stored, mode) as reader:
+            filler.compare(matched, reader)
+            filler.read(matched, reader, mode)
+    filler.construct(matched)
+    left = leaks(module)
+    if left:
+        raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
+    allow_real_inputs(module)
+    return filler.report(matched, stored, time.perf_counter() - started)
+
+
+@dataclass(slots=True)
+class _Filler:
+    """The state of one materialisation."""
+
+    module: nn.Module
+    device: torch.device
+    dtype: torch.dtype | None
+    missing: Missing
+    random: list[str] = field(default_factory=list)
+    casts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._in_fp32 = _kept_in_fp32(self.module, self.dtype)
+
+    def compare(self, matched: Match, reader: CheckpointReader) -> None:
+        """Compare what the file holds more than once, or holds although the constructor computes it.
+
+        Raises:
+            LoadError: Tied weights differ, or a table is not the one the config stands for.
+        """
+        firsts = {first for first in matched.duplicates.values()}
+        values = dict(reader.tensors(firsts | set(matched.duplicates)))
+        for key, first in matched.duplicates.items():
+            if not torch.equal(values[key], values[first]):
+                raise LoadError(
+                    "loading tied weights",
+                    f"{first} and {key} are one weight in the model and differ in the file",
+                    allowed="equal values, or one of the two",
+                    hint="if they are meant to differ, set tie_word_embeddings = false in config.json",
+                )
+        for key, stored in reader.tensors(matched.redundant):
+            table = matched.redundant[key].tensor
+            if stored.shape != table.shape or not torch.equal(stored, table.to(stored.dtype)):
+                raise LoadError(
+                    "comparing tables",
+                    f"{key} in the file is not what the constructor computes from the config",
+                    allowed="the table of this config",
+                    hint="check that config.json and the weights belong together",
+                )
+
+    def read(self, matched: Match, reader: CheckpointReader, mode: ReadMode) -> None:
+        """Fill every place the file has a tensor for."""
+        fresh: list[tuple[Place, torch.Tensor]] = []
+        for key, tensor in reader.tensors(matched.from_file):
+            self._fill(matched.from_file[key], tensor, mode, fresh)
+        for conversion in matched.conversions:
+            assert isinstance(self.module, PreTrainedModel)
+            values = dict(reader.tensors(key for _, key in conversion.sources))
+            for name, tensor in conversion.apply(values, self.module).items():
+                self._fill(matched.converted[name], tensor.contiguous(), mode, fresh)
+        for place, tensor in fresh:
+            _replace(place, tensor)
+
+    def _fill(
+        self, place: Place, tensor: torch.Tensor, mode: ReadMode, fresh: list[tuple[Place, torch.Tensor]]
+    ) -> None:
+        wanted = self._dtype_of(place)
+        if tensor.dtype != wanted:
+            self.casts[f"{_name(tensor.dtype)} to {_name(wanted)}"] += 1
+        old = place.tensor
+        in_place = not is_deferred(old) and (old.device, old.dtype) == (self.device, wanted)
+        if in_place and mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
+            with torch.no_grad():
+                old.copy_(tensor)
+        else:
+            fresh.append((place, tensor.to(device=self.device, dtype=wanted)))
+
+    def construct(self, matched: Match) -> None:
+        """Give all other places what their constructor computed, or would have."""
+        for place in matched.constructed:
+            tensor, drawn = place.tensor, False
+            if is_deferred(tensor):
+                tensor, drawn = _constructed(place)
+            if drawn:
+                self.random += place.names[:1]
+            tensor = tensor.to(device=self.device, dtype=self._dtype_of(place))
+            if tensor is not place.tensor:
+                _replace(place, tensor)
+
+    def _dtype_of(self, place: Place) -> torch.dtype:
+        """Floating parameters take the type asked for; tables keep the one they were computed in."""
+        old = place.tensor.dtype
+        if self.dtype is None or not place.is_parameter or not old.is_floating_point:
+            return old
+        kept = any(pattern.search(name) for name in place.names for pattern in self._in_fp32)
+        return torch.float32 if kept else self.dtype
+
+    def report(self, matched: Match, stored: Checkpoint | None, seconds: float) -> LoadReport:
+        """Say where everything came from."""
+        from_file = {place.name: key for key, place in matched.from_file.items()}
+        for conversion in matched.conversions:
+            keys = [key for _, key in conversion.sources]
+            made = f"{keys[0]} and {len(keys) - 1} more" if len(keys) > 1 else keys[0]
+            from_file |= {name: made for name in matched.converted if name not in from_file}
+        filled = [*matched.from_file.values(), *matched.converted.values(), *matched.constructed]
+        return LoadReport(
+            source=str(stored.where) if stored is not None else "",
+            files=tuple(str(path) for path in stored.files) if stored is not None else (),
+            from_file=from_file,
+            tied={name: place.name for place in filled for name in place.names[1:]},
+            constructed=tuple(place.name for place in matched.constructed if place.name not in set(self.random)),
+            random=tuple(self.random),
+            unexpected=tuple(matched.keys.unexpected),
+            ignored=(*matched.keys.ignored, *matched.redundant),
+            renamed=dict(matched.keys.renamed),
+            casts=dict(self.casts),
+            notes=stored.notes if stored is not None else (),
+            seconds=round(seconds, 4),
+        )
+
+
+def _constructed(place: Place) -> tuple[torch.Tensor, bool]:
+    """A deferred tensor's value as its constructor would have made it, and whether that is random."""
+    tape = tape_of(place.tensor)
+    hint = "build the whole model with dryfit.meta.build or inside dryfit.meta.on_meta()"
+    if tape is None:
+        raise LoadError(
+            "filling a model",
+            f"{place.name} is on meta, and how its constructor filled it is not known",
+            allowed="modules built by dryfit.meta.build, or weights from a checkpoint",
+            hint=hint,
+        )
+    try:
+        return tape.realise(place.tensor)
+    except LoadError as error:
+        raise LoadError("filling a model", f"{place.name}: {error.found}", error.allowed, error.hint) from error
+
+
+def _replace(place: Place, value: torch.Tensor) -> None:
+    """Put a new tensor into every slot of a place; what were different objects on one memory stay different ones."""
+    made: dict[int, torch.Tensor] = {}
+    for slot in place.slots:
+        old = slot.tensor
+        if id(old) not in made:
+            made[id(old)] = _like(old, value)
+        if made[id(old)] is not old:
+            put(slot, made[id(old)])
+
+
+def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A value as the kind of tensor the old one was; a parameter that has data stays the same object."""
+    if not isinstance(old, nn.Parameter):
+        return value
+    if not is_deferred(old):
+        old.data = value
+        return old
+    new = torch.Tensor._make_subclass(type(old), value.detach(), old.requires_grad)
+    new.__dict__.update(old.__dict__)
+    return new
+
+
+def _kept_in_fp32(module: nn.Module, dtype: torch.dtype | None) -> list[re.Pattern[str]]:
+    """Names whose weights the architecture wants in fp32 although the model is in a smaller type."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return []
+    models = (part for part in module.modules() if isinstance(part, PreTrainedModel))
+    patterns = {pattern for model in models for pattern in model._get_dtype_plan(dtype)}
+    return [re.compile(pattern.replace("*", ".*")) for pattern in sorted(patterns)]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

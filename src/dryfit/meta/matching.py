@@ -1,0 +1,266 @@
+"""What each tensor of a module will be, decided from headers alone: before anything is read or changed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from dryfit.core.errors import LoadError
+from dryfit.meta.checkpoint import Checkpoint
+from dryfit.meta.keys import Conversion, KeyMap, map_keys
+from dryfit.meta.tape import is_deferred
+from dryfit.meta.walk import Slot, SlotKind, slots
+from dryfit.meta.words import few
+
+Missing = Literal["error", "init"] | Sequence[str]
+"""What a checkpoint may lack: nothing, anything, or the names that match one of some patterns (``classifier.*``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor of a module, with every slot it is tied into.
+
+    Attributes:
+        slots: Where it is; the first gives it its name.
+        names: All its names.
+        tensor: What it is now, possibly without data.
+    """
+
+    slots: tuple[Slot, ...]
+    names: tuple[str, ...]
+    tensor: torch.Tensor
+
+    @property
+    def name(self) -> str:
+        """Its first name."""
+        return self.names[0]
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a checkpoint of the module holds it."""
+        return any(slot.persistent for slot in self.slots)
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is trained."""
+        return any(slot.kind is SlotKind.PARAMETER for slot in self.slots)
+
+
+@dataclass(slots=True)
+class Match:
+    """What each place will be.
+
+    Attributes:
+        from_file: Key for each place that one tensor of the file fills.
+        duplicates: Further keys of a tied place; their tensors must equal the first's.
+        conversions: Those whose results fill ``converted``.
+        converted: The place of each name that a conversion makes.
+        constructed: Places that keep what their constructor gave them.
+        redundant: Keys for tables that the constructor computes and the file holds too; they must be equal.
+        keys: How keys became names.
+    """
+
+    from_file: dict[str, Place] = field(default_factory=dict)
+    duplicates: dict[str, str] = field(default_factory=dict)
+    conversions: list[Conversion] = field(default_factory=list)
+    converted: dict[str, Place] = field(default_factory=dict)
+    constructed: list[Place] = field(default_factory=list)
+    redundant: dict[str, Place] = field(default_factory=dict)
+    keys: KeyMap = field(default_factory=KeyMap)
+
+
+def places(module: nn.Module) -> list[Place]:
+    """Every tensor of a module once, ties gathered: one tensor object, or one piece of memory seen alike."""
+    groups: dict[object, list[Slot]] = {}
+    for slot in slots(module):
+        groups.setdefault(_memory(slot.tensor), []).append(slot)
+    found = []
+    for group in groups.values():
+        group.sort(key=lambda slot: slot.kind is not SlotKind.PARAMETER)
+        names = tuple(dict.fromkeys(name for slot in group for name in slot.names))
+        found.append(Place(tuple(group), names, group[0].tensor))
+    return found
+
+
+def match(module: nn.Module, checkpoint: Checkpoint | None, *, missing: Missing, unexpected: Sequence[str]) -> Match:
+    """Decide what each place of a module will be.
+
+    Args:
+        module: What to fill.
+        checkpoint: Its weights; None: there are none.
+        missing: What the checkpoint may lack.
+        unexpected: Patterns of keys that may have no place although their part of the model is there.
+
+    Raises:
+        LoadError: A weight is missing, of another shape or kind, or stray, with the names of all of them.
+    """
+    every = places(module)
+    by_name = {name: place for place in every for name in place.names}
+    fillable = [name for name, place in by_name.items() if place.persistent or place.is_parameter]
+    stored = checkpoint.tensors if checkpoint is not None else {}
+    found = Match(keys=map_keys(module, list(stored), fillable))
+    complaints = _Complaints()
+    _take_direct(found, by_name, stored, missing, complaints)
+    _take_converted(found, module, by_name, stored, complaints)
+    filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
+    for place in every:
+        if id(place) in filled:
+            continue
+        found.constructed.append(place)
+        if place.persistent and not _may_lack(place, missing, module):
+            complaints.missing.append(place.name)
+    _judge_strays(found, by_name, unexpected, complaints)
+    complaints.raise_if_any(checkpoint)
+    return found
+
+
+def allowed_by(names: Iterable[str], missing: Missing) -> bool:
+    """Whether a caller allowed a checkpoint to lack a tensor with these names."""
+    if isinstance(missing, str):
+        return missing == "init"
+    return any(fnmatchcase(name, pattern) for name in names for pattern in missing)
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() == 0 or tensor.layout is not torch.strided:
+        return id(tensor)
+    return (
+        tensor.untyped_storage()._cdata,
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+    )
+
+
+def _take_direct(
+    found: Match,
+    by_name: Mapping[str, Place],
+    stored: Mapping,
+    missing: Missing,
+    complaints: "_Complaints",
+) -> None:
+    first: dict[int, str] = {}
+    for name, key in found.keys.direct.items():
+        place, tensor = by_name[name], stored[key]
+        if tuple(tensor.shape) != tuple(place.tensor.shape):
+            # A new head in the place of an old one: allowed by name, and then drawn anew.
+            if isinstance(missing, str) or not allowed_by(place.names, missing):
+                complaints.shapes.append(f"{name}: {list(tensor.shape)} in the file, not {list(place.tensor.shape)}")
+            else:
+                found.keys.unexpected.append(key)
+            continue
+        if not _same_kind(tensor.dtype, place.tensor.dtype):
+            complaints.kinds.append(f"{name}: {tensor.dtype} in the file, not {place.tensor.dtype}")
+            continue
+        if id(place) in first:
+            found.duplicates[key] = first[id(place)]
+        else:
+            first[id(place)] = key
+            found.from_file[key] = place
+
+
+def _take_converted(
+    found: Match, module: nn.Module, by_name: Mapping[str, Place], stored: Mapping, complaints: "_Complaints"
+) -> None:
+    for conversion in found.keys.conversions:
+        assert isinstance(module, PreTrainedModel)  # only they have conversions
+        shapes = {
+            key: torch.empty(stored[key].shape, dtype=stored[key].dtype, device="meta") for _, key in conversion.sources
+        }
+        try:
+            made = conversion.apply(shapes, module)
+        except (RuntimeError, ValueError, IndexError) as error:
+            keys = few(key for _, key in conversion.sources)
+            complaints.shapes.append(f"{conversion.target}: cannot be made of {keys} ({error})")
+            continue
+        for name, tensor in made.items():
+            place = by_name.get(name)
+            if place is None:
+                complaints.strays.append(name)
+            elif tuple(tensor.shape) != tuple(place.tensor.shape):
+                complaints.shapes.append(f"{name}: {list(tensor.shape)} in the file, not {list(place.tensor.shape)}")
+            else:
+                found.converted[name] = place
+        found.conversions.append(conversion)
+
+
+def _may_lack(place: Place, missing: Missing, module: nn.Module) -> bool:
+    """Whether a place that a checkpoint usually fills may keep the constructor's value."""
+    if allowed_by(place.names, missing):
+        return True
+    # A table that the architecture's authors declare to be right as it is computed.
+    ignored = getattr(module, "_keys_to_ignore_on_load_missing", None) or ()
+    computed = not place.is_parameter and not is_deferred(place.tensor)
+    return computed and isinstance(module, PreTrainedModel) and any(key in place.name for key in ignored)
+
+
+def _judge_strays(
+    found: Match, by_name: Mapping[str, Place], unexpected: Sequence[str], complaints: "_Complaints"
+) -> None:
+    for key in found.keys.stray:
+        table = by_name.get(key)
+        if table is not None and not table.persistent and not is_deferred(table.tensor):
+            found.redundant[key] = table
+        elif any(fnmatchcase(key, pattern) for pattern in unexpected):
+            found.keys.unexpected.append(key)
+        else:
+            complaints.strays.append(key)
+    found.keys.stray = []
+
+
+def _same_kind(stored: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a stored number can become the wanted one: floating ones among themselves, others only as they are."""
+    if stored == wanted:
+        return True
+    if stored.is_complex or wanted.is_complex or min(stored.itemsize, wanted.itemsize) < 2:
+        return False  # one byte: a quantised weight, which means nothing without its scales
+    return stored.is_floating_point and wanted.is_floating_point
+
+
+@dataclass(slots=True)
+class _Complaints:
+    """Everything that is wrong, so that one error can name it all."""
+
+    missing: list[str] = field(default_factory=list)
+    shapes: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+
+    def raise_if_any(self, checkpoint: Checkpoint | None) -> None:
+        where = checkpoint.where if checkpoint is not None else None
+        parts = [
+            f"{len(names)} {what} ({few(names)})"
+            for names, what in (
+                (self.missing, "missing"),
+                (self.shapes, "of another shape"),
+                (self.kinds, "of another kind of number"),
+                (self.strays, "without a place in a part of the model that is there"),
+            )
+            if names
+        ]
+        if not parts:
+            return
+        raise LoadError(
+            f"loading weights from {where}" if where else "filling a model without a checkpoint",
+            "weights: " + "; ".join(parts),
+            allowed="a file with every weight of the model and none too many in the parts it has"
+            if where
+            else "a checkpoint, or missing=... for the weights that may be drawn at random",
+            hint=self._hint(),
+        )
+
+    def _hint(self) -> str:
+        if any("lora_" in name for name in self.strays):
+            return "the file holds adapters: load its base model and pass attach=FOLDER"
+        if self.strays and not self.missing:
+            return "check that config.json and the weights belong together: the file is of a larger model"
+        if self.kinds:
+            return "quantised checkpoints cannot be loaded; take the unquantised one"
+        if self.shapes:
+            return "check that config.json and the weights belong together; missing=['NAME*'] draws a new head"
+        return "check that config.json and the weights belong together; missing=['NAME*'] allows a new head"
