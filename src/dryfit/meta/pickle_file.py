@@ -1,0 +1,200 @@
+"""What a ``.bin`` or ``.pt`` file of ``torch.save`` holds, without running or reading more than needed.
+
+torch loads the file with ``weights_only=True`` onto fake tensors, which have no memory but know where in the file
+their data lie (torch's notes on serialization, "layout control"). So these files are read the way safetensors
+files are. Each place that torch names is compared with the file's own zip directory.
+"""
+
+import os
+import pickle
+import struct
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dryfit.core.errors import LoadError
+from dryfit.meta.guard import FileStamp, open_file
+from dryfit.meta.safetensors_file import MOST_HEADER_BYTES, StoredTensor
+from dryfit.meta.words import few
+
+_WRAPPERS: Final = ("state_dict", "model_state_dict")
+_LOCAL_HEADER = struct.Struct("<26xHH")
+# What torch raises for a torn or hostile file; a plain pickle error, or whatever its restricted machine trips over.
+_TORN = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PickleHeader:
+    """What one file of ``torch.save`` holds.
+
+    Attributes:
+        tensors: Every tensor by its key, in the order of the data.
+        notes: What was left out.
+        stamp: The file as it was when it was looked at.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    notes: tuple[str, ...]
+    stamp: FileStamp
+
+
+def read_pickle_header(path: Path) -> PickleHeader:
+    """List the tensors of a file written by ``torch.save``; no data is read.
+
+    Raises:
+        LoadError: The file is torn, of torch's old format, holds more than weights, or tensors without data.
+    """
+    doing = f"reading the weights' places in {path}"
+    descriptor, stamp = open_file(path, doing)
+    try:
+        records = _records(path, descriptor, doing)
+        content, notes = _state_dict(_fake_load(path, doing), path, doing)
+        stored = [_stored(key, value, path, records) for key, value in _tensors(content, doing)]
+        stamp.compare(os.fstat(descriptor))
+    except OSError as error:
+        raise LoadError(doing, f"it cannot be read ({error.strerror or error})") from error
+    finally:
+        os.close(descriptor)
+    stored.sort(key=lambda tensor: (tensor.offset_bytes, tensor.key))
+    return PickleHeader({tensor.key: tensor for tensor in stored}, notes, stamp)
+
+
+def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
+    """Where the data of each record begin, and how many bytes they are."""
+    found: dict[int, int] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                name = entry.filename.rpartition("/")[2]
+                if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
+                    raise LoadError(doing, f"its record {entry.filename!r} is compressed or encrypted")
+                if name == "data.pkl" and entry.file_size > MOST_HEADER_BYTES:
+                    raise LoadError(doing, f"its pickle has {entry.file_size} bytes", f"at most {MOST_HEADER_BYTES}")
+                if name == "byteorder" and archive.read(entry).strip() != sys.byteorder.encode():
+                    raise LoadError(doing, "it was written on a machine of another byte order", sys.byteorder)
+                head = os.pread(descriptor, _LOCAL_HEADER.size, entry.header_offset)
+                found[entry.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(head))] = entry.file_size
+    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
+        start = os.pread(descriptor, 64, 0)
+        lfs = start.startswith(b"version https://git-lfs")
+        old = start.startswith(b"\x80") or b"ustar" in os.pread(descriptor, 512, 0)
+        raise LoadError(
+            doing,
+            "the file is a git-lfs pointer, not weights"
+            if lfs
+            else "the file has torch's format from before 1.6"
+            if old
+            else f"the file is no zip archive of torch.save ({error})",
+            allowed="a complete file written by torch.save since torch 1.6, or safetensors",
+            hint="run `git lfs pull`"
+            if lfs
+            else "if you trust it, save it again: torch.save(torch.load(file, weights_only=True), file)"
+            if old
+            else "download or save the file again",
+        ) from error
+    return found
+
+
+def _fake_load(path: Path, doing: str) -> Any:
+    try:
+        # A device that the caller's context asks for must not reach in here.
+        with torch.device("cpu"), FakeTensorMode():
+            return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+    except _TORN as error:
+        refused = isinstance(error, pickle.UnpicklingError)
+        text = " ".join(str(error).split())
+        # torch's advice to load the file without protection is not passed on.
+        first = text.partition("WeightsUnpickler error:")[2] or text
+        raise LoadError(
+            doing,
+            f"{'it holds more than plain tensors, or is torn' if refused else 'it is torn'}: {first[:300]}",
+            allowed="a state dict of plain tensors: nothing that runs code is loaded",
+            hint="use a safetensors file, or save the state dict alone with torch.save(model.state_dict(), file)",
+        ) from error
+
+
+def _state_dict(content: Any, path: Path, doing: str) -> tuple[Mapping[Any, Any], tuple[str, ...]]:
+    if not isinstance(content, Mapping):
+        raise LoadError(
+            doing, f"it holds {_kind(content)}", "a state dict, or one under " + " or ".join(map(repr, _WRAPPERS))
+        )
+    wrappers = [name for name in _WRAPPERS if isinstance(content.get(name), Mapping)]
+    if not wrappers:
+        return content, ()
+    if len(wrappers) > 1:
+        raise LoadError(doing, f"it holds two state dicts: {', '.join(map(repr, wrappers))}", "one state dict")
+    others = [str(name) for name in content if name != wrappers[0]]
+    note = f"{path.name}: the weights lie under {wrappers[0]!r}"
+    return content[wrappers[0]], (note + (f"; not used: {few(others)}" if others else ""),)
+
+
+def _tensors(content: Mapping[Any, Any], doing: str) -> Iterator[tuple[str, torch.Tensor]]:
+    odd = [f"{key!r} is {_kind(value)}" for key, value in content.items() if _unusable(key, value)]
+    if odd:
+        raise LoadError(
+            doing,
+            f"{len(odd)} of {len(content)} entries are no weights: {few(odd)}",
+            allowed="a dictionary of names and plain tensors with data",
+            hint="save the state dict of a model that is wholly on a real device, alone: "
+            "torch.save(model.state_dict(), file)",
+        )
+    yield from content.items()
+
+
+def _unusable(key: Any, value: Any) -> bool:
+    return (
+        not isinstance(key, str)
+        or not isinstance(value, torch.Tensor)
+        or value.layout is not torch.strided
+        or value.device.type != "cpu"
+        or value.is_quantized
+        or value.is_conj()
+        or value.is_neg()
+    )
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return f"of type {type(value).__name__}"
+    if value.device.type != "cpu":
+        return f"a tensor on {value.device.type}, without data"
+    if value.is_quantized or value.layout is not torch.strided:
+        return f"a tensor of layout {value.layout}, dtype {value.dtype}"
+    return "a tensor"
+
+
+def _stored(key: str, value: torch.Tensor, path: Path, records: Mapping[int, int]) -> StoredTensor:
+    storage = value.untyped_storage()
+    shape, stride = tuple(value.shape), tuple(value.stride())
+    # None for storages without data; the attribute is named in torch's notes on serialization, not in its stubs.
+    begin: int = getattr(storage, "_checkpoint_offset", None) or -1
+    first = int(value.storage_offset()) * value.dtype.itemsize
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    size_bytes = (last + 1) * value.dtype.itemsize if value.numel() else 0
+    if records.get(begin) is None or (value.numel() and first + size_bytes > records[begin]):
+        raise LoadError(
+            f"reading the weights' places in {path}",
+            f"{key!r} takes the bytes {begin + first} to {begin + first + size_bytes} of the file, which are no record",
+            allowed="tensors that lie within the file's records",
+            hint="the file is torn: download or save it again",
+        )
+    dense = value.is_contiguous()
+    return StoredTensor(key, path, value.dtype, shape, begin + first, size_bytes, None if dense else stride)

@@ -1,0 +1,218 @@
+"""Reading the tensors of a checkpoint: into private memory, or mapped."""
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import torch
+
+from dryfit.core.errors import LoadError
+from dryfit.meta.checkpoint import Checkpoint
+from dryfit.meta.guard import FileGuard, changed, open_file
+from dryfit.meta.safetensors_file import StoredTensor
+from dryfit.meta.words import few
+
+_CHUNK_BYTES: Final = 1 << 30  # one read of Linux moves at most 2 GiB less a page
+_BATCH_BYTES: Final = 8 << 20
+_AHEAD_BYTES: Final = 64 << 20
+
+
+class ReadMode(Enum):
+    """What the memory of a tensor is.
+
+    Attributes:
+        PRIVATE: Memory of its own, filled from the file; what happens to the file later changes nothing.
+        MAPPED: The file itself, copied page by page where it is written to. Fast to open, shared between
+            processes, and only as trustworthy as the file: see :class:`dryfit.meta.guard.FileGuard`.
+    """
+
+    PRIVATE = "private"
+    MAPPED = "mapped"
+
+
+class CheckpointReader:
+    """Reads tensors of a checkpoint whose files must stay as they were when their headers were read.
+
+    A context manager. Private tensors are to be trusted once it has been left without an error: the files are
+    compared when they are opened, after the last of their tensors, and on leaving. Mapped tensors stay usable
+    after it was left, for as long as they live; call ``guard().check()`` before using them.
+
+    Args:
+        checkpoint: What to read.
+        mode: Where the tensors live.
+        threads: How many threads read ahead in private mode.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, mode: ReadMode, *, threads: int = 2) -> None:
+        self._checkpoint = checkpoint
+        self._mode = mode
+        self._threads = threads
+        self._stamps = {stamp.path: stamp for stamp in checkpoint.guard.files}
+        self._descriptors: dict[Path, int] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._compare()
+        finally:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+            self._maps.clear()  # not closed: each tensor keeps its mapping alive, the last one ends it
+
+    def guard(self) -> FileGuard:
+        """The files of the checkpoint, to be checked before mapped tensors are used."""
+        return self._checkpoint.guard
+
+    def tensors(self, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield tensors by key, in the order in which they lie on the disk.
+
+        Every tensor is on the CPU, as the file has it in dtype and shape. Private tensors are row-major.
+
+        Args:
+            keys: What to read; one that is named twice is read once.
+
+        Raises:
+            LoadError: A key is not in the checkpoint, or a file changed, shrank or vanished.
+        """
+        wanted = set(keys)
+        unknown = sorted(wanted - self._checkpoint.tensors.keys())
+        if unknown:
+            raise LoadError(
+                f"reading weights from {self._checkpoint.where}",
+                f"{len(unknown)} keys are not in the checkpoint: {few(unknown)}",
+            )
+        place = {path: index for index, path in enumerate(self._checkpoint.files)}
+        order = [self._checkpoint.tensors[key] for key in wanted]
+        order.sort(key=lambda stored: (place[stored.file], stored.offset_bytes, stored.key))
+        match self._mode:
+            case ReadMode.PRIVATE:
+                yield from self._private(order)
+            case ReadMode.MAPPED:
+                yield from self._mapped(order)
+        self._compare()
+
+    def _private(self, order: Sequence[StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        # Memory is made here and filled there: made in the threads, small tensors would split the heap in pieces.
+        pending: deque[tuple[Future[list[torch.Tensor]], list[StoredTensor], int]] = deque()
+        ahead_bytes = 0
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="dryfit-read") as pool:
+            try:
+                for batch, size_bytes in _batches(order):
+                    while pending and ahead_bytes + size_bytes > _AHEAD_BYTES:
+                        ahead_bytes -= pending[0][2]
+                        yield from _results(*pending.popleft()[:2])
+                    descriptor = self._open(batch[0].file)
+                    future = pool.submit(_fill, descriptor, batch, [_memory(stored) for stored in batch])
+                    pending.append((future, batch, size_bytes))
+                    ahead_bytes += size_bytes
+                while pending:
+                    yield from _results(*pending.popleft()[:2])
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _mapped(self, order: Sequence[StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        for stored in order:
+            yield stored.key, _view(self._map(stored.file), stored)
+
+    def _open(self, path: Path) -> int:
+        if path not in self._descriptors:
+            stamp = self._stamps[path]
+            descriptor, _ = open_file(path, f"reading weights from {path}")
+            self._descriptors[path] = descriptor
+            stamp.compare(os.fstat(descriptor))
+        return self._descriptors[path]
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            stamp = self._stamps[path]
+            descriptor = self._open(path)
+            try:
+                self._maps[path] = mmap.mmap(descriptor, stamp.size_bytes, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:  # ValueError: longer than the file has become
+                stamp.compare(os.fstat(descriptor))
+                raise LoadError(f"mapping {path}", str(error), hint="read private copies instead") from error
+        return self._maps[path]
+
+    def _compare(self) -> None:
+        for path, descriptor in self._descriptors.items():
+            self._stamps[path].compare(os.fstat(descriptor))
+
+
+def _batches(order: Sequence[StoredTensor]) -> Iterator[tuple[list[StoredTensor], int]]:
+    """Neighbours of one file, so many that a thread's work outweighs handing it over."""
+    batch: list[StoredTensor] = []
+    size_bytes = 0
+    for stored in order:
+        if batch and (size_bytes + stored.size_bytes > _BATCH_BYTES or stored.file != batch[0].file):
+            yield batch, size_bytes
+            batch, size_bytes = [], 0
+        batch.append(stored)
+        size_bytes += stored.size_bytes
+    if batch:
+        yield batch, size_bytes
+
+
+def _results(future: Future[list[torch.Tensor]], batch: Sequence[StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    for stored, tensor in zip(batch, future.result(), strict=True):
+        yield stored.key, tensor
+
+
+def _memory(stored: StoredTensor) -> torch.Tensor:
+    # A caller's mode or device context that sends new tensors elsewhere must not reach in here.
+    with torch._C.DisableTorchFunction():
+        if stored.stride is not None:
+            return torch.empty(stored.size_bytes // stored.dtype.itemsize, dtype=stored.dtype, device="cpu")
+        return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
+
+
+def _fill(descriptor: int, batch: Sequence[StoredTensor], memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    filled: list[torch.Tensor] = []
+    for stored, tensor in zip(batch, memory, strict=True):
+        if stored.size_bytes:
+            _read_into(descriptor, stored, tensor.view(-1).view(torch.uint8).numpy().data)
+        if stored.stride is None:
+            filled.append(tensor)
+        else:
+            filled.append(tensor.as_strided(stored.shape, stored.stride).contiguous())
+    return filled
+
+
+def _read_into(descriptor: int, stored: StoredTensor, memory: memoryview) -> None:
+    done = 0
+    while done < len(memory):
+        try:
+            count = os.preadv(descriptor, [memory[done : done + _CHUNK_BYTES]], stored.offset_bytes + done)
+        except OSError as error:
+            raise LoadError(
+                f"reading {stored.key} from {stored.file}", f"the file cannot be read ({error.strerror})"
+            ) from error
+        if count == 0:
+            raise changed(stored.file, f"it ends within {stored.key}")
+        done += count
+
+
+def _view(mapping: mmap.mmap, stored: StoredTensor) -> torch.Tensor:
+    item_bytes = stored.dtype.itemsize
+    with torch._C.DisableTorchFunction():
+        if not stored.size_bytes:
+            return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
+        if stored.offset_bytes % item_bytes:
+            count, offset = stored.size_bytes, stored.offset_bytes
+            flat = torch.frombuffer(mapping, dtype=torch.uint8, count=count, offset=offset).clone().view(stored.dtype)
+        else:
+            count = stored.size_bytes // item_bytes
+            flat = torch.frombuffer(mapping, dtype=stored.dtype, count=count, offset=stored.offset_bytes)
+        return flat.view(stored.shape) if stored.stride is None else flat.as_strided(stored.shape, stored.stride)
