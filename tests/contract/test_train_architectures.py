@@ -10,8 +10,9 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import DataSettings, HeadSettings, LossSettings, ModelSettings
-from dryfit.meta.load import FolderSource, load_encoder, load_tokenizer
-from dryfit.meta.source import local_folder
+from dryfit.meta.configs import load_tokenizer
+from dryfit.meta.pretrained import load_encoder
+from dryfit.meta.source import FolderSource, local_folder
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.load import load

@@ -44,7 +44,7 @@ except DryfitError as error:
     found["untrusted"] = error.code + ": " + error.allowed
 found["trusted"] = run(folder + "/trusted", own, trust_remote_code=True)
 from dryfit.tasks.load import load
-found["loaded"] = type(load(folder + "/trusted/best", trust_remote_code=True).encoder).__name__
+found["loaded"] = type(load(folder + "/trusted/best", trust=True).encoder).__name__
 print(json.dumps(found))
 """
 

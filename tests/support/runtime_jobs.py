@@ -45,6 +45,7 @@ def request(job: str, **params: Scalar) -> TrainRequest:
         cache_dir="cache",
         checkpoint_dir="checkpoints",
         best_dir="best",
+        load_report="load.json",
         checkpoint_every_s=1.0,
         verdict_timeout_s=PATIENCE_S,
     )

@@ -121,6 +121,7 @@ class Trial:
             cache_dir=str(self.folder / "cache"),
             checkpoint_dir=str(self.folder / "checkpoints"),
             best_dir=str(self.folder / "best"),
+            load_report=str(self.folder / "load.json"),
             checkpoint_every_s=checkpoint_every_s,
             verdict_timeout_s=5,
         )

@@ -94,6 +94,7 @@ class TrainRequest(Wire):
     cache_dir: str
     checkpoint_dir: str = Field(description="resumable checkpoints of the trial, shared by its attempts")
     best_dir: str = Field(description="the weights of the best validation so far")
+    load_report: str = Field(description="file that says where each tensor of the model came from")
     checkpoint_every_s: float = Field(gt=0)
     verdict_timeout_s: float = Field(gt=0)
     visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import InternalError, LoadError
-from dryfit.core.load_report import LoadReport
+from dryfit.core.load_report import LoadReport, Origin
 from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
-from dryfit.meta.matching import Match, Missing, Place, match
+from dryfit.meta.matching import Match, Missing, Place, Wishes, match
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import leaks, put
@@ -53,24 +53,29 @@ def materialise(
         LoadError: A tensor would be neither from the file, nor tied, nor built by its constructor, nor allowed to be
             random; or an optimizer already holds parameters that are about to be replaced.
     """
-    started = time.perf_counter()
-    target = torch.device(device)
-    if target.type == "meta":
-        raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
     stored = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
-    matched = match(module, stored, missing=missing, unexpected=unexpected)
-    filler = _Filler(module, target, dtype, missing)
-    filler.refuse_early_optimizers(matched)
+    wishes = Wishes(torch.device(device), dtype, missing, tuple(unexpected), mode)
+    return fill(module, stored, wishes)
+
+
+def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:
+    """Fill a module from an opened checkpoint; see :func:`materialise`."""
+    started = time.perf_counter()
+    if wishes.device.type == "meta":
+        raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
+    matched = match(module, stored, wishes)
+    filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
     if stored is not None:
-        with CheckpointReader(stored, mode) as reader:
+        with CheckpointReader(stored, wishes.mode) as reader:
             filler.compare(matched, reader)
-            filler.read(matched, reader, mode)
+            filler.read(matched, reader)
     filler.construct(matched)
     left = leaks(module)
     if left:
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
-    allow_real_inputs(module)
-    return filler.report(matched, stored, time.perf_counter() - started)
+    report = filler.report(matched, stored, time.perf_counter() - started)
+    module.load_report = report
+    return report
 
 
 @dataclass(slots=True)
@@ -78,14 +83,10 @@ class _Filler:
     """The state of one materialisation."""
 
     module: nn.Module
-    device: torch.device
-    dtype: torch.dtype | None
-    missing: Missing
+    wishes: Wishes
+    in_fp32: list[re.Pattern[str]]
     random: list[str] = field(default_factory=list)
     casts: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self._in_fp32 = _kept_in_fp32(self.module, self.dtype)
 
     def compare(self, matched: Match, reader: CheckpointReader) -> None:
         """Compare what the file holds more than once, or holds although the constructor computes it.
@@ -93,7 +94,7 @@ class _Filler:
         Raises:
             LoadError: Tied weights differ, or a table is not the one the config stands for.
         """
-        firsts = {first for first in matched.duplicates.values()}
+        firsts = set(matched.duplicates.values())
         values = dict(reader.tensors(firsts | set(matched.duplicates)))
         for key, first in matched.duplicates.items():
             if not torch.equal(values[key], values[first]):
@@ -113,32 +114,30 @@ class _Filler:
                     hint="check that config.json and the weights belong together",
                 )
 
-    def read(self, matched: Match, reader: CheckpointReader, mode: ReadMode) -> None:
+    def read(self, matched: Match, reader: CheckpointReader) -> None:
         """Fill every place the file has a tensor for."""
         fresh: list[tuple[Place, torch.Tensor]] = []
         for key, tensor in reader.tensors(matched.from_file):
-            self._fill(matched.from_file[key], tensor, mode, fresh)
+            self._fill(matched.from_file[key], tensor, fresh)
         for conversion in matched.conversions:
             assert isinstance(self.module, PreTrainedModel)
             values = dict(reader.tensors(key for _, key in conversion.sources))
             for name, tensor in conversion.apply(values, self.module).items():
-                self._fill(matched.converted[name], tensor.contiguous(), mode, fresh)
+                self._fill(matched.converted[name], tensor.contiguous(), fresh)
         for place, tensor in fresh:
             _replace(place, tensor)
 
-    def _fill(
-        self, place: Place, tensor: torch.Tensor, mode: ReadMode, fresh: list[tuple[Place, torch.Tensor]]
-    ) -> None:
+    def _fill(self, place: Place, tensor: torch.Tensor, fresh: list[tuple[Place, torch.Tensor]]) -> None:
         wanted = self._dtype_of(place)
         if tensor.dtype != wanted:
             self.casts[f"{_name(tensor.dtype)} to {_name(wanted)}"] += 1
         old = place.tensor
-        in_place = not is_deferred(old) and (old.device, old.dtype) == (self.device, wanted)
-        if in_place and mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
+        in_place = not is_deferred(old) and (old.device, old.dtype) == (self.wishes.device, wanted)
+        if in_place and self.wishes.mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
             with torch.no_grad():
                 old.copy_(tensor)
         else:
-            fresh.append((place, tensor.to(device=self.device, dtype=wanted)))
+            fresh.append((place, tensor.to(device=self.wishes.device, dtype=wanted)))
 
     def construct(self, matched: Match) -> None:
         """Give all other places what their constructor computed, or would have."""
@@ -148,33 +147,37 @@ class _Filler:
                 tensor, drawn = _constructed(place)
             if drawn:
                 self.random += place.names[:1]
-            tensor = tensor.to(device=self.device, dtype=self._dtype_of(place))
+            tensor = tensor.to(device=self.wishes.device, dtype=self._dtype_of(place))
             if tensor is not place.tensor:
                 _replace(place, tensor)
 
     def _dtype_of(self, place: Place) -> torch.dtype:
         """Floating parameters take the type asked for; tables keep the one they were computed in."""
         old = place.tensor.dtype
-        if self.dtype is None or not place.is_parameter or not old.is_floating_point:
+        if self.wishes.dtype is None or not place.is_parameter or not old.is_floating_point:
             return old
-        kept = any(pattern.search(name) for name in place.names for pattern in self._in_fp32)
-        return torch.float32 if kept else self.dtype
+        kept = any(pattern.search(name) for name in place.names for pattern in self.in_fp32)
+        return torch.float32 if kept else self.wishes.dtype
 
     def report(self, matched: Match, stored: Checkpoint | None, seconds: float) -> LoadReport:
-        """Say where everything came from."""
-        from_file = {place.name: key for key, place in matched.from_file.items()}
-        for conversion in matched.conversions:
-            keys = [key for _, key in conversion.sources]
-            made = f"{keys[0]} and {len(keys) - 1} more" if len(keys) > 1 else keys[0]
-            from_file |= {name: made for name in matched.converted if name not in from_file}
+        """Say where everything came from; what an earlier loading of a part said stays said."""
+        earlier = _earlier(self.module)
+        from_file = {place.name: key for key, place in matched.from_file.items()} | matched.made_of
+        random, constructed = list(self.random), []
+        for name in (place.name for place in matched.constructed if place.name not in set(self.random)):
+            origin, key = earlier.get(name, (Origin.CONSTRUCTOR, ""))
+            if origin is Origin.FILE:
+                from_file[name] = key
+            else:
+                (random if origin is Origin.RANDOM else constructed).append(name)
         filled = [*matched.from_file.values(), *matched.converted.values(), *matched.constructed]
         return LoadReport(
             source=str(stored.where) if stored is not None else "",
             files=tuple(str(path) for path in stored.files) if stored is not None else (),
             from_file=from_file,
             tied={name: place.name for place in filled for name in place.names[1:]},
-            constructed=tuple(place.name for place in matched.constructed if place.name not in set(self.random)),
-            random=tuple(self.random),
+            constructed=tuple(constructed),
+            random=tuple(random),
             unexpected=tuple(matched.keys.unexpected),
             ignored=(*matched.keys.ignored, *matched.redundant),
             renamed=dict(matched.keys.renamed),
@@ -182,6 +185,18 @@ class _Filler:
             notes=stored.notes if stored is not None else (),
             seconds=round(seconds, 4),
         )
+
+
+def _earlier(module: nn.Module) -> dict[str, tuple[Origin, str]]:
+    """What reports of the module's parts say, by the names in the whole."""
+    found: dict[str, tuple[Origin, str]] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        report = vars(part).get("load_report")
+        if isinstance(report, LoadReport):
+            dot = f"{prefix}." if prefix else ""
+            origins = report.origins().items()
+            found |= {dot + name: (origin, report.from_file.get(name, "")) for name, origin in origins}
+    return found
 
 
 def _constructed(place: Place) -> tuple[torch.Tensor, bool]:

@@ -71,13 +71,14 @@ class KeyMap:
     renamed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
-def map_keys(module: nn.Module, keys: Sequence[str], names: Sequence[str]) -> KeyMap:
+def map_keys(module: nn.Module, keys: Sequence[str], names: Sequence[str], aliases: Mapping[str, str]) -> KeyMap:
     """Find the place of every key.
 
     Args:
         module: The module to fill.
         keys: Of the checkpoint.
         names: All places of the module a checkpoint can fill, tied ones under each of their names.
+        aliases: Names by key, where the file names tensors in a way of its own; all other keys have no place then.
 
     Raises:
         LoadError: Two keys claim one place.
@@ -86,7 +87,7 @@ def map_keys(module: nn.Module, keys: Sequence[str], names: Sequence[str]) -> Ke
     found = KeyMap()
     gathered: defaultdict[str, list[tuple[str, str, WeightConverter]]] = defaultdict(list)
     for key in sorted(keys, key=dot_natural_key):
-        name, converter, pattern = namer.name_of(key, found.renamed)
+        name, converter, pattern = (aliases.get(key, key), None, None) if aliases else namer.name_of(key, found.renamed)
         if converter is not None and pattern is not None and name in namer.places:
             gathered[name].append((pattern, key, converter))
         elif name in namer.places:

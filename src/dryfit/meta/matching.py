@@ -12,12 +12,34 @@ from transformers import PreTrainedModel
 from dryfit.core.errors import LoadError
 from dryfit.meta.checkpoint import Checkpoint
 from dryfit.meta.keys import Conversion, KeyMap, map_keys
+from dryfit.meta.reading import ReadMode
+from dryfit.meta.safetensors_file import StoredTensor
 from dryfit.meta.tape import is_deferred
 from dryfit.meta.walk import Slot, SlotKind, slots
 from dryfit.meta.words import few
 
 Missing = Literal["error", "init"] | Sequence[str]
 """What a checkpoint may lack: nothing, anything, or the names that match one of some patterns (``classifier.*``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How to fill a module; see :func:`dryfit.meta.materialise`.
+
+    Attributes:
+        aliases: Names by key, where a file names tensors in a way of its own.
+        partial: Whether tensors that have data already may stay as they are.
+        exact: Whether every key must have a place: for files of our own.
+    """
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    missing: Missing = "error"
+    unexpected: tuple[str, ...] = ()
+    mode: ReadMode = ReadMode.PRIVATE
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    partial: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +81,7 @@ class Match:
         duplicates: Further keys of a tied place; their tensors must equal the first's.
         conversions: Those whose results fill ``converted``.
         converted: The place of each name that a conversion makes.
+        made_of: What each of those names is made of, for the report.
         constructed: Places that keep what their constructor gave them.
         redundant: Keys for tables that the constructor computes and the file holds too; they must be equal.
         keys: How keys became names.
@@ -68,6 +91,7 @@ class Match:
     duplicates: dict[str, str] = field(default_factory=dict)
     conversions: list[Conversion] = field(default_factory=list)
     converted: dict[str, Place] = field(default_factory=dict)
+    made_of: dict[str, str] = field(default_factory=dict)
     constructed: list[Place] = field(default_factory=list)
     redundant: dict[str, Place] = field(default_factory=dict)
     keys: KeyMap = field(default_factory=KeyMap)
@@ -77,7 +101,7 @@ def places(module: nn.Module) -> list[Place]:
     """Every tensor of a module once, ties gathered: one tensor object, or one piece of memory seen alike."""
     groups: dict[object, list[Slot]] = {}
     for slot in slots(module):
-        groups.setdefault(_memory(slot.tensor), []).append(slot)
+        groups.setdefault(memory_of(slot.tensor), []).append(slot)
     found = []
     for group in groups.values():
         group.sort(key=lambda slot: slot.kind is not SlotKind.PARAMETER)
@@ -86,14 +110,13 @@ def places(module: nn.Module) -> list[Place]:
     return found
 
 
-def match(module: nn.Module, checkpoint: Checkpoint | None, *, missing: Missing, unexpected: Sequence[str]) -> Match:
+def match(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> Match:
     """Decide what each place of a module will be.
 
     Args:
         module: What to fill.
         checkpoint: Its weights; None: there are none.
-        missing: What the checkpoint may lack.
-        unexpected: Patterns of keys that may have no place although their part of the model is there.
+        wishes: What may be missing and what may be left over.
 
     Raises:
         LoadError: A weight is missing, of another shape or kind, or stray, with the names of all of them.
@@ -102,18 +125,23 @@ def match(module: nn.Module, checkpoint: Checkpoint | None, *, missing: Missing,
     by_name = {name: place for place in every for name in place.names}
     fillable = [name for name, place in by_name.items() if place.persistent or place.is_parameter]
     stored = checkpoint.tensors if checkpoint is not None else {}
-    found = Match(keys=map_keys(module, list(stored), fillable))
+    found = Match(keys=map_keys(module, list(stored), fillable, wishes.aliases))
     complaints = _Complaints()
-    _take_direct(found, by_name, stored, missing, complaints)
+    _take_direct(found, by_name, stored, wishes.missing, complaints)
     _take_converted(found, module, by_name, stored, complaints)
     filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
     for place in every:
         if id(place) in filled:
             continue
         found.constructed.append(place)
-        if place.persistent and not _may_lack(place, missing, module):
+        kept = not is_deferred(place.tensor) and (checkpoint is None or wishes.partial)
+        if id(place) in complaints.named:
+            continue
+        if place.persistent and not kept and not _may_lack(place, wishes.missing, module):
             complaints.missing.append(place.name)
-    _judge_strays(found, by_name, unexpected, complaints)
+    _judge_strays(found, by_name, wishes.unexpected, complaints)
+    if wishes.exact:
+        complaints.strays += found.keys.unexpected
     complaints.raise_if_any(checkpoint)
     return found
 
@@ -125,7 +153,8 @@ def allowed_by(names: Iterable[str], missing: Missing) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in missing)
 
 
-def _memory(tensor: torch.Tensor) -> object:
+def memory_of(tensor: torch.Tensor) -> object:
+    """The piece of memory a tensor looks at, and how: equal for tensors that are the same one."""
     if not isinstance(tensor, torch.Tensor) or tensor.numel() == 0 or tensor.layout is not torch.strided:
         return id(tensor)
     return (
@@ -140,7 +169,7 @@ def _memory(tensor: torch.Tensor) -> object:
 def _take_direct(
     found: Match,
     by_name: Mapping[str, Place],
-    stored: Mapping,
+    stored: Mapping[str, StoredTensor],
     missing: Missing,
     complaints: "_Complaints",
 ) -> None:
@@ -150,12 +179,13 @@ def _take_direct(
         if tuple(tensor.shape) != tuple(place.tensor.shape):
             # A new head in the place of an old one: allowed by name, and then drawn anew.
             if isinstance(missing, str) or not allowed_by(place.names, missing):
-                complaints.shapes.append(f"{name}: {list(tensor.shape)} in the file, not {list(place.tensor.shape)}")
+                complaints.shape_of(place, tensor)
             else:
                 found.keys.unexpected.append(key)
             continue
         if not _same_kind(tensor.dtype, place.tensor.dtype):
             complaints.kinds.append(f"{name}: {tensor.dtype} in the file, not {place.tensor.dtype}")
+            complaints.named.add(id(place))
             continue
         if id(place) in first:
             found.duplicates[key] = first[id(place)]
@@ -165,7 +195,11 @@ def _take_direct(
 
 
 def _take_converted(
-    found: Match, module: nn.Module, by_name: Mapping[str, Place], stored: Mapping, complaints: "_Complaints"
+    found: Match,
+    module: nn.Module,
+    by_name: Mapping[str, Place],
+    stored: Mapping[str, StoredTensor],
+    complaints: "_Complaints",
 ) -> None:
     for conversion in found.keys.conversions:
         assert isinstance(module, PreTrainedModel)  # only they have conversions
@@ -183,9 +217,10 @@ def _take_converted(
             if place is None:
                 complaints.strays.append(name)
             elif tuple(tensor.shape) != tuple(place.tensor.shape):
-                complaints.shapes.append(f"{name}: {list(tensor.shape)} in the file, not {list(place.tensor.shape)}")
+                complaints.shape_of(place, tensor)
             else:
                 found.converted[name] = place
+                found.made_of[place.name] = few((key for _, key in conversion.sources), most=1)
         found.conversions.append(conversion)
 
 
@@ -230,6 +265,11 @@ class _Complaints:
     shapes: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
+    named: set[int] = field(default_factory=set)
+
+    def shape_of(self, place: Place, stored: StoredTensor | torch.Tensor) -> None:
+        self.shapes.append(f"{place.name}: {list(stored.shape)} in the file, not {list(place.tensor.shape)}")
+        self.named.add(id(place))
 
     def raise_if_any(self, checkpoint: Checkpoint | None) -> None:
         where = checkpoint.where if checkpoint is not None else None

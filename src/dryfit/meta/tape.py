@@ -9,7 +9,6 @@ A tensor is named by the number of its storage on the tape, which is kept on the
 wrapping in a Parameter, views and ties, and needs no table that could outlive the model.
 """
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -277,9 +276,7 @@ class Recorder(TorchDispatchMode):
 
     def _for_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run on the CPU, with the values of deferred arguments."""
-        args, kwargs = tree_map(
-            lambda leaf: self._tape.realise(leaf)[0] if is_deferred(leaf) else leaf, (args, kwargs)
-        )
+        args, kwargs = tree_map(lambda leaf: self._tape.realise(leaf)[0] if is_deferred(leaf) else leaf, (args, kwargs))
         func, kwargs, seed = self._seeded(func, _placed(func, kwargs, _CPU))
         if isinstance(seed, int):
             kwargs = {**kwargs, "generator": torch.Generator().manual_seed(seed)}

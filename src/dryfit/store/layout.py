@@ -20,6 +20,11 @@ class TrialLayout:
         """The weights of the best validation; a folder that ``dryfit.load`` opens."""
         return self.folder / "best"
 
+    @property
+    def load_report(self) -> Path:
+        """Where each tensor of the trial's model came from; JSON of a ``LoadReport``."""
+        return self.folder / "load.json"
+
     def attempt(self, number: int) -> Path:
         """The folder of attempt ``number``, counted from 1."""
         return self.folder / f"attempt-{number}"

@@ -71,6 +71,7 @@ def child_spec(study: StudyContext, trial: TrialState, attempt: int, device: str
         cache_dir=str(study.layout.cache),
         checkpoint_dir=str(paths.checkpoints),
         best_dir=str(paths.best),
+        load_report=str(paths.load_report),
         checkpoint_every_s=runtime.checkpoint_every_s,
         verdict_timeout_s=runtime.verdict_timeout_s,
         visible_device=device,

@@ -4,18 +4,26 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
+from safetensors.torch import save_model
 from torch import nn
 
-from dryfit.core.errors import LoadError
+from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.settings import HeadSettings
 from dryfit.core.wire import canonical_json, write_text_atomic
-from dryfit.meta.load import FolderSource, encoder_from_config, load_config, load_encoder
+from dryfit.meta.adapters import attach_adapter
+from dryfit.meta.checkpoint import open_checkpoint
+from dryfit.meta.configs import load_config
+from dryfit.meta.construction import build
+from dryfit.meta.filling import fill
+from dryfit.meta.matching import Missing, Wishes
+from dryfit.meta.pretrained import POOLER, Kind, load_pretrained, make_model
+from dryfit.meta.reading import ReadMode
+from dryfit.meta.source import FolderSource
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 
 DRYFIT_FILE = "dryfit.json"
@@ -29,33 +37,54 @@ _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".py"})
 def load(
     source: str | Path,
     *,
-    device: str = "cpu",
+    task: str | None = None,
+    device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
-    trust_remote_code: bool = False,
+    attach: str | Path | None = None,
+    trust: bool = False,
+    missing: Missing = "error",
+    mapped: bool = False,
 ) -> nn.Module:
-    """Load a model in eval mode, every weight accounted for.
+    """Load a model in eval mode, every parameter, buffer and plain tensor accounted for.
+
+    Where each of them came from is said in the model's ``load_report``, a :class:`dryfit.meta.LoadReport`.
 
     Args:
-        source: A folder saved by a trial: gives the encoder with its head. Any other folder, a hub id or ``minilm``:
-            gives the pretrained encoder.
+        source: A folder saved by a trial, any other model folder, a hub id or ``minilm``.
+        task: What stands on the model: ``encoder``, ``causal-lm``, ``masked-lm``, ``seq2seq-lm``,
+            ``sequence-classification``, ``token-classification``, ``question-answering`` or ``multiple-choice``. None:
+            a trial's folder gives its encoder with its head, any other the bare encoder.
         device: Where to put it.
-        dtype: Type of the weights; None: fp32.
-        trust_remote_code: Run code that comes with the model.
+        dtype: Type of the weights; None: fp32. Tables that are not trained (rotary frequencies) keep theirs.
+        attach: Folder of a PEFT adapter to put on it.
+        trust: Run code that comes with the model.
+        missing: Patterns of weights the files may lack, for a head that is to be trained: ``["classifier.*"]``. They
+            are drawn at random from a fixed seed. ``"init"`` allows every one.
+        mapped: Use the files' own pages instead of copies: for looking and inference while nobody writes to them.
 
     Raises:
-        LoadError: The folder or a weight is missing, or has another shape.
+        LoadError: A file or weight is missing, damaged, of another shape, or has no place.
+        ConfigError: There is no such task, or the architecture has no such head.
     """
     folder = Path(source).expanduser()
+    mode = ReadMode.MAPPED if mapped else ReadMode.PRIVATE
     model: nn.Module
-    if (folder / DRYFIT_FILE).is_file():
-        model = _load_trained(folder, trust_remote_code=trust_remote_code)
+    if task is None and (folder / DRYFIT_FILE).is_file():
+        model = _trained(folder, trust=trust).eval()
+        restore(model, folder / WEIGHTS_FILE, Wishes(torch.device(device), dtype, missing, mode=mode))
     else:
-        model = _load_bare(str(source), trust_remote_code=trust_remote_code)
-    return model.to(device=torch.device(device), dtype=dtype).eval()
+        found = FolderSource(str(source), trust_remote_code=trust)
+        kind = Kind.ENCODER if task is None else _kind(task)
+        if kind is Kind.ENCODER and missing != "init":
+            missing = POOLER if missing == "error" else (*POOLER, *missing)
+        model, _ = load_pretrained(found, kind, device=device, dtype=dtype, missing=missing, mode=mode)
+    return model if attach is None else attach_adapter(model, Path(attach), device=device)
 
 
-def _load_bare(name: str, *, trust_remote_code: bool) -> nn.Module:
-    return load_encoder(FolderSource(name, trust_remote_code=trust_remote_code))[0]
+def _kind(task: str) -> Kind:
+    if task not in list(Kind):
+        raise ConfigError("loading a model", f"there is no task {task!r}", allowed=", ".join(Kind))
+    return Kind(task)
 
 
 def save_trained(folder: Path, model: EncoderWithHead, *, tokenizer_folder: Path, facts: Mapping[str, Any]) -> None:
@@ -99,32 +128,25 @@ def save_trained(folder: Path, model: EncoderWithHead, *, tokenizer_folder: Path
     temporary.rename(folder)
 
 
-def _load_trained(folder: Path, *, trust_remote_code: bool) -> EncoderWithHead:
+def restore(model: nn.Module, path: Path, wishes: Wishes) -> None:
+    """Fill a model with weights that a trial saved; every tensor of the file must have its place.
+
+    Raises:
+        LoadError: A weight is missing, has no place or another shape, or the file is damaged.
+    """
+    fill(model, open_checkpoint(path), replace(wishes, exact=True))
+
+
+def _trained(folder: Path, *, trust: bool) -> EncoderWithHead:
+    """The model of a trial's folder, without weights."""
     doing = f"loading the trained model in {folder}"
     try:
         meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LoadError(doing, str(error).strip().splitlines()[0], hint="the folder is damaged") from error
-    config = load_config(FolderSource(str(folder), trust_remote_code=trust_remote_code))
+    config = load_config(FolderSource(str(folder), trust_remote_code=trust))
     if meta.get("format") != _FORMAT:
         raise LoadError(doing, f"format {meta.get('format')!r}", allowed=str(_FORMAT), hint="upgrade dryfit")
     head = HeadSettings.model_validate_json(json.dumps(meta["head"]))
     spec = HeadSpec(head, num_outputs=meta["num_outputs"], cls_last=meta["cls_last"])
-    model = EncoderWithHead(encoder_from_config(config, trust_remote_code=trust_remote_code), spec)
-    load_strict(model, folder / WEIGHTS_FILE, doing)
-    return model
-
-
-def load_strict(model: nn.Module, path: Path, doing: str) -> None:
-    """Fill a model with saved weights; every key must match.
-
-    Raises:
-        LoadError: A weight is missing, unexpected or of another shape, or the file is damaged.
-    """
-    try:
-        load_model(model, path, strict=True)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        lines = " ".join(str(error).split())
-        raise LoadError(
-            doing, lines[:500], allowed="exactly the weights of the model", hint="the folder is damaged"
-        ) from error
+    return build(lambda: EncoderWithHead(make_model(config, Kind.ENCODER, trust_remote_code=trust), spec))

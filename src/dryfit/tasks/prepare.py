@@ -4,7 +4,8 @@ from pathlib import Path
 
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.settings import DataSettings, ModelSettings
-from dryfit.meta.load import load_config, load_tokenizer, most_tokens
+from dryfit.meta.configs import load_tokenizer, most_tokens
+from dryfit.meta.pretrained import encoder_config
 from dryfit.meta.source import model_identity
 from dryfit.tasks.rows import Splits, fingerprint, load_splits
 from dryfit.tasks.tokens import Tokens, load_tokens, save_tokens, token_folder, tokenise
@@ -50,7 +51,7 @@ def cache_tokens(
     Raises:
         ConfigError: The model has no positions for such a length.
     """
-    limit = most_tokens(load_config(model))
+    limit = most_tokens(encoder_config(model))
     if limit is not None and max_length > limit:
         raise ConfigError(
             f"preparing the model {model.name}",

@@ -18,8 +18,10 @@ from dryfit.core.errors import InternalError
 from dryfit.core.plan import DeviceKind
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import best_point
-from dryfit.core.wire import ChildResult, Phase, TrainRequest, TrainResult
-from dryfit.meta.load import load_encoder
+from dryfit.core.wire import ChildResult, Phase, TrainRequest, TrainResult, write_text_atomic
+from dryfit.meta.construction import build
+from dryfit.meta.filling import materialise
+from dryfit.meta.pretrained import load_encoder
 from dryfit.meta.source import model_folder
 from dryfit.tasks.classification import CriteriaTask, check_metric
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
@@ -101,7 +103,7 @@ def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialPa
 
 
 def build_model(body: TrainRequest, *, cls_last: bool) -> EncoderWithHead:
-    """The trial's model: pretrained encoder, seeded head, layers frozen, on its device."""
+    """The trial's model: pretrained encoder, seeded head, layers frozen, on its device; its report is written."""
     settings = body.config.settings
     regularization = settings.regularization
     encoder, _ = load_encoder(
@@ -114,8 +116,10 @@ def build_model(body: TrainRequest, *, cls_last: bool) -> EncoderWithHead:
             encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
         else:
             encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
-    torch.manual_seed(derive_seed(body.config.seed, "head"))
     spec = HeadSpec(settings.head, num_outputs=body.config.data.num_labels, cls_last=cls_last)
-    model = EncoderWithHead(encoder, spec)
+    model = build(lambda: EncoderWithHead(encoder, spec), seed=derive_seed(body.config.seed, "head"))
+    device = "cuda" if body.plan.device is DeviceKind.CUDA else "cpu"
+    report = materialise(model, device=device, missing=["head.*"])
+    write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
     freeze(model, regularization.freeze_layers)
-    return model.to("cuda" if body.plan.device is DeviceKind.CUDA else "cpu")
+    return model

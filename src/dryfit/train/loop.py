@@ -19,9 +19,10 @@ from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import Precision
 from dryfit.core.trial import MetricPoint, best_point, better
 from dryfit.core.wire import Checkpointed, FirstStep, Phase, Progress, StopReason, TrainRequest
+from dryfit.meta.matching import Wishes
 from dryfit.tasks.base import Batch, Task
 from dryfit.tasks.heads import EncoderWithHead
-from dryfit.tasks.load import WEIGHTS_FILE, load_strict, save_trained
+from dryfit.tasks.load import WEIGHTS_FILE, restore, save_trained
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, save_checkpoint
@@ -144,7 +145,7 @@ class TrialTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Strictly: the Trainer's own loading goes on with missing weights."""
         path = Path(resume_from_checkpoint) / WEIGHTS_FILE
-        load_strict(self._parts.model, path, f"going on from {resume_from_checkpoint}")
+        restore(self._parts.model, path, Wishes(self.args.device))
 
     def write_state(self, folder: Path) -> None:
         """Write all the Trainer needs to go on from here, in its own files."""

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 import tiny
 from dryfit.core.errors import ConfigError, LoadError, MachineError
 from dryfit.core.settings import HeadSettings, ModelSettings
-from dryfit.meta.load import FolderSource, load_encoder
-from dryfit.meta.source import model_identity
+from dryfit.meta.pretrained import load_encoder
+from dryfit.meta.source import FolderSource, model_identity
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.load import load, save_trained
 
@@ -30,7 +30,6 @@ def change_weights(folder: Path, change) -> None:
 def test_poolers_are_left_out_and_reported(folder: Path) -> None:
     model, report = load_encoder(FolderSource.of(folder))
     assert report.unexpected == ("pooler.dense.bias", "pooler.dense.weight")
-    assert report.missing == ()
     assert model.pooler is None
     want = load_file(folder / "model.safetensors")
     for name, value in model.state_dict().items():
@@ -47,7 +46,7 @@ def test_missing_and_misshapen_weights_are_named(folder: Path) -> None:
         load_encoder(FolderSource.of(folder))
     assert str(folder) in caught.value.doing
     assert "1 missing (encoder.layer.1.output.dense.weight)" in caught.value.found
-    assert "1 of another shape (encoder.layer.0.output.dense.bias)" in caught.value.found
+    assert "1 of another shape (encoder.layer.0.output.dense.bias: [7] in the file, not [32])" in caught.value.found
 
 
 def test_unexpected_weights_are_reported(folder: Path) -> None:
@@ -58,7 +57,7 @@ def test_unexpected_weights_are_reported(folder: Path) -> None:
 
 def test_a_folder_without_weights_or_config(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(LoadError, match="loading weights from"):
+    with pytest.raises(LoadError, match="no weights"):
         load_encoder(FolderSource.of(folder))
     (folder / "config.json").unlink()
     with pytest.raises(LoadError, match="reading the config of"):
@@ -136,8 +135,9 @@ def test_a_damaged_saved_model_is_refused(folder: Path, tmp_path: Path, harm: st
         case "cut":
             path = best / "model.safetensors"
             path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(LoadError, match="loading the trained model in"):
+    with pytest.raises(LoadError) as caught:
         load(best)
+    assert str(best) in str(caught.value)
 
 
 def test_anything_else_gives_the_encoder(folder: Path) -> None:

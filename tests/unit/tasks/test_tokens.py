@@ -8,7 +8,8 @@ import torch
 import tiny
 from dryfit.core.errors import ConfigError, DataError, LoadError
 from dryfit.core.settings import DataSettings, ModelSettings
-from dryfit.meta.load import FolderSource, load_tokenizer
+from dryfit.meta.configs import load_tokenizer
+from dryfit.meta.source import FolderSource
 from dryfit.tasks.prepare import cache_tokens, prepared_tokens
 from dryfit.tasks.rows import Splits, fingerprint, load_splits
 from dryfit.tasks.tokens import load_tokens, save_tokens, token_folder, tokenise

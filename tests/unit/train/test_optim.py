@@ -5,7 +5,8 @@ import torch
 
 import tiny
 from dryfit.core.settings import HeadSettings, OptimSettings, SchedSettings
-from dryfit.meta.load import FolderSource, load_encoder
+from dryfit.meta.pretrained import load_encoder
+from dryfit.meta.source import FolderSource
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
 from dryfit.train.optim import make_optimizer, make_schedule, parameter_groups
 

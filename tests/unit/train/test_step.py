@@ -8,7 +8,8 @@ from torch import nn
 
 import tiny
 from dryfit.core.settings import HeadSettings, LossSettings
-from dryfit.meta.load import FolderSource, load_encoder
+from dryfit.meta.pretrained import load_encoder
+from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec

@@ -1,0 +1,67 @@
+"""PEFT adapters, put on a model exactly: every tensor of the file has its place, and every place its tensor."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dryfit.core.errors import LoadError, MachineError
+from dryfit.meta.checkpoint import open_checkpoint
+from dryfit.meta.construction import build
+from dryfit.meta.filling import fill
+from dryfit.meta.matching import Wishes, memory_of, places
+
+_NAME = "default"
+
+
+def attach_adapter(
+    model: nn.Module, folder: Path, *, device: torch.device | str = "cpu", trainable: bool = False
+) -> nn.Module:
+    """Put a saved adapter on a model that has its weights.
+
+    Args:
+        model: The base model.
+        folder: ``adapter_config.json`` and ``adapter_model.safetensors``, as PEFT saves them.
+        device: Where the adapter's tensors go: where the model is.
+        trainable: Whether the adapter's weights shall take gradients.
+
+    Returns:
+        PEFT's model around the base model, in eval mode; the base model is changed in place, as PEFT does it.
+
+    Raises:
+        LoadError: The folder holds no adapter, or one for another model: a tensor is missing, too many, or of another
+            shape.
+        MachineError: PEFT is not installed.
+    """
+    peft = _peft()
+    doing = f"putting the adapter of {folder} on a {type(model).__name__}"
+    if not (folder / "adapter_config.json").is_file():
+        raise LoadError(doing, "there is no adapter_config.json", allowed="a folder that PEFT saved")
+    stored = open_checkpoint(folder, stem="adapter_model")
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = not trainable
+    try:
+        adapted = build(lambda: peft.get_peft_model(model, config, adapter_name=_NAME))
+    except ValueError as error:  # no module has one of the target names
+        raise LoadError(doing, str(error).strip().splitlines()[0], allowed="the model it was trained on") from error
+    # PEFT itself says under which key it saves each tensor.
+    saved: dict[str, Any] = peft.get_peft_model_state_dict(adapted, adapter_name=_NAME, save_embedding_layers=False)
+    names = {memory_of(place.tensor): place.name for place in places(adapted)}
+    wishes = Wishes(
+        torch.device(device),
+        aliases={key: names[memory_of(tensor)] for key, tensor in saved.items()},
+        partial=True,
+    )
+    fill(adapted, stored, wishes)
+    return adapted.eval()
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise MachineError(
+            "loading an adapter", "PEFT is not installed", allowed="peft >= 0.18", hint="pip install 'dryfit[lora]'"
+        ) from error
+    return peft

@@ -1,0 +1,160 @@
+"""Pretrained models: the right class for a config, built without memory and given its weights."""
+
+import inspect
+from enum import StrEnum
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.load_report import LoadReport
+from dryfit.meta.configs import load_config, set_dropouts
+from dryfit.meta.construction import build
+from dryfit.meta.filling import materialise
+from dryfit.meta.matching import Missing
+from dryfit.meta.reading import ReadMode
+from dryfit.meta.source import ModelSource, local_folder, weights_folder
+
+POOLER = ("pooler.*", "*.pooler.*")
+"""Weights of poolers, which nothing of ours uses."""
+
+
+class Kind(StrEnum):
+    """What stands on a pretrained model; the words of ``dryfit.load(..., task=...)``."""
+
+    ENCODER = "encoder"
+    CAUSAL_LM = "causal-lm"
+    MASKED_LM = "masked-lm"
+    SEQ2SEQ_LM = "seq2seq-lm"
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+    TOKEN_CLASSIFICATION = "token-classification"
+    QUESTION_ANSWERING = "question-answering"
+    MULTIPLE_CHOICE = "multiple-choice"
+
+
+_CLASSES: dict[Kind, Any] = {
+    Kind.ENCODER: AutoModel,
+    Kind.CAUSAL_LM: AutoModelForCausalLM,
+    Kind.MASKED_LM: AutoModelForMaskedLM,
+    Kind.SEQ2SEQ_LM: AutoModelForSeq2SeqLM,
+    Kind.SEQUENCE_CLASSIFICATION: AutoModelForSequenceClassification,
+    Kind.TOKEN_CLASSIFICATION: AutoModelForTokenClassification,
+    Kind.QUESTION_ANSWERING: AutoModelForQuestionAnswering,
+    Kind.MULTIPLE_CHOICE: AutoModelForMultipleChoice,
+}
+
+
+def make_model(config: PreTrainedConfig, kind: Kind, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Construct the model of a config, in fp32; inside :func:`dryfit.meta.build` it takes no memory.
+
+    Poolers are left out of encoders: we pool ourselves.
+
+    Raises:
+        ConfigError: The architecture has no such head, or its code comes with the model and is not trusted.
+    """
+    extra = _without_pooler(config) if kind is Kind.ENCODER else {}
+    try:
+        # Without a dtype transformers leaves the process's default dtype alone.
+        return _CLASSES[kind].from_config(config, dtype=None, trust_remote_code=trust_remote_code, **extra)
+    except ValueError as error:
+        raise ConfigError(
+            f"building a {config.model_type} model",
+            str(error).strip().splitlines()[0],
+            allowed="a task that this architecture has a head for; one with its own code needs trust",
+        ) from error
+
+
+def load_pretrained(
+    source: ModelSource,
+    kind: Kind,
+    *,
+    config: PreTrainedConfig | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    missing: Missing = "error",
+    mode: ReadMode = ReadMode.PRIVATE,
+) -> tuple[PreTrainedModel, LoadReport]:
+    """Load a pretrained model in eval mode, every tensor accounted for.
+
+    Args:
+        source: Hub id, folder or ``minilm``, with revision and trust.
+        kind: What stands on it.
+        config: Its config, changed or not; None: as it comes.
+        device: Where tensors go.
+        dtype: Type of the weights; None: fp32.
+        missing: What the files may lack, a new head's weights for example.
+        mode: Private memory or the mapped files.
+
+    Raises:
+        LoadError: A weight is missing, of another shape, or stray.
+        ConfigError: The architecture has no such head.
+    """
+    config = config if config is not None else load_config(source)
+    model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
+    folder = weights_folder(source)
+    report = materialise(model, folder, device=device, dtype=dtype, missing=missing, mode=mode)
+    model.config.dtype = dtype if dtype is not None else torch.float32
+    if model.can_generate() and (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model, report
+
+
+def load_encoder(
+    source: ModelSource,
+    *,
+    dtype: torch.dtype | None = None,
+    dropout: float | None = None,
+    attention_dropout: float | None = None,
+) -> tuple[PreTrainedModel, LoadReport]:
+    """Load a pretrained encoder.
+
+    Args:
+        source: Hub id, folder or ``minilm``, with revision and trust.
+        dtype: Type of the weights; None: fp32.
+        dropout: Hidden dropout; None keeps the pretrained one.
+        attention_dropout: Dropout of attention probabilities; None keeps the pretrained one.
+
+    Raises:
+        LoadError: A weight is missing or has another shape; poolers excepted, they are not used.
+        ConfigError: The architecture has no such dropout, or is no encoder.
+    """
+    config = encoder_config(source)
+    set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
+    return load_pretrained(source, Kind.ENCODER, config=config, dtype=dtype, missing=POOLER)
+
+
+def encoder_config(source: ModelSource) -> PreTrainedConfig:
+    """Read an encoder's config.
+
+    Raises:
+        LoadError: The folder holds no config that transformers knows.
+        ConfigError: The model is no encoder.
+    """
+    config = load_config(source)
+    if getattr(config, "is_encoder_decoder", False):
+        where = local_folder(source) or source.name
+        raise ConfigError(
+            f"reading the config of {where}", f"{config.model_type} is an encoder-decoder", allowed="an encoder"
+        )
+    return config
+
+
+def _without_pooler(config: PreTrainedConfig) -> dict[str, bool]:
+    """``add_pooling_layer=False`` where the architecture takes it."""
+    cls: Any = MODEL_MAPPING.get(type(config), None)
+    takes = inspect.isclass(cls) and "add_pooling_layer" in inspect.signature(cls).parameters
+    return {"add_pooling_layer": False} if takes else {}
