@@ -1,8 +1,8 @@
 """What a ``.bin`` or ``.pt`` file of ``torch.save`` holds, without running or reading more than needed.
 
-torch loads the file with ``weights_only=True`` onto fake tensors, which have no memory but know where in the file
-their data lie (torch's notes on serialization, "layout control"). So these files are read the way safetensors
-files are. Each place that torch names is compared with the file's own zip directory.
+torch maps the file with ``weights_only=True``, which reads its pickle alone. Where each mapped storage lies in the
+file follows from its address, because the storages are the records of the file's zip directory, all of them. So
+these files are read, guarded and checked the way safetensors files are.
 """
 
 import os
@@ -10,16 +10,15 @@ import pickle
 import struct
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dryfit.core.errors import LoadError
-from dryfit.meta.guard import FileStamp, open_file
+from dryfit.meta.guard import FileGuard, FileStamp, open_file
 from dryfit.meta.safetensors_file import MOST_HEADER_BYTES, StoredTensor
 from dryfit.meta.words import few
 
@@ -66,9 +65,12 @@ def read_pickle_header(path: Path) -> PickleHeader:
     descriptor, stamp = open_file(path, doing)
     try:
         records = _records(path, descriptor, doing)
-        content, notes = _state_dict(_fake_load(path, doing), path, doing)
-        stored = [_stored(key, value, path, records) for key, value in _tensors(content, doing)]
-        stamp.compare(os.fstat(descriptor))
+        whole, storages = _load(path, doing)
+        content, notes = _state_dict(whole, path, doing)
+        named = list(_tensors(content, doing))
+        begin = _begin(storages, records, doing)
+        stored = [_stored(key, value, path, begin) for key, value in named]
+        FileGuard((stamp,)).check()  # by its name: zipfile and torch have opened it once more
     except OSError as error:
         raise LoadError(doing, f"it cannot be read ({error.strerror or error})") from error
     finally:
@@ -78,7 +80,7 @@ def read_pickle_header(path: Path) -> PickleHeader:
 
 
 def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
-    """Where the data of each record begin, and how many bytes they are."""
+    """Where the data of each storage's record begin, and how many bytes they are; empty ones are left out."""
     found: dict[int, int] = {}
     try:
         with zipfile.ZipFile(path) as archive:
@@ -90,6 +92,8 @@ def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
                     raise LoadError(doing, f"its pickle has {entry.file_size} bytes", f"at most {MOST_HEADER_BYTES}")
                 if name == "byteorder" and archive.read(entry).strip() != sys.byteorder.encode():
                     raise LoadError(doing, "it was written on a machine of another byte order", sys.byteorder)
+                if not entry.filename.endswith(f"/data/{name}") or not entry.file_size:
+                    continue
                 head = os.pread(descriptor, _LOCAL_HEADER.size, entry.header_offset)
                 found[entry.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(head))] = entry.file_size
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
@@ -113,11 +117,18 @@ def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
     return found
 
 
-def _fake_load(path: Path, doing: str) -> Any:
+def _load(path: Path, doing: str) -> tuple[Any, list[torch.UntypedStorage]]:
+    """What the file holds, on mapped memory that nobody has read, and every storage of it."""
+    storages: list[torch.UntypedStorage] = []
+
+    def keep(storage: Any, _location: str) -> Any:
+        storages.append(storage)
+        return storage  # where it is: on the CPU
+
     try:
-        # A device that the caller's context asks for must not reach in here.
-        with torch.device("cpu"), FakeTensorMode():
-            return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+        # A caller's mode or device context must not reach in here.
+        with torch._C.DisableTorchFunction():
+            return torch.load(path, weights_only=True, mmap=True, map_location=keep), storages
     except _TORN as error:
         refused = isinstance(error, pickle.UnpicklingError)
         text = " ".join(str(error).split())
@@ -181,20 +192,28 @@ def _kind(value: Any) -> str:
     return "a tensor"
 
 
-def _stored(key: str, value: torch.Tensor, path: Path, records: Mapping[int, int]) -> StoredTensor:
-    storage = value.untyped_storage()
-    shape, stride = tuple(value.shape), tuple(value.stride())
-    # None for storages without data; the attribute is named in torch's notes on serialization, not in its stubs.
-    begin: int = getattr(storage, "_checkpoint_offset", None) or -1
-    first = int(value.storage_offset()) * value.dtype.itemsize
-    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    size_bytes = (last + 1) * value.dtype.itemsize if value.numel() else 0
-    if records.get(begin) is None or (value.numel() and first + size_bytes > records[begin]):
+def _begin(storages: Sequence[torch.UntypedStorage], records: Mapping[int, int], doing: str) -> int:
+    """The address at which the file itself begins, were all of it mapped."""
+    places = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
+    if not places:
+        return 0
+    begin = min(places) - min(records, default=0)
+    if {place - begin: size for place, size in places.items()} != records:
         raise LoadError(
-            f"reading the weights' places in {path}",
-            f"{key!r} takes the bytes {begin + first} to {begin + first + size_bytes} of the file, which are no record",
-            allowed="tensors that lie within the file's records",
-            hint="the file is torn: download or save it again",
+            doing,
+            f"its {len(places)} storages are not the {len(records)} records of its zip directory",
+            allowed="a file as torch.save writes it",
+            hint="save its state dict again, or use a safetensors file",
         )
+    return begin
+
+
+def _stored(key: str, value: torch.Tensor, path: Path, begin: int) -> StoredTensor:
+    """Place one tensor. Torch refuses one that leads out of its storage, :func:`_begin` a storage that is no record."""
+    shape, stride = tuple(value.shape), tuple(value.stride())
+    if not value.numel():
+        return StoredTensor(key, path, value.dtype, shape, 0, 0)
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    size_bytes = (last + 1) * value.dtype.itemsize
     dense = value.is_contiguous()
-    return StoredTensor(key, path, value.dtype, shape, begin + first, size_bytes, None if dense else stride)
+    return StoredTensor(key, path, value.dtype, shape, value.data_ptr() - begin, size_bytes, None if dense else stride)
