@@ -1,0 +1,342 @@
+"""Moving a module between devices and dtypes, whatever it consists of, without breaking what hangs together.
+
+``nn.Module.to`` fails half-way on a module that is partly on meta, leaves plain tensor attributes behind, unties what
+shares memory, and converts buffers that must stay fp32 (rotary tables). This does none of that.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from dryfit.core.errors import LoadError, MachineError
+from dryfit.meta.walk import Slot, SlotKind, put, slots
+
+# Storage offsets are multiples of the size of an element, and no element is larger than complex128.
+_LARGEST_ELEMENT_BYTES = 16
+_MOST_NAMES = 5
+_NOTHING = torch.empty(0)
+
+
+def move(module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None) -> nn.Module:
+    """Move a module in place: parameters, buffers and plain tensor attributes, one after the other.
+
+    Kept: values, ties (also between views that overlap in memory), ``requires_grad``, the persistence of buffers,
+    classes and attributes of parameters, gradients, and the parameter objects themselves wherever torch can change
+    them in place, so that optimizers stay valid. Parameters get new objects on the way to meta and away from it.
+
+    ``dtype`` converts floating-point parameters and their gradients. Buffers and plain tensors keep theirs (tables
+    such as rotary frequencies need fp32) unless they share memory with a parameter; so do integer parameters and
+    one-byte floats, which are quantised values whose scales live elsewhere.
+
+    A plain tensor attribute that is the result of a computation moves without its graph.
+
+    Args:
+        module: Any module, also without parameters.
+        device: Where to; meta drops all data.
+        dtype: Floating-point type of the parameters; None keeps each one's.
+
+    Returns:
+        The same module.
+
+    Raises:
+        LoadError: Something has no data and would need some; nothing has been changed then.
+        MachineError: The machine has no such device.
+    """
+    doing = f"moving {type(module).__name__} to {device}" + (f" as {dtype}" if dtype else "")
+    if dtype is not None and not dtype.is_floating_point:
+        raise LoadError(doing, f"{dtype} is not a floating-point type", allowed="torch.float32, torch.bfloat16, ...")
+    target = _existing(device, doing)
+    found = slots(module)
+    _refuse_without_data(found, target, doing)
+    groups = _groups(found, dtype, doing)
+    del found  # the groups hold the only references, so that each old tensor is freed before the next one is copied
+    _move_all(groups, target, doing)
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()  # cuDNN wants the weights of a recurrent module side by side
+    return module
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """One tensor object and every place that holds it."""
+
+    tensor: torch.Tensor
+    places: list[Slot]
+    has_parameter: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Tensors that overlap in memory (mostly just one), and the type they become; None keeps each one's."""
+
+    items: list[_Item]
+    dtype: torch.dtype | None
+
+    def numel(self) -> int:
+        return max(item.tensor.numel() for item in self.items)
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """What undoes the move of one group."""
+
+    group: _Group
+    device: torch.device
+    dtype: torch.dtype | None
+    kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
+    lossy: bool
+
+
+def _existing(device: torch.device | str, doing: str) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device  # with the index that `cuda` alone lacks
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise MachineError(doing, str(error).strip().splitlines()[0], allowed="a device of this machine") from error
+
+
+def _refuse_without_data(found: list[Slot], target: torch.device, doing: str) -> None:
+    unshaped = [slot.name for slot in found if isinstance(slot.tensor, UninitializedTensorMixin)]
+    if unshaped:
+        raise LoadError(
+            doing,
+            f"{len(unshaped)} lazy parameters have no shape yet ({_few(unshaped)})",
+            hint="run the module once on an example first",
+        )
+    if target.type == "meta":
+        return
+    empty = [slot.name for slot in found if slot.tensor.is_meta]
+    empty += [f"{slot.name}.grad" for slot in found if _gradient_is_meta(slot.tensor)]
+    if empty:
+        raise LoadError(
+            doing,
+            f"{len(empty)} of {len(found)} tensors have no data, they are on meta ({_few(empty)})",
+            allowed="a module whose every parameter, buffer and plain tensor has data",
+            hint="call dryfit.meta.materialise(module, checkpoint, device=...) in place of a move; nothing was changed",
+        )
+
+
+def _gradient_is_meta(tensor: torch.Tensor) -> bool:
+    gradient = _gradient(tensor)
+    return gradient is not None and gradient.is_meta and not tensor.is_meta
+
+
+def _few(names: list[str]) -> str:
+    more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _groups(found: list[Slot], dtype: torch.dtype | None, doing: str) -> list[_Group]:
+    items: dict[int, _Item] = {}
+    for slot in found:
+        item = items.setdefault(id(slot.tensor), _Item(slot.tensor, [], False))
+        # Without the tensor: a slot would keep it alive until the whole module has moved.
+        item.places.append(replace(slot, tensor=_NOTHING))
+        item.has_parameter |= slot.kind is SlotKind.PARAMETER
+    groups: list[list[_Item]] = []
+    storages: dict[int, list[_Item]] = defaultdict(list)
+    for item in items.values():
+        if _has_plain_storage(item.tensor) and item.tensor.numel():
+            storages[item.tensor.untyped_storage()._cdata].append(item)
+        else:
+            groups.append([item])
+    for sharing in storages.values():
+        groups += _overlapping(sharing) if len(sharing) > 1 else [sharing]
+    return [_Group(group, _new_dtype(group, dtype, doing)) for group in groups]
+
+
+def _has_plain_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a strided view of a storage and nothing besides."""
+    return (
+        tensor.layout is torch.strided
+        and not isinstance(tensor, FakeTensor)
+        and not is_traceable_wrapper_subclass(tensor)
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    )
+
+
+def _range_bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte and the one behind the last that a non-empty tensor reaches in its storage."""
+    first = int(tensor.storage_offset())
+    last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return first * tensor.itemsize, (last + 1) * tensor.itemsize
+
+
+def _overlapping(items: list[_Item]) -> list[list[_Item]]:
+    """Split the tensors of one storage into those that overlap; a whole file read into one buffer falls apart."""
+    groups: list[list[_Item]] = []
+    end = -1
+    for (first, last), item in sorted(((_range_bytes(item.tensor), item) for item in items), key=lambda pair: pair[0]):
+        if first < end:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+        end = max(end, last)
+    return groups
+
+
+def _new_dtype(group: list[_Item], dtype: torch.dtype | None, doing: str) -> torch.dtype | None:
+    def converts(item: _Item) -> bool:
+        return item.has_parameter and item.tensor.is_floating_point() and item.tensor.itemsize > 1
+
+    if dtype is None or not any(converts(item) for item in group):
+        return None
+    if len({item.tensor.dtype for item in group}) > 1:
+        names = [f"{item.places[0].name} ({item.tensor.dtype})" for item in group]
+        raise LoadError(
+            doing,
+            f"{', '.join(names)} share memory as different types",
+            allowed="a change of type only where all that share memory have one type",
+            hint="move without dtype; nothing was changed",
+        )
+    return dtype
+
+
+def _move_all(groups: list[_Group], target: torch.device, doing: str) -> None:
+    # The largest first: if memory does not suffice, nothing has been changed yet.
+    groups.sort(key=_Group.numel)
+    done: list[_Step] = []
+    complete = False
+    try:
+        with torch.no_grad():
+            while groups:
+                group = groups.pop()
+                if _stays(group, target):
+                    continue
+                done.append(_step(group, target))
+                _install(group, _copied(group, target, group.dtype), _gradients(group, target, group.dtype))
+        complete = True
+    finally:
+        if not complete:
+            with torch.no_grad():
+                _undo(done, doing)
+
+
+def _stays(group: _Group, target: torch.device) -> bool:
+    held = [tensor for item in group.items for tensor in (item.tensor, _gradient(item.tensor)) if tensor is not None]
+    return all(tensor.device == target and tensor.dtype == (group.dtype or tensor.dtype) for tensor in held)
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor.grad if tensor.is_leaf else None
+
+
+def _step(group: _Group, target: torch.device) -> _Step:
+    first = group.items[0].tensor
+    rounds = group.dtype is not None and torch.promote_types(first.dtype, group.dtype) != group.dtype
+    # A copy on another device can be copied back; what was rounded or dropped on the way cannot, so its original is
+    # held until the end. On one device that would be half a model more, and after the largest tensor none can fail.
+    keep = first.device != target and (rounds or target.type == "meta")
+    kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
+    if keep:
+        for item in group.items:
+            gradient = _gradient(item.tensor)
+            kept.append((item.tensor, item.tensor.detach(), None if gradient is None else gradient.detach()))
+    return _Step(group, first.device, first.dtype if group.dtype else None, kept, lossy=rounds and not keep)
+
+
+def _copied(group: _Group, target: torch.device, dtype: torch.dtype | None) -> list[torch.Tensor]:
+    """The tensors of a group elsewhere, overlapping as they do here."""
+    tensors = [item.tensor.detach() for item in group.items]
+    first = tensors[0]
+    if not _has_plain_storage(first) or not first.numel():
+        return [first.to(device=target, dtype=dtype or first.dtype)]
+    ranges = [_range_bytes(tensor) for tensor in tensors]
+    start, end = min(low for low, _ in ranges), max(high for _, high in ranges)
+    geometries = {(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in tensors}
+    if len(geometries) == 1 and end - start > first.nbytes:
+        moved = first.to(device=target, dtype=dtype or first.dtype, copy=True)  # it has gaps, which need not come along
+        return [moved.detach() for _ in tensors]
+    # As elements where they are converted, else as bytes: the views of one memory may be of several types.
+    unit = first.dtype if dtype else torch.uint8
+    start -= 0 if dtype else start % _LARGEST_ELEMENT_BYTES
+    length = (end - start) // unit.itemsize
+    base = _view(first.untyped_storage(), unit, first.device, start // unit.itemsize, (length,), (1,))
+    storage = base.to(device=target, dtype=dtype or unit, copy=True).untyped_storage()
+    return [
+        _view(storage, dtype or t.dtype, target, int(t.storage_offset()) - start // t.itemsize, t.shape, t.stride())
+        for t in tensors
+    ]
+
+
+def _view(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    empty: Any = torch.empty(0, dtype=dtype, device=device)
+    return empty.set_(storage, offset, shape, stride)
+
+
+def _gradients(group: _Group, target: torch.device, dtype: torch.dtype | None) -> list[torch.Tensor | None]:
+    gradients = [_gradient(item.tensor) for item in group.items]
+    return [None if one is None else one.detach().to(device=target, dtype=(dtype or one.dtype)) for one in gradients]
+
+
+def _install(group: _Group, moved: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> None:
+    for item, data, gradient in zip(group.items, moved, gradients, strict=True):
+        old = item.tensor
+        if isinstance(old, nn.Parameter) and _changes_in_place(old, data):
+            held = old.grad
+            old.data = data
+            if held is not None and gradient is not None:
+                held.data = gradient
+            continue
+        item.tensor = _like(old, data, gradient)
+        for place in item.places:
+            put(place, item.tensor)
+
+
+def _changes_in_place(old: torch.Tensor, data: torch.Tensor) -> bool:
+    if old.is_inference() or isinstance(data, FakeTensor) or is_traceable_wrapper_subclass(data):
+        return False
+    return torch._has_compatible_shallow_copy_type(old, data)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _like(old: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+    """The data as what the old tensor was: its class, flags and Python attributes."""
+    if type(old) is type(data):
+        new = data
+    elif type(data) is not torch.Tensor:
+        new = nn.Parameter(data, requires_grad=old.requires_grad)  # a wrapper that only says it is a parameter
+    else:
+        new = torch.Tensor._make_subclass(type(old), data)
+    if old.is_leaf and new.requires_grad != old.requires_grad:
+        new.requires_grad_(old.requires_grad)
+    vars(new).update(vars(old))
+    if gradient is not None:
+        new.grad = gradient
+    return new
+
+
+def _undo(done: list[_Step], doing: str) -> None:
+    for step in reversed(done):
+        if not step.kept:
+            group = step.group
+            _install(group, _copied(group, step.device, step.dtype), _gradients(group, step.device, step.dtype))
+            continue
+        for item, (original, data, gradient) in zip(step.group.items, step.kept, strict=True):
+            if item.tensor is not original:
+                item.tensor = original
+                for place in item.places:
+                    put(place, original)
+            elif (original.device, original.dtype) != (data.device, data.dtype):
+                original.data = data
+                if original.grad is not None and gradient is not None:
+                    original.grad.data = gradient
+    rounded = [step.group.items[0].places[0].name for step in done if step.lossy]
+    if rounded:
+        raise LoadError(
+            doing,
+            f"it failed half-way, when {len(rounded)} parameters had been rounded already ({_few(rounded)})",
+            hint="load the model anew; free memory first",
+        )
