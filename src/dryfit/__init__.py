@@ -29,6 +29,8 @@ __all__ = ["TuneResult", "__version__", "init", "load", "open_study", "resume", 
 
 
 def __getattr__(name: str) -> Any:
+    if name == "meta":  # the one subpackage with a public face of its own
+        return import_module("dryfit.meta")
     if name not in _HOMES:
         raise AttributeError(f"module 'dryfit' has no attribute {name!r}")
     refuse_unsupported_platform()
