@@ -65,11 +65,13 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
     matched = match(module, stored, wishes)
     filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
+    made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
     if stored is not None:
         with CheckpointReader(stored, wishes.mode) as reader:
             filler.compare(matched, reader)
             filler.read(matched, reader)
-    filler.construct(matched)
+    for place, tensor in made:
+        _replace(place, tensor)
     left = leaks(module)
     if left:
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
@@ -139,8 +141,9 @@ class _Filler:
         else:
             fresh.append((place, tensor.to(device=self.wishes.device, dtype=wanted)))
 
-    def construct(self, matched: Match) -> None:
-        """Give all other places what their constructor computed, or would have."""
+    def construct(self, matched: Match) -> list[tuple[Place, torch.Tensor]]:
+        """Make what all other places get: what their constructor computed, or would have."""
+        made: list[tuple[Place, torch.Tensor]] = []
         for place in matched.constructed:
             tensor, drawn = place.tensor, False
             if is_deferred(tensor):
@@ -149,7 +152,8 @@ class _Filler:
                 self.random += place.names[:1]
             tensor = tensor.to(device=self.wishes.device, dtype=self._dtype_of(place))
             if tensor is not place.tensor:
-                _replace(place, tensor)
+                made.append((place, tensor))
+        return made
 
     def _dtype_of(self, place: Place) -> torch.dtype:
         """Floating parameters take the type asked for; tables keep the one they were computed in."""
