@@ -26,6 +26,9 @@ from dryfit.meta.walk import SlotKind, put, slots
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _CONSTRUCTION = threading.RLock()
+# transformers' from_pretrained, called by a constructor: it replaces all that is not in its file, tables included, by
+# empty memory, in the belief that it was on meta. Here the constructor's values are there, and they stay.
+_FORGETS = "_move_missing_keys_from_meta_to_device"
 _VALUE_READS = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
 
@@ -40,6 +43,8 @@ class _Overrides(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.empty_like and sys._getframe(1).f_code.co_name == _FORGETS:
+            return args[0].detach().clone()
         if func in _device_constructors():
             return func(*args, **{**kwargs, "device": "cpu"})
         if func in _VALUE_READS and is_deferred(args[0]):
