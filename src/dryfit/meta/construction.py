@@ -103,6 +103,7 @@ def build(make: Callable[[], ModuleT], *, seed: int = 0) -> ModuleT:
     with _CONSTRUCTION, on_meta(seed=seed):
         module = make()
     _compute_tables(module)
+    _own_memory(module)
     return module
 
 
@@ -129,3 +130,14 @@ def _compute_tables(module: nn.Module) -> None:
             put(slot, made.setdefault(id(tensor), tape.realise(tensor)[0]))
         except LoadError:  # never written: the checkpoint may hold it, and materialise says so if it does not
             continue
+
+
+def _own_memory(module: nn.Module) -> None:
+    """Copy what lies in foreign memory: a constructor that calls from_pretrained gets pages of a mapped file.
+
+    Whoever overwrites that file would change the model, and whoever cuts it short would end the process.
+    """
+    for slot in slots(module):
+        tensor = slot.tensor
+        if tensor.layout is torch.strided and not tensor.is_meta and not tensor.untyped_storage().resizable():
+            tensor.data = tensor.data.clone()  # the object stays, and with it ties and whoever else holds it
