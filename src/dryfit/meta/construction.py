@@ -21,7 +21,7 @@ from torch.utils._device import _device_constructors
 
 from dryfit.core.errors import LoadError
 from dryfit.meta.tape import DEFERRED_ABOVE_BYTES, Recorder, Tape, is_deferred, tape_of
-from dryfit.meta.walk import SlotKind, put, slots
+from dryfit.meta.walk import SlotKind, is_plain, put, slots
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -139,5 +139,6 @@ def _own_memory(module: nn.Module) -> None:
     """
     for slot in slots(module):
         tensor = slot.tensor
-        if tensor.layout is torch.strided and not tensor.is_meta and not tensor.untyped_storage().resizable():
+        in_memory = is_plain(tensor) and tensor.layout is torch.strided and not tensor.is_meta
+        if in_memory and not tensor.untyped_storage().resizable():
             tensor.data = tensor.data.clone()  # the object stays, and with it ties and whoever else holds it

@@ -17,7 +17,7 @@ from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
 from dryfit.meta.matching import Match, Missing, Place, Wishes, match
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
-from dryfit.meta.walk import leaks, put
+from dryfit.meta.walk import is_plain, leaks, put, slots
 from dryfit.meta.words import few
 
 
@@ -63,6 +63,7 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     started = time.perf_counter()
     if wishes.device.type == "meta":
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
+    _refuse_wrapped(module)
     matched = match(module, stored, wishes)
     filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
     made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
@@ -78,6 +79,18 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     report = filler.report(matched, stored, time.perf_counter() - started)
     module.load_report = report
     return report
+
+
+def _refuse_wrapped(module: nn.Module) -> None:
+    """Sharded, quantised and lazy parameters are not the memory they seem to be."""
+    wrapped = [f"{slot.name} ({type(slot.tensor).__name__})" for slot in slots(module) if not is_plain(slot.tensor)]
+    if wrapped:
+        raise LoadError(
+            "filling a model",
+            f"{len(wrapped)} parameters are no plain tensors: {few(wrapped)}",
+            allowed="plain tensors, on meta or with data",
+            hint="fill the model first; then shard or quantise it (a lazy module: run it once on an example first)",
+        )
 
 
 @dataclass(slots=True)
