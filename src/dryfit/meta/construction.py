@@ -26,6 +26,7 @@ from dryfit.meta.walk import SlotKind, put, slots
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _CONSTRUCTION = threading.RLock()
+_IS_META: Any = vars(torch._C.TensorBase)["is_meta"].__get__
 _VALUE_READS = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
 
@@ -44,7 +45,7 @@ class _Overrides(TorchFunctionMode):
             return func(*args, **{**kwargs, "device": "cpu"})
         if func in _VALUE_READS and is_deferred(args[0]):
             return func(self._tape.realise(args[0])[0], *args[1:], **kwargs)
-        if func == torch.Tensor.is_meta.__get__ and is_deferred(args[0]):
+        if func == _IS_META and is_deferred(args[0]):
             self._note_initialiser(args[0], sys._getframe(1))
         return func(*args, **kwargs)
 

@@ -20,6 +20,9 @@ from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import leaks, put
 from dryfit.meta.words import few
 
+REPORT = "load_report"
+"""Attribute of a filled module that holds its :class:`LoadReport`."""
+
 
 def materialise(
     module: nn.Module,
@@ -74,7 +77,7 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     if left:
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
     report = filler.report(matched, stored, time.perf_counter() - started)
-    module.load_report = report
+    vars(module)[REPORT] = report
     return report
 
 
@@ -191,7 +194,7 @@ def _earlier(module: nn.Module) -> dict[str, tuple[Origin, str]]:
     """What reports of the module's parts say, by the names in the whole."""
     found: dict[str, tuple[Origin, str]] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
-        report = vars(part).get("load_report")
+        report = vars(part).get(REPORT)
         if isinstance(report, LoadReport):
             dot = f"{prefix}." if prefix else ""
             origins = report.origins().items()
@@ -235,7 +238,8 @@ def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         old.data = value
         return old
     new = torch.Tensor._make_subclass(type(old), value.detach(), old.requires_grad)
-    new.__dict__.update(old.__dict__)
+    for name, value in vars(old).items():
+        setattr(new, name, value)
     return new
 
 
