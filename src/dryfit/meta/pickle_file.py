@@ -23,7 +23,7 @@ from dryfit.meta.safetensors_file import MOST_HEADER_BYTES, StoredTensor
 from dryfit.meta.words import few
 
 _WRAPPERS: Final = ("state_dict", "model_state_dict")
-_LOCAL_HEADER = struct.Struct("<26xHH")
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field
 # What torch raises for a torn or hostile file; a plain pickle error, or whatever its restricted machine trips over.
 _TORN = (
     pickle.UnpicklingError,
@@ -94,8 +94,12 @@ def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
                     raise LoadError(doing, "it was written on a machine of another byte order", sys.byteorder)
                 if not entry.filename.endswith(f"/data/{name}") or not entry.file_size:
                     continue
+                # The directory names the place of a local header; the data begin after its name and padding.
                 head = os.pread(descriptor, _LOCAL_HEADER.size, entry.header_offset)
-                found[entry.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(head))] = entry.file_size
+                signature, *lengths = _LOCAL_HEADER.unpack(head)
+                if signature != b"PK\3\4":
+                    raise zipfile.BadZipFile(f"no record begins at byte {entry.header_offset}")
+                found[entry.header_offset + _LOCAL_HEADER.size + sum(lengths)] = entry.file_size
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
         start = os.pread(descriptor, 64, 0)
         lfs = start.startswith(b"version https://git-lfs")
