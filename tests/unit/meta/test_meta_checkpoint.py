@@ -147,6 +147,7 @@ def test_nothing_there(tmp_path: Path, sharded: Path) -> None:
     empty.mkdir()
     assert "it holds nothing" in refused(empty).found
     assert "no such file or folder" in refused(tmp_path / "none").found
+    assert "too long" in refused(tmp_path / ("x" * 300)).found
     (empty / "model.safetensors").symlink_to(tmp_path / "gone")
     with pytest.raises(LoadError, match="cannot be opened"):
         open_checkpoint(empty)
@@ -175,6 +176,8 @@ def test_nothing_there(tmp_path: Path, sharded: Path) -> None:
         "//model-1.safetensors",
         "model-1.safetensors/",
         "model.bin",
+        "circle/model-1.safetensors",
+        "\ud800.safetensors",
     ],
 )
 def test_an_index_cannot_point_elsewhere(sharded: Path, name: str) -> None:
@@ -183,6 +186,7 @@ def test_an_index_cannot_point_elsewhere(sharded: Path, name: str) -> None:
     save_file({"c": WEIGHTS["c"]}, outside / "secret.safetensors")
     (sharded / "linked").symlink_to(outside)
     (sharded / "sub").mkdir()
+    (sharded / "circle").symlink_to("circle")
     write_index(sharded, {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": name})
     error = refused(sharded)
     assert "weight_map names the shard" in error.found
@@ -204,6 +208,7 @@ def test_shards_in_a_folder_below_are_inside(sharded: Path) -> None:
         ('{"weight_map": {}}', "weight_map is {}"),
         ('{"weight_map": ["model-1.safetensors"]}', "weight_map is ["),
         ('{"weight_map": {"a": 1}}', "the shard of 'a' is 1"),
+        ('{"weight_map": {"a": "' + "x" * 300 + '.safetensors"}}', "the shard of 'a' is 'xxx"),
         ('{"weight_map": {"a": "x", "a": "y"}}', "'a' is there twice"),
         ("[" * 100_000, "nested too deeply"),
     ],
@@ -382,6 +387,16 @@ def test_torn_and_old_files_of_torch_are_refused(tmp_path: Path) -> None:
     error = refused(path)
     assert "format from before 1.6" in error.found
     assert "torch.save(torch.load(file, weights_only=True), file)" in error.hint
+
+
+def test_a_bin_cannot_ask_for_more_memory_than_it_has(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1).expand(10**12)}, tmp_path / "x.bin")
+    assert "takes 4000000000000 bytes" in refused(tmp_path / "x.bin").found
+
+
+def test_keys_that_a_terminal_should_not_print_are_escaped(sharded: Path) -> None:
+    harm_map(**{"\x1b[2J\ud800": "model-2.safetensors"})(sharded)
+    assert "'\\x1b[2J\\ud800 (model-2.safetensors)'" in refused(sharded).found
 
 
 def test_an_archive_packed_by_other_means_is_refused(tmp_path: Path) -> None:
