@@ -1,10 +1,10 @@
-"""What reading a checkpoint costs, checks included: mapped against safetensors, private copies against a raw read.
+"""What giving a model its weights costs, checks included: mapped against safetensors, private against a raw read.
 
-    python benchmarks/bench_loading.py [--rounds 15] [--size-mb 1300]
+    python benchmarks/bench_loading.py [--rounds 15] [--layers 24]
 
-One file of fp32 weights in the shapes of BERT-large. Each variant of each round runs in a child forked for it, so
-that its peak of memory is its own; the rounds take turns, so that a busy machine is busy for all. Every page is
-touched: what is only promised costs at the first step instead.
+BERT-large in fp32, one file. Each variant of each round runs in a child forked for it, so that its peak of memory is
+its own; the rounds take turns, so that a busy machine is busy for all. Every page is touched: what is only promised
+costs at the first step instead. The empty models are built before the clock starts; what that takes is printed last.
 """
 
 import argparse
@@ -15,17 +15,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from measured import spread
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import nn
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from dryfit.meta.checkpoint import open_checkpoint
-from dryfit.meta.reading import CheckpointReader, ReadMode
+from dryfit.meta.construction import build
+from dryfit.meta.filling import materialise
+from dryfit.meta.reading import ReadMode
 
 PAGE_FLOATS = 4096 // 4
-WIDTH, VOCABULARY, POSITIONS = 1024, 30522, 512
 
 
 @dataclass(frozen=True)
@@ -35,45 +38,21 @@ class Run:
     added_bytes: int
 
 
-def weights(size_mb: int) -> dict[str, torch.Tensor]:
-    """As many layers of BERT-large as fit; the whole model is 1 300 MB."""
-    shapes = {"embeddings.words": (VOCABULARY, WIDTH), "embeddings.positions": (POSITIONS, WIDTH)}
-    layer = {f"attention.{name}.weight": (WIDTH, WIDTH) for name in ("query", "key", "value", "output")}
-    layer |= {f"attention.{name}.bias": (WIDTH,) for name in ("query", "key", "value", "output")}
-    layer |= {"up.weight": (4 * WIDTH, WIDTH), "up.bias": (4 * WIDTH,)}
-    layer |= {"down.weight": (WIDTH, 4 * WIDTH), "down.bias": (WIDTH,)}
-    layer |= {f"{norm}.{name}": (WIDTH,) for norm in ("norm1", "norm2") for name in ("weight", "bias")}
-    layer_mb = sum(torch.Size(shape).numel() for shape in layer.values()) * 4 / 1e6
-    for number in range(max(1, round((size_mb - 127) / layer_mb))):
-        shapes |= {f"layer.{number}.{name}": shape for name, shape in layer.items()}
-    return {name: torch.full(shape, 0.5) for name, shape in shapes.items()}
+def touch(module: nn.Module) -> float:
+    return sum(float(tensor.detach().view(-1)[::PAGE_FLOATS].sum()) for tensor in module.parameters())
 
 
-def touch(tensors: dict[str, torch.Tensor]) -> float:
-    return sum(float(tensor.view(-1)[::PAGE_FLOATS].sum()) for tensor in tensors.values())
+def library_mapped(module: BertModel, path: Path) -> object:
+    module.load_state_dict(load_file(path), assign=True, strict=False)
+    return touch(module)
 
 
-def library_mapped(path: Path) -> object:
-    tensors = load_file(path)
-    touch(tensors)
-    return tensors
+def ours_mapped(module: BertModel, path: Path) -> object:
+    materialise(module, path, mode=ReadMode.MAPPED)
+    return touch(module)
 
 
-def ours(path: Path, mode: ReadMode) -> dict[str, torch.Tensor]:
-    checkpoint = open_checkpoint(path)
-    with CheckpointReader(checkpoint, mode) as reader:
-        tensors = dict(reader.tensors(checkpoint.tensors))
-    reader.guard().check()
-    return tensors
-
-
-def ours_mapped(path: Path) -> object:
-    tensors = ours(path, ReadMode.MAPPED)
-    touch(tensors)
-    return tensors
-
-
-def raw_private(path: Path) -> object:
+def raw_private(_: BertModel, path: Path) -> object:
     buffer = torch.empty(path.stat().st_size, dtype=torch.uint8)
     memory, done = buffer.numpy().data, 0
     with path.open("rb", buffering=0) as file:
@@ -82,18 +61,24 @@ def raw_private(path: Path) -> object:
     return buffer
 
 
-def ours_private(path: Path) -> object:
-    tensors = ours(path, ReadMode.PRIVATE)
-    touch(tensors)
-    return tensors
+def ours_private(module: BertModel, path: Path) -> object:
+    materialise(module, path)
+    return touch(module)
 
 
-VARIANTS: dict[str, Callable[[Path], object]] = {
-    "a  safetensors.load_file": library_mapped,
+VARIANTS: dict[str, Callable[[BertModel, Path], object]] = {
+    "a  load_file + assign": library_mapped,
     "b  dryfit, mapped": ours_mapped,
     "c  raw read, private": raw_private,
     "d  dryfit, private": ours_private,
 }
+
+
+def empty_model(variant: Callable[..., object], config: BertConfig) -> BertModel:
+    if variant is library_mapped:
+        with torch.device("meta"):
+            return BertModel(config)
+    return build(lambda: BertModel(config))
 
 
 def resident_bytes(field: str) -> int:
@@ -105,15 +90,16 @@ def resident_bytes(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(variant: Callable[[Path], object], path: Path) -> Run:
+def measure(variant: Callable[[BertModel, Path], object], config: BertConfig, path: Path) -> Run:
     """Run a variant in a forked child."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            module = empty_model(variant, config)
             before_bytes = resident_bytes("VmRSS")
             began_cpu_s, began_s = time.process_time(), time.perf_counter()
-            kept = variant(path)
+            kept = variant(module, path)
             wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
             added_bytes = resident_bytes("VmHWM") - before_bytes
             os.write(writing, f"{wall_s} {cpu_s} {added_bytes}".encode())
@@ -137,19 +123,22 @@ def ratio(upper: list[Run], lower: list[Run], field: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--size-mb", type=int, default=1300)
+    parser.add_argument("--layers", type=int, default=24)
     options = parser.parse_args()
     torch.set_num_threads(1)  # a child forked from a process with a pool of threads would wait for them
     with tempfile.TemporaryDirectory() as temporary:
+        config = BertConfig(
+            hidden_size=1024, intermediate_size=4096, num_hidden_layers=options.layers, num_attention_heads=16
+        )
+        BertModel(config).save_pretrained(temporary)
         path = Path(temporary) / "model.safetensors"
-        save_file(weights(options.size_mb), path)
         size_bytes = path.stat().st_size
         for variant in VARIANTS.values():  # the page cache, and code that loads at its first use
-            measure(variant, path)
+            measure(variant, config, path)
         runs: dict[str, list[Run]] = {name: [] for name in VARIANTS}
         for _ in range(options.rounds):
             for name, variant in VARIANTS.items():
-                runs[name].append(measure(variant, path))
+                runs[name].append(measure(variant, config, path))
     print(
         f"{size_bytes / 1e9:.2f} GB, {options.rounds} rounds, page cache warm, every page touched; median (min to max)"
     )
@@ -161,6 +150,31 @@ def main() -> None:
     a, b, c, d = runs.values()
     for name, upper, lower in (("mapped / load_file (b / a)", b, a), ("private / raw read (d / c)", d, c)):
         print(f"{name}: wall {ratio(upper, lower, 'wall_s'):.2f}, cpu {ratio(upper, lower, 'cpu_s'):.2f} (target 1.2)")
+    print_builds()
+
+
+def print_builds() -> None:
+    """What models without memory take."""
+    bert = BertConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
+    llama = LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=128256,
+    )
+    for cls, config in ((BertModel, bert), (LlamaForCausalLM, llama)):
+        times, before_bytes = [], resident_bytes("VmRSS")
+        for _ in range(5):
+            began_s = time.perf_counter()
+            model = build(partial(cls, config))
+            times.append(time.perf_counter() - began_s)
+        count = sum(parameter.numel() for parameter in model.parameters()) / 1e9
+        added_mb = (resident_bytes("VmRSS") - before_bytes) / 1e6
+        print(
+            f"build {cls.__name__}, {count:.2f} billion parameters: {spread(times, ' s')}, added RSS {added_mb:.1f} MB"
+        )
 
 
 if __name__ == "__main__":
