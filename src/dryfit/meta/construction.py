@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from dryfit.core.errors import LoadError
+from dryfit.meta.inputs import refuse_real_inputs
 from dryfit.meta.tape import DEFERRED_ABOVE_BYTES, Recorder, Tape, is_deferred, tape_of
 from dryfit.meta.walk import SlotKind, put, slots
 
@@ -99,6 +100,7 @@ def build(make: Callable[[], ModuleT], *, seed: int = 0) -> ModuleT:
     with _CONSTRUCTION, on_meta(seed=seed):
         module = make()
     _compute_tables(module)
+    refuse_real_inputs(module)
     return module
 
 

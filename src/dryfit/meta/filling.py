@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 from dryfit.core.errors import InternalError, LoadError
 from dryfit.core.load_report import LoadReport, Origin
 from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
+from dryfit.meta.inputs import allow_real_inputs
 from dryfit.meta.matching import Match, Missing, Place, Wishes, match
+from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import leaks, put
@@ -67,6 +69,7 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     if wishes.device.type == "meta":
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
     matched = match(module, stored, wishes)
+    refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
     filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
     if stored is not None:
         with CheckpointReader(stored, wishes.mode) as reader:
@@ -77,6 +80,7 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     if left:
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
     report = filler.report(matched, stored, time.perf_counter() - started)
+    allow_real_inputs(module)
     vars(module)[REPORT] = report
     return report
 

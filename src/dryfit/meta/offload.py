@@ -7,7 +7,7 @@ optimizer that was built before the weights came keeps updating tensors that nob
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import compress
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from dryfit.core.errors import LoadError
 from dryfit.meta.walk import SlotKind, leaks, slots
+from dryfit.meta.words import few
 
-_MOST_NAMES = 5
 _OFFLOADED_TO = frozenset({"cpu", "disk", "meta"})
 
 
@@ -36,7 +36,7 @@ def refuse_offload(module: nn.Module, *, doing: str) -> None:
     found = [*_hooked(module), *_mapped_away(module)]
     lost = leaks(module)
     if lost:
-        found.append(f"{len(lost)} tensors are on meta ({_few(lost)})")
+        found.append(f"{len(lost)} tensors are on meta ({few(lost)})")
     if not found:
         return
     size = _size(parameter_bytes(module))
@@ -64,7 +64,7 @@ def refuse_early_optimizer(module: nn.Module, optimizer: Optimizer, *, doing: st
     foreign = [f"of shape {tuple(parameter.shape)}" for key, parameter in held.items() if key not in names]
     lacking = [names[id(parameter)] for parameter in module.parameters() if _lacks(parameter, held)]
     found = [
-        f"{len(listed)} {what} ({_few(listed)})"
+        f"{len(listed)} {what} ({few(listed)})"
         for listed, what in (
             (on_meta, "of its parameters are on meta"),
             (foreign, "of its parameters are not the model's"),
@@ -146,8 +146,8 @@ def _hooked(module: nn.Module) -> list[str]:
             moved[name] = None
         if hasattr(hook, "storage_dtype") and hasattr(hook, "compute_dtype"):
             cast[name] = None
-    found = [f"accelerate offloads the weights of {len(moved)} modules ({_few(moved)})"] if moved else []
-    return found + ([f"the weights of {len(cast)} modules are rounded between steps ({_few(cast)})"] if cast else [])
+    found = [f"accelerate offloads the weights of {len(moved)} modules ({few(moved)})"] if moved else []
+    return found + ([f"the weights of {len(cast)} modules are rounded between steps ({few(cast)})"] if cast else [])
 
 
 def _mapped_away(module: nn.Module) -> list[str]:
@@ -162,7 +162,7 @@ def _mapped_away(module: nn.Module) -> list[str]:
         if len(places) > 1:
             away += [str(name) for name, place in table.items() if str(getattr(place, "type", place)) == "cpu"]
         if away:
-            found.append(f"the device map keeps {_few(away)} on {_few(sorted(places & _OFFLOADED_TO))}")
+            found.append(f"the device map keeps {few(away)} on {few(sorted(places & _OFFLOADED_TO))}")
     return found
 
 
@@ -204,12 +204,6 @@ def _holders(wanted: set[int]) -> list[tuple[Optimizer, int]]:
         if count:
             out.append((found, count))
     return out
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f", and {len(listed) - _MOST_NAMES} more" if len(listed) > _MOST_NAMES else ""
-    return ", ".join(listed[:_MOST_NAMES]) + more
 
 
 def _size(count_bytes: int) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dryfit.core.errors import LoadError, MachineError
-from dryfit.meta import move as move_module
+from dryfit.meta import moves as move_module
 from dryfit.meta.moves import move
 from dryfit.meta.walk import SlotKind, leaks, slots
 

@@ -8,7 +8,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, T5Config, T5EncoderModel
 
 from dryfit.core.errors import LoadError
-from dryfit.meta.shapes import ShapeSpec, allow_real_inputs, as_specs, refuse_real_inputs, shapes
+from dryfit.meta.inputs import allow_real_inputs, refuse_real_inputs
+from dryfit.meta.propagation import ShapeSpec, as_specs, shapes
 from dryfit.meta.walk import leaks, slots
 
 COMMON = {

@@ -1,7 +1,6 @@
-"""Shapes and types of what a model computes, without weights; and the refusal of real inputs into such a model."""
+"""Shapes and types of what a model computes, without weights."""
 
 import copy
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,7 +11,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
@@ -21,6 +19,7 @@ from torch.utils import _pytree as pytree
 from transformers import Cache
 
 from dryfit.core.errors import LoadError
+from dryfit.meta.inputs import allow_real_inputs
 from dryfit.meta.walk import slots
 
 
@@ -94,42 +93,6 @@ def shapes(module: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any])
 def as_specs(value: Any) -> Any:
     """Replace every tensor in nested containers by its :class:`ShapeSpec`."""
     return pytree.tree_map(_leaf_spec, value)
-
-
-def refuse_real_inputs(module: nn.Module) -> nn.Module:
-    """Make a module without weights refuse real tensors, which torch would answer with an empty result.
-
-    A hook goes on every module that holds a parameter on meta, itself or below. Calls with meta or fake tensors
-    pass, and so do all calls within them. The hooks let everything pass once no parameter is on meta any more.
-
-    Returns:
-        The same module.
-    """
-    allow_real_inputs(module)
-    for part in module.modules():
-        if any(parameter.is_meta for parameter in part.parameters()):
-            guard = _Guard()
-            part.register_forward_pre_hook(guard.enter, with_kwargs=True)
-            part.register_forward_hook(guard.leave, always_call=True)
-    return module
-
-
-def allow_real_inputs(module: nn.Module) -> nn.Module:
-    """Remove what :func:`refuse_real_inputs` added.
-
-    Returns:
-        The same module.
-    """
-    for part in module.modules():
-        tables = (
-            (part._forward_pre_hooks, (part._forward_pre_hooks_with_kwargs,)),
-            (part._forward_hooks, (part._forward_hooks_with_kwargs, part._forward_hooks_always_called)),
-        )
-        for hooks, flags in tables:
-            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), _Guard)]:
-                for table in (hooks, *flags):
-                    table.pop(key, None)
-    return module
 
 
 _REFUSED = (
@@ -220,48 +183,3 @@ def _leaf_spec(leaf: Any) -> Any:
         pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in leaf.layers]
         return tuple((_leaf_spec(keys), _leaf_spec(values)) for keys, values in pairs)
     return leaf
-
-
-_calls = threading.local()
-
-
-class _Guard:
-    """Refuses the outermost call that brings real tensors; below a call with meta tensors everything passes.
-
-    A model's own real tensors (position ids, rotary tables) reach its modules on the way, so only what comes in from
-    outside is looked at. State is per thread; the instance has none, so that copies of a module are guarded too.
-    """
-
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forward pre-hook."""
-        stack: list[int] = _calls.__dict__.setdefault("stack", [])
-        if id(module) in stack:  # left over by an interrupt
-            stack.clear()
-        if stack:
-            return
-        tensors = [leaf for leaf in pytree.tree_leaves((args, _plain(kwargs))) if isinstance(leaf, torch.Tensor)]
-        real = [tensor for tensor in tensors if not tensor.is_meta and not isinstance(tensor, FakeTensor)]
-        if not real:
-            if tensors:
-                stack.append(id(module))
-            return
-        parameters = list(module.parameters())
-        lost = sum(parameter.is_meta for parameter in parameters)
-        if lost:
-            raise LoadError(
-                f"calling {type(module).__name__} with a real tensor of shape {tuple(real[0].shape)}",
-                f"the model has no weights yet: {lost} of {len(parameters)} parameters are on meta",
-                allowed="tensors on meta, until the model has its weights",
-                hint="call dryfit.meta.materialise first; for shapes alone, dryfit.meta.shapes",
-            )
-
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Forward hook, called after failures too."""
-        stack: list[int] = _calls.__dict__.setdefault("stack", [])
-        if stack and stack[-1] == id(module):
-            stack.pop()
-
-
-def _plain(kwargs: dict[str, Any]) -> list[Any]:
-    """Keyword arguments; those that are mappings of a kind torch does not look into (BatchEncoding) as dicts."""
-    return [dict(value) if isinstance(value, Mapping) else value for value in kwargs.values()]
