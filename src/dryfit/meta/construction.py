@@ -22,12 +22,15 @@ from torch.utils._device import _device_constructors
 from dryfit.core.errors import LoadError
 from dryfit.meta.inputs import refuse_real_inputs
 from dryfit.meta.tape import DEFERRED_ABOVE_BYTES, Recorder, Tape, is_deferred, tape_of
-from dryfit.meta.walk import SlotKind, put, slots
+from dryfit.meta.walk import SlotKind, is_plain, put, slots
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _CONSTRUCTION = threading.RLock()
 _IS_META: Any = vars(torch._C.TensorBase)["is_meta"].__get__
+# transformers' from_pretrained, called by a constructor: it replaces all that is not in its file, tables included, by
+# empty memory, in the belief that it was on meta. Here the constructor's values are there, and they stay.
+_FORGETS = "_move_missing_keys_from_meta_to_device"
 _VALUE_READS = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
 
@@ -42,6 +45,8 @@ class _Overrides(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.empty_like and sys._getframe(1).f_code.co_name == _FORGETS:
+            return args[0].detach().clone()
         if func in _device_constructors():
             return func(*args, **{**kwargs, "device": "cpu"})
         if func in _VALUE_READS and is_deferred(args[0]):
@@ -100,6 +105,7 @@ def build(make: Callable[[], ModuleT], *, seed: int = 0) -> ModuleT:
     with _CONSTRUCTION, on_meta(seed=seed):
         module = make()
     _compute_tables(module)
+    _own_memory(module)
     refuse_real_inputs(module)
     return module
 
@@ -127,3 +133,15 @@ def _compute_tables(module: nn.Module) -> None:
             put(slot, made.setdefault(id(tensor), tape.realise(tensor)[0]))
         except LoadError:  # never written: the checkpoint may hold it, and materialise says so if it does not
             continue
+
+
+def _own_memory(module: nn.Module) -> None:
+    """Copy what lies in foreign memory: a constructor that calls from_pretrained gets pages of a mapped file.
+
+    Whoever overwrites that file would change the model, and whoever cuts it short would end the process.
+    """
+    for slot in slots(module):
+        tensor = slot.tensor
+        in_memory = is_plain(tensor) and tensor.layout is torch.strided and not tensor.is_meta
+        if in_memory and not tensor.untyped_storage().resizable():
+            tensor.data = tensor.data.clone()  # the object stays, and with it ties and whoever else holds it

@@ -19,7 +19,7 @@ from dryfit.meta.matching import Match, Missing, Place, Wishes, match
 from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
-from dryfit.meta.walk import leaks, put
+from dryfit.meta.walk import is_plain, leaks, put, slots
 from dryfit.meta.words import few
 
 REPORT = "load_report"
@@ -68,14 +68,17 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     started = time.perf_counter()
     if wishes.device.type == "meta":
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
+    _refuse_wrapped(module)
     matched = match(module, stored, wishes)
     refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
     filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
+    made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
     if stored is not None:
         with CheckpointReader(stored, wishes.mode) as reader:
             filler.compare(matched, reader)
             filler.read(matched, reader)
-    filler.construct(matched)
+    for place, tensor in made:
+        _replace(place, tensor)
     left = leaks(module)
     if left:
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
@@ -83,6 +86,18 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     allow_real_inputs(module)
     vars(module)[REPORT] = report
     return report
+
+
+def _refuse_wrapped(module: nn.Module) -> None:
+    """Sharded, quantised and lazy parameters are not the memory they seem to be."""
+    wrapped = [f"{slot.name} ({type(slot.tensor).__name__})" for slot in slots(module) if not is_plain(slot.tensor)]
+    if wrapped:
+        raise LoadError(
+            "filling a model",
+            f"{len(wrapped)} parameters are no plain tensors: {few(wrapped)}",
+            allowed="plain tensors, on meta or with data",
+            hint="fill the model first; then shard or quantise it (a lazy module: run it once on an example first)",
+        )
 
 
 @dataclass(slots=True)
@@ -146,8 +161,9 @@ class _Filler:
         else:
             fresh.append((place, tensor.to(device=self.wishes.device, dtype=wanted)))
 
-    def construct(self, matched: Match) -> None:
-        """Give all other places what their constructor computed, or would have."""
+    def construct(self, matched: Match) -> list[tuple[Place, torch.Tensor]]:
+        """Make what all other places get: what their constructor computed, or would have."""
+        made: list[tuple[Place, torch.Tensor]] = []
         for place in matched.constructed:
             tensor, drawn = place.tensor, False
             if is_deferred(tensor):
@@ -156,7 +172,8 @@ class _Filler:
                 self.random += place.names[:1]
             tensor = tensor.to(device=self.wishes.device, dtype=self._dtype_of(place))
             if tensor is not place.tensor:
-                _replace(place, tensor)
+                made.append((place, tensor))
+        return made
 
     def _dtype_of(self, place: Place) -> torch.dtype:
         """Floating parameters take the type asked for; tables keep the one they were computed in."""

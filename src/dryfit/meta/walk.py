@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedConfig
 
 # Deep enough for anything a person writes; a bound only so that a generated structure cannot exhaust the stack.
@@ -125,6 +127,11 @@ def current(slot: Slot) -> torch.Tensor:
 def leaks(module: nn.Module) -> tuple[str, ...]:
     """Name every parameter, buffer and plain tensor attribute that is still on meta: it has no data."""
     return tuple(slot.name for slot in slots(module) if slot.tensor.is_meta)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is the memory it seems to be: neither sharded nor quantised, and of a shape that is known."""
+    return not is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, UninitializedTensorMixin)
 
 
 class _Form(Enum):
