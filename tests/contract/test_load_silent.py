@@ -1,6 +1,7 @@
 """The ways in which models load without a word and are wrong: C10 to C12, C16 to C19 and C23, one test for each.
 
-Each test shows what the plain libraries do today, so that a repair there is noticed, and that dryfit is exact or raises.
+Each test shows what the plain libraries do today, so that a repair there is noticed, and that dryfit is exact
+or raises.
 """
 
 import json

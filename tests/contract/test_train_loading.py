@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from accelerate import cpu_offload
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -13,6 +14,7 @@ import trials
 from dryfit.core.errors import LoadError
 from dryfit.core.load_report import LoadReport, Origin
 from dryfit.core.wire import StopReason
+from dryfit.train import entry
 
 
 @pytest.fixture
@@ -55,6 +57,23 @@ def test_the_head_depends_on_the_trials_seed_and_on_nothing_else(tmp_path: Path,
         found.append(trial.best_weights()["head.1.weight"])
     assert torch.allclose(found[0], found[1], atol=1e-9)
     assert not torch.allclose(found[0], found[2], atol=1e-3)
+
+
+def test_an_offloaded_model_is_refused_before_the_first_step(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offloaded(*args: object, **kwargs: object) -> torch.nn.Module:
+        whole = build_model(*args, **kwargs)
+        cpu_offload(whole.encoder, execution_device=torch.device("cpu"))
+        return whole
+
+    build_model = entry.build_model
+    monkeypatch.setattr(entry, "build_model", offloaded)
+    trial = trials.small(tmp_path / "trial", encoder=model)
+    with pytest.raises(LoadError, match="training trial 0: accelerate offloads the weights of") as caught:
+        trial.run()
+    assert "activation checkpointing" in caught.value.hint
+    assert not list((tmp_path / "trial").rglob("best"))
 
 
 def test_a_checkpoint_that_lacks_a_weight_stops_the_trial(tmp_path: Path, model: Path) -> None:

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from dryfit.core.errors import InternalError, LoadError
 from dryfit.core.load_report import LoadReport, Origin
 from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
-from dryfit.meta.inputs import allow_real_inputs
+from dryfit.meta.guard import FileGuard
+from dryfit.meta.inputs import allow_real_inputs, is_mapped, watch_files
 from dryfit.meta.matching import Match, Missing, Place, Wishes, match
 from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.reading import CheckpointReader, ReadMode
@@ -84,6 +85,8 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
     report = filler.report(matched, stored, time.perf_counter() - started)
     allow_real_inputs(module)
+    mapped = stored if wishes.mode is ReadMode.MAPPED else None
+    watch_files(module, mapped.guard if mapped is not None else FileGuard(()))
     vars(module)[REPORT] = report
     return report
 
@@ -155,6 +158,7 @@ class _Filler:
             self.casts[f"{_name(tensor.dtype)} to {_name(wanted)}"] += 1
         old = place.tensor
         in_place = not is_deferred(old) and (old.device, old.dtype) == (self.wishes.device, wanted)
+        in_place = in_place and not is_mapped(old)  # pages of a file go with it, even those that were written to
         if in_place and self.wishes.mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
             with torch.no_grad():
                 old.copy_(tensor)

@@ -1,7 +1,10 @@
-"""A model without weights refuses real inputs: torch would answer them with an empty result."""
+"""Calls that would go wrong without a word are refused: real inputs into a model without weights, which torch answers
+with an empty result, and models whose mapped files have changed.
+"""
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from dryfit.core.errors import LoadError
+from dryfit.meta.guard import FileGuard
 
 _calls = threading.local()
 
@@ -48,6 +52,32 @@ def allow_real_inputs(module: nn.Module) -> nn.Module:
                 for table in (hooks, *flags):
                     table.pop(key, None)
     return module
+
+
+def watch_files(module: nn.Module, guard: FileGuard) -> None:
+    """Look at the files of mapped weights before each call of a module that holds some; replaces an earlier watch."""
+    for part in module.modules():
+        hooks = part._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _Watch)]:
+            del hooks[key]
+        if guard.files and any(map(is_mapped, part._parameters.values())):
+            part.register_forward_pre_hook(_Watch(guard))
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Forward pre-hook. A module that has been moved into memory of its own is let alone."""
+
+    guard: FileGuard
+
+    def __call__(self, module: nn.Module, _args: Any) -> None:
+        if any(map(is_mapped, module._parameters.values())):
+            self.guard.check()
+
+
+def is_mapped(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor lies in memory that is not torch's own."""
+    return tensor is not None and not tensor.is_meta and not tensor.untyped_storage().resizable()
 
 
 class _Guard:
