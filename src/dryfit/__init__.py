@@ -12,9 +12,12 @@ from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from dryfit.api import TuneResult, init, open_study, resume, status, stop, tune
+    from dryfit.core.errors import DryfitError, LoadError
     from dryfit.tasks.load import load
 
 _HOMES = {
+    "DryfitError": "dryfit.core.errors",
+    "LoadError": "dryfit.core.errors",
     "TuneResult": "dryfit.api",
     "init": "dryfit.api",
     "open_study": "dryfit.api",
@@ -25,7 +28,19 @@ _HOMES = {
     "load": "dryfit.tasks.load",
 }
 
-__all__ = ["TuneResult", "__version__", "init", "load", "open_study", "resume", "status", "stop", "tune"]
+__all__ = [
+    "DryfitError",
+    "LoadError",
+    "TuneResult",
+    "__version__",
+    "init",
+    "load",
+    "open_study",
+    "resume",
+    "status",
+    "stop",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -50,6 +50,15 @@ def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
     assert ran >= 10
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.parent.name == "docs"], ids=lambda path: path.name)
+def test_examples_of_the_documents_work_as_written(tmp_path: Path, path: Path) -> None:
+    for fence in fences(path):
+        if fence["mark"] == "run by the long tests":
+            assert fence["language"] == "python"
+            subprocess.run([sys.executable, "-W", "error", "-c", fence["body"]], cwd=tmp_path, check=True)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_inside_the_repository_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):

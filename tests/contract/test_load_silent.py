@@ -318,6 +318,8 @@ def test_c17_a_file_overwritten_after_loading(bert):
     assert_same(model, reference)
     assert torch.equal(output(model), output(reference))
     assert not mapped.encoder.layer[0].output.dense.weight.any()
+    with pytest.raises(LoadError, match="changed since"):
+        mapped(tokens())
     with pytest.raises(LoadError, match="changed since"):  # which is what the guard is for
         guard.check()
 

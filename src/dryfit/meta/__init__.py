@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dryfit.meta.construction import build, meta_init, on_meta
     from dryfit.meta.filling import materialise
     from dryfit.meta.moves import move
+    from dryfit.meta.propagation import shapes
     from dryfit.meta.walk import leaks
 
 _HOMES = {
@@ -21,9 +22,10 @@ _HOMES = {
     "meta_init": "dryfit.meta.construction",
     "move": "dryfit.meta.moves",
     "on_meta": "dryfit.meta.construction",
+    "shapes": "dryfit.meta.propagation",
 }
 
-__all__ = ["LoadReport", "build", "leaks", "materialise", "meta_init", "move", "on_meta"]
+__all__ = ["LoadReport", "build", "leaks", "materialise", "meta_init", "move", "on_meta", "shapes"]
 
 
 def __getattr__(name: str) -> Any:

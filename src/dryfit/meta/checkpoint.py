@@ -18,6 +18,7 @@ MODEL_STEM: Final = "model"
 ADAPTER_STEM: Final = "adapter_model"
 
 _INDEX = ".index.json"
+_MOST_NAME = 255  # more no file system takes, and the look-ups below would raise for
 
 
 class CheckpointFormat(Enum):
@@ -86,9 +87,13 @@ def open_checkpoint(path: Path, *, stem: str = MODEL_STEM) -> Checkpoint:
         LoadError: There are no weights, a file is damaged or refused, the folder holds both a file and an index,
             or an index and its shards disagree.
     """
-    if path.is_dir():
-        return _open_folder(path, stem)
-    if not path.exists():
+    try:
+        if path.is_dir():
+            return _open_folder(path, stem)
+        there = path.exists()
+    except OSError as error:
+        raise LoadError(f"opening the checkpoint {path}", f"{error.filename}: {error.strerror}") from error
+    if not there:
         raise LoadError(f"opening the checkpoint {path}", "there is no such file or folder", hint="check the path")
     for kind, suffixes in _SUFFIXES.items():
         if path.name.endswith(suffixes):
@@ -209,7 +214,7 @@ def _read_index(index: Path, kind: CheckpointFormat) -> tuple[dict[str, str], Fi
     if not isinstance(weight_map, dict) or not weight_map:
         raise LoadError(doing, f"weight_map is {ascii(weight_map)[:80]}", allowed)
     for key, name in weight_map.items():
-        if not isinstance(name, str):
+        if not isinstance(name, str) or len(name) > _MOST_NAME:
             raise LoadError(doing, f"weight_map: the shard of {key!a} is {ascii(name)[:80]}", allowed)
     root = index.parent.resolve()
     for name in sorted(set(weight_map.values())):
@@ -227,7 +232,7 @@ def _check_name(name: str, root: Path, kind: CheckpointFormat, doing: str) -> No
         and not set("\\\0:") & set(name)
         and name.isprintable()
     )
-    if not plain or not (root / name).parent.resolve().is_relative_to(root):
+    if not plain or not _parent(root / name).is_relative_to(root):
         raise LoadError(
             doing,
             f"weight_map names the shard {ascii(name)[:200]}, which lies outside the folder",
@@ -242,13 +247,20 @@ def _check_name(name: str, root: Path, kind: CheckpointFormat, doing: str) -> No
         )
 
 
+def _parent(path: Path) -> Path:
+    try:
+        return path.parent.resolve()
+    except (OSError, RuntimeError):  # links in a circle; Python before 3.13 raises RuntimeError
+        return Path("/")
+
+
 def _check_shards(index: Path, weight_map: Mapping[str, str], parts: Mapping[str, _Part]) -> None:
     """Index and shards must say the same of every key."""
     holders: dict[str, str] = {}
     for name, part in parts.items():
         for key in part.tensors:
             if key in holders:
-                raise _disagree(index, f"the key {key} is in two shards, {holders[key]} and {name}")
+                raise _disagree(index, f"the key {few([key])} is in two shards, {holders[key]} and {name}")
             holders[key] = name
     lost = sorted(weight_map.keys() - holders.keys())
     extra = sorted(holders.keys() - weight_map.keys())

@@ -20,12 +20,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from dryfit.core.errors import LoadError
+from dryfit.meta.inputs import refuse_real_inputs
 from dryfit.meta.tape import DEFERRED_ABOVE_BYTES, Recorder, Tape, is_deferred, tape_of
 from dryfit.meta.walk import SlotKind, is_plain, put, slots
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _CONSTRUCTION = threading.RLock()
+_IS_META: Any = vars(torch._C.TensorBase)["is_meta"].__get__
 # transformers' from_pretrained, called by a constructor: it replaces all that is not in its file, tables included, by
 # empty memory, in the belief that it was on meta. Here the constructor's values are there, and they stay.
 _FORGETS = "_move_missing_keys_from_meta_to_device"
@@ -49,7 +51,7 @@ class _Overrides(TorchFunctionMode):
             return func(*args, **{**kwargs, "device": "cpu"})
         if func in _VALUE_READS and is_deferred(args[0]):
             return func(self._tape.realise(args[0])[0], *args[1:], **kwargs)
-        if func == torch.Tensor.is_meta.__get__ and is_deferred(args[0]):
+        if func == _IS_META and is_deferred(args[0]):
             self._note_initialiser(args[0], sys._getframe(1))
         return func(*args, **kwargs)
 
@@ -104,6 +106,7 @@ def build(make: Callable[[], ModuleT], *, seed: int = 0) -> ModuleT:
         module = make()
     _compute_tables(module)
     _own_memory(module)
+    refuse_real_inputs(module)
     return module
 
 

@@ -14,11 +14,17 @@ from transformers import PreTrainedModel
 from dryfit.core.errors import InternalError, LoadError
 from dryfit.core.load_report import LoadReport, Origin
 from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
+from dryfit.meta.guard import FileGuard
+from dryfit.meta.inputs import allow_real_inputs, is_mapped, watch_files
 from dryfit.meta.matching import Match, Missing, Place, Wishes, match
+from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import is_plain, leaks, put, slots
 from dryfit.meta.words import few
+
+REPORT = "load_report"
+"""Attribute of a filled module that holds its :class:`LoadReport`."""
 
 
 def materialise(
@@ -65,6 +71,7 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
     _refuse_wrapped(module)
     matched = match(module, stored, wishes)
+    refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
     filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
     made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
     if stored is not None:
@@ -77,7 +84,10 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     if left:
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
     report = filler.report(matched, stored, time.perf_counter() - started)
-    module.load_report = report
+    allow_real_inputs(module)
+    mapped = stored if wishes.mode is ReadMode.MAPPED else None
+    watch_files(module, mapped.guard if mapped is not None else FileGuard(()))
+    vars(module)[REPORT] = report
     return report
 
 
@@ -148,6 +158,7 @@ class _Filler:
             self.casts[f"{_name(tensor.dtype)} to {_name(wanted)}"] += 1
         old = place.tensor
         in_place = not is_deferred(old) and (old.device, old.dtype) == (self.wishes.device, wanted)
+        in_place = in_place and not is_mapped(old)  # pages of a file go with it, even those that were written to
         if in_place and self.wishes.mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
             with torch.no_grad():
                 old.copy_(tensor)
@@ -208,7 +219,7 @@ def _earlier(module: nn.Module) -> dict[str, tuple[Origin, str]]:
     """What reports of the module's parts say, by the names in the whole."""
     found: dict[str, tuple[Origin, str]] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
-        report = vars(part).get("load_report")
+        report = vars(part).get(REPORT)
         if isinstance(report, LoadReport):
             dot = f"{prefix}." if prefix else ""
             origins = report.origins().items()
@@ -257,7 +268,8 @@ def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         old.data = value
         return old
     new = torch.Tensor._make_subclass(type(old), value.detach(), old.requires_grad)
-    new.__dict__.update(old.__dict__)
+    for name, value in vars(old).items():
+        setattr(new, name, value)
     return new
 
 

@@ -121,12 +121,23 @@ def match(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> M
     Raises:
         LoadError: A weight is missing, of another shape or kind, or stray, with the names of all of them.
     """
+    found, complaints = examine(module, checkpoint, wishes)
+    complaints.raise_if_any(checkpoint)
+    return found
+
+
+def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> "tuple[Match, Complaints]":
+    """As :func:`match`, with everything that is wrong as a value.
+
+    Raises:
+        LoadError: Two keys claim one place.
+    """
     every = places(module)
     by_name = {name: place for place in every for name in place.names}
     fillable = [name for name, place in by_name.items() if place.persistent or place.is_parameter]
     stored = checkpoint.tensors if checkpoint is not None else {}
     found = Match(keys=map_keys(module, list(stored), fillable, wishes.aliases))
-    complaints = _Complaints()
+    complaints = Complaints()
     _take_direct(found, by_name, stored, wishes.missing, complaints)
     _take_converted(found, module, by_name, stored, complaints)
     filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
@@ -142,8 +153,7 @@ def match(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> M
     _judge_strays(found, by_name, wishes.unexpected, complaints)
     if wishes.exact:
         complaints.strays += found.keys.unexpected
-    complaints.raise_if_any(checkpoint)
-    return found
+    return found, complaints
 
 
 def allowed_by(names: Iterable[str], missing: Missing) -> bool:
@@ -171,7 +181,7 @@ def _take_direct(
     by_name: Mapping[str, Place],
     stored: Mapping[str, StoredTensor],
     missing: Missing,
-    complaints: "_Complaints",
+    complaints: "Complaints",
 ) -> None:
     first: dict[int, str] = {}
     for name, key in found.keys.direct.items():
@@ -199,7 +209,7 @@ def _take_converted(
     module: nn.Module,
     by_name: Mapping[str, Place],
     stored: Mapping[str, StoredTensor],
-    complaints: "_Complaints",
+    complaints: "Complaints",
 ) -> None:
     for conversion in found.keys.conversions:
         assert isinstance(module, PreTrainedModel)  # only they have conversions
@@ -235,7 +245,7 @@ def _may_lack(place: Place, missing: Missing, module: nn.Module) -> bool:
 
 
 def _judge_strays(
-    found: Match, by_name: Mapping[str, Place], unexpected: Sequence[str], complaints: "_Complaints"
+    found: Match, by_name: Mapping[str, Place], unexpected: Sequence[str], complaints: "Complaints"
 ) -> None:
     for key in found.keys.stray:
         table = by_name.get(key)
@@ -258,8 +268,16 @@ def _same_kind(stored: torch.dtype, wanted: torch.dtype) -> bool:
 
 
 @dataclass(slots=True)
-class _Complaints:
-    """Everything that is wrong, so that one error can name it all."""
+class Complaints:
+    """Everything that is wrong, so that one error can name it all.
+
+    Attributes:
+        missing: Names the file has nothing for.
+        shapes: Sentences about tensors of another shape.
+        kinds: Sentences about tensors of another kind of number.
+        strays: Keys without a place inside a part of the model that is there.
+        named: Places (by id) that a sentence already names.
+    """
 
     missing: list[str] = field(default_factory=list)
     shapes: list[str] = field(default_factory=list)
@@ -268,10 +286,16 @@ class _Complaints:
     named: set[int] = field(default_factory=set)
 
     def shape_of(self, place: Place, stored: StoredTensor | torch.Tensor) -> None:
+        """Note a tensor of another shape."""
         self.shapes.append(f"{place.name}: {list(stored.shape)} in the file, not {list(place.tensor.shape)}")
         self.named.add(id(place))
 
     def raise_if_any(self, checkpoint: Checkpoint | None) -> None:
+        """Raise one error that names everything.
+
+        Raises:
+            LoadError: Something is wrong.
+        """
         where = checkpoint.where if checkpoint is not None else None
         parts = [
             f"{len(names)} {what} ({few(names)})"

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dryfit.core.errors import LoadError, MachineError
 from dryfit.meta.walk import Slot, SlotKind, put, slots
+from dryfit.meta.words import few
 
 # Storage offsets are multiples of the size of an element, and no element is larger than complex128.
 _LARGEST_ELEMENT_BYTES = 16
-_MOST_NAMES = 5
 _NOTHING = torch.empty(0)
 
 
@@ -106,7 +106,7 @@ def _refuse_without_data(found: list[Slot], target: torch.device, doing: str) ->
     if unshaped:
         raise LoadError(
             doing,
-            f"{len(unshaped)} lazy parameters have no shape yet ({_few(unshaped)})",
+            f"{len(unshaped)} lazy parameters have no shape yet ({few(unshaped)})",
             hint="run the module once on an example first",
         )
     if target.type == "meta":
@@ -116,7 +116,7 @@ def _refuse_without_data(found: list[Slot], target: torch.device, doing: str) ->
     if empty:
         raise LoadError(
             doing,
-            f"{len(empty)} of {len(found)} tensors have no data, they are on meta ({_few(empty)})",
+            f"{len(empty)} of {len(found)} tensors have no data, they are on meta ({few(empty)})",
             allowed="a module whose every parameter, buffer and plain tensor has data",
             hint="call dryfit.meta.materialise(module, checkpoint, device=...) in place of a move; nothing was changed",
         )
@@ -125,11 +125,6 @@ def _refuse_without_data(found: list[Slot], target: torch.device, doing: str) ->
 def _gradient_is_meta(tensor: torch.Tensor) -> bool:
     gradient = _gradient(tensor)
     return gradient is not None and gradient.is_meta and not tensor.is_meta
-
-
-def _few(names: list[str]) -> str:
-    more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _groups(found: list[Slot], dtype: torch.dtype | None, doing: str) -> list[_Group]:
@@ -337,6 +332,6 @@ def _undo(done: list[_Step], doing: str) -> None:
     if rounded:
         raise LoadError(
             doing,
-            f"it failed half-way, when {len(rounded)} parameters had been rounded already ({_few(rounded)})",
+            f"it failed half-way, when {len(rounded)} parameters had been rounded already ({few(rounded)})",
             hint="load the model anew; free memory first",
         )

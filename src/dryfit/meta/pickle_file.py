@@ -23,7 +23,8 @@ from dryfit.meta.safetensors_file import MOST_HEADER_BYTES, StoredTensor
 from dryfit.meta.words import few
 
 _WRAPPERS: Final = ("state_dict", "model_state_dict")
-_LOCAL_HEADER = struct.Struct("<26xHH")
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field
+_MOST_EXPANDED_BYTES = 64 << 20
 # What torch raises for a torn or hostile file; a plain pickle error, or whatever its restricted machine trips over.
 _TORN = (
     pickle.UnpicklingError,
@@ -69,7 +70,7 @@ def read_pickle_header(path: Path) -> PickleHeader:
         content, notes = _state_dict(whole, path, doing)
         named = list(_tensors(content, doing))
         begin = _begin(storages, records, doing)
-        stored = [_stored(key, value, path, begin) for key, value in named]
+        stored = [_stored(key, value, stamp, begin) for key, value in named]
         FileGuard((stamp,)).check()  # by its name: zipfile and torch have opened it once more
     except OSError as error:
         raise LoadError(doing, f"it cannot be read ({error.strerror or error})") from error
@@ -90,12 +91,18 @@ def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
                     raise LoadError(doing, f"its record {entry.filename!r} is compressed or encrypted")
                 if name == "data.pkl" and entry.file_size > MOST_HEADER_BYTES:
                     raise LoadError(doing, f"its pickle has {entry.file_size} bytes", f"at most {MOST_HEADER_BYTES}")
-                if name == "byteorder" and archive.read(entry).strip() != sys.byteorder.encode():
+                if name == "byteorder" and (
+                    entry.file_size > 16 or archive.read(entry).strip() != sys.byteorder.encode()
+                ):
                     raise LoadError(doing, "it was written on a machine of another byte order", sys.byteorder)
                 if not entry.filename.endswith(f"/data/{name}") or not entry.file_size:
                     continue
+                # The directory names the place of a local header; the data begin after its name and padding.
                 head = os.pread(descriptor, _LOCAL_HEADER.size, entry.header_offset)
-                found[entry.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(head))] = entry.file_size
+                signature, *lengths = _LOCAL_HEADER.unpack(head)
+                if signature != b"PK\3\4":
+                    raise zipfile.BadZipFile(f"no record begins at byte {entry.header_offset}")
+                found[entry.header_offset + _LOCAL_HEADER.size + sum(lengths)] = entry.file_size
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
         start = os.pread(descriptor, 64, 0)
         lfs = start.startswith(b"version https://git-lfs")
@@ -208,12 +215,21 @@ def _begin(storages: Sequence[torch.UntypedStorage], records: Mapping[int, int],
     return begin
 
 
-def _stored(key: str, value: torch.Tensor, path: Path, begin: int) -> StoredTensor:
+def _stored(key: str, value: torch.Tensor, stamp: FileStamp, begin: int) -> StoredTensor:
     """Place one tensor. Torch refuses one that leads out of its storage, :func:`_begin` a storage that is no record."""
     shape, stride = tuple(value.shape), tuple(value.stride())
     if not value.numel():
-        return StoredTensor(key, path, value.dtype, shape, 0, 0)
+        return StoredTensor(key, stamp.path, value.dtype, shape, 0, 0)
+    if value.nbytes > max(stamp.size_bytes, _MOST_EXPANDED_BYTES):  # steps of 0 make a terabyte of one number
+        raise LoadError(
+            f"reading the weights' places in {stamp.path}",
+            f"{key!r} of shape {shape} and stride {stride} takes {value.nbytes} bytes, the file has {stamp.size_bytes}",
+            allowed="tensors no larger than the file",
+            hint="save the tensor with .contiguous()",
+        )
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     size_bytes = (last + 1) * value.dtype.itemsize
     dense = value.is_contiguous()
-    return StoredTensor(key, path, value.dtype, shape, value.data_ptr() - begin, size_bytes, None if dense else stride)
+    return StoredTensor(
+        key, stamp.path, value.dtype, shape, value.data_ptr() - begin, size_bytes, None if dense else stride
+    )

@@ -120,7 +120,7 @@ class Tape:
                 self._adopt(tape, _Ref(number, torch.uint8, (storage.nbytes(),), (1,), 0))
             number = self._storages
             setattr(storage, _MARK, (self, number))
-        return _Ref(number, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return _Ref(number, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def add(
         self,

@@ -20,6 +20,7 @@ from dryfit.core.settings import Precision
 from dryfit.core.trial import MetricPoint, best_point, better
 from dryfit.core.wire import Checkpointed, FirstStep, Phase, Progress, StopReason, TrainRequest
 from dryfit.meta.matching import Wishes
+from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
 from dryfit.tasks.base import Batch, Task
 from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.load import WEIGHTS_FILE, restore, save_trained
@@ -98,6 +99,7 @@ class TrialTrainer(Trainer):
         """The study's optimizer over its own parameter groups."""
         if self.optimizer is None:
             self.optimizer = make_optimizer(self._parts.model, self._parts.request.config.settings.optim)
+            refuse_early_optimizer(self._parts.model, self.optimizer)
         return self.optimizer
 
     def create_scheduler(
@@ -285,8 +287,10 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
 
     Raises:
         NonFiniteError: The loss or a gradient became infinite or NaN.
+        LoadError: Part of the model is offloaded or without data: its gradients would be wrong.
     """
     config = parts.request.config
+    refuse_offload(parts.model, doing=f"training trial {config.number}")
     run = RunState(points=checkpoint.points if checkpoint else (), step=checkpoint.step if checkpoint else 0)
     sampler = EpochBatchSampler(
         parts.train.lengths_R,

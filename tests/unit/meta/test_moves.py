@@ -10,7 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dryfit.core.errors import LoadError, MachineError
-from dryfit.meta import move as move_module
+from dryfit.meta import moves as move_module
 from dryfit.meta.moves import move
 from dryfit.meta.walk import SlotKind, leaks, slots
 
@@ -398,6 +398,18 @@ def test_views_of_several_types_move_together_but_are_not_converted(elsewhere: N
     with torch.no_grad():
         module.whole[1] = 0
     assert module.bits.tolist()[0] == 0
+
+
+def test_wide_elements_stay_aligned_beside_narrow_ones(elsewhere: None) -> None:
+    bytes_ = torch.arange(32, dtype=torch.uint8)
+    module = nn.Module()
+    module.register_buffer("narrow", bytes_.view(torch.int16)[3:12])  # from byte 6 on
+    module.register_buffer("wide", bytes_.view(torch.int64)[1:3])
+    want = module.wide.tolist()
+    move(module, "cpu")
+    assert module.wide.tolist() == want
+    module.narrow[1] = -1
+    assert module.wide.tolist() != want
 
 
 def test_wrong_arguments() -> None:

@@ -1,0 +1,122 @@
+"""Calls that would go wrong without a word are refused: real inputs into a model without weights, which torch answers
+with an empty result, and models whose mapped files have changed.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from dryfit.core.errors import LoadError
+from dryfit.meta.guard import FileGuard
+
+_calls = threading.local()
+
+
+def refuse_real_inputs(module: nn.Module) -> nn.Module:
+    """Make a module without weights refuse real tensors, which torch would answer with an empty result.
+
+    A hook goes on every module that holds a parameter on meta, itself or below. Calls with meta or fake tensors
+    pass, and so do all calls within them. The hooks let everything pass once no parameter is on meta any more.
+
+    Returns:
+        The same module.
+    """
+    allow_real_inputs(module)
+    for part in module.modules():
+        if any(parameter.is_meta for parameter in part.parameters()):
+            guard = _Guard()
+            part.register_forward_pre_hook(guard.enter, with_kwargs=True)
+            part.register_forward_hook(guard.leave, always_call=True)
+    return module
+
+
+def allow_real_inputs(module: nn.Module) -> nn.Module:
+    """Remove what :func:`refuse_real_inputs` added.
+
+    Returns:
+        The same module.
+    """
+    for part in module.modules():
+        tables = (
+            (part._forward_pre_hooks, (part._forward_pre_hooks_with_kwargs,)),
+            (part._forward_hooks, (part._forward_hooks_with_kwargs, part._forward_hooks_always_called)),
+        )
+        for hooks, flags in tables:
+            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), _Guard)]:
+                for table in (hooks, *flags):
+                    table.pop(key, None)
+    return module
+
+
+def watch_files(module: nn.Module, guard: FileGuard) -> None:
+    """Look at the files of mapped weights before each call of a module that holds some; replaces an earlier watch."""
+    for part in module.modules():
+        hooks = part._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _Watch)]:
+            del hooks[key]
+        if guard.files and any(map(is_mapped, part._parameters.values())):
+            part.register_forward_pre_hook(_Watch(guard))
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Forward pre-hook. A module that has been moved into memory of its own is let alone."""
+
+    guard: FileGuard
+
+    def __call__(self, module: nn.Module, _args: Any) -> None:
+        if any(map(is_mapped, module._parameters.values())):
+            self.guard.check()
+
+
+def is_mapped(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor lies in memory that is not torch's own."""
+    return tensor is not None and not tensor.is_meta and not tensor.untyped_storage().resizable()
+
+
+class _Guard:
+    """Refuses the outermost call that brings real tensors; below a call with meta tensors everything passes.
+
+    A model's own real tensors (position ids, rotary tables) reach its modules on the way, so only what comes in from
+    outside is looked at. State is per thread; the instance has none, so that copies of a module are guarded too.
+    """
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook."""
+        stack: list[int] = _calls.__dict__.setdefault("stack", [])
+        if id(module) in stack:  # left over by an interrupt
+            stack.clear()
+        if stack:
+            return
+        tensors = [leaf for leaf in pytree.tree_leaves((args, _plain(kwargs))) if isinstance(leaf, torch.Tensor)]
+        real = [tensor for tensor in tensors if not tensor.is_meta and not isinstance(tensor, FakeTensor)]
+        if not real:
+            if tensors:
+                stack.append(id(module))
+            return
+        parameters = list(module.parameters())
+        lost = sum(parameter.is_meta for parameter in parameters)
+        if lost:
+            raise LoadError(
+                f"calling {type(module).__name__} with a real tensor of shape {tuple(real[0].shape)}",
+                f"the model has no weights yet: {lost} of {len(parameters)} parameters are on meta",
+                allowed="tensors on meta, until the model has its weights",
+                hint="call dryfit.meta.materialise first; for shapes alone, dryfit.meta.shapes",
+            )
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Forward hook, called after failures too."""
+        stack: list[int] = _calls.__dict__.setdefault("stack", [])
+        if stack and stack[-1] == id(module):
+            stack.pop()
+
+
+def _plain(kwargs: dict[str, Any]) -> list[Any]:
+    """Keyword arguments; those that are mappings of a kind torch does not look into (BatchEncoding) as dicts."""
+    return [dict(value) if isinstance(value, Mapping) else value for value in kwargs.values()]

@@ -1,0 +1,214 @@
+"""Refusal, before the first step, of models and optimizers that could not be trained exactly.
+
+Weights that are streamed in for each forward (offloading to CPU memory or disk) get no gradient, or a wrong one, and an
+optimizer that was built before the weights came keeps updating tensors that nobody reads. Neither raises by itself.
+"""
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from dryfit.core.errors import LoadError
+from dryfit.meta.walk import SlotKind, leaks, slots
+from dryfit.meta.words import few
+
+_OFFLOADED_TO = frozenset({"cpu", "disk", "meta"})
+
+
+def refuse_offload(module: nn.Module, *, doing: str) -> None:
+    """Refuse a model whose weights are not all where they are trained.
+
+    Args:
+        module: The model about to be trained.
+        doing: The first part of the message: ``"training trial 7"``.
+
+    Raises:
+        LoadError: accelerate offloads part of it, its device map keeps part of it on the CPU or on disk, or part of
+            it is on meta. The message has a plan that trains it.
+    """
+    found = [*_hooked(module), *_mapped_away(module)]
+    lost = leaks(module)
+    if lost:
+        found.append(f"{len(lost)} tensors are on meta ({few(lost)})")
+    if not found:
+        return
+    size = _size(parameter_bytes(module))
+    raise LoadError(
+        doing,
+        "; ".join(found) + ": their gradients would be missing or wrong",
+        allowed="a model whose every tensor is on the device that trains it",
+        hint=f"load it without device_map and offloading, onto one device: its parameters take {size} there; "
+        "to make room for gradients and activations, turn on activation checkpointing and lower the micro-batch, "
+        "with more accumulation steps in exchange",
+    )
+
+
+def refuse_early_optimizer(module: nn.Module, optimizer: Optimizer, *, doing: str = "checking the optimizer") -> None:
+    """Refuse an optimizer that does not hold exactly the parameters the model trains.
+
+    Frozen parameters may be in it or not.
+
+    Raises:
+        LoadError: It holds parameters on meta or some that are not the model's, or lacks trainable ones.
+    """
+    names = {id(slot.tensor): slot.name for slot in reversed(slots(module)) if slot.kind is SlotKind.PARAMETER}
+    held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    on_meta = [names.get(key, "a foreign one") for key, parameter in held.items() if parameter.is_meta]
+    foreign = [f"of shape {tuple(parameter.shape)}" for key, parameter in held.items() if key not in names]
+    lacking = [names[id(parameter)] for parameter in module.parameters() if _lacks(parameter, held)]
+    found = [
+        f"{len(listed)} {what} ({few(listed)})"
+        for listed, what in (
+            (on_meta, "of its parameters are on meta"),
+            (foreign, "of its parameters are not the model's"),
+            (lacking, "trainable parameters of the model are not in it"),
+        )
+        if listed
+    ]
+    if found:
+        raise LoadError(
+            doing,
+            f"{type(optimizer).__name__} and the model do not belong together: " + "; ".join(found),
+            allowed="an optimizer of exactly the parameters the model trains",
+            hint="build the optimizer after the model has its weights and adapters; freeze what it leaves out",
+        )
+
+
+def early_optimizers(module: nn.Module) -> list[str]:
+    """Describe the optimizers alive in this process that hold parameters of a module that are still on meta.
+
+    Costs some milliseconds while nobody besides the module refers to those parameters. Otherwise every object the
+    garbage collector knows is looked at, 0.2 s for a million, wherever the optimizer is kept.
+
+    Returns:
+        One phrase for each optimizer: ``"AdamW, which holds 38 of these 39 parameters"``.
+    """
+    wanted = {id(parameter) for parameter in module.parameters() if parameter.is_meta}
+    if not wanted or not _held_elsewhere(module) or not _holders(wanted):
+        return []
+    # One that its owner has dropped may still hang in a cycle (with its scheduler): that one does no harm.
+    gc.collect()
+    return [
+        f"{type(optimizer).__name__}, which holds {count} of these {len(wanted)} parameters"
+        for optimizer, count in _holders(wanted)
+    ]
+
+
+def refuse_early_optimizers(module: nn.Module, *, doing: str) -> None:
+    """Refuse to give a module its weights while an optimizer holds its empty parameters.
+
+    Raises:
+        LoadError: There is such an optimizer.
+    """
+    found = early_optimizers(module)
+    if found:
+        raise LoadError(
+            doing,
+            f"an optimizer was built too early: {'; '.join(found)} on meta, and would go on updating those",
+            allowed="optimizers built after the weights are there",
+            hint="delete the optimizer (and its scheduler), give the model its weights, then build it",
+        )
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Memory the parameters of a module take, each counted once; those on meta as if they had data."""
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def _hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Every accelerate hook by the name of its module; recognised by what it has, accelerate is not imported."""
+    for name, part in module.named_modules():
+        open_hooks = [vars(part).get("_hf_hook")]
+        while open_hooks:
+            hook = open_hooks.pop()
+            if hook is None:
+                continue
+            inner = getattr(hook, "hooks", None)  # a SequentialHook
+            if isinstance(inner, (list, tuple)):
+                open_hooks.extend(inner)
+            else:
+                yield name or type(part).__name__, hook
+
+
+def _hooked(module: nn.Module) -> list[str]:
+    moved: dict[str, None] = {}
+    cast: dict[str, None] = {}
+    for name, hook in _hooks(module):
+        # CpuOffload moves a whole module in before its forward and keeps no flag.
+        if getattr(hook, "offload", False) or type(hook).__name__ == "CpuOffload":
+            moved[name] = None
+        if hasattr(hook, "storage_dtype") and hasattr(hook, "compute_dtype"):
+            cast[name] = None
+    found = [f"accelerate offloads the weights of {len(moved)} modules ({few(moved)})"] if moved else []
+    return found + ([f"the weights of {len(cast)} modules are rounded between steps ({few(cast)})"] if cast else [])
+
+
+def _mapped_away(module: nn.Module) -> list[str]:
+    """Parts that a device map of transformers keeps elsewhere than the rest."""
+    found: list[str] = []
+    for part in module.modules():
+        table = vars(part).get("hf_device_map")
+        if not isinstance(table, dict):
+            continue
+        places = {str(getattr(place, "type", place)) for place in table.values()}
+        away = [str(name) or "the model" for name, place in table.items() if str(place) in _OFFLOADED_TO - {"cpu"}]
+        if len(places) > 1:
+            away += [str(name) for name, place in table.items() if str(getattr(place, "type", place)) == "cpu"]
+        if away:
+            found.append(f"the device map keeps {few(away)} on {few(sorted(places & _OFFLOADED_TO))}")
+    return found
+
+
+def _lacks(parameter: nn.Parameter, held: dict[int, Any]) -> bool:
+    return parameter.requires_grad and id(parameter) not in held
+
+
+def _held_elsewhere(module: nn.Module) -> bool:
+    """Whether anything but the module itself may refer to one of its parameters on meta."""
+    places = Counter(id(slot.tensor) for slot in slots(module))
+    # What a parameter that sits in one place counts, here and on this version of Python.
+    probe = nn.Module()
+    probe.register_parameter("only", nn.Parameter(torch.empty(0, device="meta")))
+    ((_, alone),) = _references(probe)
+    return any(count > alone - 1 + places[key] for key, count in _references(module))
+
+
+def _references(module: nn.Module) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for part in module.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None and parameter.is_meta:
+                found.append((id(parameter), sys.getrefcount(parameter)))
+    return found
+
+
+def _holders(wanted: set[int]) -> list[tuple[Optimizer, int]]:
+    kinds, classes = {id(Optimizer)}, [Optimizer]
+    while classes:
+        below = classes.pop().__subclasses__()
+        kinds.update(map(id, below))
+        classes.extend(below)
+    out: list[tuple[Optimizer, int]] = []
+    objects = gc.get_objects()
+    # Without a Python step for each of them: there are a million.
+    for found in compress(objects, map(kinds.__contains__, map(id, map(type, objects)))):
+        groups = vars(found).get("param_groups", ())
+        count = sum(id(parameter) in wanted for group in groups for parameter in group["params"])
+        if count:
+            out.append((found, count))
+    return out
+
+
+def _size(count_bytes: int) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count_bytes < 1000:
+            return f"{count_bytes:.4g} {unit}"
+        count_bytes /= 1000  # pyright: ignore[reportAssignmentType]
+    return f"{count_bytes:.4g} GB"
