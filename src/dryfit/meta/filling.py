@@ -70,8 +70,9 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     if wishes.device.type == "meta":
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
     _refuse_wrapped(module)
-    matched = match(module, stored, wishes)
+    # Before anything of ours refers to the parameters: while nobody does, this is cheap.
     refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
+    matched = match(module, stored, wishes)
     filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
     made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
     if stored is not None:
