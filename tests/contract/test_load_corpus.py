@@ -82,6 +82,11 @@ def test_c01_loading_inside_a_meta_device_context(bert, llama, kind):
         finally:
             torch.set_default_device(None)
     assert_same(model, reference)
+    (folder / "model.safetensors").rename(folder / "away")
+    torch.save(reference.state_dict(), folder / "pytorch_model.bin")
+    with torch.device("meta"):
+        assert_same(dryfit.load(folder), reference)
+    (folder / "away").rename(folder / "model.safetensors")
     assert_same(tied, llama[1])
     assert_same(headed, dryfit.load(folder, task="token-classification", missing=["classifier.*"]))
 
