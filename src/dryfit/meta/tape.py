@@ -173,17 +173,17 @@ class Tape:
     def _history(self, storage: int) -> list[_Step]:
         """All steps a storage's content depends on, in order."""
         chosen: set[int] = set()
-        looked: dict[int, int] = {}
+        walked: defaultdict[int, set[int]] = defaultdict(set)
         todo = [(storage, len(self._steps))]
         while todo:
             number, before = todo.pop()
-            if looked.get(number, 0) >= before:
-                continue
-            looked[number] = before
             writers = self._writers[number]
             for index in sorted((index for index in writers if index < before), reverse=True):
-                step = self._steps[index]
+                if index in walked[number]:  # and all that counts below it
+                    break
+                walked[number].add(index)
                 chosen.add(index)
+                step = self._steps[index]
                 todo += [(read, index) for read in step.reads if read != step.erases]
                 if step.erases == number:
                     chosen.add(writers[0])  # where its memory comes from
