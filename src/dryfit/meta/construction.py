@@ -29,6 +29,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _CONSTRUCTION = threading.RLock()
 _IS_META: Any = vars(torch._C.TensorBase)["is_meta"].__get__
+_SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
 # transformers' from_pretrained, called by a constructor: it replaces all that is not in its file, tables included, by
 # empty memory, in the belief that it was on meta. Here the constructor's values are there, and they stay.
 _FORGETS = "_move_missing_keys_from_meta_to_device"
@@ -58,7 +59,18 @@ class _Overrides(TorchFunctionMode):
             return func(self.recorder.tape.realise(args[0])[0], *args[1:], **kwargs)
         if func == _IS_META and is_deferred(args[0]):
             self._note_initialiser(args[0], sys._getframe(1))
+        if func is torch.Tensor.__deepcopy__ and not is_deferred(args[0]):
+            with _disable_current_modes():  # it makes an empty tensor and sets its storage, behind our back
+                return func(*args, **kwargs)
+        if func == _SET_DATA and is_deferred(args[0]) != is_deferred(args[1]):
+            args = (args[0], self._like(*args))
         return func(*args, **kwargs)
+
+    def _like(self, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """A value that may become a tensor's data: without memory exactly if the tensor is."""
+        if not is_deferred(tensor):
+            return self.recorder.tape.realise(value)[0]
+        return torch.empty_like(value).copy_(value.detach())
 
     def _note_initialiser(self, tensor: torch.Tensor, caller: FrameType) -> None:
         """Write down an initialiser of torch that asks for ``is_meta`` only to leave such a tensor alone.
