@@ -62,7 +62,7 @@ def pretrained_candidate(source: FolderSource, kind: Kind | None) -> Candidate:
     config = load_config(source)
     why = "as asked"
     if kind is None:
-        named = ", ".join(config.architectures or ()) or "no architecture"
+        named = ", ".join(map(str, config.architectures or ())) or "no architecture"
         kind = stored_kind(config)
         why = f"config.json names {named}"
         if kind is None:
@@ -93,30 +93,33 @@ def health(path: Path, subject: Subject, choose: Callable[[], Candidate]) -> Hea
     errors: list[str] = []
     stored = _or_note(errors, lambda: open_checkpoint(path))
     candidate = _or_note(errors, choose)
+    model = _or_note(errors, lambda: build(candidate.make)) if candidate is not None else None
     folder = str(path if path.is_dir() else path.parent)
-    if candidate is None:
+    if candidate is None or model is None:
         return Health(
             folder=folder, subject=subject, healthy=False, stored=stored and _stored(stored), errors=tuple(errors)
         )
-    model = build(candidate.make)
     judged = _or_note(errors, lambda: examine(model, stored, candidate.wishes)) if stored is not None else None
     found, complaints = judged or (Match(), Complaints())
-    return _verdict(
-        folder=folder,
-        subject=candidate.subject,
-        task=candidate.task,
-        why=candidate.why,
-        stored=stored and _stored(stored),
-        model=_built(model, found),
-        missing=tuple(complaints.missing),
-        shapes=tuple(complaints.shapes),
-        kinds=tuple(complaints.kinds),
-        strays=tuple(complaints.strays),
-        unwritten=_unwritten(found, complaints),
-        errors=tuple(errors),
-        unexpected=tuple(found.keys.unexpected),
-        ignored=tuple(found.keys.ignored),
-        notes=(*(stored.notes if stored else ()), *_not_compared(found)),
+    return _judged(
+        Health(
+            healthy=False,
+            folder=folder,
+            subject=candidate.subject,
+            task=candidate.task,
+            why=candidate.why,
+            stored=stored and _stored(stored),
+            model=_built(model, found),
+            missing=tuple(complaints.missing),
+            shapes=tuple(complaints.shapes),
+            kinds=tuple(complaints.kinds),
+            strays=tuple(complaints.strays),
+            unwritten=_unwritten(found, complaints),
+            errors=tuple(errors),
+            unexpected=tuple(found.keys.unexpected),
+            ignored=tuple(found.keys.ignored),
+            notes=(*(stored.notes if stored else ()), *_not_compared(found)),
+        )
     )
 
 
@@ -141,20 +144,23 @@ def adapter_health(folder: Path) -> Health:
             notes.append(f"{len(lora.others)} tensors beside the LoRA pairs: {few(lora.others)}")
     elif config:
         notes.append(f"the tensors of a {kind} adapter are only counted: pairs are checked for LoRA")
-    return _verdict(
-        folder=str(folder),
-        subject=Subject.ADAPTER,
-        stored=stored and _stored(stored),
-        adapter=Adapter(
-            kind=kind,
-            base=str(config.get("base_model_name_or_path") or ""),
-            layers=len({layer for layer, _ in lora.sides}),
-            rank=rank if isinstance(rank, int) else None,
-        ),
-        missing=tuple(missing),
-        shapes=tuple(shapes),
-        errors=tuple(errors),
-        notes=tuple(notes),
+    return _judged(
+        Health(
+            healthy=False,
+            folder=str(folder),
+            subject=Subject.ADAPTER,
+            stored=stored and _stored(stored),
+            adapter=Adapter(
+                kind=kind,
+                base=str(config.get("base_model_name_or_path") or ""),
+                layers=len({layer for layer, _ in lora.sides}),
+                rank=rank if isinstance(rank, int) else None,
+            ),
+            missing=tuple(missing),
+            shapes=tuple(shapes),
+            errors=tuple(errors),
+            notes=tuple(notes),
+        )
     )
 
 
@@ -167,8 +173,7 @@ def _or_note(errors: list[str], look: Callable[[], FoundT]) -> FoundT | None:
         return None
 
 
-def _verdict(**facts: Any) -> Health:
-    found = Health(healthy=False, **facts)
+def _judged(found: Health) -> Health:
     return found.model_copy(update={"healthy": not found.errors and not found.faults()})
 
 
