@@ -128,9 +128,7 @@ def test_equals_from_pretrained(name, tmp_path):
 FINER_TABLE = {"gemma": "model.embed_tokens.embed_scale"}
 
 
-@pytest.mark.parametrize(
-    "name", ["bert", "modernbert", "llama", "qwen2", "gemma", "mixtral", "qwen2_moe", "t5", "gpt2"]
-)
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama", "gemma", "mixtral", "qwen2_moe", "t5", "gpt2"])
 def test_equals_from_pretrained_in_bfloat16(name, tmp_path):
     task = saved(tmp_path, name)
     reference = AUTO[task].from_pretrained(tmp_path, dtype=torch.bfloat16)
@@ -190,7 +188,7 @@ def test_mapped_equals_private(name, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["bert", "roberta", "electra", "distilbert", "deberta-v2", "mpnet", "modernbert", "llama", "mixtral", "gpt2"],
+    ["bert", "roberta", "electra", "distilbert", "deberta-v2", "mpnet", "modernbert", "llama", "mixtral"],
 )
 def test_the_base_is_found_in_the_file_of_a_whole(name, tmp_path):
     task = saved(tmp_path, name)
@@ -214,7 +212,7 @@ def test_a_bert_without_its_pooler_takes_the_file_of_a_masked_lm(tmp_path):
     assert "2 missing (pooler.dense.weight, pooler.dense.bias)" in str(caught.value)
     assert set(dryfit.meta.leaks(model)) == {name for name, _ in model.named_parameters()}
     report = dryfit.meta.materialise(model, tmp_path, missing=["pooler.*"])
-    assert set(report.random) == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert report.random == ("pooler.dense.weight",) and "pooler.dense.bias" in report.constructed
     assert not model.pooler.dense.bias.any()
     assert all(key.startswith("cls.") for key in report.unexpected) and report.unexpected
     reference = BertForMaskedLM.from_pretrained(tmp_path, dtype=torch.float32).bert
@@ -230,8 +228,8 @@ def test_a_new_head_on_the_file_of_a_base_must_be_allowed_by_name(tmp_path):
     assert "2 missing (classifier.weight, classifier.bias)" in caught.value.found
     assert "missing=" in caught.value.hint and str(tmp_path) in str(caught.value)
     model = dryfit.load(tmp_path, task="sequence-classification", missing=["classifier.*"])
-    assert set(model.load_report.random) == {"classifier.weight", "classifier.bias"}
-    assert model.load_report.origins()["classifier.weight"] is Origin.RANDOM
+    assert model.load_report.random == ("classifier.weight",)
+    assert model.load_report.origins()["classifier.bias"] is Origin.CONSTRUCTOR  # zeros
     assert not model.classifier.bias.any()
     again = dryfit.load(tmp_path, task="sequence-classification", missing="init")
     assert_same(model, again)

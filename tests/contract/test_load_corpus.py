@@ -1,7 +1,6 @@
 """The ways in which models on meta go wrong, one test for each known case: C01 to C09, building and filling.
 
-Each test shows what the plain libraries do today, so that a repair there is noticed, and that dryfit is exact
-or raises.
+Each test shows that dryfit is exact or raises, and what the plain libraries do today, so that a repair is seen.
 """
 
 import copy

@@ -193,7 +193,7 @@ class _Filler:
         from_file = {place.name: key for key, place in matched.from_file.items()} | matched.made_of
         random, constructed = list(self.random), []
         for name in (place.name for place in matched.constructed if place.name not in set(self.random)):
-            origin, key = earlier.get(name, (Origin.CONSTRUCTOR, ""))
+            origin, key = earlier.get(_unwrapped(name), (Origin.CONSTRUCTOR, ""))
             if origin is Origin.FILE:
                 from_file[name] = key
             else:
@@ -223,8 +223,13 @@ def _earlier(module: nn.Module) -> dict[str, tuple[Origin, str]]:
         if isinstance(report, LoadReport):
             dot = f"{prefix}." if prefix else ""
             origins = report.origins().items()
-            found |= {dot + name: (origin, report.from_file.get(name, "")) for name, origin in origins}
+            found |= {_unwrapped(dot + name): (origin, report.from_file.get(name, "")) for name, origin in origins}
     return found
+
+
+def _unwrapped(name: str) -> str:
+    """A name as it was before PEFT wrapped the layer, which may have happened after an earlier loading."""
+    return ".".join(part for part in name.split(".") if part not in ("base_layer", "original_module"))
 
 
 def _constructed(place: Place) -> tuple[torch.Tensor, bool]:

@@ -37,6 +37,16 @@ _UNINITIALISED = frozenset(
         _aten.new_empty_strided.default,
     }
 )
+# What replaces every element it is given, whatever was there.
+_OVERWRITING = frozenset(
+    {
+        _aten.copy_.default,
+        _aten.fill_.Scalar,
+        _aten.normal_.default,
+        _aten.uniform_.default,
+        _aten.zero_.default,
+    }
+)
 # Factories that draw from the global generator, and their overloads that take one.
 _WITH_GENERATOR = {
     _aten.rand.default: _aten.rand.generator,
@@ -66,6 +76,7 @@ class _Step:
         reads: Storages it looks at; those it writes to in place are among them.
         results: Deferred tensors it returned; those in storages it did not read are new.
         seed: What a random operation draws with; None for the others.
+        erases: The storage whose whole content it replaces; what was written there before no longer counts.
     """
 
     func: Callable[..., Any]
@@ -74,6 +85,7 @@ class _Step:
     reads: frozenset[int]
     results: tuple[_Ref, ...]
     seed: int | torch.Generator | None
+    erases: int | None = None
 
 
 class Tape:
@@ -134,8 +146,9 @@ class Tape:
         made = tuple(map(self.ref, results))
         for number in {self.ref(tensor).storage for tensor in written} | {ref.storage for ref in made} - old:
             self._writers[number].append(len(self._steps))
+        erases = self.ref(written[0]).storage if func in _OVERWRITING and _is_whole(written[0], args) else None
         args, kwargs = tree_map(self._keep, (args, kwargs))
-        self._steps.append(_Step(func, args, kwargs, old, made, seed))
+        self._steps.append(_Step(func, args, kwargs, old, made, seed, erases))
 
     def realise(self, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """Compute a deferred tensor.
@@ -174,10 +187,15 @@ class Tape:
             if looked.get(number, 0) >= before:
                 continue
             looked[number] = before
-            for index in self._writers[number]:
-                if index < before and index not in chosen:
-                    chosen.add(index)
-                    todo += [(read, index) for read in self._steps[index].reads]
+            writers = self._writers[number]
+            for index in sorted((index for index in writers if index < before), reverse=True):
+                step = self._steps[index]
+                chosen.add(index)
+                todo += [(read, index) for read in step.reads if read != step.erases]
+                if step.erases == number:
+                    chosen.add(writers[0])  # where its memory comes from
+                    todo += [(read, writers[0]) for read in self._steps[writers[0]].reads]
+                    break
         return [self._steps[index] for index in sorted(chosen)]
 
     @staticmethod
@@ -349,6 +367,14 @@ def _without_data(leaf: Any) -> Any:
 def _view(base: torch.Tensor, ref: _Ref) -> torch.Tensor:
     view = torch.empty(0, dtype=ref.dtype)
     return view.set_(cast("Any", base.untyped_storage()), ref.offset, ref.size, ref.stride)
+
+
+def _is_whole(written: torch.Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether a written tensor is all of its storage, and nothing else that is read lies there."""
+    storage = written.untyped_storage()
+    others = [leaf for leaf in args[1:] if is_deferred(leaf)]
+    apart = all(leaf.untyped_storage()._cdata != storage._cdata for leaf in others)
+    return apart and written.is_contiguous() and written.nbytes == storage.nbytes()
 
 
 def _shaped(output: torch.Tensor, ref: _Ref) -> torch.Tensor:

@@ -1,0 +1,208 @@
+"""Models of parts, models loaded in company and sharded models: C14 and C20 to C22, one test for each known case."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, BertModel, LlamaForCausalLM
+
+import dryfit
+from dryfit.core.errors import LoadError
+from dryfit.meta import build, leaks, materialise
+from loading import assert_same, bert_config, config_of, dirty, fresh, llama_config, output, tokens, written
+
+TIED = {"tie_word_embeddings": True}
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """A folder with a tied Llama, and the same model."""
+    reference = fresh(LlamaForCausalLM, llama_config(**TIED))
+    return written(tmp_path / "llama", reference), reference
+
+
+class Headed(nn.Module):
+    """An encoder and a head, built apart."""
+
+    def __init__(self, encoder, head):
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def forward(self, input_ids):
+        return self.head(self.encoder(input_ids).last_hidden_state[:, 0])
+
+
+def test_c14a_encoder_on_meta_and_head_real(tmp_path):
+    reference = fresh(BertModel, bert_config())
+    written(tmp_path, reference)
+    head = fresh(lambda _: nn.Linear(32, 3), None)
+    with torch.device("meta"):
+        plain = BertModel(bert_config())
+    with pytest.raises(RuntimeError, match="expected device meta"):
+        Headed(plain, head)(tokens().to("meta"))
+    model = Headed(build(lambda: BertModel(bert_config())), head).eval()
+    assert leaks(model) and not leaks(model.head)
+    with pytest.raises(LoadError, match="encoder.embeddings.word_embeddings.weight"):
+        materialise(model)
+    materialise(model.encoder, tmp_path)
+    report = materialise(model)
+    assert not leaks(model)
+    assert_same(model, Headed(reference, head).eval())
+    assert {"head.weight", "head.bias"} <= set(report.constructed)
+    assert report.from_file["encoder.pooler.dense.bias"] == "pooler.dense.bias"
+    model(tokens()).sum().backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if "pooler" not in name)
+
+
+def test_c20_initial_values_of_an_in_library_model():
+    """The plain recipe that is sound, and ours."""
+    reference = fresh(BertModel, bert_config())
+    with torch.device("meta"):
+        plain = BertModel(bert_config())
+    dirty()
+    plain.to_empty(device="cpu")
+    plain.init_weights()
+    ours = build(lambda: BertModel(bert_config()))
+    materialise(ours, missing="init")
+    for model in (plain, ours):
+        for name, value in model.named_parameters():
+            value = value.detach()
+            if "LayerNorm.weight" in name:
+                assert torch.equal(value, torch.ones_like(value)), name
+            elif name.endswith("bias"):
+                assert not value.any(), name
+            elif value.numel() > 200:
+                assert float(value.std()) == pytest.approx(0.02, rel=0.15), name
+        for name, value in model.named_buffers():
+            assert torch.equal(value, reference.get_buffer(name)), name
+    assert not ours.embeddings.word_embeddings.weight[0].any()  # the padding token's row
+
+
+class Slow(BertModel):
+    """A model whose constructor waits."""
+
+    inside, go_on = threading.Event(), threading.Event()
+
+    def __init__(self, config):
+        super().__init__(config)
+        Slow.inside.set()
+        assert Slow.go_on.wait(60)
+
+
+def plain_values(seed):
+    """What a thread that knows nothing of dryfit builds, from a generator of its own."""
+    linear = nn.Linear(4, 3)
+    with torch.no_grad():
+        linear.weight.copy_(torch.linspace(0, 1, 12).view(3, 4) + seed)
+        linear.bias.zero_()
+    tied = LlamaForCausalLM(llama_config(**TIED, num_hidden_layers=1))
+    right = linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32
+    right &= torch.equal(linear(torch.ones(1, 4)), (torch.linspace(0, 1, 12).view(3, 4) + seed).sum(1)[None])
+    right &= tied.lm_head.weight is tied.model.embed_tokens.weight
+    right &= {p.dtype for p in tied.parameters()} == {torch.float32} and not leaks(tied)
+    right &= bool(torch.equal(tied.model.norm.weight, torch.ones(32)))
+    return right and 0 < float(tied.lm_head.weight.detach().std()) < 0.1
+
+
+def test_c21_a_thread_held_inside_a_constructor(tmp_path):
+    reference = fresh(BertModel, bert_config())
+    written(tmp_path, reference)
+    seen = {}
+    names = ("linspace", "empty", "zeros", "ones", "tensor")
+    before = [getattr(torch, name) for name in names] + [nn.init.normal_, nn.Module.__setattr__]
+    for way in ("plain", "dryfit"):
+        Slow.inside.clear(), Slow.go_on.clear()
+        with ThreadPoolExecutor(2) as pool:
+            if way == "plain":
+                held = pool.submit(partial(Slow.from_pretrained, tmp_path, dtype=torch.bfloat16))
+            else:
+                held = pool.submit(build, lambda: Slow(bert_config()))
+            assert Slow.inside.wait(60)
+            seen[way] = pool.submit(plain_values, 1).result()
+            if way == "dryfit":
+                now = [getattr(torch, name) for name in names] + [nn.init.normal_, nn.Module.__setattr__]
+                assert now == before and torch.get_default_dtype() == torch.float32
+            Slow.go_on.set()
+            model = held.result()
+    assert seen == {"plain": False, "dryfit": True}
+    materialise(model, tmp_path, dtype=torch.bfloat16)
+    for name, value in reference.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value.to(torch.bfloat16)), name
+
+
+def wrong_in_company(tmp_path, count):
+    """How many models come out wrong when 4 threads load while 2 others build plain modules."""
+    folders = []
+    for kind, changes in (
+        ("llama", TIED),
+        ("bert", {}),
+        ("mixtral", {"num_local_experts": 2, "num_key_value_heads": 2}),
+    ):
+        reference = fresh(maker(kind), config_of(kind, **changes))
+        folders.append((written(tmp_path / kind, reference), "encoder" if kind == "bert" else "causal-lm"))
+    references = [dryfit.load(folder, task=task) for folder, task in folders]
+    halves = [dryfit.load(folder, task=task, dtype=torch.bfloat16) for folder, task in folders]
+
+    def load_one(number):
+        which, half = number % len(folders), number // len(folders) % 2
+        folder, task = folders[which]
+        model = dryfit.load(folder, task=task, dtype=torch.bfloat16 if half else None)
+        assert_same(model, (halves if half else references)[which])
+        return True
+
+    with ThreadPoolExecutor(4) as loading, ThreadPoolExecutor(2) as building:
+        loaded = [loading.submit(load_one, number) for number in range(count // 2)]
+        built = [building.submit(plain_values, number % 5) for number in range(count - count // 2)]
+        return sum(not future.result() for future in (*loaded, *built))
+
+
+def maker(kind):
+    return BertModel if kind == "bert" else AutoModelForCausalLM.from_config
+
+
+def test_c21_loading_in_company(tmp_path):
+    assert wrong_in_company(tmp_path, 120) == 0
+
+
+@pytest.mark.slow
+def test_c21_loading_in_company_two_thousand_times(tmp_path):
+    assert wrong_in_company(tmp_path, 2000) == 0
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def shard(model, mesh):
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def test_c22_sharded_models(llama, group):
+    folder, reference = llama
+    expected = output(reference)
+    model = build(lambda: LlamaForCausalLM(llama_config(**TIED))).eval()
+    materialise(model, folder)
+    shard(model, group)
+    assert torch.equal(model.model.rotary_emb.inv_freq, reference.model.rotary_emb.inv_freq)
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=tokens()).logits, expected)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    # Sharded before it is filled: refused, and nothing changed.
+    early = shard(build(lambda: LlamaForCausalLM(llama_config(**TIED))).eval(), group)
+    before = leaks(early)
+    with pytest.raises(LoadError, match="model.embed_tokens.weight \\(DTensor\\)") as caught:
+        materialise(early, folder)
+    assert "then shard" in caught.value.hint
+    assert leaks(early) == before
+    assert torch.equal(early.model.rotary_emb.inv_freq, reference.model.rotary_emb.inv_freq)
