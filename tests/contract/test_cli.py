@@ -137,6 +137,9 @@ def test_status_show_and_the_story_of_a_trial(tmp_path: Path) -> None:
     ):
         assert part in story
     assert run("show", tmp_path / "study", "9").returncode == 2
+    best = run("load", "--check", tmp_path / "study/trials/0000/best")
+    assert best.returncode == 0, best.stdout
+    assert "an encoder with its head, saved by a trial" in best.stdout
     log = (tmp_path / "study/trials/0000/attempt-1/log.txt").read_text(encoding="utf-8")
     assert '"max_length": 48' in log
     frozen = run("resume", tmp_path / "study", "--trials", "2", "--quiet")

@@ -128,7 +128,7 @@ def adapter_health(folder: Path) -> Health:
     errors: list[str] = []
     stored = _or_note(errors, lambda: open_checkpoint(folder, stem=ADAPTER_STEM))
     config = _or_note(errors, lambda: _adapter_config(folder)) or {}
-    kind = str(config.get("peft_type") or "unknown")
+    kind = config.get("peft_type", "unknown")
     tensors = stored.tensors if stored is not None else {}
     lora = _Lora.of(tensors)
     rank = config.get("r")
@@ -239,8 +239,9 @@ def _adapter_config(folder: Path) -> dict[str, Any]:
         config = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise LoadError(f"reading {path}", str(error)[:200], hint="save or download the adapter again") from error
-    if not isinstance(config, dict):
-        raise LoadError(f"reading {path}", "it holds no JSON object", hint="save or download the adapter again")
+    if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
+        found = "no JSON object" if not isinstance(config, dict) else f"peft_type {config.get('peft_type')!r}"
+        raise LoadError(f"reading {path}", f"it holds {found}", "what PEFT writes", "save or download it again")
     return config
 
 
