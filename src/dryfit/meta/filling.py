@@ -1,4 +1,4 @@
-"""Giving a module its weights, in place: every tensor accounted for, or an error that says why before anything changes."""
+"""Giving a module its weights, in place: every tensor accounted for, or an error before anything changes."""
 
 import re
 import time
