@@ -82,6 +82,11 @@ def test_c01_loading_inside_a_meta_device_context(bert, llama, kind):
         finally:
             torch.set_default_device(None)
     assert_same(model, reference)
+    (folder / "model.safetensors").rename(folder / "away")
+    torch.save(reference.state_dict(), folder / "pytorch_model.bin")
+    with torch.device("meta"):
+        assert_same(dryfit.load(folder), reference)
+    (folder / "away").rename(folder / "model.safetensors")
     assert_same(tied, llama[1])
     assert_same(headed, dryfit.load(folder, task="token-classification", missing=["classifier.*"]))
 
@@ -108,6 +113,23 @@ def test_c02a_a_plain_module_around_a_model(bert, tmp_path):
     assert_same(parts.body, bert[1])
     assert set(merged.random) == {"head.weight", "head.bias"}
     assert merged.from_file["body.pooler.dense.weight"] == "pooler.dense.weight"
+
+
+def test_c02b_real_inputs_into_a_model_without_weights(tmp_path):
+    plain = on_plain_meta(lambda: WithHead(bert_config()))
+    assert plain(tokens()).is_meta  # an answer of the right shape, and no error
+    reference = perturb(fresh(WithHead, bert_config()))
+    save_file(reference.state_dict(), tmp_path / "whole.safetensors")
+    model = build(lambda: WithHead(bert_config())).eval()
+    for call in (model, model.body):
+        with pytest.raises(LoadError, match="real tensor of shape \\(2, 9\\).*on meta"):
+            call(tokens())
+    with pytest.raises(LoadError, match="real tensor"):
+        model.head(torch.ones(1, 32))
+    assert model(tokens().to("meta")).is_meta
+    materialise(model, tmp_path / "whole.safetensors")
+    assert torch.equal(output(model), output(reference))
+    assert not any(part._forward_pre_hooks or part._forward_hooks for part in model.modules())
 
 
 def test_c03a_non_persistent_tables_of_bert(bert):

@@ -1,4 +1,4 @@
-"""Models of parts, models loaded in company and sharded models: C14 and C20 to C22, one test for each known case."""
+"""Models of parts, models loaded in company and sharded models: C14, C15 and C20 to C22, one test for each case."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +7,8 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate import cpu_offload
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM, BertModel, LlamaForCausalLM
 import dryfit
 from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
+from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
 from loading import assert_same, bert_config, config_of, dirty, fresh, llama_config, output, tokens, written
 
 TIED = {"tie_word_embeddings": True}
@@ -58,6 +61,94 @@ def test_c14a_encoder_on_meta_and_head_real(tmp_path):
     assert report.from_file["encoder.pooler.dense.bias"] == "pooler.dense.bias"
     model(tokens()).sum().backward()
     assert all(p.grad is not None for name, p in model.named_parameters() if "pooler" not in name)
+
+
+def step_with(model, optimizer):
+    model(tokens()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = BertModel(bert_config(), add_pooling_layer=False)
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, input_ids):
+        return self.head(self.encoder(input_ids).last_hidden_state[:, 0])
+
+
+def test_c14b_an_optimizer_built_too_early(tmp_path):
+    save_file(fresh(lambda _: Classifier(), None).state_dict(), tmp_path / "whole.safetensors")
+    state = load_file(tmp_path / "whole.safetensors")
+    with torch.device("meta"):
+        plain = Classifier()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    plain.load_state_dict(state, assign=True)
+    for table in ("position_ids", "token_type_ids"):
+        setattr(plain.encoder.embeddings, table, torch.zeros(1, 64, dtype=torch.int64))
+    step_with(plain, optimizer)
+    assert all(torch.equal(value, state[name]) for name, value in plain.named_parameters())  # nothing was trained
+    model = build(Classifier)
+    early = torch.optim.AdamW(model.parameters(), lr=0.1)
+    before = leaks(model)
+    with pytest.raises(LoadError, match="optimizer was built too early: AdamW"):
+        materialise(model, tmp_path / "whole.safetensors")
+    assert leaks(model) == before
+    del early
+    materialise(model, tmp_path / "whole.safetensors")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    # Filled again in place, the same parameters stay the optimizer's.
+    materialise(model, tmp_path / "whole.safetensors")
+    refuse_early_optimizer(model, optimizer)
+    step_with(model.train(), optimizer)
+    changed = [name for name, value in model.named_parameters() if not torch.equal(value, state[name])]
+    assert "encoder.encoder.layer.0.output.dense.weight" in changed and "head.bias" in changed
+
+
+# Later versions of transformers have another name for it.
+RENAMED = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+
+
+@RENAMED
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_c15a_weights_offloaded_by_accelerate(llama, checkpointing):
+    folder, _ = llama
+    plain = cpu_offload(LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), execution_device="cpu").train()
+    if checkpointing:
+        plain.gradient_checkpointing_enable()
+    plain(input_ids=tokens(), labels=tokens()).loss.backward()
+    assert not any(parameter.grad is not None for parameter in plain.parameters())  # and no error
+    with pytest.raises(LoadError) as caught:
+        refuse_offload(plain, doing="training")
+    assert "accelerate offloads" in caught.value.found and "micro-batch" in caught.value.hint
+    model = dryfit.load(folder, task="causal-lm").train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    refuse_offload(model, doing="training")
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+@RENAMED
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_c15b_a_layer_on_disk(llama, tmp_path):
+    folder, _ = llama
+    places = {"model.embed_tokens": "cpu", "lm_head": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    places |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
+    plain = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map=places, offload_folder=str(tmp_path / "off")
+    ).train()
+    plain.gradient_checkpointing_enable({"use_reentrant": False})
+    with pytest.raises(LoadError, match="accelerate offloads") as caught:
+        refuse_offload(plain, doing="training")
+    assert "model.layers.1" in str(caught.value)
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(plain, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    assert any("layers.1.self_attn.q_proj.lora_A" in name for name in leaks(adapted))
+    with pytest.raises(LoadError, match="on meta"):
+        refuse_offload(adapted, doing="training")
 
 
 def test_c20_initial_values_of_an_in_library_model():

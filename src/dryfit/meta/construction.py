@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dryfit.core.errors import LoadError
 from dryfit.meta.inputs import refuse_real_inputs
@@ -31,15 +32,17 @@ _IS_META: Any = vars(torch._C.TensorBase)["is_meta"].__get__
 # transformers' from_pretrained, called by a constructor: it replaces all that is not in its file, tables included, by
 # empty memory, in the belief that it was on meta. Here the constructor's values are there, and they stay.
 _FORGETS = "_move_missing_keys_from_meta_to_device"
+# Module.load_state_dict, called by a constructor: it leaves tensors on meta as they are.
+_ASKS_TO_SKIP = "_load_from_state_dict"
 _VALUE_READS = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
 
 class _Overrides(TorchFunctionMode):
     """What the dispatcher does not show: devices asked for, and values read behind its back."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self._tape = tape
+        self.recorder = recorder
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -47,10 +50,12 @@ class _Overrides(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.empty_like and sys._getframe(1).f_code.co_name == _FORGETS:
             return args[0].detach().clone()
-        if func in _device_constructors():
+        if func == _IS_META and sys._getframe(1).f_code.co_name == _ASKS_TO_SKIP:
+            return False
+        if func in _device_constructors() and kwargs.get("out") is None:
             return func(*args, **{**kwargs, "device": "cpu"})
         if func in _VALUE_READS and is_deferred(args[0]):
-            return func(self._tape.realise(args[0])[0], *args[1:], **kwargs)
+            return func(self.recorder.tape.realise(args[0])[0], *args[1:], **kwargs)
         if func == _IS_META and is_deferred(args[0]):
             self._note_initialiser(args[0], sys._getframe(1))
         return func(*args, **kwargs)
@@ -68,12 +73,13 @@ class _Overrides(TorchFunctionMode):
         function = getattr(nn.init, code.co_name)
         seed: int | torch.Generator | None = None
         if "generator" in given:
-            seed = given.pop("generator") or self._tape.next_seed()
+            seed = given.pop("generator") or self.recorder.tape.next_seed()
         if isinstance(seed, torch.Generator):
             state = seed.clone_state()
-            function(**{**given, "tensor": torch.empty_like(tensor, device="cpu"), "generator": seed})
+            with _disable_current_modes():  # it must go on as if it had drawn
+                function(**{**given, "tensor": torch.empty_like(tensor, device="cpu"), "generator": seed})
             seed = state
-        self._tape.add(function, (), given, [tensor], [], seed)
+        self.recorder.tape.add(function, (), given, [tensor], [], seed)
 
 
 @contextmanager
@@ -85,8 +91,19 @@ def on_meta(*, seed: int = 0) -> Iterator[None]:
             :func:`dryfit.meta.materialise` may be allowed to draw later. The process's own generator is not used.
     """
     tape = Tape(seed)
-    with _Overrides(tape), Recorder(tape):
+    around = next((mode for mode in _get_current_function_mode_stack() if isinstance(mode, _Overrides)), None)
+    if around is None:
+        recorder = Recorder(tape)
+        with _Overrides(recorder), recorder:
+            yield
+        return
+    # A second recorder on top of the first would have every step written on both tapes.
+    recorder = around.recorder
+    outer, recorder.tape = recorder.tape, tape
+    try:
         yield
+    finally:
+        recorder.tape = outer
 
 
 def build(make: Callable[[], ModuleT], *, seed: int = 0) -> ModuleT:

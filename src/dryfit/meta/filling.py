@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import InternalError, LoadError
@@ -67,12 +68,19 @@ def materialise(
 
 def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:
     """Fill a module from an opened checkpoint; see :func:`materialise`."""
+    # A constructor that is being built may load its part in this way: our own modes must not reach in here.
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        return _fill(module, stored, wishes)
+
+
+def _fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:
     started = time.perf_counter()
     if wishes.device.type == "meta":
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
     _refuse_wrapped(module)
-    matched = match(module, stored, wishes)
+    # Before anything of ours refers to the parameters: while nobody does, this is cheap.
     refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
+    matched = match(module, stored, wishes)
     filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
     made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
     if stored is not None:

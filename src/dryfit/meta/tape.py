@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dryfit.core.errors import LoadError
 from dryfit.core.seeds import derive_seed
+from dryfit.meta.drawing import Draws, drawing, takes
 
 DEFERRED_ABOVE_BYTES = 64 << 20
 """Results of this size and more are computed when they are needed, not when the constructor asks for them."""
@@ -47,14 +48,6 @@ _OVERWRITING = frozenset(
         _aten.zero_.default,
     }
 )
-# Factories that draw from the global generator, and their overloads that take one.
-_WITH_GENERATOR = {
-    _aten.rand.default: _aten.rand.generator,
-    _aten.randn.default: _aten.randn.generator,
-    _aten.randint.default: _aten.randint.generator,
-    _aten.randint.low: _aten.randint.low_generator,
-    _aten.randperm.default: _aten.randperm.generator,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +208,7 @@ class Tape:
 
         for step in steps:
             args, kwargs = tree_map(look, (step.args, step.kwargs))
-            if isinstance(step.seed, int):
-                kwargs["generator"] = torch.Generator().manual_seed(step.seed)
-            elif step.seed is not None:
-                kwargs["generator"] = step.seed.clone_state()
-            made = step.func(*args, **kwargs)
+            made = _call(step, args, kwargs)
             if step.func in _UNINITIALISED:
                 _fill(made, background)
             outputs = [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, torch.Tensor)]
@@ -240,11 +229,15 @@ class Tape:
 
 
 class Recorder(TorchDispatchMode):
-    """Sends uninitialised allocations of this thread to the meta device and writes down what happens to them."""
+    """Sends uninitialised allocations of this thread to the meta device and writes down what happens to them.
+
+    Args:
+        tape: Where it writes.
+    """
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
-        self._tape = tape
+        self.tape = tape
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -290,11 +283,11 @@ class Recorder(TorchDispatchMode):
             kwargs, seed = {**kwargs, "generator": None}, state
         elif seed is not None:
             kwargs = {**kwargs, "generator": None}
-        self._tape.add(func, args, kwargs, written, results, seed)
+        self.tape.add(func, args, kwargs, written, results, seed)
 
     def _for_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run on the CPU, with the values of deferred arguments."""
-        args, kwargs = tree_map(lambda leaf: self._tape.realise(leaf)[0] if is_deferred(leaf) else leaf, (args, kwargs))
+        args, kwargs = tree_map(lambda leaf: self.tape.realise(leaf)[0] if is_deferred(leaf) else leaf, (args, kwargs))
         func, kwargs, seed = self._seeded(func, _placed(func, kwargs, _CPU))
         if isinstance(seed, int):
             kwargs = {**kwargs, "generator": torch.Generator().manual_seed(seed)}
@@ -305,16 +298,16 @@ class Recorder(TorchDispatchMode):
         if func is _aten._local_scalar_dense.default:
             raise NotImplementedError
         args, kwargs = tree_map(_without_data, (args, kwargs))
-        return func(*args, **_placed(func, {k: v for k, v in kwargs.items() if k != "generator"}, _META))
+        if "generator" in kwargs:
+            kwargs = {**kwargs, "generator": None}
+        return func(*args, **_placed(func, kwargs, _META))
 
     def _seeded(self, func: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], int | torch.Generator | None]:
         """A random operation with a seed of its own: the process's global generator is neither read nor moved."""
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func, kwargs, None
         if kwargs.get("generator") is not None:
             return func, kwargs, kwargs["generator"]
-        func = _WITH_GENERATOR.get(func, func)
-        return func, kwargs, self._tape.next_seed() if _takes(func, "generator") else None
+        drawn = drawing(func, kwargs)
+        return (func, kwargs, None) if drawn is None else (drawn, kwargs, self.tape.next_seed())
 
 
 def is_deferred(leaf: Any) -> bool:
@@ -339,10 +332,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
     return found
 
 
-def _takes(func: Any, name: str) -> bool:
-    return any(argument.name == name for argument in func._schema.arguments)
-
-
 def _may_be_large(func: Any) -> bool:
     """Whether an operation makes new memory; views, changes in place and reads of a value do not."""
     schema = func._schema
@@ -352,7 +341,7 @@ def _may_be_large(func: Any) -> bool:
 
 def _placed(func: Any, kwargs: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Keyword arguments with the device we want in place of the one asked for."""
-    if not _takes(func, "device"):
+    if not takes(func, "device"):
         return kwargs
     kept = {name: value for name, value in kwargs.items() if name != "pin_memory"}
     return {**kept, "device": device}
@@ -367,6 +356,19 @@ def _without_data(leaf: Any) -> Any:
 def _view(base: torch.Tensor, ref: _Ref) -> torch.Tensor:
     view = torch.empty(0, dtype=ref.dtype)
     return view.set_(cast("Any", base.untyped_storage()), ref.offset, ref.size, ref.stride)
+
+
+def _call(step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if step.seed is None:
+        return step.func(*args, **kwargs)
+    seed = step.seed
+    generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed.clone_state()
+    kwargs = {**kwargs, "generator": generator}
+    if isinstance(step.func, torch._ops.OpOverload):
+        return step.func(*args, **kwargs)
+    # An initialiser of torch: sparse_ draws a part without naming the generator.
+    with Draws(torch.Generator().manual_seed(generator.initial_seed() + 1)):
+        return step.func(*args, **kwargs)
 
 
 def _is_whole(written: torch.Tensor, args: tuple[Any, ...]) -> bool:

@@ -1,0 +1,48 @@
+"""Random operations that draw from a generator of ours: the process's own is neither read nor moved."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+# Factories that draw from the global generator, and their overloads that take one.
+_WITH_GENERATOR = {
+    _aten.rand.default: _aten.rand.generator,
+    _aten.randn.default: _aten.randn.generator,
+    _aten.randint.default: _aten.randint.generator,
+    _aten.randint.low: _aten.randint.low_generator,
+    _aten.randperm.default: _aten.randperm.generator,
+}
+
+
+def takes(func: Any, name: str) -> bool:
+    """Whether an operation has an argument of that name."""
+    return any(argument.name == name for argument in func._schema.arguments)
+
+
+def drawing(func: Any, kwargs: dict[str, Any]) -> Any | None:
+    """The overload to which a generator can be given; None for what does not draw from the global one."""
+    if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+        return None
+    func = _WITH_GENERATOR.get(func, func)
+    return func if takes(func, "generator") else None
+
+
+class Draws(TorchDispatchMode):
+    """Gives all random operations of this thread that name no generator the same one.
+
+    Args:
+        generator: What they draw from.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        drawn = drawing(func, kwargs)
+        return func(*args, **kwargs) if drawn is None else drawn(*args, **{**kwargs, "generator": self._generator})
