@@ -5,20 +5,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.config.load import LoadedStudy, load_study_file
-from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
-from dryfit.core.settings import Task
+from dryfit.core.errors import ConfigError, ExitStatus, InternalError, LedgerError, LoadError
+from dryfit.core.health import Health
+from dryfit.core.settings import ModelSettings, Task
 from dryfit.core.trial import Outcome
-from dryfit.core.wire import write_text_atomic
+from dryfit.core.wire import CheckRequest, write_text_atomic
 from dryfit.report.summary import StudySummary, summarise
 from dryfit.search.space import Space
 from dryfit.starter.template import init_folder
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import lock_owner
 from dryfit.store.replay import StudyState, TrialState
+from dryfit.study.errand import run_alone
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
 from dryfit.study.session import SessionResult, read_study, run_session
 from dryfit.study.stops import GRACEFUL, NOW
+
+_PACKAGED = ModelSettings().name
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,39 @@ def stop(folder: Path | str, *, now: bool = False) -> int | None:
     if asked is not None:
         write_text_atomic(layout.stop_request, NOW if now else GRACEFUL)
     return asked
+
+
+def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -> Health:
+    """Look at a checkpoint in a process of its own: whether it can be loaded, and what is in it. No weight is read.
+
+    Args:
+        folder: A trial's folder, any other model's, a PEFT adapter's, or ``minilm``.
+        task: As in ``dryfit.load``; None: a trial's encoder with its head, else what the folder's config names.
+        trust: Run code that comes with the model.
+
+    Returns:
+        What was found. A damaged file or a missing weight is a finding, not an error.
+
+    Raises:
+        LoadError: There is no such folder.
+        ConfigError: There is no such task, the architecture has no such head, or its code is not trusted.
+        ChildError: The process ended without an answer.
+    """
+    name = str(folder)
+    if name != _PACKAGED:
+        path = Path(folder).expanduser().resolve()
+        if not path.is_dir():
+            raise LoadError(
+                f"looking at {name}",
+                "it is a file" if path.exists() else "there is no such folder",
+                allowed="a model's folder, with its config.json; nothing is downloaded",
+                hint="check the path",
+            )
+        name = str(path)
+    result = run_alone(f"looking at {name}", CheckRequest(folder=name, task=task, trust=trust))
+    if result.check is None:
+        raise InternalError(f"looking at {name}", "the child's answer is of another job")
+    return result.check.health
 
 
 def load_config(study_file: Path | str, overrides: Sequence[str] = ()) -> LoadedStudy:

@@ -1,4 +1,4 @@
-"""Child job RESOLVE: everything a study needs to know before its first trial."""
+"""Child jobs that look and train nothing: RESOLVE, all a study needs before its first trial, and CHECK."""
 
 import platform
 from importlib.metadata import version
@@ -10,8 +10,9 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.plan import DeviceKind
 from dryfit.core.settings import Precision
-from dryfit.core.wire import ChildResult, Phase, ResolveRequest, ResolveResult, SplitFacts
+from dryfit.core.wire import CheckRequest, CheckResult, ChildResult, Phase, ResolveRequest, ResolveResult, SplitFacts
 from dryfit.meta.source import model_identity
+from dryfit.tasks.health import folder_health
 from dryfit.tasks.prepare import cache_tokens
 from dryfit.tasks.rows import fingerprint, label_counts, load_splits
 
@@ -46,6 +47,17 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
     )
     return ChildResult(resolve=result, error=None)
+
+
+def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:
+    """Look at a checkpoint without loading it.
+
+    Raises:
+        DryfitError: There is no such folder or task, or the model needs code that is not trusted.
+    """
+    torch.set_num_threads(1)
+    channel.send(Phase(name="load"))
+    return ChildResult(check=CheckResult(health=folder_health(body.folder, body.task, trust=body.trust)))
 
 
 def find_device(wish: str) -> tuple[DeviceKind, int]:

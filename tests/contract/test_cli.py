@@ -18,7 +18,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
     done = run("--help")
     assert done.returncode == 0
     named = [line.split()[0] for line in done.stdout.split("Commands:")[1].splitlines() if line.strip()]
-    assert named == ["init", "tune", "resume", "status", "show", "stop", "schema"]
+    assert named == ["init", "tune", "resume", "status", "show", "stop", "load", "schema"]
     for name in named:
         assert run(name, "--help").returncode == 0
 
@@ -126,9 +126,20 @@ def test_status_show_and_the_story_of_a_trial(tmp_path: Path) -> None:
     shown = run("show", tmp_path / "study")
     assert shown.stdout.splitlines()[0].split("\t")[:3] == ["trial", "outcome", "value"]
     story = run("show", tmp_path / "study/study.toml", "0").stdout
-    for part in ("optim.lr = ", "validation 5", "attempt 1: ended with a result", "log.txt", "first step after"):
+    for part in (
+        "optim.lr = ",
+        "validation 5",
+        "attempt 1: ended with a result",
+        "log.txt",
+        "first step after",
+        "  loaded: ",
+        "from file",
+    ):
         assert part in story
     assert run("show", tmp_path / "study", "9").returncode == 2
+    best = run("load", "--check", tmp_path / "study/trials/0000/best")
+    assert best.returncode == 0, best.stdout
+    assert "an encoder with its head, saved by a trial" in best.stdout
     log = (tmp_path / "study/trials/0000/attempt-1/log.txt").read_text(encoding="utf-8")
     assert '"max_length": 48' in log
     frozen = run("resume", tmp_path / "study", "--trials", "2", "--quiet")

@@ -11,7 +11,9 @@ from rich.text import Text
 
 from dryfit.api import TuneResult
 from dryfit.core.errors import DryfitError, InternalError
+from dryfit.core.health import Health
 from dryfit.core.trial import Outcome
+from dryfit.report.health import health_table, verdict
 from dryfit.report.summary import StudySummary
 from dryfit.report.tables import (
     Table,
@@ -97,6 +99,15 @@ def print_study(state: StudyState, layout: StudyLayout, *, trials: bool) -> None
         out.print("best: no trial has completed yet", highlight=False)
     for name, path in places(state, layout):
         out.print(f"  {name}: {path}", highlight=False)
+
+
+def print_health(health: Health) -> None:
+    """What was found in a checkpoint, and the verdict as the last line."""
+    print_table(health_table(health))
+    out = console()
+    for error in health.errors:
+        out.print(Text(error))
+    out.print(Text(verdict(health), style="green" if health.healthy else "red"))
 
 
 def print_status(summary: StudySummary, owner: int | None) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dryfit.core.failure import ChildFault
+from dryfit.core.health import Health
 from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.settings import DataSettings, ModelSettings, Task
 from dryfit.core.trial import MetricPoint, TrialConfig
@@ -45,11 +46,13 @@ class Job(StrEnum):
 
     RESOLVE = "resolve"
     TRAIN = "train"
+    CHECK = "check"
 
 
 ENTRY_POINTS: dict[Job, str] = {
     Job.RESOLVE: "dryfit.preflight:resolve",
     Job.TRAIN: "dryfit.train.entry:train",
+    Job.CHECK: "dryfit.preflight:check",
 }
 """Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
 
@@ -129,6 +132,21 @@ class TrainResult(Wire):
     stopped_by: StopReason | None = None
 
 
+class CheckRequest(Wire):
+    """Look at a checkpoint; no weight is read."""
+
+    job: Literal[Job.CHECK] = Job.CHECK
+    folder: str = Field(description="a model's folder, or `minilm`")
+    task: str | None = Field(description="as in `dryfit.load`; None: what the folder itself says")
+    trust: bool = Field(description="run code that comes with the model")
+
+
+class CheckResult(Wire):
+    """What CHECK found. A checkpoint that cannot be loaded is a finding, not an error."""
+
+    health: Health
+
+
 class ErrorParts(Wire):
     """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
 
@@ -140,12 +158,17 @@ class ErrorParts(Wire):
 
 
 class ChildResult(Wire):
-    """A child's last word. Exactly one of the fields ``resolve``, ``train`` and ``fault`` is set."""
+    """A child's last word. Exactly one of the fields ``resolve``, ``train``, ``check`` and ``fault`` is set."""
 
     resolve: ResolveResult | None = None
     train: TrainResult | None = None
+    check: CheckResult | None = None
     fault: ChildFault | None = None
     error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
+
+
+Body: TypeAlias = ResolveRequest | TrainRequest | CheckRequest
+"""A job."""
 
 
 class ChildRequest(Wire):
@@ -159,7 +182,7 @@ class ChildRequest(Wire):
 
     placed_at_s: float
     doorbell: str | None
-    body: Annotated[ResolveRequest | TrainRequest, Field(discriminator="job")]
+    body: Annotated[Body, Field(discriminator="job")]
 
 
 class Started(Wire):

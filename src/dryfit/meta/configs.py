@@ -1,5 +1,6 @@
 """Configs and tokenizers of pretrained models."""
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, LoadError
@@ -37,12 +38,12 @@ def load_config(source: ModelSource) -> PreTrainedConfig:
             trust_remote_code=source.trust_remote_code,
             local_files_only=folder is not None,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         if folder is None:  # the hub's own errors tell a network fault from a wrong name
             raise
         raise LoadError(
             f"reading the config of {where}",
-            str(error).strip().splitlines()[0],
+            " ".join(" ".join(str(error).strip().splitlines()[:2]).split()),
             allowed="a config.json that transformers knows; one with its own code needs trust_remote_code = true",
         ) from error
     if getattr(config, "quantization_config", None) is not None:

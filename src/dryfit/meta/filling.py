@@ -1,4 +1,4 @@
-"""Giving a module its weights, in place: every tensor accounted for, or nothing changed and an error that says why."""
+"""Giving a module its weights, in place: every tensor accounted for, or an error before anything changes."""
 
 import re
 import time
@@ -40,8 +40,9 @@ def materialise(
 ) -> LoadReport:
     """Give a module its weights, in place.
 
-    Works on modules from :func:`dryfit.meta.build` and on modules that already have weights. All that can be checked
-    from headers is checked before anything changes.
+    Works on modules from :func:`dryfit.meta.build` and on modules that already have weights. Everything is checked from
+    headers before anything changes; only a file that cannot be read on, or changes meanwhile, may leave a module that
+    had weights half filled.
 
     Args:
         module: The module; its flags, ties and parameters' attributes stay.

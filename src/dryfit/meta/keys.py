@@ -164,16 +164,32 @@ class _Namer:
         return any(re.search(pattern, name) for pattern in self._ignored) or bool(_OLD_TABLES.search(name))
 
     def is_inside(self, name: str) -> bool:
-        """Whether the part of the model that a key names is there."""
-        candidates = {name, name.removeprefix(self._prefix)}
-        return any(_part_exists(self._module, candidate) for candidate in candidates)
+        """Whether a key without a place belongs to a part of the model that is there."""
+        base = getattr(self._module, self._prefix.rstrip("."), None) if self._prefix else None
+        if not isinstance(base, nn.Module):  # the module is the base model itself
+            return _is_inside(self._module, name.removeprefix(self._prefix), "")
+        first = name.partition(".")[0]
+        of_base = first not in self._module._modules and first in base._modules
+        return _is_inside(self._module, self._prefix + name if of_base else name, self._prefix)
 
 
-def _part_exists(module: nn.Module, name: str) -> bool:
-    first, dot, _ = name.partition(".")
-    if not dot:  # a tensor of the module itself
-        return True
-    return isinstance(getattr(module, first, None), nn.Module)
+def _is_inside(module: nn.Module, name: str, prefix: str) -> bool:
+    """Whether the part a key names is one the model would have if it were built for this file.
+
+    What may be absent stands at the top: a pooler or head beside the encoder, or one of several heads. Inside the
+    encoder, in a numbered stack or at a layer that is there, an absent part means that the config is another model's.
+    """
+    *parts, _ = name.split(".")
+    at: nn.Module = module
+    for depth, part in enumerate(parts):
+        below = getattr(at, part, None)
+        if isinstance(below, nn.Module):
+            at = below
+            continue
+        head = bool(prefix) and not name.startswith(prefix)
+        stacked = any(step.isdigit() for step in parts[: depth + 1])
+        return not (depth == 0 or isinstance(at, PreTrainedModel) or (head and not stacked and len(at._modules) > 0))
+    return True
 
 
 def _bare(key: str) -> str:

@@ -78,6 +78,18 @@ def make_model(config: PreTrainedConfig, kind: Kind, *, trust_remote_code: bool 
         ) from error
 
 
+def stored_kind(config: PreTrainedConfig) -> Kind | None:
+    """What stood on the model that a config was saved with; None where it says nothing, or nothing we build."""
+    named = set(config.architectures or ())
+    own_code: dict[str, str] = getattr(config, "auto_map", None) or {}
+    for kind, auto in _CLASSES.items():
+        found = auto._model_mapping.get(type(config), ())
+        known = {cls.__name__ for cls in (found if isinstance(found, tuple) else (found,))}
+        if named & {*known, str(own_code.get(auto.__name__, "")).rpartition(".")[2]}:
+            return kind
+    return None
+
+
 def load_pretrained(
     source: ModelSource,
     kind: Kind,

@@ -1,9 +1,13 @@
 """A study and its trials as rows of text: what ``show``, ``tune`` and the live view print."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from dryfit.core.load_report import LoadReport
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.core.wire import LOG_FILE
 from dryfit.store.layout import StudyLayout
@@ -31,6 +35,12 @@ def value_text(value: Scalar) -> str:
 def params_text(params: dict[str, Scalar]) -> str:
     """Parameters in one line."""
     return "  ".join(f"{name}={value_text(value)}" for name, value in params.items())
+
+
+def few(names: Iterable[str], most: int = 5) -> str:
+    """The first names, and a count of the rest."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f", and {len(every) - most} more" if len(every) > most else "")
 
 
 def duration_text(seconds: float) -> str:
@@ -116,6 +126,21 @@ def _attempt_lines(attempt: AttemptState, folder: Path) -> list[str]:
     ]
 
 
+def _origin_lines(path: Path) -> list[str]:
+    """Where the weights that the trial began with came from; nothing where it never loaded any."""
+    try:
+        report = LoadReport.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except ValidationError:
+        return [f"  loaded: {path} cannot be read; it may be of another version of dryfit"]
+    said = [report.summary(), *(f"{count} {cast}" for cast, count in report.casts.items())]
+    lines = [f"  loaded: {', '.join(said)}"]
+    if report.random:
+        lines.append(f"    random: {few(report.random)}")
+    return lines
+
+
 def trial_story(trial: TrialState, layout: StudyLayout) -> list[str]:
     """Everything known of one trial, as lines: parameters, validations, verdicts, attempts, where the logs are."""
     paths = layout.trial(trial.number)
@@ -134,6 +159,7 @@ def trial_story(trial: TrialState, layout: StudyLayout) -> list[str]:
         lines.append(f"  validation {point.n}: step {point.step}, epoch {point.epoch:.2f}: {others}{said}")
     for attempt in trial.attempts:
         lines += _attempt_lines(attempt, paths.attempt(attempt.number))
+    lines += _origin_lines(paths.load_report)
     if paths.best.exists():
         lines.append(f"  weights: {paths.best}")
     return lines

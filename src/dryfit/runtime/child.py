@@ -28,17 +28,17 @@ from dryfit.core.process import die_with_parent
 from dryfit.core.wire import (
     LOG_FILE,
     STACKS_FILE,
+    Body,
     ChildRequest,
     ChildResult,
     ErrorParts,
-    ResolveRequest,
     Started,
     TrainRequest,
     read_model,
 )
 from dryfit.runtime.environment import hide_devices
 
-Entry = Callable[[ResolveRequest | TrainRequest, ChildChannel], object]
+Entry = Callable[[Body, ChildChannel], object]
 
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000

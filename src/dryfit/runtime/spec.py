@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import Evidence
-from dryfit.core.wire import ENTRY_POINTS, ChildResult, Job, Message, ResolveRequest, TrainRequest
+from dryfit.core.wire import ENTRY_POINTS, Body, ChildResult, Job, Message
 
 PRELOAD = ("dryfit.train.entry", "dryfit.preflight")
 """Modules the fork server imports once for all children."""
@@ -43,7 +43,7 @@ class ChildSpec:
 
     key: str
     folder: Path
-    body: ResolveRequest | TrainRequest
+    body: Body
     limits: ChildLimits
 
 

@@ -70,18 +70,23 @@ def load(
     mode = ReadMode.MAPPED if mapped else ReadMode.PRIVATE
     model: nn.Module
     if task is None and (folder / DRYFIT_FILE).is_file():
-        model = _trained(folder, trust=trust).eval()
+        model = trained_model(folder, trust=trust).eval()
         restore(model, folder / WEIGHTS_FILE, Wishes(torch.device(device), dtype, missing, mode=mode))
     else:
         found = FolderSource(str(source), trust_remote_code=trust)
-        kind = Kind.ENCODER if task is None else _kind(task)
+        kind = Kind.ENCODER if task is None else kind_of(task)
         if kind is Kind.ENCODER and missing != "init":
             missing = POOLER if missing == "error" else (*POOLER, *missing)
         model, _ = load_pretrained(found, kind, device=device, dtype=dtype, missing=missing, mode=mode)
     return model if attach is None else attach_adapter(model, Path(attach), device=device)
 
 
-def _kind(task: str) -> Kind:
+def kind_of(task: str) -> Kind:
+    """The kind that a task's word stands for.
+
+    Raises:
+        ConfigError: There is no such task.
+    """
     if task not in list(Kind):
         raise ConfigError("loading a model", f"there is no task {task!r}", allowed=", ".join(Kind))
     return Kind(task)
@@ -137,8 +142,12 @@ def restore(model: nn.Module, path: Path, wishes: Wishes) -> None:
     fill(model, open_checkpoint(path), replace(wishes, exact=True))
 
 
-def _trained(folder: Path, *, trust: bool) -> EncoderWithHead:
-    """The model of a trial's folder, without weights."""
+def trained_model(folder: Path, *, trust: bool) -> EncoderWithHead:
+    """The model of a trial's folder, without weights.
+
+    Raises:
+        LoadError: ``dryfit.json`` or the config is damaged, or of a later dryfit.
+    """
     doing = f"loading the trained model in {folder}"
     try:
         meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))

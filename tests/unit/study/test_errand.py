@@ -1,0 +1,80 @@
+"""One job whose answer is waited for: what is repeated, what is raised, what is given up."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from dryfit.core.errors import ChildError, DataError
+from dryfit.core.failure import ChildFault, Evidence
+from dryfit.core.health import Health, Subject
+from dryfit.core.wire import CheckRequest, CheckResult, ChildResult, ErrorParts
+from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
+from dryfit.runtime.supervisor import Supervisor
+from dryfit.study.errand import Errand, run_errand
+
+ANSWER = ChildResult(check=CheckResult(health=Health(folder="f", subject=Subject.MODEL, healthy=True)))
+KILLED = Evidence(signal=9)
+
+
+@dataclass
+class Scripted:
+    """A supervisor whose children end as the script says."""
+
+    ends: list[tuple[ChildResult | None, Evidence]]
+    started: list[ChildSpec] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
+
+    def start(self, spec: ChildSpec) -> None:
+        spec.folder.mkdir(parents=True)
+        self.started.append(spec)
+
+    def wait(self, timeout_s: float) -> list[ChildEvent]:
+        result, evidence = self.ends.pop(0)
+        other = ChildExited("another", None, KILLED)
+        return [other, ChildExited(self.started[-1].key, result, evidence)]
+
+    def kill(self, key: str, why: str) -> None:
+        self.killed.append(key)
+
+
+def send(script: Scripted, folder: Path, **more: Any) -> ChildResult | None:
+    body = CheckRequest(folder="f", task=None, trust=False)
+    limits = ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1)
+    return run_errand(Errand("looking at f", body, folder, limits), cast(Supervisor, script), **more)
+
+
+def test_a_child_that_was_killed_is_sent_again(tmp_path: Path) -> None:
+    script = Scripted([(None, KILLED), (None, KILLED), (ANSWER, Evidence(exit_code=0))])
+    assert send(script, tmp_path / "tries") == ANSWER
+    assert [spec.folder.name for spec in script.started] == ["0001", "0002", "0003"]
+    assert len({spec.key for spec in script.started}) == 3
+    again = Scripted([(ANSWER, Evidence(exit_code=0))])
+    send(again, tmp_path / "tries")
+    assert again.started[0].folder.name == "0004"
+
+
+def test_what_the_child_raised_is_raised(tmp_path: Path) -> None:
+    parts = ErrorParts(code="DATA", doing="reading x", found="7", allowed="0 or 1", hint="look")
+    fault = ChildFault(type_names=("dryfit.core.errors.DataError",), code="DATA", message="")
+    with pytest.raises(DataError) as caught:
+        send(Scripted([(ChildResult(fault=fault, error=parts), Evidence(exit_code=1))]), tmp_path)
+    assert (caught.value.doing, caught.value.found, caught.value.hint) == ("reading x", "7", "look")
+
+
+def test_another_exception_and_too_many_deaths_say_where_the_log_is(tmp_path: Path) -> None:
+    fault = ChildFault(type_names=("builtins.KeyError",), code="", message="'xx'")
+    with pytest.raises(ChildError, match="KeyError: 'xx'") as caught:
+        send(Scripted([(ChildResult(fault=fault), Evidence(exit_code=1, fault=fault))]), tmp_path / "a")
+    assert str(tmp_path / "a/0001/log.txt") in caught.value.hint
+    script = Scripted([(None, KILLED)] * 9)
+    with pytest.raises(ChildError, match="looking at f: the process ended without an answer"):
+        send(script, tmp_path / "b")
+    assert len(script.started) == 4
+
+
+def test_a_stop_ends_it(tmp_path: Path) -> None:
+    script = Scripted([])
+    assert send(script, tmp_path, stop_asked=lambda: True) is None
+    assert script.killed == [script.started[0].key]
