@@ -151,9 +151,14 @@ def meta_init(make: Callable[..., ModuleT], *, seed: int = 0) -> Callable[..., M
 def _compute_tables(module: nn.Module) -> None:
     """Compute buffers and plain tensors that the constructor filled in place (``torch.empty``, then a loop)."""
     made: dict[int, torch.Tensor] = {}
-    for slot in slots(module):
+    found = slots(module)
+    # What is also a parameter, or a view of one, will be what the parameter will be.
+    weights = {_storage_of(slot.tensor) for slot in found if slot.kind is SlotKind.PARAMETER and is_plain(slot.tensor)}
+    for slot in found:
         tensor = slot.tensor
-        if slot.kind is SlotKind.PARAMETER or not is_deferred(tensor) or tensor.nbytes >= DEFERRED_ABOVE_BYTES:
+        if not is_deferred(tensor) or not is_plain(tensor) or _storage_of(tensor) in weights:
+            continue
+        if tensor.nbytes >= DEFERRED_ABOVE_BYTES:
             continue
         tape = tape_of(tensor)
         if tape is None:
@@ -162,6 +167,10 @@ def _compute_tables(module: nn.Module) -> None:
             put(slot, made.setdefault(id(tensor), tape.realise(tensor)[0]))
         except LoadError:  # never written: the checkpoint may hold it, and materialise says so if it does not
             continue
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _own_memory(module: nn.Module) -> None:

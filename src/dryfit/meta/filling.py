@@ -21,7 +21,7 @@ from dryfit.meta.matching import Match, Missing, Place, Wishes, match
 from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
-from dryfit.meta.walk import is_plain, leaks, put, slots
+from dryfit.meta.walk import current, is_plain, leaks, put, slots
 from dryfit.meta.words import few
 
 REPORT = "load_report"
@@ -89,6 +89,8 @@ def _fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadR
             filler.read(matched, reader)
     for place, tensor in made:
         _replace(place, tensor)
+    for place, whole in matched.views:
+        _replace(place, _seen(place.tensor, current(whole.slots[0])))
     left = leaks(module)
     if left:
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
@@ -207,12 +209,13 @@ class _Filler:
                 from_file[name] = key
             else:
                 (random if origin is Origin.RANDOM else constructed).append(name)
+        looking = {name: whole.name for place, whole in matched.views for name in place.names}
         filled = [*matched.from_file.values(), *matched.converted.values(), *matched.constructed]
         return LoadReport(
             source=str(stored.where) if stored is not None else "",
             files=tuple(str(path) for path in stored.files) if stored is not None else (),
             from_file=from_file,
-            tied={name: place.name for place in filled for name in place.names[1:]},
+            tied={name: place.name for place in filled for name in place.names[1:]} | looking,
             constructed=tuple(constructed),
             random=tuple(random),
             unexpected=tuple(matched.keys.unexpected),
@@ -267,6 +270,12 @@ def _replace(place: Place, value: torch.Tensor) -> None:
             made[id(old)] = _like(old, value)
         if made[id(old)] is not old:
             put(slot, made[id(old)])
+
+
+def _seen(old: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """What an old view of a whole was, of the new whole."""
+    offset = whole.storage_offset() + old.storage_offset()
+    return whole.detach().as_strided(old.size(), old.stride(), offset)
 
 
 def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

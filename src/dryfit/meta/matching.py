@@ -83,6 +83,7 @@ class Match:
         converted: The place of each name that a conversion makes.
         made_of: What each of those names is made of, for the report.
         constructed: Places that keep what their constructor gave them.
+        views: Places without data that look at a part of another one's memory, and that one: they go on doing so.
         redundant: Keys for tables that the constructor computes and the file holds too; they must be equal.
         keys: How keys became names.
     """
@@ -93,6 +94,7 @@ class Match:
     converted: dict[str, Place] = field(default_factory=dict)
     made_of: dict[str, str] = field(default_factory=dict)
     constructed: list[Place] = field(default_factory=list)
+    views: list[tuple[Place, Place]] = field(default_factory=list)
     redundant: dict[str, Place] = field(default_factory=dict)
     keys: KeyMap = field(default_factory=KeyMap)
 
@@ -141,8 +143,13 @@ def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) ->
     _take_direct(found, by_name, stored, wishes.missing, complaints)
     _take_converted(found, module, by_name, stored, complaints)
     filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
+    wholes = _wholes(every)
     for place in every:
         if id(place) in filled:
+            continue
+        whole = wholes.get(_storage_of(place)) if is_deferred(place.tensor) else None
+        if whole is not None and whole is not place and whole.tensor.dtype == place.tensor.dtype:
+            found.views.append((place, whole))
             continue
         found.constructed.append(place)
         kept = not is_deferred(place.tensor) and (checkpoint is None or wishes.partial)
@@ -154,6 +161,21 @@ def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) ->
     if wishes.exact:
         complaints.strays += found.keys.unexpected
     return found, complaints
+
+
+def _wholes(every: Sequence[Place]) -> dict[int, Place]:
+    """Each place without data that is all of its storage, by that storage."""
+    return {
+        _storage_of(place): place
+        for place in every
+        if is_deferred(place.tensor)
+        and place.tensor.is_contiguous()
+        and place.tensor.nbytes == place.tensor.untyped_storage().nbytes()
+    }
+
+
+def _storage_of(place: Place) -> int:
+    return place.tensor.untyped_storage()._cdata
 
 
 def allowed_by(names: Iterable[str], missing: Missing) -> bool:
