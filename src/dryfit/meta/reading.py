@@ -1,5 +1,6 @@
 """Reading the tensors of a checkpoint: into private memory, or mapped."""
 
+import ctypes
 import mmap
 import os
 from collections import deque
@@ -182,7 +183,9 @@ def _fill(descriptor: int, batch: Sequence[StoredTensor], memory: Sequence[torch
     filled: list[torch.Tensor] = []
     for stored, tensor in zip(batch, memory, strict=True):
         if stored.size_bytes:
-            _read_into(descriptor, stored, tensor.view(-1).view(torch.uint8).numpy().data)
+            # Not through .numpy(): that marks the memory for good as not torch's own.
+            memory_of = (ctypes.c_ubyte * stored.size_bytes).from_address(tensor.data_ptr())
+            _read_into(descriptor, stored, memoryview(memory_of).cast("B"))
         if stored.stride is None:
             filled.append(tensor)
         else:
