@@ -92,9 +92,9 @@ def step(pool, op, one, two, number):
             return tensor + 1 if bool((tensor > 0).any()) else tensor - 1
         case "list":
             return torch.tensor(tensor.flatten()[:3].tolist(), dtype=dtype)
-        case "in place scalar":
+        case "scale":
             tensor.mul_(0.5).add_(value)
-        case "in place tensor":
+        case "sum":
             tensor.add_(other.clone())
         case "copy":
             tensor.copy_(other.clone())
@@ -115,8 +115,8 @@ def step(pool, op, one, two, number):
 
 OPS = (
     "full arange empty empty empty empty_like clone parameter cast flat transpose slice narrow detach add where cat "
-    "stack cumsum read numpy branch list copy fill item masked data out clamp"
-).split() + ["in place scalar", "in place tensor"]
+    "stack cumsum read numpy branch list copy fill item masked data out clamp scale sum"
+).split()
 NUMBERS = st.integers(0, 16)
 PROGRAMS = st.lists(st.tuples(st.sampled_from(OPS), NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=14)
 

@@ -1,0 +1,316 @@
+"""Filling modules: every place accounted for exactly once, nothing changed on an error, refills in place."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import BertForSequenceClassification, BertModel, LlamaForCausalLM
+
+from dryfit.core.errors import LoadError
+from dryfit.core.load_report import LoadReport, Origin
+from dryfit.meta import build, leaks, materialise
+from dryfit.meta.reading import ReadMode
+from dryfit.meta.walk import slots
+from loading import assert_same, bert_config, fresh, llama_config, output, perturb, written
+
+SIZES = (1, 2, 3)
+
+
+class Tree(nn.Module):
+    """A module that a plan describes: kinds of tensors, ties, and further modules."""
+
+    def __init__(self, plan):
+        super().__init__()
+        own, below = plan
+        earlier = []
+        for index, kind in enumerate(own):
+            name, size = f"t{index}", SIZES[index % len(SIZES)]
+            match kind:
+                case "drawn":
+                    setattr(self, name, nn.Parameter(torch.empty(size, 2).normal_()))
+                case "constant":
+                    setattr(self, name, nn.Parameter(torch.empty(size, 2).fill_(index)))
+                case "real":
+                    setattr(self, name, nn.Parameter(torch.full((size,), float(index))))
+                case "tied":
+                    setattr(self, name, earlier[0] if earlier else nn.Parameter(torch.empty(2).zero_()))
+                case "buffer":
+                    self.register_buffer(name, torch.arange(size + 1.0))
+                case "hidden":
+                    self.register_buffer(name, torch.arange(size) * index, persistent=False)
+                case "looped":
+                    table = torch.empty(size)
+                    table[:] = index
+                    self.register_buffer(name, table, persistent=False)
+                case "attribute":
+                    setattr(self, name, {"x": [torch.ones(size) * index]})
+                case "layer":
+                    setattr(self, name, nn.Linear(size, 2))
+            if isinstance(getattr(self, name), nn.Parameter):
+                earlier.append(getattr(self, name))
+        for index, plan in enumerate(below):
+            self.add_module(f"m{index}", Tree(plan))
+
+
+KINDS = st.sampled_from("drawn constant real tied buffer hidden looped attribute layer".split())
+LEAVES = st.tuples(st.lists(KINDS, max_size=5), st.just([]))
+PLANS = st.recursive(
+    LEAVES, lambda inner: st.tuples(st.lists(KINDS, max_size=4), st.lists(inner, max_size=2)), max_leaves=5
+)
+
+
+def saved(folder, module, keep=lambda name: True):
+    state = {name: value.clone() for name, value in module.state_dict().items() if keep(name)}
+    save_file(state or {"nothing": torch.empty(0)}, folder)
+    return state
+
+
+def assert_covers(report, module):
+    named = [*report.from_file, *report.tied, *report.constructed, *report.random]
+    assert len(named) == len(set(named))
+    assert set(named) == {name for slot in slots(module) for name in slot.names}
+    assert set(report.origins()) == set(named)
+    assert LoadReport.model_validate_json(report.model_dump_json()) == report
+    assert report.summary()
+
+
+@settings(max_examples=250)
+@given(plan=PLANS, lost=st.integers(0, 40))
+def test_the_guarantee(plan, lost, tmp_path_factory):
+    """Whatever the module: from file, tied, constructed or drawn, each place once; or an error that changes nothing."""
+    file = tmp_path_factory.mktemp("x") / "x.safetensors"
+    plain = perturb(fresh(lambda _: Tree(plan), None))
+    names = list(plain.state_dict())
+    gone = names[lost % len(names)] if names and lost < 30 else None
+    tied_to = {
+        name for name in names if gone and plain.state_dict()[name].data_ptr() == plain.state_dict()[gone].data_ptr()
+    }
+    state = saved(file, plain, lambda name: name not in tied_to)
+    module = build(partial(Tree, plan)).eval()
+    before = [(slot.name, slot.tensor) for slot in slots(module)]
+    if gone and state:
+        with pytest.raises(LoadError) as caught:
+            materialise(module, file)
+        assert any(name in str(caught.value) for name in tied_to) and str(file) in str(caught.value)
+        after = [(slot.name, slot.tensor) for slot in slots(module)]
+        assert all(one[0] == two[0] and one[1] is two[1] for one, two in zip(before, after, strict=True))
+    if not state:
+        report = materialise(module, missing="init")
+    else:
+        report = materialise(module, file, missing=list(tied_to) if gone else "error")
+        assert_same(module, plain, skip=tied_to)
+    assert_covers(report, module)
+    assert not leaks(module)
+    if gone and state:
+        allowed = {name for name, origin in report.origins().items() if origin is Origin.RANDOM}
+        assert allowed <= tied_to
+
+
+@settings(max_examples=100)
+@given(plan=PLANS)
+def test_refilling_a_real_module_keeps_its_parameters(plan, tmp_path_factory):
+    file = tmp_path_factory.mktemp("x") / "x.safetensors"
+    trained = perturb(fresh(lambda _: Tree(plan), None))
+    if not saved(file, trained):
+        return
+    module = fresh(lambda _: Tree(plan), None, seed=2).eval()
+    held = [(slot.tensor, slot.tensor.data_ptr()) for slot in slots(module)]
+    report = materialise(module, file)
+    assert_same(module, trained)
+    assert_covers(report, module)
+    assert [(slot.tensor.data_ptr(), True) for slot in slots(module)] == [
+        (pointer, slot.tensor is tensor) for slot, (tensor, pointer) in zip(slots(module), held, strict=True)
+    ]
+
+
+def bert_at(folder, **changes):
+    reference = fresh(BertModel, bert_config(**changes))
+    return written(folder, reference), reference
+
+
+def unchanged(module, folder, match, **wishes):
+    before = [(slot.name, slot.tensor) for slot in slots(module)]
+    with pytest.raises(LoadError, match=match):
+        materialise(module, folder, **wishes)
+    after = [(slot.name, slot.tensor) for slot in slots(module)]
+    assert all(one[0] == two[0] and one[1] is two[1] for one, two in zip(before, after, strict=True))
+    assert not hasattr(module, "load_report")
+
+
+def test_errors_change_nothing(tmp_path):
+    folder, _ = bert_at(tmp_path)
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    empty, real = build(lambda: BertModel(bert_config())), fresh(BertModel, bert_config())
+    values = {name: value.clone() for name, value in real.state_dict().items()}
+    key = "encoder.layer.1.output.dense.weight"
+    spoilt = {
+        "1 missing": {name: value for name, value in state.items() if name != key},
+        "of another shape": {**state, key: torch.zeros(3, 4)},
+        "of another kind of number": {**state, key: torch.zeros(32, 48, dtype=torch.int64)},
+        "without a place": {**state, "encoder.layer.1.output.dense.wait": torch.zeros(3)},
+        "both name": {**state, f"module.{key}": state[key].clone()},
+    }
+    for match, content in spoilt.items():
+        save_file(content, file)
+        for module in (empty, real):
+            unchanged(module, folder, match)
+    assert all(torch.equal(value, values[name]) for name, value in real.state_dict().items())
+    unchanged(empty, tmp_path / "nowhere", "no such file")
+    unchanged(empty, file, "holds no data", device="meta")
+    # All that is wrong, at once.
+    save_file({**spoilt["of another shape"], "encoder.layer.1.x": torch.ones(1)}, file)
+    with pytest.raises(LoadError) as caught:
+        materialise(empty, folder)
+    assert "1 of another shape" in caught.value.found and "1 without a place" in caught.value.found
+
+
+def test_parts_first_and_the_whole_later(tmp_path):
+    """Reports of parts are merged into that of the whole."""
+    folder, reference = bert_at(tmp_path / "bert")
+    model = build(lambda: BertForSequenceClassification(bert_config())).eval()
+    materialise(model.bert, folder)
+    parameter = model.bert.pooler.dense.weight
+    report = materialise(model, missing=["classifier.*"])
+    assert model.bert.pooler.dense.weight is parameter
+    assert_covers(report, model)
+    assert report.from_file["bert.pooler.dense.weight"] == "pooler.dense.weight"
+    assert report.random == ("classifier.weight",)
+    assert_same(model.bert, reference)
+    again = materialise(model)
+    assert again.origins() == report.origins()
+    # Filled with its own file, everything is from there.
+    written(tmp_path / "whole", model)
+    last = materialise(model, tmp_path / "whole")
+    assert not last.random and set(last.from_file) == {name for name, _ in model.named_parameters()}
+
+
+def test_types(tmp_path):
+    folder, reference = bert_at(tmp_path)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        model = build(lambda: BertModel(bert_config()))
+        report = materialise(model, folder, dtype=dtype)
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        assert {table.dtype for table in model.buffers()} == {torch.int64}
+        assert report.casts == {f"float32 to {str(dtype)[6:]}": 39}
+        assert all(
+            torch.equal(model.state_dict()[name], value.to(dtype)) for name, value in reference.state_dict().items()
+        )
+    # A real module takes another type in place; its parameters stay the same objects.
+    held = list(model.parameters())
+    materialise(model, folder, dtype=torch.float32)
+    assert all(one is two for one, two in zip(held, model.parameters(), strict=True))
+    assert_same(model.eval(), reference)
+    mixed = build(partial(Tree, (["buffer", "hidden", "real", "drawn"], [])))
+    materialise(mixed, missing="init", dtype=torch.bfloat16)
+    kinds = {slot.name: slot.tensor.dtype for slot in slots(mixed)}
+    assert kinds == {"t0": torch.float32, "t1": torch.int64, "t2": torch.bfloat16, "t3": torch.bfloat16}
+
+
+def test_modules_that_want_fp32_keep_it(tmp_path):
+    """transformers' own list of weights that lose too much in half precision."""
+
+    class Careful(LlamaForCausalLM):
+        _keep_in_fp32_modules_strict = ["norm"]  # noqa: RUF012
+
+    reference = fresh(Careful, llama_config())
+    written(tmp_path, reference)
+    half = Careful.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    model = build(lambda: Careful(llama_config())).eval()
+    materialise(model, tmp_path, dtype=torch.bfloat16)
+    assert_same(model, half)
+    assert model.model.norm.weight.dtype == torch.float32 and model.lm_head.weight.dtype == torch.bfloat16
+
+
+def test_flags_and_attributes_of_parameters_stay(tmp_path):
+    def make():
+        module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        module[0].weight.requires_grad_(False)
+        module[1].weight.note = {"lr": 2}
+        return module
+
+    module = build(make)
+    save_file(fresh(lambda _: make(), None).state_dict(), tmp_path / "x.safetensors")
+    materialise(module, tmp_path / "x.safetensors")
+    assert [p.requires_grad for p in module.parameters()] == [False, True, True, True]
+    assert module[1].weight.note == {"lr": 2} and isinstance(module[1].weight, nn.Parameter)
+    assert all(parameter.is_leaf for parameter in module.parameters())
+
+
+class Looking(nn.Module):
+    """A layer with further names for its weight and for parts of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.whole = nn.Linear(4, 6)
+        self.rows = [self.whole.weight, self.whole.weight.data[2:4]]
+        self.register_buffer("column", self.whole.weight.data[:, 1], persistent=False)
+        self.turned = self.whole.weight.data.t()
+        self.register_buffer("bias", self.whole.bias.data, persistent=False)
+
+
+@pytest.mark.parametrize("source", ["file", "constructor"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_views_go_on_looking_at_their_weight(source, dtype, tmp_path):
+    plain = perturb(fresh(lambda _: Looking(), None))
+    saved(tmp_path / "x.safetensors", plain)
+    module = build(Looking)
+    if source == "file":
+        report = materialise(module, tmp_path / "x.safetensors", dtype=dtype)
+        assert torch.equal(module.whole.weight, plain.whole.weight.to(dtype or torch.float32))
+    else:
+        report = materialise(module, missing="init", dtype=dtype)
+    assert_covers(report, module)
+    assert report.tied["turned"] == "whole.weight" and report.tied["rows[1]"] == "whole.weight"
+    assert module.rows[0] is module.whole.weight
+    with torch.no_grad():
+        module.whole.weight.copy_(torch.arange(24.0).view(6, 4))
+        module.whole.bias.fill_(7)
+    assert module.rows[1].tolist() == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert module.column.tolist() == [1, 5, 9, 13, 17, 21]
+    assert torch.equal(module.turned, module.whole.weight.t()) and module.bias.eq(7).all()
+
+
+def test_mapped_weights_are_the_file_until_they_are_written_to(tmp_path):
+    folder, reference = bert_at(tmp_path)
+    before = (folder / "model.safetensors").read_bytes()
+    model = build(lambda: BertModel(bert_config())).eval()
+    materialise(model, folder, mode=ReadMode.MAPPED)
+    assert_same(model, reference)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    assert (folder / "model.safetensors").read_bytes() == before
+    # Private copies in their place, the objects the same.
+    held = list(model.parameters())
+    materialise(model, folder)
+    assert all(one is two for one, two in zip(held, model.parameters(), strict=True))
+    assert all(parameter.untyped_storage().resizable() for parameter in model.parameters())
+    assert_same(model, reference)
+
+
+def test_other_tensors_than_plain_ones_are_refused():
+    with pytest.raises(LoadError, match="2 parameters are no plain tensors: 0.weight \\(UninitializedParameter\\)"):
+        materialise(build(lambda: nn.Sequential(nn.LazyLinear(3))), missing="init")
+
+
+def test_trained_and_loaded_again(tmp_path):
+    """What was loaded trains, is saved, and is loaded again bit for bit."""
+    folder, _ = bert_at(tmp_path / "bert")
+    model = build(lambda: BertForSequenceClassification(bert_config()))
+    materialise(model.bert, folder)
+    materialise(model, missing=["classifier.*"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        model(input_ids=torch.arange(5, 15)[None], labels=torch.tensor([1])).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval().save_pretrained(tmp_path / "trained")
+    second = build(lambda: BertForSequenceClassification(bert_config())).eval()
+    materialise(second, tmp_path / "trained")
+    assert_same(second, model)
+    assert torch.equal(output(second), output(model))
