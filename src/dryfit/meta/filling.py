@@ -21,7 +21,7 @@ from dryfit.meta.matching import Match, Missing, Place, Wishes, match
 from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
-from dryfit.meta.walk import current, is_plain, leaks, put, slots
+from dryfit.meta.walk import current, put
 from dryfit.meta.words import few
 
 REPORT = "load_report"
@@ -77,7 +77,6 @@ def _fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadR
     started = time.perf_counter()
     if wishes.device.type == "meta":
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
-    _refuse_wrapped(module)
     # Before anything of ours refers to the parameters: while nobody does, this is cheap.
     refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
     matched = match(module, stored, wishes)
@@ -91,7 +90,7 @@ def _fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadR
         _replace(place, tensor)
     for place, whole in matched.views:
         _replace(place, _seen(place.tensor, current(whole.slots[0])))
-    left = leaks(module)
+    left = [slot.name for place in matched.places for slot in place.slots if is_deferred(current(slot))]
     if left:
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
     report = filler.report(matched, stored, time.perf_counter() - started)
@@ -100,18 +99,6 @@ def _fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadR
     watch_files(module, mapped.guard if mapped is not None else FileGuard(()))
     vars(module)[REPORT] = report
     return report
-
-
-def _refuse_wrapped(module: nn.Module) -> None:
-    """Sharded, quantised and lazy parameters are not the memory they seem to be."""
-    wrapped = [f"{slot.name} ({type(slot.tensor).__name__})" for slot in slots(module) if not is_plain(slot.tensor)]
-    if wrapped:
-        raise LoadError(
-            "filling a model",
-            f"{len(wrapped)} parameters are no plain tensors: {few(wrapped)}",
-            allowed="plain tensors, on meta or with data",
-            hint="fill the model first; then shard or quantise it (a lazy module: run it once on an example first)",
-        )
 
 
 @dataclass(slots=True)
@@ -174,7 +161,8 @@ class _Filler:
             with torch.no_grad():
                 old.copy_(tensor)
         else:
-            fresh.append((place, tensor.to(device=self.wishes.device, dtype=wanted)))
+            here = tensor.dtype is wanted and tensor.device == self.wishes.device
+            fresh.append((place, tensor if here else tensor.to(device=self.wishes.device, dtype=wanted)))
 
     def construct(self, matched: Match) -> list[tuple[Place, torch.Tensor]]:
         """Make what all other places get: what their constructor computed, or would have."""

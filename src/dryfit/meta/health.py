@@ -100,7 +100,7 @@ def health(path: Path, subject: Subject, choose: Callable[[], Candidate]) -> Hea
             folder=folder, subject=subject, healthy=False, stored=stored and _stored(stored), errors=tuple(errors)
         )
     judged = _or_note(errors, lambda: examine(model, stored, candidate.wishes)) if stored is not None else None
-    found, complaints = judged or (Match(), Complaints())
+    found, complaints = judged or (Match([]), Complaints())
     return _judged(
         Health(
             healthy=False,

@@ -43,6 +43,8 @@ def allow_real_inputs(module: nn.Module) -> nn.Module:
         The same module.
     """
     for part in module.modules():
+        if not part._forward_pre_hooks and not part._forward_hooks:
+            continue
         tables = (
             (part._forward_pre_hooks, (part._forward_pre_hooks_with_kwargs,)),
             (part._forward_hooks, (part._forward_hooks_with_kwargs, part._forward_hooks_always_called)),

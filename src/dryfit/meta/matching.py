@@ -15,7 +15,7 @@ from dryfit.meta.keys import Conversion, KeyMap, map_keys
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.safetensors_file import StoredTensor
 from dryfit.meta.tape import is_deferred
-from dryfit.meta.walk import Slot, SlotKind, slots
+from dryfit.meta.walk import Slot, SlotKind, is_plain, slots
 from dryfit.meta.words import few
 
 Missing = Literal["error", "init"] | Sequence[str]
@@ -50,26 +50,20 @@ class Place:
         slots: Where it is; the first gives it its name.
         names: All its names.
         tensor: What it is now, possibly without data.
+        persistent: Whether a checkpoint of the module holds it.
+        is_parameter: Whether it may be trained.
     """
 
     slots: tuple[Slot, ...]
     names: tuple[str, ...]
     tensor: torch.Tensor
+    persistent: bool
+    is_parameter: bool
 
     @property
     def name(self) -> str:
         """Its first name."""
         return self.names[0]
-
-    @property
-    def persistent(self) -> bool:
-        """Whether a checkpoint of the module holds it."""
-        return any(slot.persistent for slot in self.slots)
-
-    @property
-    def is_parameter(self) -> bool:
-        """Whether it is trained."""
-        return any(slot.kind is SlotKind.PARAMETER for slot in self.slots)
 
 
 @dataclass(slots=True)
@@ -77,6 +71,7 @@ class Match:
     """What each place will be.
 
     Attributes:
+        places: All of them.
         from_file: Key for each place that one tensor of the file fills.
         duplicates: Further keys of a tied place; their tensors must equal the first's.
         conversions: Those whose results fill ``converted``.
@@ -88,6 +83,7 @@ class Match:
         keys: How keys became names.
     """
 
+    places: list[Place]
     from_file: dict[str, Place] = field(default_factory=dict)
     duplicates: dict[str, str] = field(default_factory=dict)
     conversions: list[Conversion] = field(default_factory=list)
@@ -100,16 +96,37 @@ class Match:
 
 
 def places(module: nn.Module) -> list[Place]:
-    """Every tensor of a module once, ties gathered: one tensor object, or one piece of memory seen alike."""
+    """Every tensor of a module once, ties gathered: one tensor object, or one piece of memory seen alike.
+
+    Raises:
+        LoadError: One is sharded, quantised or lazy: it is not the memory it seems to be.
+    """
     groups: dict[object, list[Slot]] = {}
+    wrapped: list[str] = []
     for slot in slots(module):
-        groups.setdefault(memory_of(slot.tensor), []).append(slot)
-    found = []
-    for group in groups.values():
-        group.sort(key=lambda slot: slot.kind is not SlotKind.PARAMETER)
-        names = tuple(dict.fromkeys(name for slot in group for name in slot.names))
-        found.append(Place(tuple(group), names, group[0].tensor))
-    return found
+        if not is_plain(slot.tensor):
+            wrapped.append(f"{slot.name} ({type(slot.tensor).__name__})")
+        else:
+            groups.setdefault(memory_of(slot.tensor), []).append(slot)
+    if wrapped:
+        raise LoadError(
+            "filling a model",
+            f"{len(wrapped)} parameters are no plain tensors: {few(wrapped)}",
+            allowed="plain tensors, on meta or with data",
+            hint="fill the model first; then shard or quantise it (a lazy module: run it once on an example first)",
+        )
+    return [_place(group) for group in groups.values()]
+
+
+def _place(group: list[Slot]) -> Place:
+    first = group[0]
+    if len(group) == 1:
+        return Place((first,), first.names, first.tensor, first.persistent, first.kind is SlotKind.PARAMETER)
+    group.sort(key=lambda slot: slot.kind is not SlotKind.PARAMETER)
+    first = group[0]
+    names = tuple(dict.fromkeys(name for slot in group for name in slot.names))
+    persistent = any(slot.persistent for slot in group)
+    return Place(tuple(group), names, first.tensor, persistent, first.kind is SlotKind.PARAMETER)
 
 
 def match(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> Match:
@@ -138,15 +155,14 @@ def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) ->
     by_name = {name: place for place in every for name in place.names}
     fillable = [name for name, place in by_name.items() if place.persistent or place.is_parameter]
     stored = checkpoint.tensors if checkpoint is not None else {}
-    found = Match(keys=map_keys(module, list(stored), fillable, wishes.aliases))
+    found = Match(every, keys=map_keys(module, list(stored), fillable, wishes.aliases))
     complaints = Complaints()
     _take_direct(found, by_name, stored, wishes.missing, complaints)
     _take_converted(found, module, by_name, stored, complaints)
     filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
-    wholes = _wholes(every)
-    for place in every:
-        if id(place) in filled:
-            continue
+    rest = [place for place in every if id(place) not in filled]
+    wholes = _wholes(every) if any(is_deferred(place.tensor) for place in rest) else {}
+    for place in rest:
         whole = wholes.get(_storage_of(place)) if is_deferred(place.tensor) else None
         if whole is not None and whole is not place and whole.tensor.dtype == place.tensor.dtype:
             found.views.append((place, whole))
@@ -187,15 +203,10 @@ def allowed_by(names: Iterable[str], missing: Missing) -> bool:
 
 def memory_of(tensor: torch.Tensor) -> object:
     """The piece of memory a tensor looks at, and how: equal for tensors that are the same one."""
-    if not isinstance(tensor, torch.Tensor) or tensor.numel() == 0 or tensor.layout is not torch.strided:
+    shape = tensor.shape
+    if shape.numel() == 0 or tensor.layout is not torch.strided:
         return id(tensor)
-    return (
-        tensor.untyped_storage()._cdata,
-        tensor.storage_offset(),
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.dtype,
-    )
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype
 
 
 def _take_direct(

@@ -6,7 +6,6 @@ optimizer that was built before the weights came keeps updating tensors that nob
 
 import gc
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from itertools import compress
 from typing import Any
@@ -90,8 +89,10 @@ def early_optimizers(module: nn.Module) -> list[str]:
     Returns:
         One phrase for each optimizer: ``"AdamW, which holds 38 of these 39 parameters"``.
     """
+    if not _held_elsewhere(module):
+        return []
     wanted = {id(parameter) for parameter in module.parameters() if parameter.is_meta}
-    if not wanted or not _held_elsewhere(module) or not _holders(wanted):
+    if not _holders(wanted):
         return []
     # One that its owner has dropped may still hang in a cycle (with its scheduler): that one does no harm.
     gc.collect()
@@ -171,21 +172,22 @@ def _lacks(parameter: nn.Parameter, held: dict[int, Any]) -> bool:
 
 
 def _held_elsewhere(module: nn.Module) -> bool:
-    """Whether anything but the module itself may refer to one of its parameters on meta."""
-    places = Counter(id(slot.tensor) for slot in slots(module))
+    """Whether anything but tables of parameters in the module may refer to one of its parameters on meta."""
     # What a parameter that sits in one place counts, here and on this version of Python.
     probe = nn.Module()
     probe.register_parameter("only", nn.Parameter(torch.empty(0, device="meta")))
-    ((_, alone),) = _references(probe)
-    return any(count > alone - 1 + places[key] for key, count in _references(module))
+    ((_, alone),) = _references(probe).values()
+    return any(count > alone - 1 + places for places, count in _references(module).values())
 
 
-def _references(module: nn.Module) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+def _references(module: nn.Module) -> dict[int, tuple[int, int]]:
+    """For each parameter on meta, by id: in how many tables of parameters it is, and how often it is referred to."""
+    found: dict[int, tuple[int, int]] = {}
     for part in module.modules():
         for parameter in part._parameters.values():
             if parameter is not None and parameter.is_meta:
-                found.append((id(parameter), sys.getrefcount(parameter)))
+                places = found.get(id(parameter), (0, 0))[0]
+                found[id(parameter)] = (places + 1, sys.getrefcount(parameter))
     return found
 
 
