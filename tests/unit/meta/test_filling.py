@@ -92,7 +92,7 @@ def refusal(module, file):
     return str(caught.value)
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(plan=PLANS, lost=st.integers(0, 40))
 def test_the_guarantee(plan, lost, tmp_path_factory):
     """Whatever the module: from file, tied, constructed or drawn, each place once; or an error that changes nothing."""
