@@ -72,7 +72,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert marked_processes(folder) == []
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_9_of_the_control_process_again_and_again(undisturbed: Path, tmp_path: Path, seed: int) -> None:
     folder = copy_of(undisturbed, tmp_path / "study")
     draw = random.Random(seed)
@@ -200,6 +200,7 @@ def test_changed_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
     assert "the data has changed" in done.stderr
 
 
+@pytest.mark.slow
 def test_random_search_gives_the_same_values_at_any_parallelism(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder, parallel in zip(folders, (1, 2), strict=True):

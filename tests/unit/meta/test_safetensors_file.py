@@ -300,13 +300,14 @@ def library_view(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], by
         return None
 
 
-def test_ten_thousand_mutated_headers_are_refused_or_read_as_the_library_reads_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_mutated_headers_are_refused_or_read_as_the_library_reads_them(tmp_path: Path, count: int) -> None:
     path = tmp_path / "model.safetensors"
     rng = random.Random(0)
     accepted = 0
     messages: list[str] = []
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(10_000):
+    for number in range(count):
         content = mutated(rng)
         path.write_bytes(content)
         try:
@@ -324,6 +325,6 @@ def test_ten_thousand_mutated_headers_are_refused_or_read_as_the_library_reads_t
         for mode in ReadMode:
             with CheckpointReader(checkpoint, mode) as reader:
                 assert {key: raw_view(value) for key, value in reader.tensors(header.tensors)} == ours
-    assert accepted > 200 and len(messages) > 1000
+    assert accepted > count // 50 and len(messages) > count // 10
     assert all(str(path) in message and len(message) < 2000 for message in messages)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000
