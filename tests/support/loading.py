@@ -3,6 +3,7 @@
 import copy
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.models.bert import BertConfig
 from transformers.models.llama import LlamaConfig
 
+from dryfit.meta import build, leaks, materialise
 from dryfit.meta.walk import slots
 
 VOCAB = 64
@@ -104,3 +106,19 @@ def assert_same(model: nn.Module, reference: nn.Module, *, skip: Iterable[str] =
         assert torch.equal(one.tensor, other.tensor), name
     assert ties(model) == ties(reference)
     assert model.training == reference.training
+
+
+class From(nn.Module):
+    """A module whose constructor is a function."""
+
+    def __init__(self, make):
+        super().__init__()
+        make(self)
+
+
+def made(make, **wishes):
+    """Built without memory and filled with what its constructor would have given it."""
+    module = build(partial(From, make))
+    materialise(module, missing="init", **wishes)
+    assert not leaks(module)
+    return module

@@ -120,18 +120,18 @@ class _Filler:
         firsts = set(matched.duplicates.values())
         values = dict(reader.tensors(firsts | set(matched.duplicates)))
         for key, first in matched.duplicates.items():
-            if not torch.equal(values[key], values[first]):
+            if not _equal(values[key], values[first]):
                 raise LoadError(
-                    "loading tied weights",
+                    f"loading tied weights from {reader.where}",
                     f"{first} and {key} are one weight in the model and differ in the file",
                     allowed="equal values, or one of the two",
                     hint="if they are meant to differ, set tie_word_embeddings = false in config.json",
                 )
         for key, stored in reader.tensors(matched.redundant):
             table = matched.redundant[key].tensor
-            if stored.shape != table.shape or not torch.equal(stored, table.to(stored.dtype)):
+            if not _equal(stored, table.to(device=stored.device, dtype=stored.dtype)):
                 raise LoadError(
-                    "comparing tables",
+                    f"comparing the tables of {reader.where}",
                     f"{key} in the file is not what the constructor computes from the config",
                     allowed="the table of this config",
                     hint="check that config.json and the weights belong together",
@@ -258,6 +258,15 @@ def _replace(place: Place, value: torch.Tensor) -> None:
             made[id(old)] = _like(old, value)
         if made[id(old)] is not old:
             put(slot, made[id(old)])
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers, in whatever type; a NaN is one of them."""
+    if one.shape != other.shape:
+        return False
+    kind = torch.promote_types(one.dtype, other.dtype)
+    one, other = one.to(kind), other.to(kind)
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _seen(old: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ an older transformers. All of that is undone here, and what was undone is report
 import copy
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,7 +131,7 @@ class _Namer:
 
     def name_of(self, key: str, renamed: dict[str, int]) -> tuple[str, WeightConverter | None, str | None]:
         """A key's name in the module; with the converter it needs, and the pattern that chose it."""
-        bare = key if key in self.places else _bare(key)
+        bare = next((step for step in _steps(key) if step in self.places), _bare(key))
         name, converter, pattern = self._converted(bare)
         if name not in self.places and bare in self.places:
             name, converter, pattern = bare, None, None
@@ -194,15 +194,20 @@ def _is_inside(module: nn.Module, name: str, prefix: str) -> bool:
 
 def _bare(key: str) -> str:
     """A key without what wrappers added."""
-    parts = [part for part in key.split(".") if part != _COMPILED]
-    key = ".".join(parts)
-    stripped = True
-    while stripped:
-        stripped = False
-        for prefix in _LEADING:
-            if key.startswith(prefix):
-                key, stripped = key.removeprefix(prefix), True
-    return _plain_adapter(key)
+    *_, last = _steps(key)
+    return _plain_adapter(last)
+
+
+def _steps(key: str) -> Iterator[str]:
+    """A key with ever less of what wrappers added: a module may itself have a part that is called as theirs is."""
+    yield key
+    key = ".".join(part for part in key.split(".") if part != _COMPILED)
+    yield key
+    while prefix := next((prefix for prefix in _LEADING if key.startswith(prefix)), None):
+        if prefix == "base_model.model." and key.startswith(prefix):
+            yield key.removeprefix("base_model.")
+        key = key.removeprefix(prefix)
+        yield key
 
 
 def _plain_adapter(name: str) -> str:

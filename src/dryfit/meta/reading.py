@@ -73,6 +73,11 @@ class CheckpointReader:
             self._descriptors.clear()
             self._maps.clear()  # not closed: each tensor keeps its mapping alive, the last one ends it
 
+    @property
+    def where(self) -> Path:
+        """The folder or file that is read."""
+        return self._checkpoint.where
+
     def guard(self) -> FileGuard:
         """The files of the checkpoint, to be checked before mapped tensors are used."""
         return self._checkpoint.guard
