@@ -6,6 +6,7 @@ optimizer that was built before the weights came keeps updating tensors that nob
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import compress
 from typing import Any
@@ -172,12 +173,16 @@ def _lacks(parameter: nn.Parameter, held: dict[int, Any]) -> bool:
 
 
 def _held_elsewhere(module: nn.Module) -> bool:
-    """Whether anything but tables of parameters in the module may refer to one of its parameters on meta."""
+    """Whether anything but the module itself may refer to one of its parameters on meta."""
     # What a parameter that sits in one place counts, here and on this version of Python.
     probe = nn.Module()
     probe.register_parameter("only", nn.Parameter(torch.empty(0, device="meta")))
     ((_, alone),) = _references(probe).values()
-    return any(count > alone - 1 + places for places, count in _references(module).values())
+    counts = _references(module)
+    if all(count <= alone - 1 + places for places, count in counts.values()):
+        return False
+    own = Counter(id(slot.tensor) for slot in slots(module))  # slower: in lists and attributes too, as an LSTM's
+    return any(count > alone - 1 + own[key] for key, (_, count) in counts.items())
 
 
 def _references(module: nn.Module) -> dict[int, tuple[int, int]]:
