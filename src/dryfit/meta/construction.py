@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dryfit.core.errors import LoadError
 from dryfit.meta.inputs import refuse_real_inputs
-from dryfit.meta.tape import DEFERRED_ABOVE_BYTES, Recorder, Tape, is_deferred, tape_of
+from dryfit.meta.recorder import DEFERRED_ABOVE_BYTES, Recorder
+from dryfit.meta.tape import Tape, is_deferred, tape_of
 from dryfit.meta.walk import SlotKind, is_plain, put, slots
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

@@ -199,7 +199,7 @@ class _Filler:
                 (random if origin is Origin.RANDOM else constructed).append(name)
         looking = {name: whole.name for place, whole in matched.views for name in place.names}
         filled = [*matched.from_file.values(), *matched.converted.values(), *matched.constructed]
-        return LoadReport(
+        return LoadReport.model_construct(  # each value is of its type: we made it
             source=str(stored.where) if stored is not None else "",
             files=tuple(str(path) for path in stored.files) if stored is not None else (),
             from_file=from_file,
@@ -282,7 +282,7 @@ def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if not is_deferred(old):
         old.data = value
         return old
-    new = torch.Tensor._make_subclass(type(old), value.detach(), old.requires_grad)
+    new = torch.Tensor._make_subclass(type(old), value, old.requires_grad)  # on the same memory, detached
     for name, value in vars(old).items():
         setattr(new, name, value)
     return new

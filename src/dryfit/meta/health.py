@@ -17,9 +17,10 @@ from dryfit.meta.configs import load_config
 from dryfit.meta.construction import build
 from dryfit.meta.matching import Complaints, Match, Wishes, examine, places
 from dryfit.meta.pretrained import POOLER, Kind, make_model, stored_kind
+from dryfit.meta.recorder import DEFERRED_ABOVE_BYTES
 from dryfit.meta.safetensors_file import StoredTensor, parse_json
 from dryfit.meta.source import FolderSource
-from dryfit.meta.tape import DEFERRED_ABOVE_BYTES, is_deferred
+from dryfit.meta.tape import is_deferred
 from dryfit.meta.words import few
 
 FoundT = TypeVar("FoundT")

@@ -86,7 +86,7 @@ def map_keys(module: nn.Module, keys: Sequence[str], names: Sequence[str], alias
     namer = _Namer(module, names)
     found = KeyMap()
     gathered: defaultdict[str, list[tuple[str, str, WeightConverter]]] = defaultdict(list)
-    for key in sorted(keys, key=dot_natural_key):
+    for key in sorted(keys, key=dot_natural_key) if namer.converts else keys:  # experts are stacked in their order
         name, converter, pattern = (aliases.get(key, key), None, None) if aliases else namer.name_of(key, found.renamed)
         if converter is not None and pattern is not None and name in namer.places:
             gathered[name].append((pattern, key, converter))
@@ -131,7 +131,8 @@ class _Namer:
 
     def name_of(self, key: str, renamed: dict[str, int]) -> tuple[str, WeightConverter | None, str | None]:
         """A key's name in the module; with the converter it needs, and the pattern that chose it."""
-        bare = next((step for step in _steps(key) if step in self.places), _bare(key))
+        known = (step for step in _steps(key) if step in self.places)
+        bare = key if key in self.places else next(known, _bare(key))
         name, converter, pattern = self._converted(bare)
         if name not in self.places and bare in self.places:
             name, converter, pattern = bare, None, None
@@ -143,12 +144,18 @@ class _Namer:
 
     def _converted(self, key: str) -> tuple[str, WeightConverter | None, str | None]:
         for renaming in self._renamings:
-            key, _ = renaming.rename_source_key(key)
+            if _touches(renaming, key):
+                key, _ = renaming.rename_source_key(key)
         for converter in self._converters:
             renamed, pattern = converter.rename_source_key(key)
             if pattern is not None:
                 return self._with_prefix(renamed), converter, pattern
         return self._with_prefix(key), None, None
+
+    @property
+    def converts(self) -> bool:
+        """Whether some tensors of a file may have to be put together or cut."""
+        return bool(self._converters)
 
     def _with_prefix(self, key: str) -> str:
         """A key with the base model's prefix taken off or put on, where that names a place."""
@@ -171,6 +178,12 @@ class _Namer:
         first = name.partition(".")[0]
         of_base = first not in self._module._modules and first in base._modules
         return _is_inside(self._module, self._prefix + name if of_base else name, self._prefix)
+
+
+def _touches(renaming: WeightRenaming, key: str) -> bool:
+    """Whether a renaming may change a key; a look at its pattern, which is all that a plain one goes by."""
+    plain = type(renaming) is WeightRenaming and renaming.scope_prefix is None
+    return not plain or renaming.compiled_sources.search(key) is not None
 
 
 def _is_inside(module: nn.Module, name: str, prefix: str) -> bool:
@@ -212,6 +225,8 @@ def _steps(key: str) -> Iterator[str]:
 
 def _plain_adapter(name: str) -> str:
     """The name a layer had before PEFT wrapped it."""
+    if _ADAPTED not in name and not name.startswith(_LEADING[1:]):
+        return name
     for prefix in _LEADING[1:]:
         name = name.removeprefix(prefix)
     return ".".join(part for part in name.split(".") if part != _ADAPTED)

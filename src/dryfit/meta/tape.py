@@ -1,8 +1,8 @@
 """What constructors do to tensors without memory: written down, and done again for real where it is needed.
 
-While a :class:`Recorder` is active in a thread, an uninitialised allocation gives a tensor on the meta device, and
-every operation on such a tensor is written on the :class:`Tape`. :meth:`Tape.realise` repeats just the steps that lead
-to one tensor. The idea of a deferred initialisation is torchdistx's (``torchdistx.deferred_init``); here values that a
+While a :class:`dryfit.meta.recorder.Recorder` is active in a thread, an uninitialised allocation gives a tensor on the
+meta device, and every operation on such a tensor is written on the :class:`Tape`. :meth:`Tape.realise` repeats just the
+steps that lead to one tensor. The idea of a deferred initialisation is torchdistx's (``torchdistx.deferred_init``); here values that a
 constructor *computes* are never deferred, so that it may read them.
 
 A tensor is named by the number of its storage on the tape, which is kept on the storage object itself: it survives
@@ -15,20 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dryfit.core.errors import LoadError
 from dryfit.core.seeds import derive_seed
-from dryfit.meta.drawing import Draws, drawing, takes
-
-DEFERRED_ABOVE_BYTES = 64 << 20
-"""Results of this size and more are computed when they are needed, not when the constructor asks for them."""
+from dryfit.meta.drawing import Draws
 
 _MARK = "_dryfit_birth"
-_CPU, _META = torch.device("cpu"), torch.device("meta")
 _aten = torch.ops.aten
-_UNINITIALISED = frozenset(
+UNINITIALISED = frozenset(
     {
         _aten.empty.memory_format,
         _aten.empty_like.default,
@@ -134,13 +129,13 @@ class Tape:
             results: Deferred tensors it returned.
             seed: For random steps, see :class:`_Step`.
         """
-        reads = [self.ref(leaf).storage for leaf in tree_flatten((args, kwargs))[0] if is_deferred(leaf)]
+        reads = [self.ref(leaf).storage for leaf in leaves((args, kwargs)) if is_deferred(leaf)]
         old = frozenset(reads)
         made = tuple(map(self.ref, results))
         for number in {self.ref(tensor).storage for tensor in written} | {ref.storage for ref in made} - old:
             self._writers[number].append(len(self._steps))
         erases = self.ref(written[0]).storage if func in _OVERWRITING and _is_whole(written[0], args) else None
-        args, kwargs = tree_map(self._keep, (args, kwargs))
+        args, kwargs = mapped(self._keep, (args, kwargs))
         self._steps.append(_Step(func, args, kwargs, old, made, seed, erases))
 
     def realise(self, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -207,11 +202,11 @@ class Tape:
             return _view(real[leaf.storage], leaf)
 
         for step in steps:
-            args, kwargs = tree_map(look, (step.args, step.kwargs))
+            args, kwargs = mapped(look, (step.args, step.kwargs))
             made = _call(step, args, kwargs)
-            if step.func in _UNINITIALISED:
+            if step.func in UNINITIALISED:
                 _fill(made, background)
-            outputs = [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, torch.Tensor)]
+            outputs = [leaf for leaf in leaves(made) if isinstance(leaf, torch.Tensor)]
             for ref, output in zip(step.results, outputs, strict=bool(step.results)):
                 if ref.storage not in step.reads:
                     real[ref.storage] = _shaped(output, ref)
@@ -228,86 +223,20 @@ class Tape:
         self._steps.append(_Step(lambda: other._value(ref)[0], (), {}, frozenset(), (here,), None))
 
 
-class Recorder(TorchDispatchMode):
-    """Sends uninitialised allocations of this thread to the meta device and writes down what happens to them.
+def leaves(value: Any) -> list[Any]:
+    """What an operation's arguments or results hold: torch's pytree looks for more kinds, at five times the price."""
+    if isinstance(value, (tuple, list)):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [leaf for item in value.values() for leaf in leaves(item)] if isinstance(value, dict) else [value]
 
-    Args:
-        tape: Where it writes.
-    """
 
-    def __init__(self, tape: Tape) -> None:
-        super().__init__()
-        self.tape = tape
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        written = _written(func, args, kwargs)
-        deferred = [leaf for leaf in tree_flatten((args, kwargs))[0] if is_deferred(leaf)]
-        if any(not is_deferred(tensor) for tensor in written):
-            return self._for_real(func, args, kwargs)
-        if not deferred and func not in _UNINITIALISED and not _may_be_large(func):
-            return self._for_real(func, args, kwargs)
-        try:
-            result = self._on_meta(func, args, kwargs)
-        except (NotImplementedError, RuntimeError):  # it looks at values, or meta does not know it
-            if not written:
-                return self._for_real(func, args, kwargs)
-            result = written[0] if len(written) == 1 else tuple(written)
-        results = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
-        if not deferred and not self._defers(func, results):
-            return self._for_real(func, args, kwargs)
-        self._write_down(func, args, kwargs, written, results)
-        return result
-
-    @staticmethod
-    def _defers(func: Any, results: list[torch.Tensor]) -> bool:
-        size_bytes = sum(tensor.untyped_storage().nbytes() for tensor in results)
-        return size_bytes > 0 if func in _UNINITIALISED else size_bytes >= DEFERRED_ABOVE_BYTES
-
-    def _write_down(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: list[torch.Tensor],
-        results: list[torch.Tensor],
-    ) -> None:
-        func, kwargs, seed = self._seeded(func, _placed(func, kwargs, _CPU))
-        if isinstance(seed, torch.Generator):
-            # A generator of the constructor's own: it must go on as if it had drawn.
-            state = seed.clone_state()
-            scratch = [torch.empty_like(t, device=_CPU) if is_deferred(t) else t for t in args]
-            func(*scratch, **kwargs)
-            kwargs, seed = {**kwargs, "generator": None}, state
-        elif seed is not None:
-            kwargs = {**kwargs, "generator": None}
-        self.tape.add(func, args, kwargs, written, results, seed)
-
-    def _for_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run on the CPU, with the values of deferred arguments."""
-        args, kwargs = tree_map(lambda leaf: self.tape.realise(leaf)[0] if is_deferred(leaf) else leaf, (args, kwargs))
-        func, kwargs, seed = self._seeded(func, _placed(func, kwargs, _CPU))
-        if isinstance(seed, int):
-            kwargs = {**kwargs, "generator": torch.Generator().manual_seed(seed)}
-        return func(*args, **kwargs)
-
-    @staticmethod
-    def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is _aten._local_scalar_dense.default:
-            raise NotImplementedError
-        args, kwargs = tree_map(_without_data, (args, kwargs))
-        if "generator" in kwargs:
-            kwargs = {**kwargs, "generator": None}
-        return func(*args, **_placed(func, kwargs, _META))
-
-    def _seeded(self, func: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], int | torch.Generator | None]:
-        """A random operation with a seed of its own: the process's global generator is neither read nor moved."""
-        if kwargs.get("generator") is not None:
-            return func, kwargs, kwargs["generator"]
-        drawn = drawing(func, kwargs)
-        return (func, kwargs, None) if drawn is None else (drawn, kwargs, self.tape.next_seed())
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same with each leaf changed."""
+    if isinstance(value, (tuple, list)):
+        return type(value)([mapped(change, item) for item in value])
+    if isinstance(value, dict):
+        return {name: mapped(change, item) for name, item in value.items()}
+    return change(value)
 
 
 def is_deferred(leaf: Any) -> bool:
@@ -318,39 +247,6 @@ def is_deferred(leaf: Any) -> bool:
 def tape_of(tensor: torch.Tensor) -> Tape | None:
     """The tape that knows how a tensor on the meta device was made; None where nobody wrote it down."""
     return getattr(tensor.untyped_storage(), _MARK, (None, -1))[0]
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors an operation changes in place."""
-    if not func._schema.is_mutable:
-        return []
-    found: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
-    return found
-
-
-def _may_be_large(func: Any) -> bool:
-    """Whether an operation makes new memory; views, changes in place and reads of a value do not."""
-    schema = func._schema
-    makes = any(str(result.type).endswith(("Tensor", "Tensor[]")) for result in schema.returns)
-    return makes and not schema.is_mutable and not func.is_view
-
-
-def _placed(func: Any, kwargs: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Keyword arguments with the device we want in place of the one asked for."""
-    if not takes(func, "device"):
-        return kwargs
-    kept = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-    return {**kept, "device": device}
-
-
-def _without_data(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor) or is_deferred(leaf):
-        return leaf
-    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=_META)
 
 
 def _view(base: torch.Tensor, ref: _Ref) -> torch.Tensor:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dryfit.core.errors import LoadError
-from dryfit.meta import build, construction, leaks, materialise, on_meta, tape
-from dryfit.meta.tape import Recorder, Tape, is_deferred, tape_of
+from dryfit.meta import build, construction, leaks, materialise, on_meta
+from dryfit.meta.recorder import Recorder
+from dryfit.meta.tape import Tape, is_deferred, tape_of
 from loading import dirty
 
 SHAPES = ((3, 4), (4, 3), (2, 2, 2), (5,))
@@ -161,7 +162,7 @@ def test_programs(program):
 def test_programs_whose_every_tensor_counts_as_large(program):
     plain = Program(program)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tape, "DEFERRED_ABOVE_BYTES", 1)
+        patch.setattr(recorder, "DEFERRED_ABOVE_BYTES", 1)
         patch.setattr(construction, "DEFERRED_ABOVE_BYTES", 1)
         module = build(partial(Program, program))
         # Parameters, buffers and attributes alike: only what was read for its value is real.
