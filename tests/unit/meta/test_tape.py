@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dryfit.core.errors import LoadError
-from dryfit.meta import build, construction, leaks, materialise, on_meta
+from dryfit.meta import build, construction, leaks, materialise, on_meta, recorder
 from dryfit.meta.recorder import Recorder
 from dryfit.meta.tape import Tape, is_deferred, tape_of
 from loading import dirty
