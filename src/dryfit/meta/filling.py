@@ -4,7 +4,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
 from dryfit.meta.guard import FileGuard
 from dryfit.meta.inputs import allow_real_inputs, is_mapped, watch_files
 from dryfit.meta.matching import Match, Missing, Place, Wishes, match
+from dryfit.meta.moves import existing_device
 from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
@@ -60,6 +61,7 @@ def materialise(
     Raises:
         LoadError: A tensor would be neither from the file, nor tied, nor built by its constructor, nor allowed to be
             random; or an optimizer already holds parameters that are about to be replaced.
+        MachineError: There is no such device.
     """
     stored = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
     wishes = Wishes(torch.device(device), dtype, missing, tuple(unexpected), mode)
@@ -70,7 +72,8 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
     """Fill a module from an opened checkpoint; see :func:`materialise`."""
     # A constructor that is being built may load its part in this way: our own modes must not reach in here.
     with torch._C.DisableTorchFunction(), _disable_current_modes():
-        return _fill(module, stored, wishes)
+        device = existing_device(wishes.device, f"filling a {type(module).__name__}")
+        return _fill(module, stored, replace(wishes, device=device))
 
 
 def _fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:

@@ -95,6 +95,69 @@ class Match:
     keys: KeyMap = field(default_factory=KeyMap)
 
 
+@dataclass(slots=True)
+class Complaints:
+    """Everything that is wrong, so that one error can name it all.
+
+    Attributes:
+        missing: Names the file has nothing for.
+        shapes: Sentences about tensors of another shape.
+        kinds: Sentences about tensors of another kind of number.
+        strays: Keys without a place inside a part of the model that is there.
+        named: Places (by id) that a sentence already names.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    shapes: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+    named: set[int] = field(default_factory=set)
+
+    def shape_of(self, place: Place, stored: StoredTensor | torch.Tensor) -> None:
+        """Note a tensor of another shape."""
+        self.shapes.append(f"{place.name}: {list(stored.shape)} in the file, not {list(place.tensor.shape)}")
+        self.named.add(id(place))
+
+    def raise_if_any(self, checkpoint: Checkpoint | None) -> None:
+        """Raise one error that names everything.
+
+        Raises:
+            LoadError: Something is wrong.
+        """
+        where = checkpoint.where if checkpoint is not None else None
+        parts = [
+            f"{len(names)} {what} ({few(names)})"
+            for names, what in (
+                (self.missing, "missing"),
+                (self.shapes, "of another shape"),
+                (self.kinds, "of another kind of number"),
+                (self.strays, "without a place in a part of the model that is there"),
+            )
+            if names
+        ]
+        if not parts:
+            return
+        raise LoadError(
+            f"loading weights from {where}" if where else "filling a model without a checkpoint",
+            "weights: " + "; ".join(parts),
+            allowed="a file with every weight of the model and none too many in the parts it has"
+            if where
+            else "a checkpoint, or missing=... for the weights that may be drawn at random",
+            hint=self._hint(),
+        )
+
+    def _hint(self) -> str:
+        if any("lora_" in name for name in self.strays):
+            return "the file holds adapters: load its base model and pass attach=FOLDER"
+        if self.strays and not self.missing:
+            return "check that config.json and the weights belong together: the file is of a larger model"
+        if self.kinds:
+            return "quantised checkpoints cannot be loaded; take the unquantised one"
+        if self.shapes:
+            return "check that config.json and the weights belong together; missing=['NAME*'] draws a new head"
+        return "check that config.json and the weights belong together; missing=['NAME*'] allows a new head"
+
+
 def places(module: nn.Module) -> list[Place]:
     """Every tensor of a module once, ties gathered: one tensor object, or one piece of memory seen alike.
 
@@ -145,7 +208,7 @@ def match(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> M
     return found
 
 
-def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> "tuple[Match, Complaints]":
+def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> tuple[Match, Complaints]:
     """As :func:`match`, with everything that is wrong as a value.
 
     Raises:
@@ -214,7 +277,7 @@ def _take_direct(
     by_name: Mapping[str, Place],
     stored: Mapping[str, StoredTensor],
     missing: Missing,
-    complaints: "Complaints",
+    complaints: Complaints,
 ) -> None:
     first: dict[int, str] = {}
     for name, key in found.keys.direct.items():
@@ -242,7 +305,7 @@ def _take_converted(
     module: nn.Module,
     by_name: Mapping[str, Place],
     stored: Mapping[str, StoredTensor],
-    complaints: "Complaints",
+    complaints: Complaints,
 ) -> None:
     for conversion in found.keys.conversions:
         assert isinstance(module, PreTrainedModel)  # only they have conversions
@@ -278,7 +341,7 @@ def _may_lack(place: Place, missing: Missing, module: nn.Module) -> bool:
 
 
 def _judge_strays(
-    found: Match, by_name: Mapping[str, Place], unexpected: Sequence[str], complaints: "Complaints"
+    found: Match, by_name: Mapping[str, Place], unexpected: Sequence[str], complaints: Complaints
 ) -> None:
     for key in found.keys.stray:
         table = by_name.get(key)
@@ -298,66 +361,3 @@ def _same_kind(stored: torch.dtype, wanted: torch.dtype) -> bool:
     if stored.is_complex or wanted.is_complex or min(stored.itemsize, wanted.itemsize) < 2:
         return False  # one byte: a quantised weight, which means nothing without its scales
     return stored.is_floating_point and wanted.is_floating_point
-
-
-@dataclass(slots=True)
-class Complaints:
-    """Everything that is wrong, so that one error can name it all.
-
-    Attributes:
-        missing: Names the file has nothing for.
-        shapes: Sentences about tensors of another shape.
-        kinds: Sentences about tensors of another kind of number.
-        strays: Keys without a place inside a part of the model that is there.
-        named: Places (by id) that a sentence already names.
-    """
-
-    missing: list[str] = field(default_factory=list)
-    shapes: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    strays: list[str] = field(default_factory=list)
-    named: set[int] = field(default_factory=set)
-
-    def shape_of(self, place: Place, stored: StoredTensor | torch.Tensor) -> None:
-        """Note a tensor of another shape."""
-        self.shapes.append(f"{place.name}: {list(stored.shape)} in the file, not {list(place.tensor.shape)}")
-        self.named.add(id(place))
-
-    def raise_if_any(self, checkpoint: Checkpoint | None) -> None:
-        """Raise one error that names everything.
-
-        Raises:
-            LoadError: Something is wrong.
-        """
-        where = checkpoint.where if checkpoint is not None else None
-        parts = [
-            f"{len(names)} {what} ({few(names)})"
-            for names, what in (
-                (self.missing, "missing"),
-                (self.shapes, "of another shape"),
-                (self.kinds, "of another kind of number"),
-                (self.strays, "without a place in a part of the model that is there"),
-            )
-            if names
-        ]
-        if not parts:
-            return
-        raise LoadError(
-            f"loading weights from {where}" if where else "filling a model without a checkpoint",
-            "weights: " + "; ".join(parts),
-            allowed="a file with every weight of the model and none too many in the parts it has"
-            if where
-            else "a checkpoint, or missing=... for the weights that may be drawn at random",
-            hint=self._hint(),
-        )
-
-    def _hint(self) -> str:
-        if any("lora_" in name for name in self.strays):
-            return "the file holds adapters: load its base model and pass attach=FOLDER"
-        if self.strays and not self.missing:
-            return "check that config.json and the weights belong together: the file is of a larger model"
-        if self.kinds:
-            return "quantised checkpoints cannot be loaded; take the unquantised one"
-        if self.shapes:
-            return "check that config.json and the weights belong together; missing=['NAME*'] draws a new head"
-        return "check that config.json and the weights belong together; missing=['NAME*'] allows a new head"

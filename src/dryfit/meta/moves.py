@@ -51,7 +51,7 @@ def move(module: nn.Module, device: torch.device | str, dtype: torch.dtype | Non
     doing = f"moving {type(module).__name__} to {device}" + (f" as {dtype}" if dtype else "")
     if dtype is not None and not dtype.is_floating_point:
         raise LoadError(doing, f"{dtype} is not a floating-point type", allowed="torch.float32, torch.bfloat16, ...")
-    target = _existing(device, doing)
+    target = existing_device(device, doing)
     found = slots(module)
     _refuse_without_data(found, target, doing)
     groups = _groups(found, dtype, doing)
@@ -94,9 +94,14 @@ class _Step:
     lossy: bool
 
 
-def _existing(device: torch.device | str, doing: str) -> torch.device:
+def existing_device(device: torch.device | str, doing: str) -> torch.device:
+    """A device that is there, with the index that ``cuda`` alone lacks.
+
+    Raises:
+        MachineError: This machine has no such device.
+    """
     try:
-        return torch.empty(0, device=device).device  # with the index that `cuda` alone lacks
+        return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise MachineError(doing, str(error).strip().splitlines()[0], allowed="a device of this machine") from error
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertForSequenceClassification, BertModel, LlamaForCausalLM
 
-from dryfit.core.errors import LoadError
+from dryfit.core.errors import LoadError, MachineError
 from dryfit.core.load_report import LoadReport, Origin
 from dryfit.meta import build, leaks, materialise
 from dryfit.meta.reading import ReadMode
@@ -339,3 +339,12 @@ def test_trained_and_loaded_again(tmp_path):
     materialise(second, tmp_path / "trained")
     assert_same(second, model)
     assert torch.equal(output(second), output(model))
+
+
+def test_a_device_that_is_not_there(tmp_path):
+    module = build(lambda: torch.nn.Linear(2, 2))
+    with pytest.raises(MachineError, match="filling a Linear"):
+        materialise(module, missing="init", device="cuda:77")
+    with pytest.raises(LoadError, match="device is meta"):
+        materialise(module, missing="init", device="meta")
+    assert leaks(module) == ("weight", "bias")
