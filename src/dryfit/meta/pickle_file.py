@@ -22,6 +22,8 @@ from dryfit.meta.guard import FileGuard, FileStamp, open_file
 from dryfit.meta.safetensors_file import MOST_HEADER_BYTES, StoredTensor
 from dryfit.meta.words import few
 
+# The pickled number that begins a file of torch.save before 1.6 (torch.serialization.MAGIC_NUMBER).
+_OLD_START: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _WRAPPERS: Final = ("state_dict", "model_state_dict")
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field
 _MOST_EXPANDED_BYTES = 64 << 20
@@ -59,12 +61,16 @@ class PickleHeader:
 def read_pickle_header(path: Path) -> PickleHeader:
     """List the tensors of a file written by ``torch.save``; no data is read.
 
+    A file from before torch 1.6 cannot be read in parts: its tensors are read here, and a note says so.
+
     Raises:
-        LoadError: The file is torn, of torch's old format, holds more than weights, or tensors without data.
+        LoadError: The file is torn, holds more than weights, or tensors without data.
     """
     doing = f"reading the weights' places in {path}"
     descriptor, stamp = open_file(path, doing)
     try:
+        if os.pread(descriptor, len(_OLD_START), 0) == _OLD_START:
+            return _read_old(path, stamp, doing)
         records = _records(path, descriptor, doing)
         whole, storages = _load(path, doing)
         content, notes = _state_dict(whole, path, doing)
@@ -78,6 +84,18 @@ def read_pickle_header(path: Path) -> PickleHeader:
         os.close(descriptor)
     stored.sort(key=lambda tensor: (tensor.offset_bytes, tensor.key))
     return PickleHeader({tensor.key: tensor for tensor in stored}, notes, stamp)
+
+
+def _read_old(path: Path, stamp: FileStamp, doing: str) -> PickleHeader:
+    """A file of torch's format from before 1.6, whole."""
+    whole, _ = _load(path, doing, mapped=False)
+    content, notes = _state_dict(whole, path, doing)
+    found: dict[str, StoredTensor] = {}
+    for key, value in _tensors(content, doing):
+        _refuse_expanded(key, value, stamp)
+        found[key] = StoredTensor(key, path, value.dtype, tuple(value.shape), 0, value.nbytes, value=value.detach())
+    FileGuard((stamp,)).check()
+    return PickleHeader(found, (*notes, f"{path.name}: torch's format from before 1.6, read whole"), stamp)
 
 
 def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
@@ -106,12 +124,12 @@ def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
         start = os.pread(descriptor, 64, 0)
         lfs = start.startswith(b"version https://git-lfs")
-        old = start.startswith(b"\x80") or b"ustar" in os.pread(descriptor, 512, 0)
+        old = b"ustar" in os.pread(descriptor, 512, 0)
         raise LoadError(
             doing,
             "the file is a git-lfs pointer, not weights"
             if lfs
-            else "the file has torch's format from before 1.6"
+            else "the file has torch's first format, a tar archive"
             if old
             else f"the file is no zip archive of torch.save ({error})",
             allowed="a complete file written by torch.save since torch 1.6, or safetensors",
@@ -124,8 +142,8 @@ def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
     return found
 
 
-def _load(path: Path, doing: str) -> tuple[Any, list[torch.UntypedStorage]]:
-    """What the file holds, on mapped memory that nobody has read, and every storage of it."""
+def _load(path: Path, doing: str, *, mapped: bool = True) -> tuple[Any, list[torch.UntypedStorage]]:
+    """What the file holds and every storage of it; mapped: on memory that nobody has read."""
     storages: list[torch.UntypedStorage] = []
 
     def keep(storage: Any, _location: str) -> Any:
@@ -135,7 +153,7 @@ def _load(path: Path, doing: str) -> tuple[Any, list[torch.UntypedStorage]]:
     try:
         # A caller's mode or device context must not reach in here.
         with torch._C.DisableTorchFunction():
-            return torch.load(path, weights_only=True, mmap=True, map_location=keep), storages
+            return torch.load(path, weights_only=True, mmap=mapped, map_location=keep), storages
     except _TORN as error:
         refused = isinstance(error, pickle.UnpicklingError)
         text = " ".join(str(error).split())
@@ -220,16 +238,21 @@ def _stored(key: str, value: torch.Tensor, stamp: FileStamp, begin: int) -> Stor
     shape, stride = tuple(value.shape), tuple(value.stride())
     if not value.numel():
         return StoredTensor(key, stamp.path, value.dtype, shape, 0, 0)
-    if value.nbytes > max(stamp.size_bytes, _MOST_EXPANDED_BYTES):  # steps of 0 make a terabyte of one number
-        raise LoadError(
-            f"reading the weights' places in {stamp.path}",
-            f"{key!r} of shape {shape} and stride {stride} takes {value.nbytes} bytes, the file has {stamp.size_bytes}",
-            allowed="tensors no larger than the file",
-            hint="save the tensor with .contiguous()",
-        )
+    _refuse_expanded(key, value, stamp)
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     size_bytes = (last + 1) * value.dtype.itemsize
     dense = value.is_contiguous()
     return StoredTensor(
         key, stamp.path, value.dtype, shape, value.data_ptr() - begin, size_bytes, None if dense else stride
     )
+
+
+def _refuse_expanded(key: str, value: torch.Tensor, stamp: FileStamp) -> None:
+    if value.nbytes > max(stamp.size_bytes, _MOST_EXPANDED_BYTES):  # steps of 0 make a terabyte of one number
+        shape, stride = tuple(value.shape), tuple(value.stride())
+        raise LoadError(
+            f"reading the weights' places in {stamp.path}",
+            f"{key!r} of shape {shape} and stride {stride} takes {value.nbytes} bytes, the file has {stamp.size_bytes}",
+            allowed="tensors no larger than the file",
+            hint="save the tensor with .contiguous()",
+        )

@@ -103,6 +103,10 @@ class CheckpointReader:
         place = {path: index for index, path in enumerate(self._checkpoint.files)}
         order = [self._checkpoint.tensors[key] for key in wanted]
         order.sort(key=lambda stored: (place[stored.file], stored.offset_bytes, stored.key))
+        for stored in order:
+            if stored.value is not None:  # a copy: weights of one memory there need not be tied here
+                yield stored.key, stored.value.clone(memory_format=torch.contiguous_format)
+        order = [stored for stored in order if stored.value is None]
         match self._mode:
             case ReadMode.PRIVATE:
                 yield from self._private(order)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,6 +67,7 @@ class StoredTensor:
         offset_bytes: Where its first element lies, counted from the start of the file.
         size_bytes: How many bytes of the file it spans.
         stride: Steps between elements, where they do not lie in row-major order; else None.
+        value: The tensor itself, where the file's format allows no reading in parts.
     """
 
     key: str
@@ -76,6 +77,7 @@ class StoredTensor:
     offset_bytes: int
     size_bytes: int
     stride: tuple[int, ...] | None = None
+    value: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,10 +383,39 @@ def test_torn_and_old_files_of_torch_are_refused(tmp_path: Path) -> None:
     ):
         path.write_bytes(content)
         assert words in refused(path).found
-    torch.save(WEIGHTS, path, _use_new_zipfile_serialization=False)
+    path.write_bytes(bytes(257) + b"ustar" + bytes(1000))
     error = refused(path)
-    assert "format from before 1.6" in error.found
+    assert "a tar archive" in error.found
     assert "torch.save(torch.load(file, weights_only=True), file)" in error.hint
+
+
+@pytest.mark.parametrize("mode", ReadMode)
+def test_a_bin_of_the_format_before_zip_archives(tmp_path: Path, mode: ReadMode) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    weights = {**WEIGHTS, "tied": next(iter(WEIGHTS.values())), "turned": torch.arange(6.0).view(2, 3).t()}
+    torch.save({"state_dict": weights}, path, _use_new_zipfile_serialization=False)
+    checkpoint = open_checkpoint(path)
+    assert "pytorch_model.bin: torch's format from before 1.6, read whole" in checkpoint.notes
+    with CheckpointReader(checkpoint, mode) as reader:
+        read = dict(reader.tensors(checkpoint.tensors))
+    assert read.keys() == weights.keys()
+    for key, value in weights.items():
+        assert read[key].dtype == value.dtype and torch.equal(read[key], value), key
+        assert read[key].is_contiguous()
+    assert len({value.untyped_storage()._cdata for value in read.values()}) == len(read)
+
+
+def test_a_damaged_bin_of_the_format_before_zip_archives(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(WEIGHTS, path, _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    for kept in (20, 200, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:kept])
+        assert "torn" in refused(path).found
+    torch.save({"a": Path("x")}, path, _use_new_zipfile_serialization=False)
+    assert "more than plain tensors" in refused(path).found
+    torch.save({"a": torch.ones(1).expand(10**12)}, path, _use_new_zipfile_serialization=False)
+    assert "takes 4000000000000 bytes" in refused(path).found
 
 
 def test_a_bin_cannot_ask_for_more_memory_than_it_has(tmp_path: Path) -> None:
