@@ -122,3 +122,12 @@ def made(make, **wishes):
     materialise(module, missing="init", **wishes)
     assert not leaks(module)
     return module
+
+
+def several(self: nn.Module, count: int = 4) -> None:
+    """A constructor that draws in every way; for ``From``."""
+    self.first = nn.Linear(8, 8)
+    self.bare = nn.Parameter(torch.randn(8))
+    self.register_buffer("noise", torch.rand(8))
+    self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
+    nn.init.trunc_normal_(self.layers[0].weight)

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from dryfit.core.errors import LoadError, MachineError
-from dryfit.meta.checkpoint import open_checkpoint
+from dryfit.meta.checkpoint import ADAPTER_STEM, open_checkpoint
 from dryfit.meta.construction import build
 from dryfit.meta.filling import fill
 from dryfit.meta.matching import Wishes, memory_of, places
 
+ADAPTER_FILE = "adapter_config.json"
 _NAME = "default"
 
 
@@ -36,9 +37,9 @@ def attach_adapter(
     """
     peft = _peft()
     doing = f"putting the adapter of {folder} on a {type(model).__name__}"
-    if not (folder / "adapter_config.json").is_file():
-        raise LoadError(doing, "there is no adapter_config.json", allowed="a folder that PEFT saved")
-    stored = open_checkpoint(folder, stem="adapter_model")
+    if not (folder / ADAPTER_FILE).is_file():
+        raise LoadError(doing, f"there is no {ADAPTER_FILE}", allowed="a folder that PEFT saved")
+    stored = open_checkpoint(folder, stem=ADAPTER_STEM)
     config = peft.PeftConfig.from_pretrained(str(folder))
     config.inference_mode = not trainable
     try:

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Final
 
 from dryfit.core.errors import LoadError
+from dryfit.core.words import few
 from dryfit.meta.guard import FileGuard, FileStamp, open_file
 from dryfit.meta.pickle_file import read_pickle_header
 from dryfit.meta.safetensors_file import MOST_HEADER_BYTES, StoredTensor, parse_json, read_safetensors_header
-from dryfit.meta.words import few
 
 MODEL_STEM: Final = "model"
 ADAPTER_STEM: Final = "adapter_model"

@@ -21,7 +21,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dryfit.core.errors import LoadError
-from dryfit.meta.inputs import refuse_real_inputs
+from dryfit.meta.inputs import is_mapped, refuse_real_inputs
 from dryfit.meta.recorder import DEFERRED_ABOVE_BYTES, Recorder
 from dryfit.meta.tape import Tape, is_deferred, tape_of
 from dryfit.meta.walk import SlotKind, is_plain, put, slots
@@ -181,6 +181,5 @@ def _own_memory(module: nn.Module) -> None:
     """
     for slot in slots(module):
         tensor = slot.tensor
-        in_memory = is_plain(tensor) and tensor.layout is torch.strided and not tensor.is_meta
-        if in_memory and not tensor.untyped_storage().resizable():
+        if is_plain(tensor) and tensor.layout is torch.strided and is_mapped(tensor):
             tensor.data = tensor.data.clone()  # the object stays, and with it ties and whoever else holds it

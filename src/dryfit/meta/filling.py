@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import InternalError, LoadError
 from dryfit.core.load_report import LoadReport, Origin
+from dryfit.core.words import few
 from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
 from dryfit.meta.guard import FileGuard
 from dryfit.meta.inputs import allow_real_inputs, is_mapped, watch_files
@@ -23,7 +24,6 @@ from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import current, put
-from dryfit.meta.words import few
 
 REPORT = "load_report"
 """Attribute of a filled module that holds its :class:`LoadReport`."""
@@ -193,8 +193,9 @@ class _Filler:
         """Say where everything came from; what an earlier loading of a part said stays said."""
         earlier = _earlier(self.module)
         from_file = {place.name: key for key, place in matched.from_file.items()} | matched.made_of
+        drawn = set(self.random)
         random, constructed = list(self.random), []
-        for name in (place.name for place in matched.constructed if place.name not in set(self.random)):
+        for name in (place.name for place in matched.constructed if place.name not in drawn):
             origin, key = earlier.get(_unwrapped(name), (Origin.CONSTRUCTOR, ""))
             if origin is Origin.FILE:
                 from_file[name] = key

@@ -12,20 +12,19 @@ from torch import nn
 
 from dryfit.core.errors import LoadError
 from dryfit.core.health import Adapter, Built, Health, Stored, StoredFile, Subject
+from dryfit.core.words import few
+from dryfit.meta.adapters import ADAPTER_FILE
 from dryfit.meta.checkpoint import ADAPTER_STEM, Checkpoint, open_checkpoint
 from dryfit.meta.configs import load_config
 from dryfit.meta.construction import build
 from dryfit.meta.matching import Complaints, Match, Wishes, examine, places
-from dryfit.meta.pretrained import POOLER, Kind, make_model, stored_kind
+from dryfit.meta.pretrained import Kind, make_model, may_lack, stored_kind
 from dryfit.meta.recorder import DEFERRED_ABOVE_BYTES
 from dryfit.meta.safetensors_file import StoredTensor, parse_json
 from dryfit.meta.source import FolderSource
 from dryfit.meta.tape import is_deferred
-from dryfit.meta.words import few
 
 FoundT = TypeVar("FoundT")
-
-ADAPTER_FILE = "adapter_config.json"
 
 _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(?P<rest>\.weight)?")
 _MAGNITUDE = "lora_magnitude_vector"
@@ -73,7 +72,7 @@ def pretrained_candidate(source: FolderSource, kind: Kind | None) -> Candidate:
         kind.value,
         why,
         make=lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code),
-        wishes=Wishes(torch.device("cpu"), missing=POOLER if kind is Kind.ENCODER else "error"),
+        wishes=Wishes(torch.device("cpu"), missing=may_lack(kind)),
     )
 
 
@@ -101,7 +100,7 @@ def health(path: Path, subject: Subject, choose: Callable[[], Candidate]) -> Hea
             folder=folder, subject=subject, healthy=False, stored=stored and _stored(stored), errors=tuple(errors)
         )
     judged = _or_note(errors, lambda: examine(model, stored, candidate.wishes)) if stored is not None else None
-    found, complaints = judged or (Match([]), Complaints())
+    found, complaints = judged or (Match(places(model)), Complaints())
     return _judged(
         Health(
             healthy=False,
@@ -196,7 +195,7 @@ def _stored(checkpoint: Checkpoint) -> Stored:
 
 
 def _built(model: nn.Module, found: Match) -> Built:
-    every = places(model)
+    every = found.places
     filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
     return Built(
         architecture=type(model).__name__,

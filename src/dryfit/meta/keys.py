@@ -217,7 +217,7 @@ def _steps(key: str) -> Iterator[str]:
     key = ".".join(part for part in key.split(".") if part != _COMPILED)
     yield key
     while prefix := next((prefix for prefix in _LEADING if key.startswith(prefix)), None):
-        if prefix == "base_model.model." and key.startswith(prefix):
+        if prefix == "base_model.model.":
             yield key.removeprefix("base_model.")
         key = key.removeprefix(prefix)
         yield key

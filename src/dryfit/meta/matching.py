@@ -10,13 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import LoadError
+from dryfit.core.words import few
 from dryfit.meta.checkpoint import Checkpoint
 from dryfit.meta.keys import Conversion, KeyMap, map_keys
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.safetensors_file import StoredTensor
 from dryfit.meta.tape import is_deferred
 from dryfit.meta.walk import Slot, SlotKind, is_plain, slots
-from dryfit.meta.words import few
 
 Missing = Literal["error", "init"] | Sequence[str]
 """What a checkpoint may lack: nothing, anything, or the names that match one of some patterns (``classifier.*``)."""

@@ -15,8 +15,8 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dryfit.core.errors import LoadError, MachineError
+from dryfit.core.words import few
 from dryfit.meta.walk import Slot, SlotKind, put, slots
-from dryfit.meta.words import few
 
 # Storage offsets are multiples of the size of an element, and no element is larger than complex128.
 _LARGEST_ELEMENT_BYTES = 16

@@ -16,8 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dryfit.core.errors import LoadError
+from dryfit.core.words import few
 from dryfit.meta.walk import SlotKind, leaks, slots
-from dryfit.meta.words import few
 
 _OFFLOADED_TO = frozenset({"cpu", "disk", "meta"})
 

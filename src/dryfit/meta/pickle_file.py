@@ -18,9 +18,9 @@ from typing import Any, Final
 import torch
 
 from dryfit.core.errors import LoadError
+from dryfit.core.words import few
 from dryfit.meta.guard import FileGuard, FileStamp, open_file
 from dryfit.meta.safetensors_file import MOST_HEADER_BYTES, StoredTensor
-from dryfit.meta.words import few
 
 # The pickled number that begins a file of torch.save before 1.6 (torch.serialization.MAGIC_NUMBER).
 _OLD_START: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."

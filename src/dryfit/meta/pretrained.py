@@ -29,8 +29,7 @@ from dryfit.meta.matching import Missing
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.source import ModelSource, local_folder, weights_folder
 
-POOLER = ("pooler.*", "*.pooler.*")
-"""Weights of poolers, which nothing of ours uses."""
+_POOLER = ("pooler.*", "*.pooler.*")
 
 
 class Kind(StrEnum):
@@ -90,6 +89,13 @@ def stored_kind(config: PreTrainedConfig) -> Kind | None:
     return None
 
 
+def may_lack(kind: Kind, missing: Missing = "error") -> Missing:
+    """What the files of a model may lack: what the caller allowed, and of encoders the pooler, which nobody uses."""
+    if kind is not Kind.ENCODER or missing == "init":
+        return missing
+    return _POOLER if missing == "error" else (*_POOLER, *missing)
+
+
 def load_pretrained(
     source: ModelSource,
     kind: Kind,
@@ -118,7 +124,7 @@ def load_pretrained(
     config = config if config is not None else load_config(source)
     model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
     folder = weights_folder(source)
-    report = materialise(model, folder, device=device, dtype=dtype, missing=missing, mode=mode)
+    report = materialise(model, folder, device=device, dtype=dtype, missing=may_lack(kind, missing), mode=mode)
     model.config.dtype = dtype if dtype is not None else torch.float32
     if model.can_generate() and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -146,7 +152,7 @@ def load_encoder(
     """
     config = encoder_config(source)
     set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
-    return load_pretrained(source, Kind.ENCODER, config=config, dtype=dtype, missing=POOLER)
+    return load_pretrained(source, Kind.ENCODER, config=config, dtype=dtype)
 
 
 def encoder_config(source: ModelSource) -> PreTrainedConfig:

@@ -14,10 +14,10 @@ from typing import Final, Self
 import torch
 
 from dryfit.core.errors import LoadError
+from dryfit.core.words import few
 from dryfit.meta.checkpoint import Checkpoint
 from dryfit.meta.guard import FileGuard, changed, open_file
 from dryfit.meta.safetensors_file import StoredTensor
-from dryfit.meta.words import few
 
 _CHUNK_BYTES: Final = 1 << 30  # one read of Linux moves at most 2 GiB less a page
 _BATCH_BYTES: Final = 8 << 20

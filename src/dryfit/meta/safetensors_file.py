@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 
 from dryfit.core.errors import LoadError
+from dryfit.core.words import few
 from dryfit.meta.guard import FileStamp, open_file
-from dryfit.meta.words import few
 
 MOST_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""

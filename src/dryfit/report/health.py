@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from dryfit.core.health import Adapter, Built, Health, Stored, Subject
-from dryfit.report.tables import Table, few
+from dryfit.core.words import few
+from dryfit.report.tables import Table
 
 _LINES_MAX = 12
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))

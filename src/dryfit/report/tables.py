@@ -1,7 +1,6 @@
 """A study and its trials as rows of text: what ``show``, ``tune`` and the live view print."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 from dryfit.core.load_report import LoadReport
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.core.wire import LOG_FILE
+from dryfit.core.words import few
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import AttemptState, StudyState, TrialState
 
@@ -35,12 +35,6 @@ def value_text(value: Scalar) -> str:
 def params_text(params: dict[str, Scalar]) -> str:
     """Parameters in one line."""
     return "  ".join(f"{name}={value_text(value)}" for name, value in params.items())
-
-
-def few(names: Iterable[str], most: int = 5) -> str:
-    """The first names, and a count of the rest."""
-    every = list(names)
-    return ", ".join(every[:most]) + (f", and {len(every) - most} more" if len(every) > most else "")
 
 
 def duration_text(seconds: float) -> str:

@@ -6,7 +6,8 @@ import torch
 
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.health import Health, Subject
-from dryfit.meta.health import ADAPTER_FILE, Candidate, adapter_health, health, pretrained_candidate
+from dryfit.meta.adapters import ADAPTER_FILE
+from dryfit.meta.health import Candidate, adapter_health, health, pretrained_candidate
 from dryfit.meta.matching import Wishes
 from dryfit.meta.source import FolderSource, local_folder
 from dryfit.tasks.load import DRYFIT_FILE, WEIGHTS_FILE, kind_of, trained_model

@@ -21,7 +21,7 @@ from dryfit.meta.configs import load_config
 from dryfit.meta.construction import build
 from dryfit.meta.filling import fill
 from dryfit.meta.matching import Missing, Wishes
-from dryfit.meta.pretrained import POOLER, Kind, load_pretrained, make_model
+from dryfit.meta.pretrained import Kind, load_pretrained, make_model
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
@@ -75,8 +75,6 @@ def load(
     else:
         found = FolderSource(str(source), trust_remote_code=trust)
         kind = Kind.ENCODER if task is None else kind_of(task)
-        if kind is Kind.ENCODER and missing != "init":
-            missing = POOLER if missing == "error" else (*POOLER, *missing)
         model, _ = load_pretrained(found, kind, device=device, dtype=dtype, missing=missing, mode=mode)
     return model if attach is None else attach_adapter(model, Path(attach), device=device)
 

@@ -17,17 +17,9 @@ from transformers import AutoConfig, AutoModel, BertForSequenceClassification, B
 import dryfit
 from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise, meta_init, on_meta
-from loading import From, assert_same, bert_config, dirty, fresh, llama_config, made, perturb, written
+from loading import From, assert_same, bert_config, dirty, fresh, llama_config, made, perturb, several, written
 
 MIB = 1 << 20
-
-
-def several(self, count=4):
-    self.first = nn.Linear(8, 8)
-    self.bare = nn.Parameter(torch.randn(8))
-    self.register_buffer("noise", torch.rand(8))
-    self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
-    nn.init.trunc_normal_(self.layers[0].weight)
 
 
 def assert_as_plain(make):

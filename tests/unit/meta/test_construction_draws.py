@@ -12,7 +12,7 @@ from transformers import BertModel
 
 from dryfit.core.load_report import Origin
 from dryfit.meta import build, leaks, materialise
-from loading import From, assert_same, bert_config, dirty, fresh, made, perturb
+from loading import From, assert_same, bert_config, dirty, fresh, made, perturb, several
 
 
 class Net(nn.Module):
@@ -134,14 +134,6 @@ def test_initialisers(name, generator):
             assert torch.equal((weight == 0).sum(0), torch.full((64,), 32))
         case "trunc_normal_":
             assert weight.abs().max() <= 0.04
-
-
-def several(self, count=4):
-    self.first = nn.Linear(8, 8)
-    self.bare = nn.Parameter(torch.randn(8))
-    self.register_buffer("noise", torch.rand(8))
-    self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
-    nn.init.trunc_normal_(self.layers[0].weight)
 
 
 def test_random_values_are_of_the_seed_alone(tmp_path):
