@@ -9,6 +9,7 @@ from dryfit.core.plan import ExecutionSettings
 from dryfit.core.settings import (
     DataSettings,
     Direction,
+    LoraSettings,
     Metric,
     Settings,
     Task,
@@ -179,6 +180,7 @@ class StudyConfig(TrialSettings):
     data: DataSettings = DataSettings()
     space: dict[str, Cases] = Field(default_factory=dict[str, Cases], description="searched keys, by dotted name")
     search: SearchSettings = SearchSettings()
+    lora: LoraSettings | None = Field(default=None, description="adapters, for the task causal-lm")
     execution: ExecutionSettings = ExecutionSettings()
     runtime: RuntimeSettings = RuntimeSettings()
 

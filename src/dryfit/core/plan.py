@@ -1,10 +1,12 @@
 """How a trial is run: what changes only memory and time, never what is learned."""
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from dryfit.core.settings import Settings
+from dryfit.core.units import parse_bytes
 
 
 class DeviceKind(StrEnum):
@@ -14,15 +16,69 @@ class DeviceKind(StrEnum):
     CUDA = "cuda"
 
 
+class OptimizerImpl(StrEnum):
+    """How an optimizer's arithmetic is done; the numbers agree up to rounding, memory and time do not."""
+
+    AUTO = "auto"
+    FUSED = "fused"
+    FOREACH = "foreach"
+    PLAIN = "plain"
+
+
+class Allocator(StrEnum):
+    """How PyTorch's CUDA caching allocator takes memory from the device."""
+
+    EXPANDABLE = "expandable"
+    NATIVE = "native"
+
+
+class DeviceSpec(Settings):
+    """A device to plan for; it may be an invented one.
+
+    Attributes:
+        name: As the user wrote it, or as the driver calls it.
+        capacity_bytes: All its memory, as ``torch.cuda.get_device_properties().total_memory`` counts it.
+        capability: CUDA compute capability; it decides kernels and workspaces.
+    """
+
+    name: str
+    kind: DeviceKind = DeviceKind.CUDA
+    capacity_bytes: int = Field(gt=0)
+    capability: tuple[int, int] = (8, 0)
+
+
 class ExecutionSettings(Settings):
-    """``[execution]``: wishes about how trials run; the plan of each trial is derived from them."""
+    """``[execution]``: wishes about how trials run; the plan of each trial is derived from them.
+
+    What is unset the planner chooses, so that the trial fits; what is set it keeps.
+    """
 
     device: str = Field(
         default="auto", pattern="^(auto|cpu|cuda)$", description="auto takes CUDA where a device is free"
     )
-    micro_batch: int | None = Field(default=None, ge=1, description="rows in memory at once; unset: the whole batch")
-    checkpointing: bool = Field(
-        default=False, description="recompute activations in backward: less memory, about 1.3x time"
+    memory_limit: str | None = Field(
+        default=None,
+        pattern=r"^\d+(\.\d+)? ?([KMGT]i?B|B)$",
+        description='most memory a trial may take, "14GiB"; it binds the planner and the trial\'s process',
+    )
+    micro_batch: int | None = Field(
+        default=None, ge=1, description="rows in memory at once; unset: the whole batch if it fits"
+    )
+    checkpointing: bool | None = Field(
+        default=None, description="recompute activations in backward; unset: where the trial does not fit otherwise"
+    )
+    reentrant: bool = Field(default=False, description="checkpointing by reentrant autograd, as older code does it")
+    optimizer_impl: OptimizerImpl = Field(
+        default=OptimizerImpl.AUTO, description="auto (the fastest there is), fused, foreach or plain"
+    )
+    offload_optimizer: bool | None = Field(
+        default=None, description="optimizer state in host memory (CUDA); unset: where nothing else makes it fit"
+    )
+    allow: Literal["exact", "numerics"] = Field(
+        default="numerics", description="what the planner may change: nothing but rounding (numerics), or not even that"
+    )
+    allocator: Allocator = Field(
+        default=Allocator.EXPANDABLE, description="segments of the CUDA caching allocator: expandable or native"
     )
     threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads a trial; unset: cores / parallel")
     loader_workers: int = Field(default=0, ge=0, le=64, description="processes that load batches; 0: none")
@@ -36,6 +92,11 @@ class ExecutionPlan(Settings):
     micro_batch: int = Field(ge=1)
     accumulation: int = Field(ge=1)
     checkpointing: bool = False
+    reentrant: bool = False
+    optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
+    offload_optimizer: bool = False
+    allocator: Allocator = Allocator.EXPANDABLE
+    memory_limit_bytes: int | None = Field(default=None, gt=0)
     threads: int = Field(default=1, ge=1)
     loader_workers: int = Field(default=0, ge=0)
 
@@ -50,7 +111,7 @@ class ExecutionPlan(Settings):
 def plan_execution(
     wishes: ExecutionSettings, *, effective_batch: int, device: DeviceKind, cores: int, parallel: int
 ) -> ExecutionPlan:
-    """Derive a trial's plan from the study's wishes.
+    """Derive a trial's plan from the study's wishes alone, memory left out of account.
 
     Args:
         wishes: The ``[execution]`` table.
@@ -65,7 +126,12 @@ def plan_execution(
         effective_batch=effective_batch,
         micro_batch=micro_batch,
         accumulation=-(-effective_batch // micro_batch),
-        checkpointing=wishes.checkpointing,
+        checkpointing=bool(wishes.checkpointing),
+        reentrant=wishes.reentrant,
+        optimizer_impl=wishes.optimizer_impl,
+        offload_optimizer=bool(wishes.offload_optimizer),
+        allocator=wishes.allocator,
+        memory_limit_bytes=parse_bytes(wishes.memory_limit) if wishes.memory_limit else None,
         threads=wishes.threads or max(1, cores // parallel),
         loader_workers=wishes.loader_workers,
     )

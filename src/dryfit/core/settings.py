@@ -26,6 +26,8 @@ class Task(StrEnum):
     """What a model learns to do."""
 
     CRITERIA = "criteria"
+    CAUSAL_LM = "causal-lm"
+    """Planned, not trained yet."""
 
 
 class Metric(StrEnum):
@@ -169,6 +171,18 @@ class RegularizationSettings(Settings):
     freeze_layers: int = Field(
         default=0, ge=0, le=1000, description="embeddings and so many first layers stay as they are"
     )
+
+
+class LoraSettings(Settings):
+    """``[lora]``: small trainable adapters beside frozen weights; for ``causal-lm``."""
+
+    r: int = Field(default=16, ge=1, le=4096, description="rank of the adapters")
+    alpha: Positive = Field(default=32.0, description="adapters are scaled by alpha / r")
+    dropout: Fraction = Field(default=0.05, description="dropout before the adapters")
+    targets: str = Field(
+        default="all-linear", description="linear layers that get one: all-linear, or names with commas: q_proj,v_proj"
+    )
+    base: Precision = Field(default=Precision.FP16, description="number format of the frozen weights")
 
 
 class TrialSettings(Settings):

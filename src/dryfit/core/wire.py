@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dryfit.core.failure import ChildFault
 from dryfit.core.health import Health
-from dryfit.core.plan import DeviceKind, ExecutionPlan
-from dryfit.core.settings import DataSettings, ModelSettings, Task
+from dryfit.core.memory import Confidence, ExecutionChoice, MemoryPlan, Rung, VerdictKind
+from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan, ExecutionSettings
+from dryfit.core.settings import DataSettings, LoraSettings, ModelSettings, Settings, Task, TrialSettings
 from dryfit.core.trial import MetricPoint, TrialConfig
 
 REQUEST_FILE = "request.json"
@@ -47,12 +48,14 @@ class Job(StrEnum):
     RESOLVE = "resolve"
     TRAIN = "train"
     CHECK = "check"
+    PLAN = "plan"
 
 
 ENTRY_POINTS: dict[Job, str] = {
     Job.RESOLVE: "dryfit.preflight:resolve",
     Job.TRAIN: "dryfit.train.entry:train",
     Job.CHECK: "dryfit.preflight:check",
+    Job.PLAN: "dryfit.planning:plan",
 }
 """Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
 
@@ -147,6 +150,70 @@ class CheckResult(Wire):
     health: Health
 
 
+class PlanSubject(Settings):
+    """What is to be trained, as far as memory sees it.
+
+    Attributes:
+        lora: Adapters, for ``causal-lm``; None trains all weights.
+    """
+
+    task: Task
+    settings: TrialSettings
+    num_labels: int = Field(default=2, ge=2)
+    lora: LoraSettings | None = None
+
+
+class StudyTokens(Settings):
+    """Where the lengths of a study's rows are known from."""
+
+    data: DataSettings
+    cache_dir: str
+    data_fingerprint: str
+
+
+class PlanRequest(Wire):
+    """Plan the memory of some subjects on a device; nothing is allocated there."""
+
+    job: Literal[Job.PLAN] = Job.PLAN
+    subjects: tuple[PlanSubject, ...]
+    device: DeviceSpec
+    wishes: ExecutionSettings
+    tokens: StudyTokens | None = Field(default=None, description="None: rows of train.max_length are taken")
+    trace_dir: str = Field(description="folder of recorded traces, shared by all studies")
+
+
+class PlanAnswer(Wire):
+    """What the planner found for one subject.
+
+    Attributes:
+        memory: The memory of ``execution``; of the plan as asked where it was refused; None where it is unknown.
+        execution: What the trial is to be run with; None where it was refused or is unknown.
+        fallbacks: What else fits with less memory, in the order to try.
+        shortfall_bytes: What the device lacks for the plan as asked; 0 where it fits.
+        ladder: Changes, each with what it saves.
+        reasons: Why it is unknown or refused.
+        torch: Version the traces speak for.
+    """
+
+    verdict: VerdictKind
+    device: DeviceSpec
+    memory: MemoryPlan | None = None
+    execution: ExecutionChoice | None = None
+    fallbacks: tuple[ExecutionChoice, ...] = ()
+    shortfall_bytes: int = 0
+    ladder: tuple[Rung, ...] = ()
+    reasons: tuple[str, ...] = ()
+    confidence: Confidence = Confidence.UNCALIBRATED
+    torch: str
+    planner_s: float
+
+
+class PlanResult(Wire):
+    """One answer for each subject, in order."""
+
+    answers: tuple[PlanAnswer, ...]
+
+
 class ErrorParts(Wire):
     """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
 
@@ -158,16 +225,17 @@ class ErrorParts(Wire):
 
 
 class ChildResult(Wire):
-    """A child's last word. Exactly one of the fields ``resolve``, ``train``, ``check`` and ``fault`` is set."""
+    """A child's last word: exactly one of ``resolve``, ``train``, ``check``, ``plan`` and ``fault`` is set."""
 
     resolve: ResolveResult | None = None
     train: TrainResult | None = None
     check: CheckResult | None = None
+    plan: PlanResult | None = None
     fault: ChildFault | None = None
     error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
 
 
-Body: TypeAlias = ResolveRequest | TrainRequest | CheckRequest
+Body: TypeAlias = ResolveRequest | TrainRequest | CheckRequest | PlanRequest
 """A job."""
 
 
