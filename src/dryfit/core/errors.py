@@ -14,6 +14,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── StudyMismatchError     MISMATCH    2   the study file no longer describes this study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
     ├── NonFiniteError         NONFINITE   2   training met a loss or gradient that is not finite
+    ├── TraceError             TRACE       2   a model's step cannot be traced: its memory is unknown
     ├── ChildError             CHILD       2   a preparing child process failed
     └── InternalError          INTERNAL    4   an invariant of ours broke
 """
@@ -113,6 +114,12 @@ class LedgerError(DryfitError):
     """The ledger cannot be read, or was written by a newer dryfit."""
 
     code = "LEDGER"
+
+
+class TraceError(DryfitError):
+    """A model's training step cannot be traced without a device, so its memory is unknown."""
+
+    code = "TRACE"
 
 
 class ChildError(DryfitError):
