@@ -16,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from dryfit.core.memory import MemoryCategory, StepPhase
+from dryfit.memory import in_place
 from dryfit.memory.events import Label, Segment
 from dryfit.memory.workspaces import GEMMS, workspace_bytes
+
 
 class Recorder(TorchDispatchMode):
     """Sees every operator below autograd, and records the storages on one device.
@@ -37,6 +39,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, device: str, *, kernels: bool) -> None:
         super().__init__()
+        in_place.nobody_else()  # measured now: it cannot be inside of a backward pass
         self.phase = StepPhase.LOAD
         self.operators: list[tuple[StepPhase, str]] | None = None
         self._device = device
@@ -45,6 +48,8 @@ class Recorder(TorchDispatchMode):
         self._places = _ForwardPlaces()
         self._storages: dict[int, int] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._holders: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
         self._names: dict[int, str] = {}
         self._categories: dict[int, MemoryCategory] = {}
         self._next_block = 0
@@ -70,6 +75,10 @@ class Recorder(TorchDispatchMode):
                 block = self._new_block(MemoryCategory.TEMPORARIES)
                 segment.add(block, extra, label)
                 segment.add(block, -extra, label)
+        taken_over = self._taken_over(func, args)
+        if taken_over is not None and isinstance(out, torch.Tensor):
+            self._share(out.untyped_storage(), taken_over)
+            return out
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
                 storage = leaf.untyped_storage()
@@ -140,6 +149,21 @@ class Recorder(TorchDispatchMode):
         category = _FIRST_GUESS.get(self.phase, MemoryCategory.TEMPORARIES)
         return segment.label(Label(self.phase, category, self._place(), str(func)))
 
+    def _taken_over(self, func: Any, args: tuple[Any, ...]) -> int | None:
+        """The block that the real operator would have worked in place on, where a mode or a fake keeps it from that.
+
+        Autograd adds the gradients of a tensor with several uses into the first of them if nobody else holds it, and
+        some backward formulas fill fresh zeros in place; neither on subclasses of tensors (``can_accumulate_inplace``
+        in torch/csrc/autograd/input_buffer.cpp, ``areAnyTensorSubclassLike`` in FunctionsManual.cpp).
+        """
+        if func not in in_place.CANDIDATES or self.phase is not StepPhase.BACKWARD or torch.is_grad_enabled():
+            return None
+        target = args[0]
+        if not isinstance(target, torch.Tensor) or not in_place.would_be(func, target, args):
+            return None
+        block = self._storages.get(target.untyped_storage()._cdata)
+        return block if block is not None and block not in self._names else None
+
     def _new_block(self, category: MemoryCategory | None = None) -> int:
         block = self._next_block
         self._next_block += 1
@@ -148,25 +172,34 @@ class Recorder(TorchDispatchMode):
         return block
 
     def _watch(self, storage: Any, label: int | None, segment: "_OpenSegment | None") -> None:
-        key, size_bytes, block = storage._cdata, storage.nbytes(), self._new_block()
+        block = self._new_block()
+        if segment is not None and label is not None:
+            segment.add(block, storage.nbytes(), label)
+        self._sizes[block] = storage.nbytes()
+        self._share(storage, block)
+
+    def _share(self, storage: Any, block: int) -> None:
+        """Let a block live until this storage ends, and every other one that shares it."""
+        key = storage._cdata
         self._storages[key] = block
+        self._holders[block] = self._holders.get(block, 0) + 1
 
         def ended(_ref: Any) -> None:
             # Called by whatever drops the last reference, autograd's C++ included: it must not raise.
             del self._storages[key], self._watchers[key]
-            if self._segment is not None and (self._segment.has(block) or block in self._names):
-                self._segment.add(block, -size_bytes, None)
+            self._holders[block] -= 1
+            segment = self._segment
+            if not self._holders[block] and segment is not None and (segment.has(block) or block in self._names):
+                segment.add(block, -self._sizes[block], None)
 
         self._watchers[key] = weakref.ref(storage, ended)
-        if segment is not None and label is not None:
-            segment.add(block, size_bytes, label)
 
     def _close(self, segment: "_OpenSegment") -> None:
         """Free what lives on without a name: scalars that the real loop keeps for a moment longer."""
-        for key, block in list(self._storages.items()):
-            if block in self._names or not segment.has(block):
-                continue
+        left = {key: block for key, block in self._storages.items() if block not in self._names and segment.has(block)}
+        for key in left:
             del self._storages[key], self._watchers[key]
+        for block in dict.fromkeys(left.values()):
             segment.free(block)
 
 

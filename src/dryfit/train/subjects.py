@@ -17,8 +17,8 @@ from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind, encoder_config, make_model
 from dryfit.tasks.base import Loss
 from dryfit.tasks.causal_lm import CausalLm, CausalLmLoss
-from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
+from dryfit.tasks.losses import ClassificationLoss
 from dryfit.train.optim import make_optimizer
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
@@ -68,9 +68,8 @@ def _criteria(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> Ste
         _checkpoint(encoder, reentrant=reentrant)
     model = build(lambda: EncoderWithHead(encoder, HeadSpec(settings.head, num_outputs=subject.num_labels)))
     freeze(model, regularization.freeze_layers)
-    loss = CriteriaTask(
-        settings.loss, num_labels=subject.num_labels, train_counts=dict.fromkeys(range(subject.num_labels), 1), pad_id=0
-    )
+    counts = dict.fromkeys(range(subject.num_labels), 1)
+    loss = ClassificationLoss(settings.loss, num_labels=subject.num_labels, train_counts=counts)
     segments = getattr(config, "type_vocab_size", 0) or 0
     inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if segments > 1 else ()))
     return StepParts(model, loss, inputs, False, partial(make_optimizer, model, settings.optim), settings)
