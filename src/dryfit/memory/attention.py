@@ -4,7 +4,7 @@ Without a device torch's own choice falls to plain matrix products, which hold t
 those of ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and the operators around each kernel those of
 ``aten/src/ATen/native/transformers/attention.cpp``, torch 2.11 to 2.14.
 
-Dimension suffixes: ``B`` rows, ``H`` heads, ``L`` tokens, ``D`` width of a head.
+Queries, keys and values are (rows, heads, tokens, width of a head).
 """
 
 from collections.abc import Iterator
@@ -144,35 +144,33 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[None]:
 
 
 def _flash(
-    query_BHLD: torch.Tensor,
-    key_BHLD: torch.Tensor,
-    value_BHLD: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     dropout: float,
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
     """The flash kernel takes widths that are multiples of eight: others are padded, and the output is cut."""
-    width = query_BHLD.shape[-1]
+    width = query.shape[-1]
     scale = scale if scale is not None else width**-0.5
     missing = -width % _WIDTH_ALIGNMENT
     if missing:
-        query_BHLD, key_BHLD, value_BHLD = (F.pad(one, (0, missing)) for one in (query_BHLD, key_BHLD, value_BHLD))
-    out_BHLD = _aten._scaled_dot_product_flash_attention(
-        query_BHLD, key_BHLD, value_BHLD, dropout, is_causal, False, scale=scale
-    )[0]
-    return out_BHLD[..., :width] if missing else out_BHLD
+        query, key, value = (F.pad(one, (0, missing)) for one in (query, key, value))
+    out = _aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, False, scale=scale)[0]
+    return out[..., :width] if missing else out
 
 
-def _added_mask(mask: torch.Tensor | None, query_BHLD: torch.Tensor, key_BHLD: torch.Tensor) -> torch.Tensor | None:
+def _added_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
     """A mask as the memory-efficient kernel takes it: added to the scores, rows aligned, expanded."""
     if mask is None:
         return None
     if mask.dtype is torch.bool:
-        lowest = torch.scalar_tensor(float("-inf"), dtype=query_BHLD.dtype, device=query_BHLD.device)
+        lowest = torch.scalar_tensor(float("-inf"), dtype=query.dtype, device=query.device)
         mask = torch.where(mask, 0.0, lowest)
     aligned = mask.stride(-1) == 1 and all(stride % _MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1])
     if not aligned:
         width = mask.shape[-1]
         mask = F.pad(mask, (0, _MASK_ALIGNMENT - width % _MASK_ALIGNMENT))[..., :width]
-    rows, heads, length, _ = query_BHLD.shape
-    return mask.expand(rows, heads, length, key_BHLD.shape[-2])
+    rows, heads, length, _ = query.shape
+    return mask.expand(rows, heads, length, key.shape[-2])

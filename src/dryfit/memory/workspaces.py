@@ -43,8 +43,8 @@ def workspace_bytes(func: Any, args: tuple[Any, ...], out: Any) -> int:
 def _flash_backward(args: tuple[Any, ...], _out: Any) -> int:
     # flash_attn/flash_api.cpp, mha_bwd: softmax_d (B, H, rounded L) and, as the key's length is split over blocks,
     # dq_accum (B, H, rounded L, rounded D) in fp32. Deterministic mode takes more.
-    query_BHLD = args[1]
-    rows, heads, length, width = query_BHLD.shape
+    query = args[1]
+    rows, heads, length, width = query.shape
     rounded_length = math.ceil(length / _FLASH_ROWS) * _FLASH_ROWS
     rounded_width = math.ceil(width / _FLASH_WIDTH) * _FLASH_WIDTH
     return rows * heads * rounded_length * (rounded_width + 1) * _FP32_BYTES
@@ -54,12 +54,12 @@ def _efficient_backward(args: tuple[Any, ...], _out: Any) -> int:
     # transformers/cuda/attention_backward.cu, _efficient_attention_backward: delta (B, H, L) in fp32, and the
     # accumulators of dq, dk and dv in fp32 where the outputs are in half precision and a block cannot hold them
     # (heads wider than 128).
-    query_BHLD, key_BHLD = args[1], args[2]
-    rows, heads, length, width = query_BHLD.shape
+    query, key = args[1], args[2]
+    rows, heads, length, width = query.shape
     delta = rows * heads * length * _FP32_BYTES
-    if query_BHLD.dtype is torch.float32 or width <= 128:
+    if query.dtype is torch.float32 or width <= 128:
         return delta
-    return delta + rows * heads * width * (length + 2 * key_BHLD.shape[2]) * _FP32_BYTES
+    return delta + rows * heads * width * (length + 2 * key.shape[2]) * _FP32_BYTES
 
 
 def _embedding_backward(args: tuple[Any, ...], _out: Any) -> int:

@@ -51,14 +51,19 @@ def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
     return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer)
 
 
-def parameter_groups(model: EncoderWithHead, optim: OptimSettings) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
     """Trainable parameters by learning rate and weight decay.
 
     The head has ``lr * head_lr_factor``; with depth ``n``, layer ``i`` (from 1) has ``lr * layer_decay**(n + 1 - i)``
     and the embeddings ``lr * layer_decay**(n + 1)`` (ELECTRA's rule, Clark et al. 2020, without its head exponent).
     Norms and biases do not decay.
+
+    Raises:
+        ConfigError: Layers are to learn at different rates in a model that is no encoder with a head.
     """
-    parts = encoder_parts(model.encoder) if optim.layer_decay < 1 else None
+    if optim.layer_decay < 1 and not isinstance(model, EncoderWithHead):
+        raise ConfigError(f"setting optim.layer_decay = {optim.layer_decay}", "the model has no head", allowed="1")
+    parts = encoder_parts(model.encoder) if optim.layer_decay < 1 and isinstance(model, EncoderWithHead) else None
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -75,7 +80,7 @@ def parameter_groups(model: EncoderWithHead, optim: OptimSettings) -> list[dict[
 
 
 def make_optimizer(
-    model: EncoderWithHead, optim: OptimSettings, plan: OptimizerPlan = OptimizerPlan()
+    model: nn.Module, optim: OptimSettings, plan: OptimizerPlan = OptimizerPlan()
 ) -> torch.optim.Optimizer:
     """The optimizer of a trial, over :func:`parameter_groups`.
 

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
 from dryfit.core.wire import PlanSubject
@@ -19,7 +18,8 @@ from dryfit.tasks.base import Loss
 from dryfit.tasks.causal_lm import CausalLm, CausalLmLoss
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
 from dryfit.tasks.losses import ClassificationLoss
-from dryfit.train.optim import make_optimizer
+from dryfit.train.model import enable_checkpointing
+from dryfit.train.optim import OptimizerPlan, make_optimizer
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 
@@ -65,14 +65,14 @@ def _criteria(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> Ste
     trust = settings.model.trust_remote_code
     encoder = build(lambda: make_model(config, Kind.ENCODER, trust_remote_code=trust))
     if variant.checkpointing:
-        _checkpoint(encoder, reentrant=reentrant)
+        enable_checkpointing(encoder, reentrant=reentrant)
     model = build(lambda: EncoderWithHead(encoder, HeadSpec(settings.head, num_outputs=subject.num_labels)))
     freeze(model, regularization.freeze_layers)
     counts = dict.fromkeys(range(subject.num_labels), 1)
     loss = ClassificationLoss(settings.loss, num_labels=subject.num_labels, train_counts=counts)
     segments = getattr(config, "type_vocab_size", 0) or 0
     inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if segments > 1 else ()))
-    return StepParts(model, loss, inputs, False, partial(make_optimizer, model, settings.optim), settings)
+    return StepParts(model, loss, inputs, False, _optimizer(model, settings, variant), settings)
 
 
 def _causal_lm(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> StepParts:
@@ -85,17 +85,15 @@ def _causal_lm(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> St
     )
     trust = settings.model.trust_remote_code
     decoder = build(lambda: make_model(config, Kind.CAUSAL_LM, trust_remote_code=trust))
-    if variant.checkpointing:
-        _checkpoint(decoder, reentrant=reentrant)
     model = CausalLm(decoder)
     if subject.lora is not None:
         lora = subject.lora
-        if variant.checkpointing and reentrant:
-            decoder.enable_input_require_grads()
         adapted = new_adapter(decoder, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets)
         model = CausalLm(_frozen_in(adapted, lora))
+    if variant.checkpointing:
+        enable_checkpointing(decoder, reentrant=reentrant)
     inputs = ("input_ids", "attention_mask")
-    return StepParts(model, CausalLmLoss(), inputs, True, partial(make_optimizer, model, settings.optim), settings)
+    return StepParts(model, CausalLmLoss(), inputs, True, _optimizer(model, settings, variant), settings)
 
 
 def _frozen_in(adapted: nn.Module, lora: LoraSettings) -> nn.Module:
@@ -107,6 +105,6 @@ def _frozen_in(adapted: nn.Module, lora: LoraSettings) -> nn.Module:
     return adapted
 
 
-def _checkpoint(model: PreTrainedModel, *, reentrant: bool) -> None:
-    kwargs = {"use_reentrant": reentrant}
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+def _optimizer(model: nn.Module, settings: TrialSettings, variant: Variant) -> Callable[[], torch.optim.Optimizer]:
+    plan = OptimizerPlan(impl=variant.optimizer_impl, offload=variant.offload_optimizer, modelled=True)
+    return partial(make_optimizer, model, settings.optim, plan)

@@ -160,9 +160,9 @@ class _Stage:
             self._recorder.adopt(tensor, f"input:{name}", MemoryCategory.INPUTS)
         with self._recorder.segment() as record:
             self.rehearsal.micro(batch, self._phase)
-            graded = [(name, parameter) for name, parameter in self._named() if parameter.grad is not None]
-            for name, parameter in graded:
-                self._recorder.name(parameter.grad, f"gradient:{name}", MemoryCategory.GRADIENTS)
+            graded = [(name, one.grad) for name, one in self._named() if one.grad is not None]
+            for name, gradient in graded:
+                self._recorder.name(gradient, f"gradient:{name}", MemoryCategory.GRADIENTS)
         self._trained = tuple(name for name, _ in graded)
         return record.result
 
