@@ -6,6 +6,7 @@ Pure functions over columns of events as in :class:`dryfit.memory.events.Segment
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from dryfit.core.errors import InternalError
@@ -128,6 +129,7 @@ def min_cap(
     # Without pages and garbage collection a capacity that is never reached changes nothing.
     is_plain = not settings.expandable_segments and settings.gc_threshold is None
 
+    @cache
     def wanted(capacity: int) -> int | None:
         """The next capacity worth trying after this one fails; None where it survives."""
         if is_plain and capacity >= plenty.peak_reserved_bytes:

@@ -26,6 +26,7 @@ INTERVALS = 16
 """Powers of two from 1 MiB on, each with its own count of divisions (``kRoundUpPowerOfTwoIntervals``)."""
 
 _DOING = "reading allocator settings"
+_LARGE_SEGMENT = "large_segment_size_mb"
 _TOKEN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
 _SWITCHES = frozenset(
     {
@@ -60,7 +61,7 @@ class AllocatorSettings:
             entry below 2 MiB, the next below 4 MiB, and so on. 0 and 1 leave the rounding to 512 bytes.
         gc_threshold: Share of the capacity above which cached segments are given back by age; None for never.
         large_segment_bytes: Segment (or page, where they expand) of requests above 1 and below 10 MiB.
-        max_non_split_rounding_bytes: How much larger than the request a block that must not be cut may be.
+        max_non_split_rounding_bytes: A block that must not be cut serves requests smaller than it by less than this.
         memory_fraction: Share of the device the process may take. The simulator is told its capacity in bytes,
             so whoever knows the device multiplies.
     """
@@ -84,7 +85,8 @@ class AllocatorSettings:
                 that has no caching allocator of torch's.
         """
         settings = AllocatorSettings()
-        for name, value in _options(text):
+        # As in torch, the size of large segments is read first: other limits depend on it.
+        for name, value in sorted(_options(text), key=lambda option: option[0] != _LARGE_SEGMENT):
             settings = _apply(settings, name, value)
         return settings
 
@@ -155,10 +157,12 @@ def _switch(name: str, value: list[str]) -> bool:
     return value == ["True"]
 
 
-def _count(name: str, value: list[str]) -> int:
-    if len(value) != 1 or re.fullmatch(r"\d{1,15}", value[0]) is None:
+def _count(name: str, value: list[str], part: str | None = None) -> int:
+    """The value, or a part of it, as a number."""
+    text = "".join(value) if part is None else part
+    if re.fullmatch(r"\d{1,15}", text) is None:
         raise _refuse(name, value, "a whole number")
-    return int(value[0])
+    return int(text)
 
 
 def _fraction(name: str, value: list[str]) -> float:
@@ -187,13 +191,12 @@ def _large_segment(settings: AllocatorSettings, name: str, value: list[str]) -> 
     size_bytes = _count(name, value) * MIB
     if size_bytes <= LARGE_REQUEST_BYTES:
         raise _refuse(name, value, f"more than {LARGE_REQUEST_BYTES // MIB}")
-    return replace(settings, large_segment_bytes=size_bytes)
+    return replace(settings, large_segment_bytes=size_bytes, max_non_split_rounding_bytes=size_bytes)
 
 
 def _at_least_a_segment(settings: AllocatorSettings, name: str, value: list[str]) -> int:
     size_bytes = _count(name, value) * MIB
     if size_bytes < settings.large_segment_bytes:
-        # torch compares with the segment size known by then, so the order of the options counts.
         raise _refuse(name, value, f"at least {settings.large_segment_bytes // MIB}, the size of a large segment")
     return size_bytes
 
@@ -235,13 +238,13 @@ def _roundup(settings: AllocatorSettings, name: str, value: list[str]) -> Alloca
     first = True
     for entry in "".join(value[1:-1]).split(","):
         bound, _, count = entry.partition(":")
-        divisions = _count(name, [count])
+        divisions = _count(name, value, count)
         if divisions != 0 and not _is_power_of_two(divisions):
             raise _refuse(name, value, "divisions that are 0 or a power of two")
         if bound == ">":
             table[last + 1 :] = [divisions] * (INTERVALS - last - 1)
             continue
-        megabytes = _count(name, [bound])
+        megabytes = _count(name, value, bound)
         if not _is_power_of_two(megabytes):
             raise _refuse(name, value, "intervals that are a power of two, in MB, or > for all above")
         index = min(megabytes.bit_length() - 1, INTERVALS - 1)
@@ -256,7 +259,7 @@ def _roundup(settings: AllocatorSettings, name: str, value: list[str]) -> Alloca
 _ACTING: Mapping[str, Callable[[AllocatorSettings, str, list[str]], AllocatorSettings]] = {
     "backend": _backend,
     "expandable_segments": _expandable,
-    "large_segment_size_mb": _large_segment,
+    _LARGE_SEGMENT: _large_segment,
     "max_split_size_mb": _max_split,
     "max_non_split_rounding_mb": _non_split_rounding,
     "garbage_collection_threshold": _gc_threshold,
