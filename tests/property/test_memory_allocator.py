@@ -1,5 +1,7 @@
 """What holds of the simulated allocator for every sequence of events, with native and expandable segments."""
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,7 +103,7 @@ def test_books_and_blocks_agree_and_the_capacity_holds(
             allocator.free(address_of.pop(block))
         segments = allocator.segments()
         blocks = [block for segment in segments for block in segment.blocks]
-        assert all(one.address + one.size_bytes <= two.address for one, two in zip(blocks, blocks[1:], strict=False))
+        assert all(one.address + one.size_bytes <= two.address for one, two in pairwise(blocks))
         assert sorted(b.address for b in blocks if b.is_allocated) == sorted(address_of.values())
         assert allocator.allocated_bytes == sum(b.size_bytes for b in blocks if b.is_allocated)
         assert allocator.reserved_bytes == sum(segment.size_bytes for segment in segments)

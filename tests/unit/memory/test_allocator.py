@@ -1,4 +1,4 @@
-"""Cases computed by hand from the rules of ``c10/cuda/CUDACachingAllocator.cpp``, and measured ones that were published.
+"""Cases computed by hand from the rules of ``c10/cuda/CUDACachingAllocator.cpp``, and published measurements.
 
 Sizes are in MiB unless they say otherwise.
 """
@@ -56,7 +56,7 @@ class TestNativeSegments:
         assert _layout(allocator) == [[(512 / MIB, True), (2 - 512 / MIB, False)]]
 
     def test_a_large_block_is_cut_only_where_more_than_1_mib_is_left(self) -> None:
-        """should_split: in the large pool the remainder must be above kSmallSize; else the block is handed out whole."""
+        """should_split: in the large pool a remainder must be above kSmallSize, else the block stays whole."""
         allocator = CachingAllocator(NATIVE)
         whole = allocator.malloc(11 * MIB)
         assert whole is not None
