@@ -220,6 +220,9 @@ def test_a_real_stop_file_and_a_deadline(tmp_path: Path, model: Path) -> None:
     result = train(request, channel).train
     assert result is not None
     assert result.stopped_by is None
+    assert result.peak_rss_bytes is not None
+    assert result.peak_rss_bytes > 100 << 20
+    assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (None, None)
     messages = trials.ScriptedChannel.messages(channel)  # type: ignore[arg-type]
     assert [message.text for message in messages if isinstance(message, Note)] == [
         f"no verdict on report {n} within 0.05 s: went on" for n in range(4)
