@@ -126,7 +126,7 @@ def estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
         worst_batch=WorstBatch(
             rows=min(work.micro_batch, work.effective_batch), length=length, from_data=bool(work.lengths.rows)
         ),
-        host_bytes=_host_bytes(source, work.variant),
+        host_bytes=_host_bytes(source, work),
     )
 
 
@@ -212,11 +212,17 @@ def _categories(run: Timeline, at: int, allocated_bytes: int, device: Device) ->
     return sizes
 
 
-def _host_bytes(source: SegmentSource, variant: Variant) -> int:
-    """What an optimizer state in host memory takes: as much as it would take on the device."""
-    if not variant.offload_optimizer:
+def _host_bytes(source: SegmentSource, work: Work) -> int:
+    """What an optimizer in host memory takes there: the state that is not on the device, and a copy of each trained
+    weight and of its gradient.
+    """
+    if not work.variant.offload_optimizer:
         return 0
-    return end_bytes(source.segment(SegmentKind.UPDATE_FIRST, replace(variant, offload_optimizer=False)), "optimizer:")
+    on_device = replace(work.variant, offload_optimizer=False)
+    state_bytes = end_bytes(source.segment(SegmentKind.UPDATE_FIRST, on_device), "optimizer:")
+    shape = Shape(_micro_rows(work)[0], work.lengths.longest)
+    gradient_bytes = end_bytes(source.segment(SegmentKind.MICRO_FIRST, on_device, shape), "gradient:")
+    return state_bytes + 2 * gradient_bytes
 
 
 def _on_cuda(device: Device) -> bool:

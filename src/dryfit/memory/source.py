@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from dryfit.memory.events import Segment, SegmentKind, Shape
@@ -22,6 +22,18 @@ def relevant(kind: SegmentKind, variant: Variant) -> Variant:
             return replace(variant, checkpointing=False, offload_optimizer=False)
 
 
+@dataclass(slots=True)
+class _Strand:
+    """What is known of one kind of segment under all variants that do not change it."""
+
+    kind: SegmentKind
+    variant: Variant
+    traces: dict[Shape | None, Segment] = field(default_factory=dict)
+    fits: list[SegmentFit] = field(default_factory=list)
+    fitted: dict[Shape, Segment] = field(default_factory=dict)
+    failed: set[FitPlan] = field(default_factory=set)
+
+
 @final
 class SegmentSource:
     """Segments of one subject.
@@ -35,10 +47,7 @@ class SegmentSource:
         self._tracer = tracer
         self._store = store
         self._asked: dict[SegmentKind, set[Shape]] = defaultdict(set)
-        self._traces: dict[tuple[SegmentKind, Variant], dict[Shape | None, Segment]] = defaultdict(dict)
-        self._fits: dict[tuple[SegmentKind, Variant], list[SegmentFit]] = defaultdict(list)
-        self._fitted: dict[tuple[SegmentKind, Variant, Shape], Segment] = {}
-        self._failed: set[tuple[SegmentKind, Variant, FitPlan]] = set()
+        self._strands: dict[tuple[SegmentKind, Variant], _Strand] = {}
         self.traced = 0
         """New traces made so far."""
 
@@ -62,73 +71,71 @@ class SegmentSource:
         Raises:
             TraceError: It is not known and cannot be traced.
         """
-        variant = relevant(kind, variant)
-        if shape is None:
-            return self._trace(kind, variant, None)
-        known = self._known(kind, variant, shape)
-        if known is not None:
-            return known
-        self._asked[kind].add(shape)
-        return self._from_fit(kind, variant, shape) or self._trace(kind, variant, shape)
+        place = (kind, relevant(kind, variant))
+        strand = self._strands.setdefault(place, _Strand(*place))
+        known = self._known(strand, shape)
+        if known is None and shape is not None:
+            self._asked[kind].add(shape)
+            known = self._from_fit(strand, variant, shape)
+        return known or self._trace(strand, variant, shape)
 
-    def _known(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment | None:
+    def _known(self, strand: _Strand, shape: Shape | None) -> Segment | None:
         """A trace, made now or earlier."""
-        traces = self._traces[kind, variant]
-        if shape not in traces and self._store:
-            recorded = self._store.segment(self.key, kind, variant, shape)
+        if shape not in strand.traces and self._store:
+            recorded = self._store.segment(self.key, strand.kind, strand.variant, shape)
             if recorded is not None:
-                traces[shape] = recorded
-        return traces.get(shape)
+                strand.traces[shape] = recorded
+        return strand.traces.get(shape)
 
-    def _trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
-        known = self._known(kind, variant, shape)
+    def _trace(self, strand: _Strand, variant: Variant, shape: Shape | None) -> Segment:
+        """A trace under the variant that was asked for, though others give the same: its model is at hand."""
+        known = self._known(strand, shape)
         if known is not None:
             return known
-        segment = self._tracer.trace(kind, variant, shape)
+        segment = self._tracer.trace(strand.kind, variant, shape)
         self.traced += 1
-        self._traces[kind, variant][shape] = segment
+        strand.traces[shape] = segment
         if self._store:
-            self._store.put_segment(segment, self.key, kind, variant, shape)
+            self._store.put_segment(segment, self.key, strand.kind, strand.variant, shape)
         return segment
 
-    def _from_fit(self, kind: SegmentKind, variant: Variant, shape: Shape) -> Segment | None:
-        place = (kind, variant, shape)
-        if place not in self._fitted:
-            segment = self._interpolate(kind, variant, shape)
+    def _from_fit(self, strand: _Strand, variant: Variant, shape: Shape) -> Segment | None:
+        if shape not in strand.fitted:
+            segment = self._interpolate(strand, variant, shape)
             if segment is None:
                 return None
-            self._fitted[place] = segment
-        return self._fitted[place]
+            strand.fitted[shape] = segment
+        return strand.fitted[shape]
 
-    def _interpolate(self, kind: SegmentKind, variant: Variant, shape: Shape) -> Segment | None:
-        for found in self._fits[kind, variant]:
-            if found.covers(shape):
-                return found.at(shape)
-        found = self._recorded_fit(kind, variant, shape) or self._new_fit(kind, variant, shape)
+    def _interpolate(self, strand: _Strand, variant: Variant, shape: Shape) -> Segment | None:
+        for known in strand.fits:
+            if known.covers(shape):
+                return known.at(shape)
+        found = self._recorded_fit(strand, shape) or self._new_fit(strand, variant, shape)
         if found is None:
             return None
-        self._fits[kind, variant].append(found)
+        strand.fits.append(found)
         return found.at(shape)
 
-    def _recorded_fit(self, kind: SegmentKind, variant: Variant, shape: Shape) -> SegmentFit | None:
+    def _recorded_fit(self, strand: _Strand, shape: Shape) -> SegmentFit | None:
         if self._store is None:
             return None
         for length in (None, shape.length):
-            found = self._store.fit(self.key, kind, variant, regime(shape), length)
+            found = self._store.fit(self.key, strand.kind, strand.variant, regime(shape), length)
             if found is not None and found.covers(shape):
                 return found
         return None
 
-    def _new_fit(self, kind: SegmentKind, variant: Variant, shape: Shape) -> SegmentFit | None:
-        asked = self._asked[kind]
-        traced = {other for other in asked if self._known(kind, variant, other) is not None}
+    def _new_fit(self, strand: _Strand, variant: Variant, shape: Shape) -> SegmentFit | None:
+        asked = self._asked[strand.kind]
+        traced = [other for other in asked if self._known(strand, other) is not None]
         for plan in plan_fits(shape, asked, traced):
-            if (kind, variant, plan) in self._failed:
+            if plan in strand.failed:
                 continue
-            found = fit(plan, {node: self._trace(kind, variant, node) for node in (*plan.nodes, *plan.checks)})
+            found = fit(plan, {node: self._trace(strand, variant, node) for node in (*plan.nodes, *plan.checks)})
             if found is not None:
                 if self._store:
-                    self._store.put_fit(found, self.key, kind, variant)
+                    self._store.put_fit(found, self.key, strand.kind, strand.variant)
                 return found
-            self._failed.add((kind, variant, plan))
+            strand.failed.add(plan)
         return None

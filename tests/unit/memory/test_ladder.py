@@ -140,7 +140,7 @@ def test_state_in_host_memory_is_the_last_resort():
     found = planned(smallest - 10, trial)
     assert found.verdict is VerdictKind.FITS_WITH
     assert found.execution.offload_optimizer
-    assert found.memory.host_bytes == 160 * MIB
+    assert found.memory.host_bytes == (2 + 1 + 1) * 80 * MIB
     assert "optimizer state in host memory" in found.ladder[-1].change
     assert planned(smallest - 10, trial, ExecutionSettings(offload_optimizer=False)).verdict is VerdictKind.REFUSED
     assert planned(8192, trial, ExecutionSettings(offload_optimizer=True)).execution == choice(

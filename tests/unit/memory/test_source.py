@@ -94,6 +94,14 @@ def test_what_a_kind_does_not_depend_on_is_not_traced_twice():
     assert source.traced == len(SegmentKind) + 5
 
 
+def test_the_model_at_hand_is_traced():
+    tracer = ToyTracer()
+    source, variant = SegmentSource(tracer), Variant(checkpointing=True, offload_optimizer=True)
+    for kind in SegmentKind:
+        source.segment(kind, variant, Shape(4, 64) if kind.has_shape else None)
+    assert {asked for _, asked, _ in tracer.traced} == {variant}
+
+
 def test_what_cannot_be_traced_is_an_error_each_time():
     source = SegmentSource(ToyTracer(untraceable=lambda kind, variant: variant.checkpointing))
     for _ in range(2):
