@@ -2,10 +2,10 @@
 
 from itertools import pairwise
 
-from allocations import allocator_settings_values, columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allocations import allocator_settings_values, columns
 from dryfit.memory.allocator import fragmentation, min_cap, replay, sequences
 from dryfit.memory.allocator_settings import MIB, AllocatorSettings
 from dryfit.memory.caching import CachingAllocator

@@ -4,14 +4,14 @@ import pickle
 import tempfile
 from pathlib import Path
 
-from allocations import allocator_settings_texts, columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshots import snapshot_of
 
+from allocations import allocator_settings_texts, columns
 from dryfit.memory.allocator import replay
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.snapshot import compare, read_snapshot
+from snapshots import snapshot_of
 
 
 @settings(max_examples=200)
