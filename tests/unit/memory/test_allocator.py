@@ -238,9 +238,13 @@ class TestReplay:
         assert (outcome.peak_reserved_bytes, outcome.peak_event, outcome.oom_event) == (0, -1, None)
         assert min_cap([], [], NATIVE) == 0
 
-    def test_a_block_that_is_freed_twice_is_our_mistake(self) -> None:
-        with pytest.raises(InternalError, match="event 2 frees block 0"):
-            replay([0, 0, 0], [512, -512, -512], NATIVE)
+    @pytest.mark.parametrize(
+        ("deltas", "found"),
+        [((512, -512, -512), "event 2 is about block 0, which is not in use"), ((512, 64), "which is in use already")],
+    )
+    def test_a_block_that_comes_or_goes_twice_is_our_mistake(self, deltas: tuple[int, ...], found: str) -> None:
+        with pytest.raises(InternalError, match=found):
+            replay([0] * len(deltas), deltas, NATIVE)
 
 
 class TestMinCap:
