@@ -1,7 +1,9 @@
 """What holds of the simulated allocator for every sequence of events, with native and expandable segments."""
 
 from itertools import pairwise
+from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +14,13 @@ from dryfit.memory.caching import CachingAllocator
 from slow_allocator import Part, SlowAllocator
 
 _CAPACITIES = st.one_of(st.none(), st.integers(0, 200).map(lambda megabytes: megabytes * MIB))
+
+
+def _assert_same(fast: CachingAllocator, slow: SlowAllocator) -> None:
+    assert fast.reserved_bytes == slow.reserved
+    assert fast.allocated_bytes == slow.allocated
+    assert fast.retries == slow.retries
+    assert [[(b.size_bytes, b.is_allocated) for b in segment.blocks] for segment in fast.segments()] == slow.layout()
 
 
 @settings(max_examples=400)
@@ -32,13 +41,41 @@ def test_it_does_what_the_plain_reading_of_the_rules_does(
             address, part = pairs.pop(block)
             fast.free(address)
             slow.free(part)
-        assert (fast.reserved_bytes, fast.allocated_bytes, fast.retries) == (
-            slow.reserved,
-            slow.allocated,
-            slow.retries,
-        )
-        layout = [[(b.size_bytes, b.is_allocated) for b in segment.blocks] for segment in fast.segments()]
-        assert layout == slow.layout()
+        _assert_same(fast, slow)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_does_so_for_long_on_a_device_that_is_often_full(seed: int) -> None:
+    random = Random(seed)
+    large = random.choice([12, 20, 64]) * MIB
+    allocator_settings = AllocatorSettings(
+        expandable_segments=seed % 2 == 0,
+        max_split_bytes=random.choice([None, large, large + 8 * MIB]),
+        gc_threshold=random.choice([None, 0.3, 0.8]),
+        large_segment_bytes=large,
+        max_non_split_rounding_bytes=random.choice([large, 2 * large]),
+    )
+    capacity = random.choice([100, 150, 200, 400]) * MIB
+    fast, slow = CachingAllocator(allocator_settings, capacity), SlowAllocator(allocator_settings, capacity)
+    live: list[tuple[int, Part]] = []
+    for _ in range(250):
+        frees = 1 if live and random.random() < 0.45 else 0
+        if not frees:
+            size = random.choice([random.randint(1, 4096), random.randint(1, 3 * MIB), random.randint(1, 40 * MIB)])
+            address, part = fast.malloc(size), slow.malloc(size)
+            assert (address is None) == (part is None)
+            if address is not None and part is not None:
+                live.append((address, part))
+            else:
+                frees = random.randint(0, len(live))
+        for _ in range(frees):
+            address, part = live.pop(random.randrange(len(live)))
+            fast.free(address)
+            slow.free(part)
+        if random.random() < 0.01:
+            fast.release_cached()
+            slow.release_cached()
+        _assert_same(fast, slow)
 
 
 @settings(max_examples=200)

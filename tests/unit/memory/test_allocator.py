@@ -114,6 +114,8 @@ class TestNativeSegments:
         events = [30, -30, 44, 40, -40, 50]
         assert _run(events, settings, capacity=200).final_reserved_bytes == (44 + 40 + 50) * MIB
         assert _run(events, settings).final_reserved_bytes == (30 + 44 + 40 + 50) * MIB
+        # A single one is as old as the average.
+        assert _run([30, -30, 44, 50], settings, capacity=140).final_reserved_bytes == (44 + 50) * MIB
 
 
 class TestMaxSplitSize:
