@@ -97,6 +97,10 @@ def estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
     Raises:
         TraceError: The model's code cannot be traced.
     """
+    return source.plan(_question(work, device, work.lengths.candidates), lambda: _estimate(source, work, device))
+
+
+def _estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
     runs = {length: run_of(source, work, (length, length, length), device) for length in work.lengths.candidates}
     length = max(runs, key=lambda candidate: runs[candidate].peak(rounded=_on_cuda(device)).bytes_)
     run = runs[length]
@@ -143,6 +147,12 @@ def with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, devi
     lengths = work.lengths.spread
     if not _on_cuda(device) or len(lengths) == 1:
         return plan
+    question = f"{_question(work, device, lengths)} {seed} {plan.min_cap_bytes}"
+    return source.plan(question, lambda: _with_fragmentation(plan, source, work, device, seed))
+
+
+def _with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, device: Device, seed: int) -> MemoryPlan:
+    lengths = work.lengths.spread
     shapes = [Shape(rows, length) for length in lengths for rows in _micro_rows(work)]
     source.prepare(SegmentKind.MICRO_FIRST, shapes)
     source.prepare(SegmentKind.MICRO_NEXT, shapes)
@@ -166,6 +176,12 @@ def with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, devi
             "fragmented_bytes": fragmented_bytes,
         }
     )
+
+
+def _question(work: Work, device: Device, lengths: Sequence[int]) -> str:
+    """All that a plan depends on besides the segments; the device's size is not among it."""
+    rows = (work.effective_batch, work.micro_batch, work.evaluation_rows, bool(work.lengths.rows))
+    return f"{work.variant} {rows} {lengths} {device.spec.kind} {device.constants} {device.allocator}"
 
 
 def layer_of(module: str) -> str:
@@ -197,10 +213,10 @@ def _step(source: SegmentSource, work: Work, length: int, update: SegmentKind) -
 
 
 def _micro_rows(work: Work) -> list[int]:
-    """Rows of a step's micro-batches; of more than two equal ones after the first, which repeat, two are kept."""
+    """Rows of a step's micro-batches; of the equal ones after the first, which repeat each other, one is kept."""
     micro = min(work.micro_batch, work.effective_batch)
     whole, rest = divmod(work.effective_batch, micro)
-    return [micro] * min(whole, 3) + [rest] * bool(rest)
+    return [micro] * min(whole, 2) + [rest] * bool(rest)
 
 
 def _categories(run: Timeline, at: int, allocated_bytes: int, device: Device) -> dict[MemoryCategory, int]:

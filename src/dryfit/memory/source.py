@@ -1,10 +1,11 @@
 """Where the estimate gets its segments: recorded traces first, then a checked fit, then a new trace."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import final
 
+from dryfit.core.memory import MemoryPlan
 from dryfit.memory.events import Segment, SegmentKind, Shape
 from dryfit.memory.interpolate import FitPlan, SegmentFit, fit, plan_fits, regime
 from dryfit.memory.store import TraceStore
@@ -46,6 +47,7 @@ class SegmentSource:
     def __init__(self, tracer: Tracer, store: TraceStore | None = None) -> None:
         self._tracer = tracer
         self._store = store
+        self._plans: dict[str, MemoryPlan] = {}
         self._asked: dict[SegmentKind, set[Shape]] = defaultdict(set)
         self._strands: dict[tuple[SegmentKind, Variant], _Strand] = {}
         self.traced = 0
@@ -78,6 +80,26 @@ class SegmentSource:
             self._asked[kind].add(shape)
             known = self._from_fit(strand, variant, shape)
         return known or self._trace(strand, variant, shape)
+
+    def plan(self, question: str, make: Callable[[], MemoryPlan]) -> MemoryPlan:
+        """A plan made from this subject's segments: the recorded one, or a new one.
+
+        Args:
+            question: All that it depends on besides the segments.
+            make: Makes it.
+
+        Raises:
+            TraceError: As ``make``.
+        """
+        question = f"{self.key}\n{question}"
+        if question not in self._plans:
+            found = self._store.plan(question) if self._store else None
+            if found is None:
+                found = make()
+                if self._store:
+                    self._store.put_plan(found, question)
+            self._plans[question] = found
+        return self._plans[question]
 
     def _known(self, strand: _Strand, shape: Shape | None) -> Segment | None:
         """A trace, made now or earlier."""

@@ -1,7 +1,13 @@
+from dataclasses import replace
+
 import pytest
 
 from dryfit.core.errors import TraceError
-from dryfit.core.plan import OptimizerImpl
+from dryfit.core.memory import Confidence
+from dryfit.core.plan import DeviceSpec, OptimizerImpl
+from dryfit.memory.allocator_settings import AllocatorSettings
+from dryfit.memory.constants import DeviceConstants
+from dryfit.memory.estimate import Device, Lengths, Work, estimate, with_fragmentation
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.interpolate import in_canonical_order
 from dryfit.memory.source import SegmentSource
@@ -100,6 +106,30 @@ def test_the_model_at_hand_is_traced():
     for kind in SegmentKind:
         source.segment(kind, variant, Shape(4, 64) if kind.has_shape else None)
     assert {asked for _, asked, _ in tracer.traced} == {variant}
+
+
+def test_a_plan_is_made_once(tmp_path):
+    work = Work(Variant(), 8, 4, 16, Lengths.of(256, range(24, 200)))
+    device = Device(
+        DeviceSpec(name="x", capacity_bytes=2**34),
+        DeviceConstants(0, 0, Confidence.UNCALIBRATED),
+        AllocatorSettings(),
+        torch="2.13.0",
+    )
+
+    def planned(key, device=device):
+        source = SegmentSource(ToyTracer(key=key), TraceStore(tmp_path))
+        return with_fragmentation(estimate(source, work, device), source, work, device, seed=0), source.traced
+
+    first, traced = planned("toy")
+    assert traced > 0
+    files = len(list(tmp_path.iterdir()))
+    assert planned("toy") == (first, 0)
+    assert len(list(tmp_path.iterdir())) == files
+    planned("toy", replace(device, spec=DeviceSpec(name="y", capacity_bytes=2**35)))
+    assert len(list(tmp_path.iterdir())) == files  # the device's size decides nothing here
+    planned("toy", replace(device, allocator=AllocatorSettings(expandable_segments=True)))
+    assert len(list(tmp_path.iterdir())) == files + 2
 
 
 def test_what_cannot_be_traced_is_an_error_each_time():
