@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from dryfit.core.memory import MemoryCategory, MemoryPlan, PeakAt, WorstBatch
 from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.memory.allocator import min_cap, replay, sequences
+from dryfit.memory.allocator import Replay, min_cap, replay, sequences
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import DeviceConstants, margin_bytes
 from dryfit.memory.events import Segment, SegmentKind, Shape
@@ -19,8 +19,8 @@ from dryfit.memory.timeline import Timeline, compose, end_bytes
 from dryfit.memory.tracer import Variant
 
 _ALIGNED = 8
-_TOLERANCE_BYTES = 2 * 2**20
-"""How closely the smallest sufficient capacity is searched for: a page of the allocator."""
+_PAGE_BYTES = 2 * 2**20
+_TOLERANCE = 1e-3
 
 _QUANTILES = (0.1, 0.5, 0.9)
 
@@ -107,7 +107,7 @@ def _estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
     if _on_cuda(device):
         blocks, deltas = run.blocks.tolist(), run.deltas.tolist()
         found = replay(blocks, deltas, device.allocator)
-        cap_bytes = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_TOLERANCE_BYTES, unlimited=found)
+        cap_bytes = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(found), unlimited=found)
         allocated_bytes, reserved_bytes, at = found.peak_allocated_bytes, found.peak_reserved_bytes, found.peak_event
         fragmented_bytes = found.fragmented_bytes
     else:
@@ -165,7 +165,7 @@ def _with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, dev
         fragmented_bytes = max(fragmented_bytes, found.fragmented_bytes)
         # Most orders go through in what is granted already: one replay tells.
         if replay(blocks, deltas, device.allocator, capacity_bytes=cap_bytes).oom_event is not None:
-            needed = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_TOLERANCE_BYTES, unlimited=found)
+            needed = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(found), unlimited=found)
             cap_bytes = max(cap_bytes, needed)
     margin = margin_bytes(device.spec.kind, cap_bytes)
     return plan.model_copy(
@@ -239,6 +239,11 @@ def _host_bytes(source: SegmentSource, work: Work) -> int:
     shape = Shape(_micro_rows(work)[0], work.lengths.longest)
     gradient_bytes = end_bytes(source.segment(SegmentKind.MICRO_FIRST, on_device, shape), "gradient:")
     return state_bytes + 2 * gradient_bytes
+
+
+def _tolerance_bytes(found: Replay) -> int:
+    """How closely the smallest sufficient capacity is searched for: a thousandth, at least a page of the allocator."""
+    return max(_PAGE_BYTES, int(found.peak_allocated_bytes * _TOLERANCE))
 
 
 def _on_cuda(device: Device) -> bool:

@@ -118,7 +118,7 @@ class _Climb:
 
     def try_stage(self, stage: Stage, chosen: ExecutionChoice | None, *, every_rung: bool) -> ExecutionChoice | None:
         """Try the choices of a stage; the first that fits is chosen where nothing was yet."""
-        first_only = chosen is not None and stage.is_last_resort
+        first_only = chosen is not None and stage.is_brief
         for choice in stage.choices[: 1 if first_only else None]:
             if choice.micro_batch < self.trial.effective_batch:
                 self._prepare(stage.choices)

@@ -10,10 +10,11 @@ from dryfit.memory.constants import DeviceConstants
 from dryfit.memory.estimate import Device, Lengths, Work, estimate, with_fragmentation
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.interpolate import in_canonical_order
-from dryfit.memory.source import SegmentSource
+from dryfit.memory.source import SegmentSource, compact
 from dryfit.memory.store import TraceStore
+from dryfit.memory.timeline import end_bytes
 from dryfit.memory.tracer import Variant
-from planning import ToyTracer
+from planning import MIB, ToyTracer
 
 FIRST = SegmentKind.MICRO_FIRST
 LADDER = [Shape(rows, 512) for rows in (32, 16, 8, 4, 2, 1)]
@@ -27,7 +28,7 @@ def test_one_shape_is_one_trace():
     tracer = ToyTracer()
     source = SegmentSource(tracer)
     for _ in range(2):
-        assert source.segment(FIRST, Variant(), Shape(4, 64)) == ToyTracer().trace(FIRST, Variant(), Shape(4, 64))
+        assert in_canonical_order(source.segment(FIRST, Variant(), Shape(4, 64))) == true(Shape(4, 64))
     assert len(tracer.traced) == source.traced == 1
 
 
@@ -96,8 +97,28 @@ def test_what_a_kind_does_not_depend_on_is_not_traced_twice():
             source.segment(kind, variant, Shape(4, 64) if kind.has_shape else None)
     # Checkpointing doubles the two micro-batches, the state's place the two updates.
     assert source.traced == len(SegmentKind) + 4
-    source.segment(SegmentKind.UPDATE, Variant(optimizer_impl=OptimizerImpl.PLAIN))
-    assert source.traced == len(SegmentKind) + 5
+    for kind in SegmentKind:
+        source.segment(kind, Variant(optimizer_impl=OptimizerImpl.PLAIN), Shape(4, 64) if kind.has_shape else None)
+    assert source.traced == len(SegmentKind) + 6
+
+
+def test_another_optimizer_only_traces_updates():
+    twin = SegmentSource(ToyTracer())
+    source = SegmentSource(ToyTracer(states=1, key="one state"), twin=twin)
+    for kind in SegmentKind:
+        source.segment(kind, Variant(), Shape(4, 64) if kind.has_shape else None)
+    assert (source.traced, twin.traced) == (2, len(SegmentKind) - 2)
+    first = source.segment(SegmentKind.UPDATE_FIRST, Variant())
+    assert end_bytes(first, "optimizer:") == 8 * MIB
+
+
+def test_segments_are_kept_small():
+    tables = {}
+    segments = [ToyTracer().trace(FIRST, Variant(), Shape(rows, 64)) for rows in (2, 4)]
+    small = [compact(segment, tables) for segment in segments]
+    assert small[0].label_table is small[1].label_table
+    assert [in_canonical_order(one) for one in small] == [in_canonical_order(one) for one in segments]
+    assert small[0].deltas.itemsize == 8
 
 
 def test_the_model_at_hand_is_traced():
