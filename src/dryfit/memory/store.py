@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -167,7 +167,7 @@ def _identity(
         case Shape():
             place = ("shape", at.rows, at.length)
         case Regime():
-            place = ("fit", at.residue, at.one_row, length)
+            place = ("fit", *astuple(at), length)
         case None:
             place = ()
     choices = (variant.checkpointing, variant.optimizer_impl.value, variant.offload_optimizer)

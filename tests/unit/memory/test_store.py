@@ -12,7 +12,7 @@ from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import DeviceConstants
 from dryfit.memory.estimate import Device, Lengths, Work, estimate
 from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.interpolate import FitPlan, Regime, fit
+from dryfit.memory.interpolate import FitPlan, fit, regime
 from dryfit.memory.source import SegmentSource
 from dryfit.memory.store import TraceStore, code_fingerprint
 from dryfit.memory.tracer import Variant
@@ -20,7 +20,7 @@ from planning import ToyTracer
 
 SHAPE = Shape(4, 64)
 PLACE = ("toy", SegmentKind.MICRO_FIRST, Variant(), SHAPE)
-PLAN = FitPlan((2, 16), (512,), (Shape(8, 512),))
+PLAN = FitPlan((8, 24), (512,), (Shape(16, 512),))
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def test_each_place_is_its_own(store):
 def test_a_fit_comes_back_as_it_was(store):
     found = fit(PLAN, {shape: trace(shape) for shape in (*PLAN.nodes, *PLAN.checks)})
     store.put_fit(found, "toy", SegmentKind.MICRO_FIRST, Variant())
-    of = Regime(0, one_row=False)
+    of = regime(Shape(8, 512))
     back = store.fit("toy", SegmentKind.MICRO_FIRST, Variant(), of, 512)
     assert back.plan == PLAN
-    assert back.at(Shape(5, 512)) == found.at(Shape(5, 512))
+    assert back.at(Shape(9, 512)) == found.at(Shape(9, 512))
     assert store.fit("toy", SegmentKind.MICRO_FIRST, Variant(), of, None) is None
 
 
