@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from dryfit.core.memory import MemoryCategory, MemoryPlan, PeakAt, WorstBatch
 from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.memory.allocator import min_cap, replay, sequences
+from dryfit.memory.allocator import Replay, min_cap, replay, sequences
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import DeviceConstants, margin_bytes
 from dryfit.memory.events import Segment, SegmentKind, Shape
@@ -19,8 +19,8 @@ from dryfit.memory.timeline import Timeline, compose, end_bytes
 from dryfit.memory.tracer import Variant
 
 _ALIGNED = 8
-_TOLERANCE_BYTES = 2 * 2**20
-"""How closely the smallest sufficient capacity is searched for: a page of the allocator."""
+_PAGE_BYTES = 2 * 2**20
+_TOLERANCE = 1e-3
 
 _QUANTILES = (0.1, 0.5, 0.9)
 
@@ -97,13 +97,17 @@ def estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
     Raises:
         TraceError: The model's code cannot be traced.
     """
+    return source.plan(_question(work, device, work.lengths.candidates), lambda: _estimate(source, work, device))
+
+
+def _estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
     runs = {length: run_of(source, work, (length, length, length), device) for length in work.lengths.candidates}
     length = max(runs, key=lambda candidate: runs[candidate].peak(rounded=_on_cuda(device)).bytes_)
     run = runs[length]
     if _on_cuda(device):
         blocks, deltas = run.blocks.tolist(), run.deltas.tolist()
         found = replay(blocks, deltas, device.allocator)
-        cap_bytes = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_TOLERANCE_BYTES, unlimited=found)
+        cap_bytes = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(found), unlimited=found)
         allocated_bytes, reserved_bytes, at = found.peak_allocated_bytes, found.peak_reserved_bytes, found.peak_event
         fragmented_bytes = found.fragmented_bytes
     else:
@@ -143,6 +147,12 @@ def with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, devi
     lengths = work.lengths.spread
     if not _on_cuda(device) or len(lengths) == 1:
         return plan
+    question = f"{_question(work, device, lengths)} {seed} {plan.min_cap_bytes}"
+    return source.plan(question, lambda: _with_fragmentation(plan, source, work, device, seed))
+
+
+def _with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, device: Device, seed: int) -> MemoryPlan:
+    lengths = work.lengths.spread
     shapes = [Shape(rows, length) for length in lengths for rows in _micro_rows(work)]
     source.prepare(SegmentKind.MICRO_FIRST, shapes)
     source.prepare(SegmentKind.MICRO_NEXT, shapes)
@@ -155,7 +165,7 @@ def with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, devi
         fragmented_bytes = max(fragmented_bytes, found.fragmented_bytes)
         # Most orders go through in what is granted already: one replay tells.
         if replay(blocks, deltas, device.allocator, capacity_bytes=cap_bytes).oom_event is not None:
-            needed = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_TOLERANCE_BYTES, unlimited=found)
+            needed = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(found), unlimited=found)
             cap_bytes = max(cap_bytes, needed)
     margin = margin_bytes(device.spec.kind, cap_bytes)
     return plan.model_copy(
@@ -166,6 +176,12 @@ def with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, devi
             "fragmented_bytes": fragmented_bytes,
         }
     )
+
+
+def _question(work: Work, device: Device, lengths: Sequence[int]) -> str:
+    """All that a plan depends on besides the segments; the device's size is not among it."""
+    rows = (work.effective_batch, work.micro_batch, work.evaluation_rows, bool(work.lengths.rows))
+    return f"{work.variant} {rows} {lengths} {device.spec.kind} {device.constants} {device.allocator}"
 
 
 def layer_of(module: str) -> str:
@@ -197,10 +213,10 @@ def _step(source: SegmentSource, work: Work, length: int, update: SegmentKind) -
 
 
 def _micro_rows(work: Work) -> list[int]:
-    """Rows of a step's micro-batches; of more than two equal ones after the first, which repeat, two are kept."""
+    """Rows of a step's micro-batches; of the equal ones after the first, which repeat each other, one is kept."""
     micro = min(work.micro_batch, work.effective_batch)
     whole, rest = divmod(work.effective_batch, micro)
-    return [micro] * min(whole, 3) + [rest] * bool(rest)
+    return [micro] * min(whole, 2) + [rest] * bool(rest)
 
 
 def _categories(run: Timeline, at: int, allocated_bytes: int, device: Device) -> dict[MemoryCategory, int]:
@@ -223,6 +239,11 @@ def _host_bytes(source: SegmentSource, work: Work) -> int:
     shape = Shape(_micro_rows(work)[0], work.lengths.longest)
     gradient_bytes = end_bytes(source.segment(SegmentKind.MICRO_FIRST, on_device, shape), "gradient:")
     return state_bytes + 2 * gradient_bytes
+
+
+def _tolerance_bytes(found: Replay) -> int:
+    """How closely the smallest sufficient capacity is searched for: a thousandth, at least a page of the allocator."""
+    return max(_PAGE_BYTES, int(found.peak_allocated_bytes * _TOLERANCE))
 
 
 def _on_cuda(device: Device) -> bool:

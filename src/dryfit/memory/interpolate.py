@@ -6,6 +6,7 @@ all others; within one length those at two ``B`` do. Which operators run may cha
 one regime only, demands the same events in all its traces and is compared with traces that it was not made from.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,6 +19,9 @@ from dryfit.memory.events import Label, Segment, Shape
 from dryfit.memory.timeline import peak_bytes
 
 _MASK_ALIGNMENT = 8
+_KERNEL_TOKENS = (1024, 3072)
+"""Above so many rows the backward kernels of layer norms and of embeddings take memory for themselves
+(``aten/src/ATen/native/cuda``: ``layer_norm_kernel.cu``, ``Embedding.cu``)."""
 TOLERANCE = 1e-3
 """Most a fit's peak may differ from a trace's, relatively."""
 
@@ -29,15 +33,20 @@ class Regime:
     Attributes:
         residue: Length modulo 8: attention masks are padded to 16 bytes.
         one_row: With one row, dimensions of size one take other paths.
+        tokens: How many kernels' thresholds the tokens of a batch are above.
+        positions: How many those of one row are above.
     """
 
     residue: int
     one_row: bool
+    tokens: int
+    positions: int
 
 
 def regime(shape: Shape) -> Regime:
     """The regime of a shape."""
-    return Regime(shape.length % _MASK_ALIGNMENT, shape.rows == 1)
+    tokens, positions = (bisect_left(_KERNEL_TOKENS, count) for count in (shape.rows * shape.length, shape.length))
+    return Regime(shape.length % _MASK_ALIGNMENT, shape.rows == 1, tokens, positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +98,27 @@ def _plan_rows(shape: Shape, wanted: set[Shape]) -> FitPlan | None:
 
 
 def _plan_grid(wanted: set[Shape]) -> FitPlan | None:
-    rows = sorted({other.rows for other in wanted})
     lengths = sorted({other.length for other in wanted})
-    if len(lengths) < 3:
+    rows = _grid_rows(wanted)
+    if len(lengths) < 3 or rows is None:
         return None
-    nodes = FitPlan(
-        (rows[0], rows[-1]) if len(rows) > 1 else (rows[0],), (lengths[0], lengths[len(lengths) // 2], lengths[-1]), ()
-    )
-    others = sorted(wanted - set(nodes.nodes), key=lambda other: other.rows * other.length**2)
+    nodes = FitPlan(rows, (lengths[0], lengths[len(lengths) // 2], lengths[-1]), ())
+    others = sorted(wanted - set(nodes.nodes), key=lambda other: (other.rows, other.length))
     if not others:
         return None
-    # The largest shape is a node already; the largest of the others and one from the middle are the checks.
-    return replace(nodes, checks=tuple(dict.fromkeys((others[-1], others[len(others) // 2]))))
+    # One with the fewest rows, which may lie below the nodes, and one from the middle.
+    return replace(nodes, checks=tuple(dict.fromkeys((others[0], others[len(others) // 2]))))
+
+
+def _grid_rows(wanted: set[Shape]) -> tuple[int, ...] | None:
+    """The fewest and the most rows that are in the regime at the smallest length too; they need not be asked for."""
+    shortest = min(other.length for other in wanted)
+    fewest, most = min(other.rows for other in wanted), max(other.rows for other in wanted)
+    mine = regime(next(iter(wanted)))
+    fit_rows = [rows for rows in range(fewest, most + 1) if regime(Shape(rows, shortest)) == mine]
+    if mine.one_row:
+        return (1,)
+    return (fit_rows[0], most) if len(fit_rows) > 1 and fit_rows[-1] == most else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +136,12 @@ class SegmentFit:
     sizes: NDArray[np.int64]
 
     def covers(self, shape: Shape) -> bool:
-        """Whether the fit speaks for a shape: one in its regime and between its nodes."""
+        """Whether the fit speaks for a shape: one in its regime and not above its nodes."""
         rows, lengths = self.plan.rows, self.plan.lengths
         return (
             regime(shape) == regime(self.plan.nodes[0])
-            and min(rows) <= shape.rows <= max(rows)
-            and min(lengths) <= shape.length <= max(lengths)
+            and (shape.rows <= max(rows) if len(rows) > 1 else shape.rows in rows)
+            and (shape.length <= max(lengths) if len(lengths) > 1 else shape.length in lengths)
         )
 
     def at(self, shape: Shape) -> Segment | None:

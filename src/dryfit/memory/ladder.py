@@ -73,7 +73,8 @@ def plan(
     for stage in stages:
         if chosen is None or every_rung:
             chosen = climb.try_stage(stage, chosen, every_rung=every_rung)
-    ladder = [climb.rung(choice, asked) for choice in climb.tried if choice != asked]
+    tried = [choice for stage in stages for choice in stage.choices if choice in climb.tried]
+    ladder = [climb.rung(choice, asked) for choice in tried]
     if every_rung:
         ladder += climb.suggestions(asked, chosen, resubject)
     shortfall = max(0, as_asked.required_bytes - climb.capacity_bytes)
@@ -101,7 +102,7 @@ class _Climb:
     device: Device
     capacity_bytes: int
     tried: dict[ExecutionChoice, MemoryPlan] = field(default_factory=dict)
-    untraceable: list[str] = field(default_factory=list)
+    untraceable: dict[ExecutionChoice, str] = field(default_factory=dict)
 
     def fits(self, memory: MemoryPlan) -> bool:
         return memory.required_bytes <= self.capacity_bytes
@@ -118,20 +119,30 @@ class _Climb:
 
     def try_stage(self, stage: Stage, chosen: ExecutionChoice | None, *, every_rung: bool) -> ExecutionChoice | None:
         """Try the choices of a stage; the first that fits is chosen where nothing was yet."""
-        first_only = chosen is not None and stage.is_last_resort
-        for choice in stage.choices[: 1 if first_only else None]:
-            if choice.micro_batch < self.trial.effective_batch:
-                self._prepare(stage.choices)
-            try:
-                memory = self.memory(choice)
-            except TraceError as error:
-                self.untraceable.append(str(error))
-                continue
-            if chosen is None and self.fits(memory):
+        choices = stage.choices[:1] if stage.is_brief and chosen is not None else stage.choices
+        if every_rung:
+            # Like beside like: a tracer rebuilds its model where the way it runs changes.
+            for choice in sorted(choices, key=lambda choice: choice.checkpointing):
+                self._try(choice, stage)
+        for choice in choices:
+            if chosen is not None:
+                break
+            memory = self._try(choice, stage)
+            if memory is not None and self.fits(memory):
                 chosen = choice
-                if not every_rung:
-                    break
         return chosen
+
+    def _try(self, choice: ExecutionChoice, stage: Stage) -> MemoryPlan | None:
+        """The plan of a choice; None where it cannot be traced."""
+        if choice in self.untraceable:
+            return None
+        if choice.micro_batch < self.trial.effective_batch:
+            self._prepare(stage.choices)
+        try:
+            return self.memory(choice)
+        except TraceError as error:
+            self.untraceable[choice] = str(error)
+            return None
 
     def _prepare(self, stage: Sequence[ExecutionChoice]) -> None:
         """Say which shapes may come, so that some are interpolated."""
@@ -169,8 +180,7 @@ class _Climb:
             trial, choice = changed(self.trial, base, change)
             try:
                 memory = estimate(source, self._work(trial, choice), self.device)
-            except TraceError as error:
-                self.untraceable.append(str(error))
+            except TraceError:
                 continue
             found.append(
                 Rung(
@@ -205,7 +215,7 @@ class _Climb:
             f"peak in {place}, {memory.worst_batch.rows} rows of {memory.worst_batch.length} tokens"
         )
         smallest = f"the least that was found is {gib(least_memory.required_bytes)}: {describe(least, asked)}"
-        return (needs, *([smallest] if least != asked else []), *self.untraceable)
+        return (needs, *([smallest] if least != asked else []), *dict.fromkeys(self.untraceable.values()))
 
     def _work(self, trial: Trial, choice: ExecutionChoice) -> Work:
         return Work(

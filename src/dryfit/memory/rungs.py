@@ -78,11 +78,11 @@ class Stage:
     """Choices of one kind, in the order to try.
 
     Attributes:
-        is_last_resort: Where something fits already, only its first choice is looked at, to show what it saves.
+        is_brief: Where something fits already, only its first choice is looked at, to show what it saves.
     """
 
     choices: tuple[ExecutionChoice, ...]
-    is_last_resort: bool = False
+    is_brief: bool = False
 
 
 def execution_asked(trial: Trial, wishes: ExecutionSettings) -> ExecutionChoice:
@@ -135,17 +135,16 @@ def rungs(trial: Trial, wishes: ExecutionSettings, asked: ExecutionChoice) -> tu
     smallest = smallest.model_copy(update={"checkpointing": checkpointing[-1]})
     impls = trial.optimizer_impls if may_round and wishes.optimizer_impl is OptimizerImpl.AUTO else ()
     by_impl = [
-        choice.model_copy(update={"optimizer_impl": impl})
+        [choice.model_copy(update={"optimizer_impl": impl}) for choice in dict.fromkeys((asked, smallest))]
         for impl in impls
         if impl is not asked.optimizer_impl
-        for choice in dict.fromkeys((asked, smallest))
     ]
     may_offload = wishes.offload_optimizer is None and trial.cannot_offload is None
     on_host = [choice.model_copy(update={"offload_optimizer": True}) for choice in grid] if may_offload else []
     stages = (
         Stage(tuple(choice for choice in grid if choice != asked)),
-        Stage(tuple(by_impl)),
-        Stage(tuple(on_host), is_last_resort=True),
+        *(Stage(tuple(choices), is_brief=True) for choices in by_impl),
+        Stage(tuple(on_host), is_brief=True),
     )
     return tuple(stage for stage in stages if stage.choices)
 

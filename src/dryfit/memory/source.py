@@ -1,25 +1,35 @@
 """Where the estimate gets its segments: recorded traces first, then a checked fit, then a new trace."""
 
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from dryfit.memory.events import Segment, SegmentKind, Shape
+from dryfit.core.memory import MemoryPlan
+from dryfit.memory.events import Label, Segment, SegmentKind, Shape
 from dryfit.memory.interpolate import FitPlan, SegmentFit, fit, plan_fits, regime
 from dryfit.memory.store import TraceStore
 from dryfit.memory.tracer import Tracer, Variant
 
+_MICRO = (SegmentKind.MICRO_FIRST, SegmentKind.MICRO_NEXT)
+_UPDATE = (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE)
+
 
 def relevant(kind: SegmentKind, variant: Variant) -> Variant:
     """The variant without what a kind of segment does not depend on, so that fewer are traced."""
-    match kind:
-        case SegmentKind.MICRO_FIRST | SegmentKind.MICRO_NEXT:
-            return replace(variant, offload_optimizer=False)
-        case SegmentKind.UPDATE_FIRST | SegmentKind.UPDATE:
-            return replace(variant, checkpointing=False)
-        case SegmentKind.LOAD | SegmentKind.BATCH | SegmentKind.EVALUATE | SegmentKind.SAVE:
-            return replace(variant, checkpointing=False, offload_optimizer=False)
+    if kind in _MICRO:
+        return Variant(checkpointing=variant.checkpointing)
+    if kind in _UPDATE:
+        return replace(variant, checkpointing=False)
+    return Variant()
+
+
+def compact(segment: Segment, tables: dict[tuple[Label, ...], tuple[Label, ...]]) -> Segment:
+    """The same segment in a quarter of the memory: columns of machine integers, one table for equal ones."""
+    table = tables.setdefault(segment.label_table, segment.label_table)
+    columns = (array("q", column) for column in (segment.blocks, segment.deltas, segment.labels))
+    return Segment(*columns, table, segment.names, segment.gemm_at)
 
 
 @dataclass(slots=True)
@@ -40,12 +50,16 @@ class SegmentSource:
 
     Args:
         tracer: Asked only for what is not known.
-        store: Remembers traces and fits; None: only this object does.
+        store: Remembers traces, fits and plans; None: only this object does.
+        twin: Segments of a subject that differs in its optimizer alone: only updates are traced then.
     """
 
-    def __init__(self, tracer: Tracer, store: TraceStore | None = None) -> None:
+    def __init__(self, tracer: Tracer, store: TraceStore | None = None, *, twin: "SegmentSource | None" = None) -> None:
         self._tracer = tracer
         self._store = store
+        self._twin = twin
+        self._tables: dict[tuple[Label, ...], tuple[Label, ...]] = {}
+        self._plans: dict[str, MemoryPlan] = {}
         self._asked: dict[SegmentKind, set[Shape]] = defaultdict(set)
         self._strands: dict[tuple[SegmentKind, Variant], _Strand] = {}
         self.traced = 0
@@ -71,6 +85,8 @@ class SegmentSource:
         Raises:
             TraceError: It is not known and cannot be traced.
         """
+        if self._twin and kind not in _UPDATE:
+            return self._twin.segment(kind, variant, shape)
         place = (kind, relevant(kind, variant))
         strand = self._strands.setdefault(place, _Strand(*place))
         known = self._known(strand, shape)
@@ -79,12 +95,32 @@ class SegmentSource:
             known = self._from_fit(strand, variant, shape)
         return known or self._trace(strand, variant, shape)
 
+    def plan(self, question: str, make: Callable[[], MemoryPlan]) -> MemoryPlan:
+        """A plan made from this subject's segments: the recorded one, or a new one.
+
+        Args:
+            question: All that it depends on besides the segments.
+            make: Makes it.
+
+        Raises:
+            TraceError: As ``make``.
+        """
+        question = f"{self.key}\n{question}"
+        if question not in self._plans:
+            found = self._store.plan(question) if self._store else None
+            if found is None:
+                found = make()
+                if self._store:
+                    self._store.put_plan(found, question)
+            self._plans[question] = found
+        return self._plans[question]
+
     def _known(self, strand: _Strand, shape: Shape | None) -> Segment | None:
         """A trace, made now or earlier."""
         if shape not in strand.traces and self._store:
             recorded = self._store.segment(self.key, strand.kind, strand.variant, shape)
             if recorded is not None:
-                strand.traces[shape] = recorded
+                strand.traces[shape] = compact(recorded, self._tables)
         return strand.traces.get(shape)
 
     def _trace(self, strand: _Strand, variant: Variant, shape: Shape | None) -> Segment:
@@ -92,7 +128,7 @@ class SegmentSource:
         known = self._known(strand, shape)
         if known is not None:
             return known
-        segment = self._tracer.trace(strand.kind, variant, shape)
+        segment = compact(self._tracer.trace(strand.kind, variant, shape), self._tables)
         self.traced += 1
         strand.traces[shape] = segment
         if self._store:
@@ -104,7 +140,7 @@ class SegmentSource:
             segment = self._interpolate(strand, variant, shape)
             if segment is None:
                 return None
-            strand.fitted[shape] = segment
+            strand.fitted[shape] = compact(segment, self._tables)
         return strand.fitted[shape]
 
     def _interpolate(self, strand: _Strand, variant: Variant, shape: Shape) -> Segment | None:

@@ -1,7 +1,7 @@
-"""Traces on disk: one file a segment or fit, shared by all processes and studies.
+"""Traces on disk: one file a segment, fit or finished plan, shared by all processes and studies.
 
-A file is an ``.npz`` of plain columns (nothing is unpickled) and a header in JSON. It is written in one step and never
-changed, so readers need no lock. A file that is torn, foreign or of another version is as good as none.
+A trace's file is an ``.npz`` of plain columns (nothing is unpickled) and a header in JSON. It is written in one step
+and never changed, so readers need no lock. A file that is torn, foreign or of another version is as good as none.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dryfit.core.memory import MemoryCategory, StepPhase
+from dryfit.core.memory import MemoryCategory, MemoryPlan, StepPhase
 from dryfit.core.settings import Settings
 from dryfit.core.wire import canonical_json
 from dryfit.memory.events import Label, Segment, SegmentKind, Shape
@@ -45,17 +45,32 @@ class _Header(Settings):
     checks: tuple[tuple[int, int], ...] = ()
 
 
+class _Answered(Settings):
+    """A question and the plan that answers it."""
+
+    format: Literal[1] = 1
+    question: str
+    plan: MemoryPlan
+
+
 @dataclass(frozen=True, slots=True)
 class TraceStore:
     """A folder of recorded traces.
 
     Attributes:
         folder: Made where it is missing.
+        code: Identifies the code that traces and plans: what other code recorded is not used.
         limit_bytes: The files used longest ago are dropped beyond it.
     """
 
     folder: Path
+    code: str = ""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+    @staticmethod
+    def of_this_code(folder: Path) -> "TraceStore":
+        """A store whose records end with the next change of dryfit's code."""
+        return TraceStore(folder, code_fingerprint(Path(__file__).parents[1]))
 
     def segment(self, key: str, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment | None:
         """A recorded trace; None where there is none."""
@@ -75,8 +90,24 @@ class TraceStore:
         identity = _identity(key, kind, variant, regime(fit.plan.nodes[0]), lengths[0] if len(lengths) == 1 else None)
         self._write(_header(fit.template, identity, fit.plan), _columns(fit.template) | {"sizes": fit.sizes})
 
-    def _path(self, identity: str) -> Path:
-        return self.folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:40]}.npz"
+    def plan(self, question: str) -> MemoryPlan | None:
+        """The plan that was the answer to a question; None where it was not asked yet."""
+        path = self._path(question, ".json")
+        try:
+            found = _Answered.model_validate_json(path.read_bytes())
+            os.utime(path)
+        except _UNREADABLE:
+            return None
+        return found.plan if found.question == question else None
+
+    def put_plan(self, plan: MemoryPlan, question: str) -> None:
+        """Record the answer to a question."""
+        text = _Answered(question=question, plan=plan).model_dump_json()
+        self._write_bytes(self._path(question, ".json"), text.encode())
+
+    def _path(self, identity: str, suffix: str = ".npz") -> Path:
+        digest = hashlib.sha256(f"{self.code}\n{identity}".encode()).hexdigest()
+        return self.folder / (digest[:40] + suffix)
 
     def _read(self, identity: str, parse: Callable[[_Header, Mapping[str, NDArray[Any]]], _T]) -> _T | None:
         path = self._path(identity)
@@ -91,15 +122,17 @@ class TraceStore:
         return found if header.identity == identity else None
 
     def _write(self, header: _Header, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Write a file. A full or read-only disk only costs the next reader a trace of its own."""
         buffer = io.BytesIO()
         text = np.frombuffer(header.model_dump_json().encode(), dtype=np.uint8)
         np.savez(buffer, header=text, **columns)  # pyright: ignore[reportArgumentType]
-        path = self._path(header.identity)
+        self._write_bytes(self._path(header.identity), buffer.getbuffer())
+
+    def _write_bytes(self, path: Path, data: bytes | memoryview) -> None:
+        """Write a file in one step. A full or read-only disk only costs the next reader a trace of its own."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(buffer.getbuffer())
+            temporary.write_bytes(data)
             temporary.replace(path)
             self._drop_oldest(keep=path)
 
@@ -118,6 +151,15 @@ class TraceStore:
                 excess_bytes -= size
 
 
+def code_fingerprint(package: Path) -> str:
+    """Identifies the Python sources below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def _identity(
     key: str, kind: SegmentKind, variant: Variant, at: Shape | Regime | None, length: int | None = None
 ) -> str:
@@ -125,7 +167,7 @@ def _identity(
         case Shape():
             place = ("shape", at.rows, at.length)
         case Regime():
-            place = ("fit", at.residue, at.one_row, length)
+            place = ("fit", *astuple(at), length)
         case None:
             place = ()
     choices = (variant.checkpointing, variant.optimizer_impl.value, variant.offload_optimizer)

@@ -1,16 +1,23 @@
+from dataclasses import replace
+
 import pytest
 
 from dryfit.core.errors import TraceError
-from dryfit.core.plan import OptimizerImpl
+from dryfit.core.memory import Confidence
+from dryfit.core.plan import DeviceSpec, OptimizerImpl
+from dryfit.memory.allocator_settings import AllocatorSettings
+from dryfit.memory.constants import DeviceConstants
+from dryfit.memory.estimate import Device, Lengths, Work, estimate, with_fragmentation
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.interpolate import in_canonical_order
-from dryfit.memory.source import SegmentSource
+from dryfit.memory.source import SegmentSource, compact
 from dryfit.memory.store import TraceStore
+from dryfit.memory.timeline import end_bytes
 from dryfit.memory.tracer import Variant
-from planning import ToyTracer
+from planning import MIB, ToyTracer
 
 FIRST = SegmentKind.MICRO_FIRST
-LADDER = [Shape(rows, 512) for rows in (32, 16, 8, 4, 2, 1)]
+LADDER = [Shape(rows, 512) for rows in (128, 64, 32, 16, 8, 4, 1)]
 
 
 def true(shape, variant=None):
@@ -21,7 +28,7 @@ def test_one_shape_is_one_trace():
     tracer = ToyTracer()
     source = SegmentSource(tracer)
     for _ in range(2):
-        assert source.segment(FIRST, Variant(), Shape(4, 64)) == ToyTracer().trace(FIRST, Variant(), Shape(4, 64))
+        assert in_canonical_order(source.segment(FIRST, Variant(), Shape(4, 64))) == true(Shape(4, 64))
     assert len(tracer.traced) == source.traced == 1
 
 
@@ -30,16 +37,16 @@ def test_a_prepared_ladder_is_interpolated():
     source.prepare(FIRST, LADDER)
     for shape in LADDER:
         assert in_canonical_order(source.segment(FIRST, Variant(), shape)) == true(shape)
-    assert source.traced == 4  # two nodes, a check, and the single row
+    assert source.traced == 5  # two nodes, a check, and two where other kernels run
 
 
 def test_a_prepared_grid_is_interpolated():
     source = SegmentSource(ToyTracer())
-    shapes = [Shape(rows, length) for rows in (4, 8, 16, 32, 64) for length in range(64, 513, 64)]
+    shapes = [Shape(rows, length) for rows in (8, 16, 32, 64, 128) for length in range(64, 513, 64)]
     source.prepare(FIRST, shapes)
     for shape in shapes:
         assert in_canonical_order(source.segment(FIRST, Variant(), shape)) == true(shape)
-    assert source.traced == 8  # instead of 40
+    assert source.traced < len(shapes) // 2
 
 
 def test_where_no_fit_holds_everything_is_traced():
@@ -55,10 +62,10 @@ def test_where_no_fit_holds_everything_is_traced():
 
 
 def test_where_operators_change_with_rows_everything_is_traced():
-    source = SegmentSource(ToyTracer(extra_rows=16))
+    source = SegmentSource(ToyTracer(extra_rows=32))
     source.prepare(FIRST, LADDER)
     for shape in LADDER:
-        expected = in_canonical_order(ToyTracer(extra_rows=16).trace(FIRST, Variant(), shape))
+        expected = in_canonical_order(ToyTracer(extra_rows=32).trace(FIRST, Variant(), shape))
         assert in_canonical_order(source.segment(FIRST, Variant(), shape)) == expected
 
 
@@ -90,8 +97,28 @@ def test_what_a_kind_does_not_depend_on_is_not_traced_twice():
             source.segment(kind, variant, Shape(4, 64) if kind.has_shape else None)
     # Checkpointing doubles the two micro-batches, the state's place the two updates.
     assert source.traced == len(SegmentKind) + 4
-    source.segment(SegmentKind.UPDATE, Variant(optimizer_impl=OptimizerImpl.PLAIN))
-    assert source.traced == len(SegmentKind) + 5
+    for kind in SegmentKind:
+        source.segment(kind, Variant(optimizer_impl=OptimizerImpl.PLAIN), Shape(4, 64) if kind.has_shape else None)
+    assert source.traced == len(SegmentKind) + 6
+
+
+def test_another_optimizer_only_traces_updates():
+    twin = SegmentSource(ToyTracer())
+    source = SegmentSource(ToyTracer(states=1, key="one state"), twin=twin)
+    for kind in SegmentKind:
+        source.segment(kind, Variant(), Shape(4, 64) if kind.has_shape else None)
+    assert (source.traced, twin.traced) == (2, len(SegmentKind) - 2)
+    first = source.segment(SegmentKind.UPDATE_FIRST, Variant())
+    assert end_bytes(first, "optimizer:") == 8 * MIB
+
+
+def test_segments_are_kept_small():
+    tables = {}
+    segments = [ToyTracer().trace(FIRST, Variant(), Shape(rows, 64)) for rows in (2, 4)]
+    small = [compact(segment, tables) for segment in segments]
+    assert small[0].label_table is small[1].label_table
+    assert [in_canonical_order(one) for one in small] == [in_canonical_order(one) for one in segments]
+    assert small[0].deltas.itemsize == 8
 
 
 def test_the_model_at_hand_is_traced():
@@ -100,6 +127,30 @@ def test_the_model_at_hand_is_traced():
     for kind in SegmentKind:
         source.segment(kind, variant, Shape(4, 64) if kind.has_shape else None)
     assert {asked for _, asked, _ in tracer.traced} == {variant}
+
+
+def test_a_plan_is_made_once(tmp_path):
+    work = Work(Variant(), 8, 4, 16, Lengths.of(256, range(24, 200)))
+    device = Device(
+        DeviceSpec(name="x", capacity_bytes=2**34),
+        DeviceConstants(0, 0, Confidence.UNCALIBRATED),
+        AllocatorSettings(),
+        torch="2.13.0",
+    )
+
+    def planned(key, device=device):
+        source = SegmentSource(ToyTracer(key=key), TraceStore(tmp_path))
+        return with_fragmentation(estimate(source, work, device), source, work, device, seed=0), source.traced
+
+    first, traced = planned("toy")
+    assert traced > 0
+    files = len(list(tmp_path.iterdir()))
+    assert planned("toy") == (first, 0)
+    assert len(list(tmp_path.iterdir())) == files
+    planned("toy", replace(device, spec=DeviceSpec(name="y", capacity_bytes=2**35)))
+    assert len(list(tmp_path.iterdir())) == files  # the device's size decides nothing here
+    planned("toy", replace(device, allocator=AllocatorSettings(expandable_segments=True)))
+    assert len(list(tmp_path.iterdir())) == files + 2
 
 
 def test_what_cannot_be_traced_is_an_error_each_time():

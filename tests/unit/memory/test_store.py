@@ -6,16 +6,21 @@ import sys
 import numpy as np
 import pytest
 
-from dryfit.core.plan import OptimizerImpl
+from dryfit.core.memory import Confidence
+from dryfit.core.plan import DeviceSpec, OptimizerImpl
+from dryfit.memory.allocator_settings import AllocatorSettings
+from dryfit.memory.constants import DeviceConstants
+from dryfit.memory.estimate import Device, Lengths, Work, estimate
 from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.interpolate import FitPlan, Regime, fit
-from dryfit.memory.store import TraceStore
+from dryfit.memory.interpolate import FitPlan, fit, regime
+from dryfit.memory.source import SegmentSource
+from dryfit.memory.store import TraceStore, code_fingerprint
 from dryfit.memory.tracer import Variant
 from planning import ToyTracer
 
 SHAPE = Shape(4, 64)
 PLACE = ("toy", SegmentKind.MICRO_FIRST, Variant(), SHAPE)
-PLAN = FitPlan((2, 16), (512,), (Shape(8, 512),))
+PLAN = FitPlan((8, 24), (512,), (Shape(16, 512),))
 
 
 @pytest.fixture
@@ -55,10 +60,10 @@ def test_each_place_is_its_own(store):
 def test_a_fit_comes_back_as_it_was(store):
     found = fit(PLAN, {shape: trace(shape) for shape in (*PLAN.nodes, *PLAN.checks)})
     store.put_fit(found, "toy", SegmentKind.MICRO_FIRST, Variant())
-    of = Regime(0, one_row=False)
+    of = regime(Shape(8, 512))
     back = store.fit("toy", SegmentKind.MICRO_FIRST, Variant(), of, 512)
     assert back.plan == PLAN
-    assert back.at(Shape(5, 512)) == found.at(Shape(5, 512))
+    assert back.at(Shape(9, 512)) == found.at(Shape(9, 512))
     assert store.fit("toy", SegmentKind.MICRO_FIRST, Variant(), of, None) is None
 
 
@@ -129,6 +134,44 @@ def test_the_files_used_longest_ago_are_dropped(tmp_path):
     size = sum(path.stat().st_size for path in folder.iterdir()) // 3
     TraceStore(folder, limit_bytes=int(2.5 * size)).put_segment(trace(), *places[3])
     assert [roomy.segment(*place) is not None for place in places] == [True, False, False, True]
+
+
+def test_what_other_code_recorded_is_not_used(tmp_path):
+    one, other = TraceStore(tmp_path, code="1"), TraceStore(tmp_path, code="2")
+    one.put_segment(trace(), *PLACE)
+    assert other.segment(*PLACE) is None
+    other.put_segment(trace(), *PLACE)
+    assert one.segment(*PLACE) == other.segment(*PLACE) == trace()
+
+
+def test_code_is_known_by_its_names_and_content(tmp_path):
+    def fingerprint(**files):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / f"{name}.py").write_text(text)
+        return code_fingerprint(folder)
+
+    assert fingerprint(a="1", b="2") == fingerprint(b="2", a="1")
+    assert len({fingerprint(a="1"), fingerprint(a="2"), fingerprint(b="1"), fingerprint(a="1", b="")}) == 4
+    mine = TraceStore.of_this_code(tmp_path)
+    assert mine.code == TraceStore.of_this_code(tmp_path).code != ""
+
+
+def test_a_plan_is_found_by_its_question(store):
+    source = SegmentSource(ToyTracer())
+    device = Device(
+        DeviceSpec(name="x", capacity_bytes=2**34),
+        DeviceConstants(0, 0, Confidence.UNCALIBRATED),
+        AllocatorSettings(),
+        torch="2.13.0",
+    )
+    plan = estimate(source, Work(Variant(), 8, 4, 16, Lengths(64)), device)
+    assert store.plan("what fits?") is None
+    store.put_plan(plan, "what fits?")
+    assert store.plan("what fits?") == plan
+    only_file(store).write_text('{"question": "what fits?"}')
+    assert store.plan("what fits?") is None
 
 
 def test_left_over_temporary_files_are_dropped_too(tmp_path):
