@@ -6,6 +6,7 @@ from typing import Final
 
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import StudyConfig
+from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
 from dryfit.core.plan import DeviceKind
 from dryfit.core.settings import Metric, Precision, Settings, Task
@@ -18,7 +19,6 @@ class Use(Enum):
     TRAIN = auto()
     PLAN = auto()
     """Its memory is asked about: no rows are needed, and tasks may be named that cannot be trained yet."""
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def _task(config: StudyConfig) -> list[Problem]:
     if task is not Task.CAUSAL_LM:
         found = f"is read only with study.task = {Task.CAUSAL_LM}, and it is {task}"
         return [Problem(("lora",), found, hint="remove the table")] if config.lora is not None else []
-    keys = [(table, key) for table in _ENCODER_TABLES for key in type(getattr(config, table)).model_fields]
+    keys = [(table, key) for table in _ENCODER_TABLES for key in TABLES[table]]
     found = f"is not read by study.task = {task}"
     problems = [Problem((table, key), found) for table, key in keys if _changed(config, f"{table}.{key}")]
     searched = [name for name in config.space if name.partition(".")[0] in _ENCODER_TABLES]

@@ -9,7 +9,7 @@ from typing import Any, cast
 from optuna.distributions import CategoricalDistribution
 
 from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import ConfigError, LedgerError
+from dryfit.core.errors import LedgerError
 from dryfit.core.settings import ModelSettings, TrialSettings
 from dryfit.core.trial import Scalar
 from dryfit.core.wire import canonical_json
@@ -144,23 +144,17 @@ class Space:
         settings = [apply_params(base, values) for values in variants]
         return [(one.model, one.train.max_length) for one in settings]
 
-    def points(self, names: Collection[str]) -> list[dict[str, Scalar]]:
-        """Every combination of values that some searched keys can have together, in the order of the space.
+    def points(self, names: Collection[str], most: int) -> list[dict[str, Scalar]] | None:
+        """Every combination of values that some searched keys can have together; None of more than ``most``.
 
         A key whose condition is not met is left out of a combination. Of a key with more than 16 values, or a
         continuous one, the two ends are taken.
-
-        Raises:
-            ConfigError: There are too many.
         """
         try:
-            return self._variants([name for name in self._by_name if name in names], _listed_or_ends)
+            found = self._variants([name for name in self._by_name if name in names], _listed_or_ends)
         except _NotEnumerableError:
-            raise ConfigError(
-                "listing the search space",
-                f"{', '.join(names)} have more than {_MOST_BRANCHES} combinations",
-                hint='search fewer values, such as --set space."train.batch_size"=[8,32]',
-            ) from None
+            return None
+        return found if len(found) <= most else None
 
     def _variants(
         self, deciding: list[str], listed: Callable[[Distribution], tuple[Scalar, ...]]
@@ -217,3 +211,8 @@ def _listed_or_ends(distribution: Distribution) -> tuple[Scalar, ...]:
     if isinstance(distribution, CategoricalDistribution):
         return tuple(distribution.choices)
     return enumerated(distribution, _MOST_VALUES) or (distribution.low, distribution.high)
+
+
+def first_value(param: Param) -> Scalar:
+    """The first value a key can get, in the order of the study file."""
+    return _listed_or_ends(param.distribution)[0]
