@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import tiny
 from dryfit.core.channel import ChildChannel
-from dryfit.core.plan import DeviceKind, ExecutionPlan
+from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
 from dryfit.core.trial import MetricPoint, TrialConfig
 from dryfit.core.wire import (
@@ -78,6 +78,9 @@ class Trial:
             micro_batch=rows,
             accumulation=-(-batch // rows),
             checkpointing=micro.get("checkpointing", False),
+            reentrant=micro.get("reentrant", False),
+            optimizer_impl=OptimizerImpl(micro.get("optimizer_impl", "auto")),
+            offload_optimizer=micro.get("offload_optimizer", False),
             loader_workers=micro.get("loader_workers", 0),
         )
         self.metric = metric

@@ -32,9 +32,9 @@ class _Needs:
 
 # A setting that nothing reads is an error: whoever wrote it expects an effect.
 _NEEDS: Final = (
-    _Needs("optim.beta2", "optim.name", ("adamw",)),
-    _Needs("optim.eps", "optim.name", ("adamw",)),
-    _Needs("optim.beta1", "optim.name", ("adamw", "sgd")),
+    _Needs("optim.beta2", "optim.name", ("adamw", "adamw8bit", "lion")),
+    _Needs("optim.eps", "optim.name", ("adamw", "adamw8bit")),
+    _Needs("optim.beta1", "optim.name", ("adamw", "adamw8bit", "lion", "sgd")),
     _Needs("loss.gamma", "loss.name", ("focal",)),
     _Needs("loss.label_smoothing", "loss.name", ("cross_entropy",)),
     _Needs("search.startup_trials", "search.sampler", ("tpe",)),

@@ -114,14 +114,18 @@ class TrainSettings(Settings):
 class OptimSettings(Settings):
     """``[optim]``: the optimizer."""
 
-    name: Literal["adamw", "adafactor", "sgd"] = Field(default="adamw", description="optimizer")
+    name: Literal["adamw", "adafactor", "sgd", "lion", "adamw8bit"] = Field(
+        default="adamw", description="optimizer; lion and adamw8bit (8-bit state) need the extras of their names"
+    )
     lr: Positive = Field(default=5e-5, le=10, description="peak learning rate")
     weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
         default=0.01, description="not applied to norms and biases"
     )
-    beta1: Fraction = Field(default=0.9, description="adamw: decay of the first moment; sgd: momentum")
-    beta2: Fraction = Field(default=0.999, description="adamw: decay of the second moment")
-    eps: Positive = Field(default=1e-8, le=1, description="adamw: added to the denominator")
+    beta1: Fraction = Field(default=0.9, description="adamw, adamw8bit, lion: decay of the first moment; sgd: momentum")
+    beta2: Fraction = Field(
+        default=0.999, description="adamw, adamw8bit: decay of the second moment; lion: of the only one (usually 0.99)"
+    )
+    eps: Positive = Field(default=1e-8, le=1, description="adamw, adamw8bit: added to the denominator")
     layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="learning rate factor per encoder layer, from the head down; 1: none"
     )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dryfit.core.errors import LoadError, MachineError
+from dryfit.core.errors import ConfigError, LoadError, MachineError
 from dryfit.meta.checkpoint import ADAPTER_STEM, open_checkpoint
 from dryfit.meta.construction import build
 from dryfit.meta.filling import fill
@@ -56,6 +56,33 @@ def attach_adapter(
     )
     fill(adapted, stored, wishes)
     return adapted.eval()
+
+
+def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targets: str) -> nn.Module:
+    """Put fresh LoRA adapters on a model; all else is frozen.
+
+    Args:
+        model: The base model, with or without memory; it is changed in place.
+        r: Rank.
+        alpha: Adapters are scaled by ``alpha / r``.
+        dropout: Before the adapters.
+        targets: ``all-linear``, or ends of module names with commas between them.
+
+    Raises:
+        ConfigError: No linear layer has such a name.
+        MachineError: PEFT is not installed.
+    """
+    peft = _peft()
+    names = targets if targets == "all-linear" else [name.strip() for name in targets.split(",")]
+    config = peft.LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM")
+    try:
+        return build(lambda: peft.get_peft_model(model, config, adapter_name=_NAME))
+    except ValueError as error:
+        raise ConfigError(
+            f"putting adapters on a {type(model).__name__}",
+            str(error).strip().splitlines()[0],
+            allowed='lora.targets = "all-linear", or names of its linear layers',
+        ) from error
 
 
 def _peft() -> Any:

@@ -14,12 +14,8 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Entries of a batch the model is called with; padded along the second dimension."""
 
 
-class Task(Protocol):
-    """One kind of learning. The loss must be a sum over rows, so that a batch can be cut into micro-batches."""
-
-    def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
-        """Make the batch of some rows."""
-        ...
+class Loss(Protocol):
+    """What is minimised. It must be a sum over rows, so that a batch can be cut into micro-batches."""
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
         """What the loss sum of this batch is divided by: its normaliser, 0-dimensional."""
@@ -27,6 +23,14 @@ class Task(Protocol):
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The batch's loss, summed over its rows, 0-dimensional."""
+        ...
+
+
+class Task(Loss, Protocol):
+    """One kind of learning."""
+
+    def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Make the batch of some rows."""
         ...
 
     def metrics(self, outputs: torch.Tensor, tokens: TokenSet) -> dict[str, float]:

@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score, matthews_corrcoef, precision_recall_
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import LossSettings, Metric
 from dryfit.tasks.base import Batch, pad_rows
+from dryfit.tasks.losses import ClassificationLoss
 from dryfit.tasks.tokens import TokenSet
 
 
@@ -29,36 +30,21 @@ class CriteriaTask:
     """
 
     def __init__(self, loss: LossSettings, *, num_labels: int, train_counts: Mapping[int, int], pad_id: int) -> None:
-        self._loss = loss
+        self._loss = ClassificationLoss(loss, num_labels=num_labels, train_counts=train_counts)
         self._num_labels = num_labels
         self._pad_id = pad_id
-        self._weights_C = class_weights(train_counts, num_labels) if loss.class_balance == "weighted" else None
 
     def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
         """Pad some rows and add their labels."""
         return pad_rows(tokens, rows, pad_id=self._pad_id) | {"labels": tokens.labels_R[list(rows)]}
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """Sum of the rows' class weights, or their number; fp64, the loss rounds it to its own type."""
-        labels_B = batch["labels"]
-        if self._weights_C is None:
-            return torch.tensor(len(labels_B), dtype=torch.float64, device=labels_B.device)
-        return self._weights_C.to(labels_B.device)[labels_B].sum()
+        """Sum of the rows' class weights, or their number."""
+        return self._loss.batch_weight(batch)
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Weighted loss of all rows; divided by the weight it is torch's own weighted mean."""
-        labels_B = batch["labels"]
-        weights_C = None if self._weights_C is None else self._weights_C.to(outputs)
-        if self._loss.name == "cross_entropy":
-            return F.cross_entropy(
-                outputs, labels_B, weight=weights_C, label_smoothing=self._loss.label_smoothing, reduction="sum"
-            )
-        # Focal loss: (1 - p)^gamma * -log p of the right class (Lin et al. 2017, arXiv:1708.02002, equation 4).
-        log_p_B = F.log_softmax(outputs, dim=-1).gather(1, labels_B.unsqueeze(1)).squeeze(1)
-        # -expm1 keeps 1 - p exact for p near 1; the clamp keeps the power's gradient finite at p = 1.
-        rest_B = (-torch.expm1(log_p_B)).clamp_min(torch.finfo(outputs.dtype).tiny)
-        loss_B = -(rest_B**self._loss.gamma) * log_p_B
-        return (loss_B if weights_C is None else loss_B * weights_C[labels_B]).sum()
+        """Weighted loss of all rows."""
+        return self._loss.loss_sum(outputs, batch)
 
     def metrics(self, outputs: torch.Tensor, tokens: TokenSet) -> dict[str, float]:
         """All metrics of a split.
@@ -83,16 +69,6 @@ class CriteriaTask:
         if self._num_labels == 2:
             found[Metric.F1] = f1_C[1]
         return {str(name): float(value) for name, value in found.items()}
-
-
-def class_weights(train_counts: Mapping[int, int], num_labels: int) -> torch.Tensor:
-    """Inverse frequencies, scaled so that an average training row weighs one.
-
-    scikit-learn's "balanced" heuristic: rows / (classes * rows of the class).
-    """
-    total = sum(train_counts.values())
-    weights = [total / (num_labels * train_counts[label]) for label in range(num_labels)]
-    return torch.tensor(weights, dtype=torch.float64)
 
 
 def check_metric(metric: Metric, num_labels: int) -> None:

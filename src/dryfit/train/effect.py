@@ -7,6 +7,12 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import TrialConfig
 
+_OPTIM_READS = {
+    "beta1": ("adamw", "adamw8bit", "lion", "sgd"),
+    "beta2": ("adamw", "adamw8bit", "lion"),
+    "eps": ("adamw", "adamw8bit"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
@@ -46,10 +52,8 @@ def _idle_keys(settings: TrialSettings) -> Iterator[_Idle]:
     yield _Idle("loss.label_smoothing", "loss.name", smooths, 'loss.name = "cross_entropy"')
     yield _Idle("head.hidden", "head.layers", head.layers > 0, "head.layers above 0")
     yield _Idle("head.activation", "head.layers", head.layers > 0, "head.layers above 0")
-    adamw = optim.name == "adamw"
-    yield _Idle("optim.beta1", "optim.name", optim.name != "adafactor", 'optim.name = "adamw" or "sgd"')
-    yield _Idle("optim.beta2", "optim.name", adamw, 'optim.name = "adamw"')
-    yield _Idle("optim.eps", "optim.name", adamw, 'optim.name = "adamw"')
+    for key, names in _OPTIM_READS.items():
+        yield _Idle(f"optim.{key}", "optim.name", optim.name in names, "optim.name " + " or ".join(names))
 
 
 def _get(settings: TrialSettings, key: str) -> object:

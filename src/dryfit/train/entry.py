@@ -15,22 +15,18 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import InternalError
-from dryfit.core.plan import DeviceKind
-from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import best_point
-from dryfit.core.wire import ChildResult, Phase, TrainRequest, TrainResult, write_text_atomic
-from dryfit.meta.construction import build
-from dryfit.meta.filling import materialise
-from dryfit.meta.pretrained import load_encoder
+from dryfit.core.wire import ChildResult, Phase, TrainRequest, TrainResult
 from dryfit.meta.source import model_folder
 from dryfit.tasks.classification import CriteriaTask, check_metric
-from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens
 from dryfit.train.checkpoint import newest_good
 from dryfit.train.effect import check_effect
 from dryfit.train.loop import TrialParts, run_training
+from dryfit.train.model import build_model
+from dryfit.train.optim import check_optimizer, optimizer_plan
 
 # Compiles a thousand patterns on its first call (0.1 s) and keeps them: once before the fork, not in each trial.
 get_checkpoint_conversion_mapping("bert")
@@ -61,6 +57,7 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
         )
     check_metric(config.metric, config.data.num_labels)
     check_effect(config)
+    check_optimizer(config.settings.optim, optimizer_plan(body.plan), body.plan.device)
     tokens = prepared_tokens(
         config.data,
         config.settings.model,
@@ -100,26 +97,3 @@ def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialPa
         validation=tokens.splits[VALIDATION],
         tokenizer_folder=model_folder(config.settings.model),
     )
-
-
-def build_model(body: TrainRequest, *, cls_last: bool) -> EncoderWithHead:
-    """The trial's model: pretrained encoder, seeded head, layers frozen, on its device; its report is written."""
-    settings = body.config.settings
-    regularization = settings.regularization
-    encoder, _ = load_encoder(
-        settings.model, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout
-    )
-    if body.plan.checkpointing:
-        # Without reentrant autograd frozen embeddings are no obstacle, and the random state is kept either way.
-        kwargs = {"use_reentrant": False}
-        if hasattr(encoder, "activation_checkpointing_enable"):  # the other name goes with transformers 5.17
-            encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
-        else:
-            encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
-    spec = HeadSpec(settings.head, num_outputs=body.config.data.num_labels, cls_last=cls_last)
-    model = build(lambda: EncoderWithHead(encoder, spec), seed=derive_seed(body.config.seed, "head"))
-    device = "cuda" if body.plan.device is DeviceKind.CUDA else "cpu"
-    report = materialise(model, device=device, missing=["head.*"])
-    write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
-    freeze(model, regularization.freeze_layers)
-    return model

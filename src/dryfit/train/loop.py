@@ -28,7 +28,7 @@ from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, save_checkpoint
 from dryfit.train.evaluate import evaluate, evaluation_rows, evaluation_steps, stopped_early
-from dryfit.train.optim import make_optimizer, make_schedule
+from dryfit.train.optim import make_optimizer, make_schedule, optimizer_plan
 from dryfit.train.step import backward_batch
 
 _PROGRESS_EVERY_S = 0.25
@@ -98,7 +98,9 @@ class TrialTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The study's optimizer over its own parameter groups."""
         if self.optimizer is None:
-            self.optimizer = make_optimizer(self._parts.model, self._parts.request.config.settings.optim)
+            request = self._parts.request
+            plan = optimizer_plan(request.plan)
+            self.optimizer = make_optimizer(self._parts.model, request.config.settings.optim, plan)
             refuse_early_optimizer(self._parts.model, self.optimizer)
         return self.optimizer
 

@@ -1,26 +1,69 @@
 """Parameter groups, optimizers and schedules of a trial."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
+from dryfit.core.errors import ConfigError
+from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import OptimSettings, SchedSettings
 from dryfit.tasks.heads import EncoderWithHead, encoder_parts
+from dryfit.train.extras import bitsandbytes, pytorch_optimizer
+from dryfit.train.modelled import ModelledOptimizer, adamw8bit_state, no_state
+from dryfit.train.offload import HostOptimizer
+
+_TORCH_HAS = (OptimizerImpl.FUSED, OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)
+IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
+    "adamw": _TORCH_HAS,
+    "sgd": _TORCH_HAS,
+    "lion": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
+    "adafactor": (OptimizerImpl.PLAIN,),
+    "adamw8bit": (OptimizerImpl.FUSED,),
+}
+"""What each optimizer has, the fastest first."""
 
 
-def parameter_groups(model: EncoderWithHead, optim: OptimSettings) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class OptimizerPlan:
+    """How an optimizer's work is done; the part of an execution plan that it reads.
+
+    Attributes:
+        impl: How its arithmetic is done.
+        offload: Whether its state lies in host memory.
+        modelled: Stand-ins that take the memory of the real ones and compute nothing, where a rehearsal without
+            data cannot run them.
+    """
+
+    impl: OptimizerImpl = OptimizerImpl.AUTO
+    offload: bool = False
+    modelled: bool = False
+
+
+def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
+    """What an optimizer reads of a trial's plan."""
+    return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer)
+
+
+def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
     """Trainable parameters by learning rate and weight decay.
 
     The head has ``lr * head_lr_factor``; with depth ``n``, layer ``i`` (from 1) has ``lr * layer_decay**(n + 1 - i)``
     and the embeddings ``lr * layer_decay**(n + 1)`` (ELECTRA's rule, Clark et al. 2020, without its head exponent).
     Norms and biases do not decay.
+
+    Raises:
+        ConfigError: Layers are to learn at different rates in a model that is no encoder with a head.
     """
-    parts = encoder_parts(model.encoder) if optim.layer_decay < 1 else None
+    if optim.layer_decay < 1 and not isinstance(model, EncoderWithHead):
+        raise ConfigError(f"setting optim.layer_decay = {optim.layer_decay}", "the model has no head", allowed="1")
+    parts = encoder_parts(model.encoder) if optim.layer_decay < 1 and isinstance(model, EncoderWithHead) else None
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -36,19 +79,90 @@ def parameter_groups(model: EncoderWithHead, optim: OptimSettings) -> list[dict[
     ]
 
 
-def make_optimizer(model: EncoderWithHead, optim: OptimSettings) -> torch.optim.Optimizer:
-    """The optimizer of a trial, over :func:`parameter_groups`."""
+def make_optimizer(
+    model: nn.Module, optim: OptimSettings, plan: OptimizerPlan = OptimizerPlan()
+) -> torch.optim.Optimizer:
+    """The optimizer of a trial, over :func:`parameter_groups`.
+
+    Args:
+        model: On its device, which may be a pretended one.
+        optim: The ``[optim]`` table.
+        plan: How its work is done.
+
+    Raises:
+        ConfigError: It is not implemented so, or its state cannot lie in host memory.
+        MachineError: Its library is not installed.
+    """
     groups = parameter_groups(model, optim)
+    device = next(model.parameters()).device.type
+    check_optimizer(optim, plan, DeviceKind(device))
+    if plan.modelled and (plan.offload or optim.name == "adamw8bit"):
+        return ModelledOptimizer(groups, no_state if plan.offload else adamw8bit_state)
+    if plan.offload:
+        return HostOptimizer(groups, lambda host_groups: _optimizer(host_groups, optim, plan.impl, "cpu"))
+    return _optimizer(groups, optim, plan.impl, device)
+
+
+def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKind) -> None:
+    """Refuse a way to run an optimizer that it has not.
+
+    Raises:
+        ConfigError: It is not implemented so, or its state cannot lie in host memory.
+    """
+    has = IMPLEMENTATIONS[optim.name]
+    if plan.impl is not OptimizerImpl.AUTO and plan.impl not in has:
+        raise ConfigError(
+            f'checking execution.optimizer_impl = "{plan.impl}"',
+            f"{optim.name} has no such implementation",
+            allowed=" or ".join(f'"{known}"' for known in (OptimizerImpl.AUTO, *has)),
+        )
+    reason = cannot_offload(optim, device) if plan.offload else None
+    if reason is not None:
+        raise ConfigError(
+            "checking execution.offload_optimizer = true",
+            reason,
+            allowed="true with a CUDA device and any optimizer but adamw8bit",
+            hint="leave it unset: it is then chosen where it helps",
+        )
+
+
+def cannot_offload(optim: OptimSettings, device: DeviceKind) -> str | None:
+    """Why an optimizer's state cannot lie in host memory; None where it can."""
+    if device is not DeviceKind.CUDA:
+        return "on the CPU it lies in host memory already"
+    if optim.name == "adamw8bit":
+        return "adamw8bit keeps its state in 8 bits on the device"
+    return None
+
+
+def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: OptimizerImpl, device: str) -> Optimizer:
+    betas = (optim.beta1, optim.beta2)
+    impl = _chosen(optim.name, impl, device)
+    # Both flags are always given: left out, torch decides by the tensors' type, and pretended tensors are of another.
+    flags = {"fused": impl is OptimizerImpl.FUSED, "foreach": impl is OptimizerImpl.FOREACH}
     match optim.name:
         case "adamw":
-            return torch.optim.AdamW(
-                groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=_fused(model)
-            )
+            return torch.optim.AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps, **flags)
         case "sgd":
-            return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.beta1)
+            return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.beta1, **flags)
         case "adafactor":
             # With its own step sizes off, lr is what the study says (Shazeer and Stern 2018, section 8, the rest).
             return Adafactor(groups, lr=optim.lr, scale_parameter=False, relative_step=False, warmup_init=False)
+        case "lion":
+            return pytorch_optimizer().Lion(groups, lr=optim.lr, betas=betas, foreach=impl is OptimizerImpl.FOREACH)
+        case "adamw8bit":
+            return bitsandbytes().optim.AdamW8bit(groups, lr=optim.lr, betas=betas, eps=optim.eps)
+
+
+def _chosen(name: str, impl: OptimizerImpl, device: str) -> OptimizerImpl:
+    """What ``auto`` stands for: the fastest there is on this device."""
+    if impl is not OptimizerImpl.AUTO:
+        return impl
+    has = IMPLEMENTATIONS[name]
+    if has[0] is OptimizerImpl.FUSED and device in ("cpu", "cuda"):
+        return OptimizerImpl.FUSED
+    # On the CPU lists of tensors save no kernel launches, and take more memory.
+    return OptimizerImpl.FOREACH if OptimizerImpl.FOREACH in has and device == "cuda" else OptimizerImpl.PLAIN
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_steps: int) -> LRScheduler:
@@ -56,8 +170,3 @@ def make_schedule(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_
     name = "constant_with_warmup" if sched.name == "constant" else sched.name
     warmup_steps = math.ceil(sched.warmup_ratio * total_steps)
     return get_scheduler(name, optimizer, num_warmup_steps=warmup_steps, num_training_steps=total_steps)
-
-
-def _fused(model: nn.Module) -> bool:
-    """Fused AdamW wherever torch has it for the model's device: one pass over the weights instead of several."""
-    return next(model.parameters()).device.type in ("cpu", "cuda")

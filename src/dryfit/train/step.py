@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dryfit.tasks.base import MODEL_INPUTS, Batch, Task
+from dryfit.tasks.base import MODEL_INPUTS, Batch, Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class StepLoss:
 def backward_batch(
     model: nn.Module,
     batch: Batch,
-    task: Task,
+    task: Loss,
     *,
     micro_batch: int,
     backward: Callable[[torch.Tensor], None],

@@ -1,0 +1,75 @@
+"""Answers to questions about values that fake tensors do not have."""
+
+import traceback
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dryfit.core.errors import TraceError
+
+_aten = torch.ops.aten
+_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
+_OURS = ("/dryfit/", "/torch/")
+
+
+class StandIns(TorchDispatchMode):
+    """Answers with the value, or the size, under which a model takes most memory.
+
+    Enter it between the fake mode and the recorder. ``item()`` gives :attr:`number` (or True); operators whose
+    output size depends on values give the largest output.
+
+    Attributes:
+        number: What a single number is taken for.
+    """
+
+    number = 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator; where it needs values, answer in its place."""
+        try:
+            return func(*args, **(kwargs or {}))
+        except _UNKNOWN as error:
+            answer = _ANSWERS.get(func)
+            if answer is None:
+                raise TraceError(
+                    "tracing the model",
+                    f"{func} depends on the values of its inputs, called at {_caller()}",
+                    hint="its memory cannot be known without running it",
+                ) from error
+            return answer(self, args)
+
+    def item(self, args: tuple[Any, ...]) -> bool | int | float:
+        """A number of the tensor's kind."""
+        dtype = args[0].dtype
+        if dtype is torch.bool:
+            return True
+        return float(self.number) if dtype.is_floating_point else int(self.number)
+
+    def nonzero(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """Every entry counts."""
+        tensor = args[0]
+        return tensor.new_empty((tensor.numel(), tensor.ndim), dtype=torch.int64)
+
+    def masked_select(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """Every entry is selected."""
+        return args[0].new_empty((torch.broadcast_shapes(args[0].shape, args[1].shape).numel(),))
+
+    def equal(self, args: tuple[Any, ...]) -> bool:
+        """Two tensors of one shape are equal."""
+        return args[0].shape == args[1].shape
+
+
+_ANSWERS: dict[Any, Any] = {
+    _aten._local_scalar_dense.default: StandIns.item,
+    _aten.nonzero.default: StandIns.nonzero,
+    _aten.masked_select.default: StandIns.masked_select,
+    _aten.equal.default: StandIns.equal,
+}
+
+
+def _caller() -> str:
+    """File and line of the model's code that runs now."""
+    frames = [frame for frame in traceback.extract_stack() if not any(part in frame.filename for part in _OURS)]
+    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else "an unknown place"

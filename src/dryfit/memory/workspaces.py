@@ -1,0 +1,87 @@
+"""Device memory that CUDA kernels take for themselves, which no operator's output shows.
+
+Formulas follow the kernels' sources in ``aten/src/ATen/native``; each names its file. They hold for dense,
+contiguous inputs. What a kernel takes is given back before the operator returns.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+_FP32_BYTES = 4
+_INT64_BYTES = 8
+_FLASH_ROWS = 128
+_FLASH_WIDTH = 32
+
+GEMMS = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+        _aten._addmm_activation.default,
+    }
+)
+"""Operators that call cuBLAS, and with it make it take its workspace."""
+
+
+def workspace_bytes(func: Any, args: tuple[Any, ...], out: Any) -> int:
+    """What a CUDA kernel takes beside the outputs of its operator; 0 where nothing is known of it.
+
+    Args:
+        func: The operator's overload.
+        args: What it was called with.
+        out: What it returned.
+    """
+    formula = _FORMULAS.get(func)
+    return formula(args, out) if formula is not None else 0
+
+
+def _flash_backward(args: tuple[Any, ...], _out: Any) -> int:
+    # flash_attn/flash_api.cpp, mha_bwd: softmax_d (B, H, rounded L) and, as the key's length is split over blocks,
+    # dq_accum (B, H, rounded L, rounded D) in fp32. Deterministic mode takes more.
+    query = args[1]
+    rows, heads, length, width = query.shape
+    rounded_length = math.ceil(length / _FLASH_ROWS) * _FLASH_ROWS
+    rounded_width = math.ceil(width / _FLASH_WIDTH) * _FLASH_WIDTH
+    return rows * heads * rounded_length * (rounded_width + 1) * _FP32_BYTES
+
+
+def _efficient_backward(args: tuple[Any, ...], _out: Any) -> int:
+    # transformers/cuda/attention_backward.cu, _efficient_attention_backward: delta (B, H, L) in fp32, and the
+    # accumulators of dq, dk and dv in fp32 where the outputs are in half precision and a block cannot hold them
+    # (heads wider than 128).
+    query, key = args[1], args[2]
+    rows, heads, length, width = query.shape
+    delta = rows * heads * length * _FP32_BYTES
+    if query.dtype is torch.float32 or width <= 128:
+        return delta
+    return delta + rows * heads * width * (length + 2 * key.shape[2]) * _FP32_BYTES
+
+
+def _embedding_backward(args: tuple[Any, ...], _out: Any) -> int:
+    # cuda/Embedding.cu, embedding_dense_backward_cuda: indices are sorted (two copies of indices and of their
+    # positions, and the sort's own scratch of about as much), above 3072 indices; below, a kernel without scratch.
+    indices = args[1]
+    count = indices.numel()
+    return 0 if count <= 3072 else 5 * count * _INT64_BYTES
+
+
+def _layer_norm_backward(args: tuple[Any, ...], _out: Any) -> int:
+    # cuda/layer_norm_kernel.cu, LayerNormBackwardKernelImplInternal: partial sums of the weight's and the bias's
+    # gradients in fp32, one row of them for each of at most 64 blocks of rows, for more than 1024 rows.
+    input_, normalized = args[1], args[2]
+    width = math.prod(normalized)
+    rows = input_.numel() // max(1, width)
+    return 0 if rows <= 1024 else 2 * 64 * width * _FP32_BYTES
+
+
+_FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
+    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
+}

@@ -1,0 +1,56 @@
+"""Stand-ins for optimizers that a rehearsal without data cannot run: their device memory, and nothing learned."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+# bitsandbytes 0.50: Optimizer2State.init_state.
+_BLOCK_ELEMENTS = 256
+_LEAST_8BIT_ELEMENTS = 4096
+
+State = dict[str, torch.Tensor]
+
+
+@final
+class ModelledOptimizer(Optimizer):
+    """Holds the state of another optimizer, made at its first step as there; its steps take no other memory.
+
+    Args:
+        groups: Parameter groups with their ``lr``.
+        state_of: Makes the state of one parameter.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], state_of: Callable[[nn.Parameter], State]) -> None:
+        super().__init__(groups, defaults={})
+        self._state_of = state_of
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody here passes a closure
+        """Make what state is not there yet."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter not in self.state:
+                    self.state[parameter] = self._state_of(parameter)
+
+
+def adamw8bit_state(parameter: nn.Parameter) -> State:
+    """State of bitsandbytes' AdamW8bit: two moments, a byte an element, with a scale for each block of 256.
+
+    Small tensors keep fp32 moments. The two code maps (1 KiB each) are one pair a device there; 2 KiB are not modelled.
+    """
+    if parameter.numel() < _LEAST_8BIT_ELEMENTS:
+        return {name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("state1", "state2")}
+    blocks = -(-parameter.numel() // _BLOCK_ELEMENTS)
+    moments = {name: torch.zeros_like(parameter, dtype=torch.uint8) for name in ("state1", "state2")}
+    scales = {
+        name: torch.zeros((blocks,), dtype=torch.float32, device=parameter.device) for name in ("absmax1", "absmax2")
+    }
+    return moments | scales
+
+
+def no_state(parameter: nn.Parameter) -> State:
+    """State that lies elsewhere."""
+    return {}

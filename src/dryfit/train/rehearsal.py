@@ -1,0 +1,111 @@
+"""A trial's training step, taken apart, so that it can be run on tensors that are not there.
+
+What surrounds the model in a real step is done by Hugging Face's Trainer and Accelerate inline in their loops. Here it
+is repeated, operator for operator: autocast around the model's forward pass, its outputs cast to fp32, the loss
+scaler of fp16, clipping, the norm's reading, the optimizer, the end of the gradients. A contract test compares both.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import MethodType
+from typing import Any
+
+import torch
+from accelerate.utils import convert_outputs_to_fp32
+from torch import nn
+
+from dryfit.core.memory import StepPhase
+from dryfit.core.settings import Precision
+from dryfit.memory.events import Shape
+from dryfit.tasks.base import MODEL_INPUTS, Batch
+from dryfit.train.step import backward_batch
+from dryfit.train.subjects import StepParts
+
+_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+
+
+class Rehearsal:
+    """Runs the parts of a training step, one after another.
+
+    Args:
+        parts: What it works on; the model's tensors are on ``device``, fake or real.
+        device: ``cuda`` or ``cpu``.
+    """
+
+    def __init__(self, parts: StepParts, device: str) -> None:
+        self.parts = parts
+        self.device = device
+        precision = parts.settings.train.precision
+        self._dtype = _DTYPES.get(precision)
+        self.scaler = torch.amp.GradScaler(device) if precision is Precision.FP16 else None  # pyright: ignore
+        self.optimizer: torch.optim.Optimizer | None = None
+        if self._dtype is not None:
+            _autocast_forward(parts.model, device, self._dtype)
+
+    def batch(self, shape: Shape) -> Batch:
+        """A batch on the device, its values unset."""
+        tokens = dict.fromkeys(self.parts.inputs, (shape.rows, shape.length))
+        sizes = tokens | {"labels": tokens["input_ids"][: 2 if self.parts.labels_tokens else 1]}
+        return {name: torch.empty(size, dtype=torch.int64, device=self.device) for name, size in sizes.items()}
+
+    def micro(self, batch: Batch, phases: Callable[[StepPhase], None]) -> None:
+        """Forward and backward of one micro-batch.
+
+        Args:
+            batch: Its rows.
+            phases: Told the phases as they begin.
+        """
+        self.parts.model.train()
+
+        def backward(loss: torch.Tensor) -> None:
+            phases(StepPhase.BACKWARD)
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+        phases(StepPhase.FORWARD)
+        rows = len(batch["labels"])
+        backward_batch(
+            self.parts.model, batch, self.parts.loss, micro_batch=rows, backward=backward, autocast=nullcontext
+        )
+
+    def update(self, phases: Callable[[StepPhase], None]) -> None:
+        """Clipping, the optimizer's step and the end of the gradients."""
+        phases(StepPhase.CLIP)
+        if self.optimizer is None:
+            self.optimizer = self.parts.optimizer()
+        most = self.parts.settings.regularization.max_grad_norm or float("inf")
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.parts.model.parameters(), most)
+        float(norm)
+        phases(StepPhase.OPTIMIZER)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.parts.model.zero_grad()
+
+    def evaluate(self, shape: Shape) -> None:
+        """Score one validation batch."""
+        self.parts.model.eval()
+        batch = self.batch(shape)
+        # Inference mode of the real run keeps no more and no less; fake tensors know this one better.
+        with torch.no_grad():
+            self.parts.model(**{name: batch[name] for name in MODEL_INPUTS if name in batch}).float().cpu()
+
+    def save(self) -> None:
+        """Bring everything that a checkpoint holds to the host."""
+        for tensor in self.parts.model.state_dict().values():
+            tensor.detach().contiguous().cpu()
+        if self.optimizer is not None:
+            for state in self.optimizer.state_dict()["state"].values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        value.detach().cpu()
+
+
+def _autocast_forward(model: nn.Module, device: str, dtype: torch.dtype) -> None:
+    """Wrap the forward pass as ``Accelerator.prepare_model`` does for mixed precision."""
+    forward: Any = type(model).forward
+    inner = torch.autocast(device, dtype=dtype)(forward)
+    model.forward = MethodType(convert_outputs_to_fp32(inner), model)

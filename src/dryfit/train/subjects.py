@@ -1,0 +1,110 @@
+"""What is planned, as the parts of a training step: the model without memory, its loss, its optimizer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
+from dryfit.core.wire import PlanSubject
+from dryfit.memory.tracer import Variant
+from dryfit.meta.adapters import new_adapter
+from dryfit.meta.configs import load_config, set_dropouts
+from dryfit.meta.construction import build
+from dryfit.meta.pretrained import Kind, encoder_config, make_model
+from dryfit.tasks.base import Loss
+from dryfit.tasks.causal_lm import CausalLm, CausalLmLoss
+from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
+from dryfit.tasks.losses import ClassificationLoss
+from dryfit.train.model import enable_checkpointing
+from dryfit.train.optim import OptimizerPlan, make_optimizer
+
+_DTYPES = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What a training step works on.
+
+    Attributes:
+        model: On the meta device.
+        loss: Loss sum and normaliser.
+        inputs: Names of what the model is given, each (rows, length).
+        labels_tokens: There is a label for each token, not for each row.
+        optimizer: Makes the optimizer once the model is on its device.
+    """
+
+    model: nn.Module
+    loss: Loss
+    inputs: tuple[str, ...]
+    labels_tokens: bool
+    optimizer: Callable[[], torch.optim.Optimizer]
+    settings: TrialSettings
+
+
+def step_parts(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> StepParts:
+    """Build what is planned; nothing takes memory, no weight is read.
+
+    Raises:
+        ConfigError: The model is unknown, or has no part that a setting names.
+    """
+    match subject.task:
+        case Task.CRITERIA:
+            return _criteria(subject, variant, reentrant=reentrant)
+        case Task.CAUSAL_LM:
+            return _causal_lm(subject, variant, reentrant=reentrant)
+
+
+def _criteria(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> StepParts:
+    settings = subject.settings
+    config = encoder_config(settings.model)
+    regularization = settings.regularization
+    set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
+    trust = settings.model.trust_remote_code
+    encoder = build(lambda: make_model(config, Kind.ENCODER, trust_remote_code=trust))
+    if variant.checkpointing:
+        enable_checkpointing(encoder, reentrant=reentrant)
+    model = build(lambda: EncoderWithHead(encoder, HeadSpec(settings.head, num_outputs=subject.num_labels)))
+    freeze(model, regularization.freeze_layers)
+    counts = dict.fromkeys(range(subject.num_labels), 1)
+    loss = ClassificationLoss(settings.loss, num_labels=subject.num_labels, train_counts=counts)
+    segments = getattr(config, "type_vocab_size", 0) or 0
+    inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if segments > 1 else ()))
+    return StepParts(model, loss, inputs, False, _optimizer(model, settings, variant), settings)
+
+
+def _causal_lm(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> StepParts:
+    settings = subject.settings
+    config = load_config(settings.model)
+    set_dropouts(
+        config,
+        dropout=settings.regularization.dropout,
+        attention_dropout=settings.regularization.attention_dropout,
+    )
+    trust = settings.model.trust_remote_code
+    decoder = build(lambda: make_model(config, Kind.CAUSAL_LM, trust_remote_code=trust))
+    model = CausalLm(decoder)
+    if subject.lora is not None:
+        lora = subject.lora
+        adapted = new_adapter(decoder, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets)
+        model = CausalLm(_frozen_in(adapted, lora))
+    if variant.checkpointing:
+        enable_checkpointing(decoder, reentrant=reentrant)
+    inputs = ("input_ids", "attention_mask")
+    return StepParts(model, CausalLmLoss(), inputs, True, _optimizer(model, settings, variant), settings)
+
+
+def _frozen_in(adapted: nn.Module, lora: LoraSettings) -> nn.Module:
+    """Give the frozen weights their number format; adapters stay in fp32."""
+    dtype = _DTYPES[lora.base]
+    for parameter in adapted.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    return adapted
+
+
+def _optimizer(model: nn.Module, settings: TrialSettings, variant: Variant) -> Callable[[], torch.optim.Optimizer]:
+    plan = OptimizerPlan(impl=variant.optimizer_impl, offload=variant.offload_optimizer, modelled=True)
+    return partial(make_optimizer, model, settings.optim, plan)
