@@ -24,6 +24,10 @@ LONG_MODULES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.meta.filling:model_construct": "building a record field by field, unchecked for speed",
+    "dryfit.memory.attention:attention": "the signature is torch's operator's",
+    "dryfit.memory.attention:_scaled_dot_product_attention_math": "torch's operator",
+    "dryfit.memory.attention:_scaled_dot_product_cudnn_attention": "torch's operator",
+    "dryfit.memory.attention:_scaled_dot_product_efficient_attention": "torch's operator",
     "dryfit.tasks.load:load": "the public face of loading: each argument is a question only the caller can answer",
 }
 CATCHES_EVERYTHING: dict[str, str] = {

@@ -95,9 +95,13 @@ def test_last_weights_are_equal_too(tmp_path: Path, model: Path) -> None:
         assert all(torch.equal(states[0][key][field], want[field]) for field in want)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
+@pytest.mark.filterwarnings("ignore")  # importing bitsandbytes warns of what it does itself
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lion", "adamw8bit"])
 @pytest.mark.parametrize("step", [4, 5])
 def test_other_optimizers_go_on_too(tmp_path: Path, model: Path, optimizer: str, step: int) -> None:
+    if optimizer == "adamw8bit":
+        pytest.importorskip("bitsandbytes", exc_type=ImportError)
+        model = tiny.model(tmp_path / "wide", hidden_size=64, intermediate_size=128)  # 8 bits from 4096 elements on
     tables = TABLES | {"optim": {"name": optimizer, "lr": 1e-2}, "sched": {"name": "cosine"}}
     want, channel = trials.small(tmp_path / "whole", encoder=model, **tables).run()
     trial = trials.small(tmp_path / "parts", encoder=model, **tables)
@@ -117,8 +121,10 @@ def test_micro_batches_workers_and_checkpointing_go_on_too(tmp_path: Path, model
     assert before.points + after.points == channel.points
 
 
-def test_activation_checkpointing_changes_no_value(tmp_path: Path, model: Path, undisturbed) -> None:
-    trial = trials.small(tmp_path, encoder=model, **TABLES, execution={"checkpointing": True})
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_changes_no_value(tmp_path: Path, model: Path, undisturbed, reentrant: bool) -> None:
+    execution = {"checkpointing": True, "reentrant": reentrant}
+    trial = trials.small(tmp_path, encoder=model, **TABLES, execution=execution)
     result, channel = trial.run()
     assert result == undisturbed[0]
     assert channel.points == undisturbed[1]
@@ -214,6 +220,9 @@ def test_a_real_stop_file_and_a_deadline(tmp_path: Path, model: Path) -> None:
     result = train(request, channel).train
     assert result is not None
     assert result.stopped_by is None
+    assert result.peak_rss_bytes is not None
+    assert result.peak_rss_bytes > 100 << 20
+    assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (None, None)
     messages = trials.ScriptedChannel.messages(channel)  # type: ignore[arg-type]
     assert [message.text for message in messages if isinstance(message, Note)] == [
         f"no verdict on report {n} within 0.05 s: went on" for n in range(4)

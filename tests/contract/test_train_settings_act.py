@@ -50,6 +50,11 @@ CASES: dict[str, tuple[Tables, Any]] = {
 ELSEWHERE = {"model.revision", "model.trust_remote_code"}
 MORE = [
     ("optim.name", {}, "adafactor"),
+    ("optim.name", {}, "lion"),
+    ("optim.beta1", {"optim": {"name": "lion"}}, 0.5),
+    ("optim.beta2", {"optim": {"name": "lion"}}, 0.9),
+    ("optim.weight_decay", {"optim": {"name": "lion"}}, 0.5),
+    ("optim.layer_decay", {"optim": {"name": "lion"}}, 0.5),
     ("optim.beta1", {"optim": {"name": "sgd", "lr": 0.1}}, 0.5),
     ("optim.weight_decay", {"optim": {"name": "sgd", "lr": 0.1}}, 0.5),
     ("optim.weight_decay", {"optim": {"name": "adafactor"}}, 0.5),
@@ -129,6 +134,9 @@ def test_the_same_settings_give_the_same_outcome(tmp_path: Path, models: dict[st
         ({"optim": {"name": "sgd", "beta2": 0.9}}, "no effect with optim.name = 'sgd'"),
         ({"optim": {"name": "sgd", "eps": 1e-3}}, "no effect with optim.name = 'sgd'"),
         ({"optim": {"name": "adafactor", "beta1": 0.5}}, "no effect with optim.name = 'adafactor'"),
+        ({"optim": {"name": "lion", "eps": 1e-3}}, "no effect with optim.name = 'lion'"),
+        ({"optim": {"name": "lion"}, "execution": {"optimizer_impl": "fused"}}, "lion has no such implementation"),
+        ({"execution": {"offload_optimizer": True}}, "it lies in host memory already"),
         ({"train": {"evals_per_epoch": 6}}, "an epoch has 5 steps"),
         ({"train": {"precision": "fp16"}}, "it needs a CUDA device"),
         ({"train": {"max_length": 73}}, "train.max_length is 73"),
@@ -141,6 +149,24 @@ def test_a_setting_without_effect_is_refused(
     with pytest.raises(ConfigError) as caught:
         trials.small(tmp_path, encoder=models["FIRST"], **tables).run()
     assert found in caught.value.found
+
+
+EIGHT_BITS = [
+    ("optim.name", {}, "adamw8bit"),
+    ("optim.beta1", {"optim": {"name": "adamw8bit"}}, 0.5),
+    ("optim.beta2", {"optim": {"name": "adamw8bit"}}, 0.5),
+    ("optim.eps", {"optim": {"name": "adamw8bit"}}, 1e-2),
+    ("optim.weight_decay", {"optim": {"name": "adamw8bit"}}, 0.5),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # importing the library warns of what it does itself
+@pytest.mark.parametrize(("key", "tables", "value"), EIGHT_BITS, ids=[key for key, _, _ in EIGHT_BITS])
+def test_eight_bit_keys_change_training(tmp_path: Path, key: str, tables: Tables, value: Any) -> None:
+    """On a wider model: tensors of less than 4096 elements keep their state in fp32."""
+    pytest.importorskip("bitsandbytes", exc_type=ImportError)
+    wide = {"FIRST": tiny.model(tmp_path / "model", hidden_size=64, intermediate_size=128)}
+    test_the_key_changes_training(tmp_path / "new", wide, {"folder": tmp_path, "seen": {}}, key, tables, value)
 
 
 def test_a_searched_switch_lets_an_idle_key_pass(tmp_path: Path, models: dict[str, Path]) -> None:

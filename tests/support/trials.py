@@ -136,12 +136,15 @@ class Trial:
         verdict: Callable[[MetricPoint], bool] = lambda _: True,
         checkpoint_every_s: float = 1e9,
     ) -> tuple[TrainResult, ScriptedChannel]:
-        """Run an attempt; goes on from a checkpoint if an earlier one left one."""
+        """Run an attempt; goes on from a checkpoint if an earlier one left one.
+
+        The result comes without what differs from process to process.
+        """
         request = self.request(checkpoint_every_s=checkpoint_every_s)
         channel = ScriptedChannel(self.folder / f"attempt-{self._attempt}", stop_at=stop_at, verdict=verdict)
         result = train(request, channel).train
         assert result is not None
-        return result, channel
+        return result.model_copy(update={"peak_rss_bytes": None}), channel
 
     def best_weights(self) -> dict[str, Any]:
         """The weights of the best validation."""

@@ -127,12 +127,18 @@ class TrainResult(Wire):
         best: Index of the best report.
         steps: Optimizer steps done.
         stopped_by: None where all epochs were done.
+        peak_allocated_bytes: Most memory its tensors took of the device; None on the CPU.
+        peak_reserved_bytes: Most that the allocator took of the device for them; None on the CPU.
+        peak_rss_bytes: Most host memory of the process; None on a device.
     """
 
     value: float | None
     best: int | None
     steps: int
     stopped_by: StopReason | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_rss_bytes: int | None = None
 
 
 class CheckRequest(Wire):

@@ -162,7 +162,15 @@ def encoder_config(source: ModelSource) -> PreTrainedConfig:
         LoadError: The folder holds no config that transformers knows.
         ConfigError: The model is no encoder.
     """
-    config = load_config(source)
+    return only_encoder(load_config(source), source)
+
+
+def only_encoder(config: PreTrainedConfig, source: ModelSource) -> PreTrainedConfig:
+    """The config, if it is of an encoder.
+
+    Raises:
+        ConfigError: It is not.
+    """
     if getattr(config, "is_encoder_decoder", False):
         where = local_folder(source) or source.name
         raise ConfigError(

@@ -44,6 +44,7 @@ class EncoderWithHead(nn.Module):
         self.spec = spec
         self.head = _head(_width(encoder), spec)
         self._takes_types = _takes_types(encoder)
+        self._unneeded = _unneeded_outputs(encoder)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
@@ -61,7 +62,7 @@ class EncoderWithHead(nn.Module):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None and self._takes_types:
             inputs["token_type_ids"] = token_type_ids
-        hidden_BLD = self.encoder(**inputs)[0]
+        hidden_BLD = self.encoder(**inputs, **self._unneeded)[0]
         with torch.autocast(hidden_BLD.device.type, enabled=False):
             return self.head(self.pool(hidden_BLD.to(self.head[-1].weight.dtype), attention_mask))
 
@@ -160,6 +161,20 @@ def _width(encoder: PreTrainedModel) -> int:
 def _takes_types(encoder: PreTrainedModel) -> bool:
     takes = "token_type_ids" in inspect.signature(encoder.forward).parameters
     return takes and getattr(encoder.config, "type_vocab_size", 2) > 1
+
+
+def _unneeded_outputs(encoder: PreTrainedModel) -> dict[str, bool]:
+    """Arguments that keep an encoder from returning, and so from holding, what no head reads.
+
+    They are given with each call, and the config left as it is: it is saved with the model.
+    """
+    parameters = inspect.signature(encoder.forward).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {
+        name: False
+        for name in ("use_cache", "output_hidden_states", "output_attentions")
+        if name in parameters or (takes_any and getattr(encoder.config, name, False))
+    }
 
 
 def _head(width: int, spec: HeadSpec) -> nn.Sequential:

@@ -16,13 +16,14 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import InternalError
 from dryfit.core.trial import best_point
-from dryfit.core.wire import ChildResult, Phase, TrainRequest, TrainResult
+from dryfit.core.wire import ChildResult, Note, Phase, TrainRequest, TrainResult
 from dryfit.meta.source import model_folder
 from dryfit.tasks.classification import CriteriaTask, check_metric
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens
 from dryfit.train.checkpoint import newest_good
+from dryfit.train.device import observed_memory, prepare_device
 from dryfit.train.effect import check_effect
 from dryfit.train.loop import TrialParts, run_training
 from dryfit.train.model import build_model
@@ -48,6 +49,8 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     torch.set_num_threads(body.plan.threads)
     if body.visible_device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = body.visible_device
+    for note in prepare_device(body.plan, os.environ).notes:
+        channel.send(Note(text=note))
     channel.send(Phase(name="load"))
     config = body.config
     if config.settings.train.batch_size != body.plan.effective_batch:
@@ -72,8 +75,15 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     checkpoint = newest_good(Path(body.checkpoint_dir), config.fingerprint)
     run = run_training(parts, checkpoint)
     best = best_point(run.points, config.direction)
+    peak = observed_memory(body.plan.device)
     result = TrainResult(
-        value=best.value if best else None, best=best.n if best else None, steps=run.step, stopped_by=run.stopped_by
+        value=best.value if best else None,
+        best=best.n if best else None,
+        steps=run.step,
+        stopped_by=run.stopped_by,
+        peak_allocated_bytes=peak.allocated_bytes,
+        peak_reserved_bytes=peak.reserved_bytes,
+        peak_rss_bytes=peak.rss_bytes,
     )
     return ChildResult(train=result, error=None)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from dryfit.core.errors import ConfigError
 from dryfit.core.plan import DeviceKind
 from dryfit.core.seeds import derive_seed
 from dryfit.core.wire import TrainRequest, write_text_atomic
@@ -31,6 +32,11 @@ def build_model(body: TrainRequest, *, cls_last: bool) -> EncoderWithHead:
     return model
 
 
+def can_checkpoint(encoder: PreTrainedModel) -> bool:
+    """Whether an encoder can recompute its activations in backward."""
+    return encoder.supports_gradient_checkpointing
+
+
 def enable_checkpointing(encoder: PreTrainedModel, *, reentrant: bool) -> None:
     """Recompute each layer's activations in backward instead of keeping them; the random state is the same then.
 
@@ -38,7 +44,16 @@ def enable_checkpointing(encoder: PreTrainedModel, *, reentrant: bool) -> None:
         encoder: Changed in place; may still be without data.
         reentrant: By autograd within autograd, as older code does it: the first layer's input must then require a
             gradient, so the embeddings' output is made to, frozen or not.
+
+    Raises:
+        ConfigError: The encoder cannot.
     """
+    if not can_checkpoint(encoder):
+        raise ConfigError(
+            "checking execution.checkpointing = true",
+            f"the code of {encoder.config.model_type} cannot recompute activations",
+            allowed="execution.checkpointing = false with this model",
+        )
     kwargs = {"use_reentrant": reentrant}
     if hasattr(encoder, "activation_checkpointing_enable"):  # the other name goes with transformers 5.17
         encoder.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)

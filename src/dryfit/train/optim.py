@@ -68,10 +68,12 @@ def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, A
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        factor = optim.head_lr_factor
-        if name.startswith("encoder."):
-            depth = parts.depth_of[name.removeprefix("encoder.")] if parts else 0
-            factor = optim.layer_decay ** (parts.depth + 1 - depth) if parts else 1.0
+        if name.startswith("head."):
+            factor = optim.head_lr_factor
+        elif parts is not None:
+            factor = optim.layer_decay ** (parts.depth + 1 - parts.depth_of[name.removeprefix("encoder.")])
+        else:
+            factor = 1.0
         decays = parameter.ndim > 1 and "bias" not in name and "norm" not in name.lower()
         groups.setdefault((factor, optim.weight_decay if decays else 0.0), []).append(parameter)
     return [

@@ -11,9 +11,10 @@ from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
 from dryfit.core.wire import PlanSubject
 from dryfit.memory.tracer import Variant
 from dryfit.meta.adapters import new_adapter
-from dryfit.meta.configs import load_config, set_dropouts
+from dryfit.meta.catalogue import planning_config
+from dryfit.meta.configs import set_dropouts
 from dryfit.meta.construction import build
-from dryfit.meta.pretrained import Kind, encoder_config, make_model
+from dryfit.meta.pretrained import Kind, make_model, only_encoder
 from dryfit.tasks.base import Loss
 from dryfit.tasks.causal_lm import CausalLm, CausalLmLoss
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
@@ -59,7 +60,7 @@ def step_parts(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> St
 
 def _criteria(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> StepParts:
     settings = subject.settings
-    config = encoder_config(settings.model)
+    config = only_encoder(planning_config(settings.model), settings.model)
     regularization = settings.regularization
     set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
     trust = settings.model.trust_remote_code
@@ -77,7 +78,7 @@ def _criteria(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> Ste
 
 def _causal_lm(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> StepParts:
     settings = subject.settings
-    config = load_config(settings.model)
+    config = planning_config(settings.model)
     set_dropouts(
         config,
         dropout=settings.regularization.dropout,

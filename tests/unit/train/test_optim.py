@@ -1,14 +1,26 @@
+import copy
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiny
+from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.plan import DeviceKind, OptimizerImpl
 from dryfit.core.settings import HeadSettings, OptimSettings, SchedSettings
 from dryfit.meta.pretrained import load_encoder
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
-from dryfit.train.optim import make_optimizer, make_schedule, parameter_groups
+from dryfit.train.optim import (
+    IMPLEMENTATIONS,
+    OptimizerPlan,
+    cannot_offload,
+    make_optimizer,
+    make_schedule,
+    parameter_groups,
+)
 
 
 @pytest.fixture
@@ -71,11 +83,116 @@ def test_schedules(model: EncoderWithHead, name: str, rates: list[float]) -> Non
         schedule.step()
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
-def test_one_step_of_each_optimizer_moves_the_weights(model: EncoderWithHead, name: str) -> None:
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+ALL = ["adamw", "sgd", "adafactor", "lion"]
+CASES = [(name, impl) for name in ALL for impl in (OptimizerImpl.AUTO, *IMPLEMENTATIONS[name])]
+
+
+def fill_gradients(model: torch.nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    make_optimizer(model, OptimSettings(name=name, lr=1e-3)).step()
+        if parameter.requires_grad:
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+@pytest.mark.parametrize(("name", "impl"), CASES)
+def test_one_step_of_each_optimizer_moves_the_weights(model: EncoderWithHead, name: str, impl: OptimizerImpl) -> None:
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    fill_gradients(model, 0)
+    make_optimizer(model, OptimSettings(name=name, lr=1e-3), OptimizerPlan(impl)).step()
     moved = [key for key, value in model.named_parameters() if not torch.equal(before[key], value)]
     assert len(moved) == sum(1 for _ in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lion"])
+def test_implementations_agree_up_to_rounding(model: EncoderWithHead, name: str) -> None:
+    optim = OptimSettings(name=name, lr=1e-2, beta1=0.8, beta2=0.95, weight_decay=0.1, head_lr_factor=2.0)
+    found = []
+    for impl in IMPLEMENTATIONS[name]:
+        copied = copy.deepcopy(model).double()
+        optimizer = make_optimizer(copied, optim, OptimizerPlan(impl))
+        for seed in range(3):
+            fill_gradients(copied, seed)
+            optimizer.step()
+        found.append(torch.cat([parameter.detach().flatten() for parameter in copied.parameters()]))
+    for other in found[1:]:
+        assert float((other - found[0]).norm() / found[0].norm()) < 1e-14
+
+
+def test_lion_is_its_papers() -> None:
+    """Chen et al. 2023, arXiv:2302.06675, algorithm 2, with decoupled weight decay."""
+    model = torch.nn.Linear(3, 2).double()
+    lr, beta1, beta2, decay = 0.1, 0.9, 0.99, 0.3
+    want = model.weight.detach().clone()
+    optim = OptimSettings(name="lion", lr=lr, beta1=beta1, beta2=beta2, weight_decay=decay)
+    optimizer = make_optimizer(model, optim)  # type: ignore[arg-type]
+    momentum = torch.zeros_like(want)
+    for seed in range(4):
+        fill_gradients(model, seed)
+        gradient = model.weight.grad.clone()
+        update = (beta1 * momentum + (1 - beta1) * gradient).sign()
+        momentum = beta2 * momentum + (1 - beta2) * gradient
+        want -= lr * (update + decay * want)
+        optimizer.step()
+    assert torch.allclose(model.weight, want, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "impl", "allowed"),
+    [
+        ("lion", "fused", '"auto" or "foreach" or "plain"'),
+        ("adafactor", "fused", '"auto" or "plain"'),
+        ("adafactor", "foreach", '"auto" or "plain"'),
+        ("adamw8bit", "plain", '"auto" or "fused"'),
+    ],
+)
+def test_an_implementation_that_is_not_there_is_refused(
+    model: EncoderWithHead, name: str, impl: str, allowed: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name} has no such implementation") as caught:
+        make_optimizer(model, OptimSettings(name=name), OptimizerPlan(OptimizerImpl(impl)))
+    assert caught.value.allowed == allowed
+
+
+@pytest.mark.parametrize("impl", list(OptimizerImpl))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_pretended_tensors_get_the_same_choice(name: str, device: str, impl: OptimizerImpl) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        weight = torch.nn.Parameter(torch.empty(4, 4, device=device))
+    model = torch.nn.Module()
+    model.weight = weight
+    group = make_optimizer(model, OptimSettings(name=name), OptimizerPlan(impl)).param_groups[0]  # type: ignore[arg-type]
+    assert group["fused"] is (impl in (OptimizerImpl.AUTO, OptimizerImpl.FUSED))
+    assert group["foreach"] is (impl is OptimizerImpl.FOREACH)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"), [("lion", "pytorch_optimizer", "lion"), ("adamw8bit", "bitsandbytes", "8bit")]
+)
+def test_a_library_that_is_not_there_is_named(
+    model: EncoderWithHead, monkeypatch: pytest.MonkeyPatch, name: str, module: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MachineError, match=f"{module} is not installed") as caught:
+        make_optimizer(model, OptimSettings(name=name))
+    assert f"dryfit[{extra}]" in caught.value.hint
+
+
+def test_where_the_state_cannot_lie_on_the_host(model: EncoderWithHead) -> None:
+    assert cannot_offload(OptimSettings(), DeviceKind.CUDA) is None
+    assert "already" in (cannot_offload(OptimSettings(), DeviceKind.CPU) or "")
+    assert "8 bits" in (cannot_offload(OptimSettings(name="adamw8bit"), DeviceKind.CUDA) or "")
+    with pytest.raises(ConfigError, match="it lies in host memory already"):
+        make_optimizer(model, OptimSettings(), OptimizerPlan(offload=True))
+
+
+def test_the_head_alone_has_its_factor() -> None:
+    """Also where the rest of the model is not called encoder."""
+    model = torch.nn.ModuleDict({"model": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 2)})
+    found = by_name(model, OptimSettings(lr=1.0, head_lr_factor=5.0))  # type: ignore[arg-type]
+    assert {name: lr for name, (lr, _) in found.items()} == {
+        "model.weight": 1.0,
+        "model.bias": 1.0,
+        "head.weight": 5.0,
+        "head.bias": 5.0,
+    }

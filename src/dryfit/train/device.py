@@ -1,0 +1,144 @@
+"""What a trial's process does to its device before anything is put there, and what it has used of it in the end."""
+
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.plan import Allocator, DeviceKind, ExecutionPlan
+from dryfit.core.units import gib
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_SETTINGS = {Allocator.EXPANDABLE: "expandable_segments:True", Allocator.NATIVE: "expandable_segments:False"}
+
+CONTEXT_BYTES = 512 << 20
+"""What a CUDA context is taken to be where it cannot be measured."""
+
+_MOST_CONTEXT_BYTES = 2 << 30
+_DEVICE = 0  # a trial sees one device
+
+
+class Cuda(Protocol):
+    """What is used of ``torch.cuda``."""
+
+    def device_memory_used(self, device: Any = None) -> int:
+        """Bytes in use on the whole device, by NVML."""
+        ...
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Free and total bytes, by the driver; makes the context."""
+        ...
+
+    def get_device_properties(self, device: Any = None) -> Any:
+        """Its ``total_memory``, among others."""
+        ...
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
+        """Limit the caching allocator."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What was done.
+
+    Attributes:
+        allocator_bytes: Most that the caching allocator may take; None: no limit.
+        notes: What a person may want to read.
+    """
+
+    allocator_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedMemory:
+    """The most memory a process has had: of its device by the allocator's count, or of the host."""
+
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    rss_bytes: int | None = None
+
+
+def prepare_device(
+    plan: ExecutionPlan,
+    environment: Mapping[str, str],
+    *,
+    cuda: Cuda = torch.cuda,
+    configure: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings,
+) -> Prepared:
+    """Choose the allocator's segments and limit its memory; to be called before the first allocation.
+
+    The limit of a trial counts all it takes of its device; the allocator's own limit leaves out the context, which is
+    measured here and taken off. (Kernels that are loaded later make it larger by some MiB.)
+
+    Args:
+        plan: The trial's.
+        environment: Variables of this process: an allocator that is configured there is left as it is.
+        cuda: ``torch.cuda``.
+        configure: Takes settings in the form of ``PYTORCH_ALLOC_CONF``; they act on the segments made afterwards.
+
+    Raises:
+        ConfigError: The limit is no larger than the context.
+    """
+    limit_bytes = plan.memory_limit_bytes
+    if plan.device is not DeviceKind.CUDA:
+        told = "execution.memory_limit bound the planner alone: memory of the CPU has no limit of its own"
+        return Prepared(notes=() if limit_bytes is None else (told,))
+    notes: list[str] = []
+    name = next((name for name in _ALLOCATOR_VARIABLES if environment.get(name)), None)
+    if name is None:
+        configure(_SETTINGS[plan.allocator])
+    else:
+        notes.append(f"{name}={environment[name]} is kept: execution.allocator ({plan.allocator}) was not applied")
+    if limit_bytes is None:
+        return Prepared(notes=tuple(notes))
+    context_bytes = _context_bytes(cuda)
+    if context_bytes is None:
+        context_bytes = CONTEXT_BYTES
+        notes.append(f"NVML is not to be had: the CUDA context is taken to be {gib(context_bytes)}")
+    allocator_bytes = limit_bytes - context_bytes
+    if allocator_bytes <= 0:
+        raise ConfigError(
+            f"limiting the trial to {gib(limit_bytes)} of its device",
+            f"its CUDA context alone takes {gib(context_bytes)}",
+            allowed="execution.memory_limit well above that",
+        )
+    total_bytes = cuda.get_device_properties(_DEVICE).total_memory
+    cuda.set_per_process_memory_fraction(min(1.0, allocator_bytes / total_bytes), _DEVICE)
+    return Prepared(allocator_bytes=allocator_bytes, notes=tuple(notes))
+
+
+def observed_memory(device: DeviceKind) -> ObservedMemory:
+    """Read the peaks of this process."""
+    if device is DeviceKind.CUDA:
+        return ObservedMemory(
+            allocated_bytes=torch.cuda.max_memory_allocated(_DEVICE),
+            reserved_bytes=torch.cuda.max_memory_reserved(_DEVICE),
+        )
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return ObservedMemory(rss_bytes=most if sys.platform == "darwin" else most * 1024)
+
+
+def _context_bytes(cuda: Cuda) -> int | None:
+    """What making the context adds to the device's memory; None where nobody counts it.
+
+    Another process that allocates in the same moment is counted too, up to a bound.
+    """
+    try:
+        before_bytes = cuda.device_memory_used(_DEVICE)
+        cuda.mem_get_info(_DEVICE)
+        after_bytes = cuda.device_memory_used(_DEVICE)
+    except (RuntimeError, ModuleNotFoundError, *_nvml_errors()):
+        return None
+    return min(max(0, after_bytes - before_bytes), _MOST_CONTEXT_BYTES)
+
+
+def _nvml_errors() -> tuple[type[Exception], ...]:
+    """What NVML raises, where torch has found its bindings; they are no dependency."""
+    bindings = sys.modules.get("pynvml")
+    return () if bindings is None else (bindings.NVMLError,)

@@ -1,0 +1,170 @@
+"""What a trace says a training step takes, beside what torch's profiler sees the real step take, on the CPU."""
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig
+
+import tiny
+from dryfit.core.plan import DeviceKind, DeviceSpec, OptimizerImpl
+from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
+from dryfit.core.wire import PlanSubject
+from dryfit.memory.events import SegmentKind, Shape
+from dryfit.memory.tracer import Variant
+from dryfit.meta.filling import materialise
+from dryfit.meta.walk import put, slots
+from dryfit.train.rehearsal import Rehearsal
+from dryfit.train.subjects import step_parts
+from dryfit.train.tracer import StepTracer
+
+SHAPE = Shape(rows=8, length=128)
+CPU = DeviceSpec(name="cpu", kind=DeviceKind.CPU, capacity_bytes=2**40)
+SIZES = {
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 160,
+    "vocab_size": 2000,
+}
+V3 = {"position_buckets": 32, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+UNTRACKED = pytest.mark.filterwarnings("ignore::UserWarning:torch")
+
+
+def encoder(folder: Path, architecture: str, precision: str = "fp32", optimizer: str = "adamw") -> PlanSubject:
+    """A trial of a small encoder with a head."""
+    name = "deberta-v2" if architecture == "deberta-v3" else architecture
+    tiny.model(folder, name, **SIZES, **(V3 if architecture == "deberta-v3" else {}))
+    settings = {"model": {"name": str(folder)}, "train": {"precision": precision}, "optim": {"name": optimizer}}
+    return PlanSubject(task=Task.CRITERIA, settings=TrialSettings.model_validate_json(json.dumps(settings)))
+
+
+def decoder(folder: Path, architecture: str, precision: str = "fp32") -> PlanSubject:
+    """A small causal language model with adapters."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(architecture, vocab_size=500, intermediate_size=128, pad_token_id=0, **sizes)
+    config.save_pretrained(folder)
+    settings = {"model": {"name": str(folder)}, "train": {"precision": precision}}
+    lora = LoraSettings(r=8, alpha=16.0, base=Precision(precision))
+    parsed = TrialSettings.model_validate_json(json.dumps(settings))
+    return PlanSubject(task=Task.CAUSAL_LM, settings=parsed, lora=lora)
+
+
+def fill(model: torch.nn.Module, subject: PlanSubject) -> None:
+    """Give a model memory."""
+    if subject.task is Task.CRITERIA:
+        materialise(model, device="cpu", missing="init")
+        return
+    for slot in slots(model):
+        value: Any = torch.randn(slot.tensor.shape).mul_(0.02).to(slot.tensor.dtype)
+        if isinstance(slot.tensor, torch.nn.Parameter):
+            value = torch.nn.Parameter(value, requires_grad=slot.tensor.requires_grad)
+        put(slot, value)
+
+
+def measured_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> int:
+    """What the third step of real training takes beside what lives before it."""
+    torch.manual_seed(0)
+    parts = step_parts(subject, variant, reentrant=reentrant)
+    fill(parts.model, subject)
+    rehearsal = Rehearsal(parts, "cpu")
+    batch = rehearsal.batch(SHAPE)
+    for name, values in batch.items():
+        high = {"input_ids": 30, "labels": 2}.get(name, 1)
+        values.random_(0, high)
+    batch["attention_mask"].fill_(1)[1:, -5:] = 0  # padded: transformers leaves a mask of ones out
+
+    def step() -> None:
+        rehearsal.micro(batch, lambda _: None)
+        rehearsal.update(lambda _: None)
+
+    step()
+    step()
+    gc.collect()
+    gc.disable()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+            step()
+    finally:
+        gc.enable()
+    assert seen.profiler is not None and seen.profiler.kineto_results is not None
+    events: list[Any] = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    return peak([one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())])
+
+
+def traced_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> int:
+    """The same of the traced step."""
+    with StepTracer(subject, CPU, reentrant=reentrant) as tracer:
+        micro = tracer.trace(SegmentKind.MICRO_FIRST, variant, SHAPE)
+        update = tracer.trace(SegmentKind.UPDATE, variant, None)
+    return peak([*micro.deltas, *update.deltas])
+
+
+def peak(deltas: list[int]) -> int:
+    """The highest running sum."""
+    live = highest = 0
+    for delta in deltas:
+        live += delta
+        highest = max(highest, live)
+    return highest
+
+
+def difference(subject: PlanSubject, *, checkpointing: bool = False, reentrant: bool = False, impl: str = "") -> float:
+    """Traced beside measured, as a fraction."""
+    variant = Variant(checkpointing=checkpointing, optimizer_impl=OptimizerImpl(impl or "auto"))
+    measured = measured_peak_bytes(subject, variant, reentrant=reentrant)
+    traced = traced_peak_bytes(subject, variant, reentrant=reentrant)
+    assert measured > 10_000_000
+    return traced / measured - 1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "precision"),
+    [
+        *[(name, "fp32") for name in ("bert", "roberta", "electra", "deberta-v2", "deberta-v3", "modernbert")],
+        *[(name, "bf16") for name in ("bert", "roberta", "modernbert")],
+    ],
+)
+def test_encoder_steps_take_what_the_trace_says(tmp_path: Path, architecture: str, precision: str) -> None:
+    assert abs(difference(encoder(tmp_path, architecture, precision))) <= 0.001
+
+
+def test_deberta_in_bf16(tmp_path: Path) -> None:
+    assert abs(difference(encoder(tmp_path, "deberta-v3", "bf16"))) <= 0.01
+
+
+@UNTRACKED
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "adamw:foreach", "adamw:plain"])
+def test_optimizers_take_what_the_trace_says(tmp_path: Path, optimizer: str) -> None:
+    name, _, impl = optimizer.partition(":")
+    assert abs(difference(encoder(tmp_path, "bert", optimizer=name), impl=impl)) <= 0.001
+
+
+# DeBERTa shares its relative embeddings between layers, which reentrant autograd cannot go through twice.
+@pytest.mark.parametrize(
+    ("architecture", "reentrant"),
+    [("bert", False), ("bert", True), ("modernbert", False), ("modernbert", True), ("deberta-v3", False)],
+)
+def test_checkpointed_steps_take_what_the_trace_says(tmp_path: Path, architecture: str, reentrant: bool) -> None:
+    # The rest is the random state that is put aside for each layer, which a trace has none of.
+    found = difference(encoder(tmp_path, architecture), checkpointing=True, reentrant=reentrant)
+    assert abs(found) <= 0.002
+
+
+@PEFT_ASKS
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_adapters_take_what_the_trace_says(tmp_path: Path, architecture: str, precision: str) -> None:
+    assert abs(difference(decoder(tmp_path, architecture, precision))) <= 0.001
+
+
+@PEFT_ASKS
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_adapters_take_what_the_trace_says(tmp_path: Path, reentrant: bool) -> None:
+    assert abs(difference(decoder(tmp_path, "qwen2"), checkpointing=True, reentrant=reentrant)) <= 0.002

@@ -1,0 +1,134 @@
+"""The step that is traced is the step that runs: operator for operator, beside the live Trainer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import tiny
+from dryfit.core.settings import Task
+from dryfit.core.wire import PlanSubject
+from dryfit.memory.tracer import Variant
+from dryfit.train import loop
+from dryfit.train.optim import optimizer_plan
+from dryfit.train.rehearsal import Rehearsal
+from dryfit.train.step import micro_batches
+from dryfit.train.subjects import StepParts, step_parts
+from trials import Trial, small
+
+_STEP = 2
+"""The step compared, from 0: the optimizer has its state by then."""
+
+
+class Operators(TorchDispatchMode):
+    """Writes down each operator with the shapes of its tensors; arithmetic on single numbers is left out.
+
+    The Trainer adds up losses, reads norms and counts: numbers of one element, whose memory is 512 bytes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.numel() > 1 for tensor in tensors):
+            self.seen.append((str(func), tuple(tuple(tensor.shape) for tensor in tensors)))
+        return out
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Watch one step of whatever trains next: from the start of its forward pass to the end of its gradients."""
+    kept: dict[str, Any] = {"steps": 0}
+    training_step, on_step_end = loop.TrialTrainer.training_step, loop.Steward.on_step_end
+
+    def begin(self: loop.TrialTrainer, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        kept["steps"] += 1
+        if kept["steps"] == _STEP + 1:
+            kept["batch"] = {name: value.clone() for name, value in inputs.items()}
+            kept["parts"] = self._parts
+            kept["mode"] = Operators()
+            kept["mode"].__enter__()
+        return training_step(self, model, inputs, num_items_in_batch)
+
+    def end(self: loop.Steward, *args: Any, **kwargs: Any) -> None:
+        if kept["steps"] == _STEP + 1 and "seen" not in kept:
+            kept["mode"].__exit__(None, None, None)
+            kept["seen"] = kept["mode"].seen
+        on_step_end(self, *args, **kwargs)
+
+    monkeypatch.setattr(loop.TrialTrainer, "training_step", begin)
+    monkeypatch.setattr(loop.Steward, "on_step_end", end)
+    return kept
+
+
+def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[Any]:
+    """The same step, rehearsed with the trial's own model and data."""
+    plan = optimizer_plan(trial.plan)
+    variant = Variant(checkpointing=trial.plan.checkpointing, optimizer_impl=plan.impl)
+    subject = PlanSubject(task=Task.CRITERIA, settings=trial.settings)
+    built = step_parts(subject, variant, reentrant=trial.plan.reentrant)
+    model = parts.model
+    if "forward" in vars(model):
+        del model.forward  # the Trainer's wrapping; the rehearsal does its own
+    step = StepParts(
+        model,
+        parts.task,
+        built.inputs,
+        False,
+        lambda: loop.make_optimizer(model, trial.settings.optim, plan),
+        trial.settings,
+    )
+    rehearsal = Rehearsal(step, "cpu")
+    model.zero_grad()
+    for _ in range(_STEP):
+        rehearsal.micro(batch, lambda _: None)
+        rehearsal.update(lambda _: None)
+    micros = list(micro_batches(batch, trial.plan.micro_batch))
+    with Operators() as mode:
+        for micro in micros:
+            rehearsal.micro(micro, lambda _: None)
+        rehearsal.update(lambda _: None)
+    return mode.seen
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"train": {"precision": "bf16"}},
+        {"optim": {"name": "sgd"}},
+        {"optim": {"name": "adafactor"}},
+        {"regularization": {"max_grad_norm": 0.0}},
+        {"regularization": {"freeze_layers": 1}},
+        {"execution": {"checkpointing": True}},
+        {"loss": {"name": "focal", "class_balance": "weighted"}, "head": {"layers": 1, "pooling": "max"}},
+    ],
+    ids=str,
+)
+def test_rehearsal_runs_the_operators_of_the_live_trainer(tmp_path: Path, live: dict[str, Any], tables: Any) -> None:
+    trial = small(tmp_path, encoder=tiny.model(tmp_path / "m"), **tables)
+    trial.run()
+    seen = rehearsed(trial, live["parts"], live["batch"])
+    assert len(seen) > 100
+    assert seen == live["seen"]
+
+
+def test_accumulation_adds_nothing_but_the_cutting(tmp_path: Path, live: dict[str, Any]) -> None:
+    trial = small(tmp_path, encoder=tiny.model(tmp_path / "m"), execution={"micro_batch": 3})
+    trial.run()
+    seen = rehearsed(trial, live["parts"], live["batch"])
+    cutting, rest = [], list(live["seen"])
+    for operator in seen:  # what the live step does beside the rehearsed one, in between
+        while rest and rest[0] != operator:
+            cutting.append(rest.pop(0))
+        assert rest, f"the live step has no {operator}"
+        rest.pop(0)
+    names = {name for name, _ in [*cutting, *rest]}
+    assert names == {"aten.slice.Tensor", "aten.sum.dim_IntList", "aten.stack.default", "aten.sum.default"}
+    assert len(live["seen"]) > 2 * 465

@@ -1,0 +1,178 @@
+"""What holds of the simulated allocator for every sequence of events, with native and expandable segments."""
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dryfit.memory.allocator import fragmentation, min_cap, replay, sequences
+from dryfit.memory.allocator_settings import INTERVALS, MIB, AllocatorSettings
+from dryfit.memory.caching import CachingAllocator
+from slow_allocator import Part, SlowAllocator
+
+_SIZES = st.one_of(
+    st.integers(1, 4096),
+    st.integers(500 * 1024, 3 * MIB),
+    st.integers(1, 40 * MIB),
+    st.sampled_from([1, 512, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 11 * MIB, 20 * MIB, 33 * MIB]),
+)
+
+
+@st.composite
+def _events(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Columns of events: a size allocates the next block; an index frees one of those in use."""
+    blocks: list[int] = []
+    deltas: list[int] = []
+    live: list[int] = []
+    count = 0
+    for size, pick in draw(
+        st.lists(st.tuples(st.one_of(st.none(), _SIZES, _SIZES), st.integers(0, 10**6)), max_size=60)
+    ):
+        if size is not None:
+            blocks.append(count)
+            deltas.append(size)
+            live.append(count)
+            count += 1
+        elif live:
+            block = live.pop(pick % len(live))
+            blocks.append(block)
+            deltas.append(-deltas[blocks.index(block)])
+    return blocks, deltas
+
+
+@st.composite
+def _settings(draw: st.DrawFn) -> AllocatorSettings:
+    """Any that torch accepts."""
+    large = draw(st.sampled_from([20, 20, 12, 64])) * MIB
+    return AllocatorSettings(
+        expandable_segments=draw(st.booleans()),
+        max_split_bytes=draw(st.sampled_from([None, None, large, large + 8 * MIB])),
+        roundup_power2_divisions=draw(
+            st.sampled_from([(0,) * INTERVALS, (0,) * INTERVALS, (8,) * INTERVALS, (1, 2, 4, 16) + (8,) * 12])
+        ),
+        gc_threshold=draw(st.sampled_from([None, None, 0.3, 0.8])),
+        large_segment_bytes=large,
+        max_non_split_rounding_bytes=draw(st.sampled_from([large, 2 * large])),
+    )
+
+
+_CAPACITIES = st.one_of(st.none(), st.integers(0, 200).map(lambda megabytes: megabytes * MIB))
+
+
+@settings(max_examples=400, deadline=None)
+@given(_events(), _settings(), _CAPACITIES)
+def test_it_does_what_the_plain_reading_of_the_rules_does(
+    events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, capacity: int | None
+) -> None:
+    fast = CachingAllocator(allocator_settings, capacity)
+    slow = SlowAllocator(allocator_settings, capacity)
+    pairs: dict[int, tuple[int, Part]] = {}
+    for block, delta in zip(*events, strict=True):
+        if delta > 0:
+            address, part = fast.malloc(delta), slow.malloc(delta)
+            assert (address is None) == (part is None)
+            if address is not None and part is not None:
+                pairs[block] = (address, part)
+        elif block in pairs:
+            address, part = pairs.pop(block)
+            fast.free(address)
+            slow.free(part)
+        assert (fast.reserved_bytes, fast.allocated_bytes, fast.retries) == (
+            slow.reserved,
+            slow.allocated,
+            slow.retries,
+        )
+        layout = [[(b.size_bytes, b.is_allocated) for b in segment.blocks] for segment in fast.segments()]
+        assert layout == slow.layout()
+
+
+@settings(max_examples=200, deadline=None)
+@given(_events(), _settings(), _CAPACITIES)
+def test_books_and_blocks_agree_and_the_capacity_holds(
+    events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, capacity: int | None
+) -> None:
+    allocator = CachingAllocator(allocator_settings, capacity)
+    address_of: dict[int, int] = {}
+    for block, delta in zip(*events, strict=True):
+        if delta > 0:
+            address = allocator.malloc(delta)
+            if address is None:
+                break
+            address_of[block] = address
+        else:
+            allocator.free(address_of.pop(block))
+        segments = allocator.segments()
+        blocks = [block for segment in segments for block in segment.blocks]
+        assert all(one.address + one.size_bytes <= two.address for one, two in pairwise(blocks))
+        assert sorted(b.address for b in blocks if b.is_allocated) == sorted(address_of.values())
+        assert allocator.allocated_bytes == sum(b.size_bytes for b in blocks if b.is_allocated)
+        assert allocator.reserved_bytes == sum(segment.size_bytes for segment in segments)
+        assert allocator.allocated_bytes <= allocator.reserved_bytes
+        assert capacity is None or allocator.reserved_bytes <= capacity
+
+
+@settings(max_examples=200, deadline=None)
+@given(_events(), _settings())
+def test_with_all_freed_every_segment_is_whole_and_can_be_given_back(
+    events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings
+) -> None:
+    allocator = CachingAllocator(allocator_settings)
+    address_of: dict[int, int] = {}
+    for block, delta in zip(*events, strict=True):
+        if delta > 0:
+            address = allocator.malloc(delta)
+            assert address is not None
+            address_of[block] = address
+        else:
+            allocator.free(address_of.pop(block))
+    for address in address_of.values():
+        allocator.free(address)
+    assert allocator.allocated_bytes == 0
+    assert all(len(segment.blocks) == 1 for segment in allocator.segments())
+    allocator.release_cached()
+    assert allocator.reserved_bytes == 0
+    assert allocator.segments() == ()
+
+
+@settings(max_examples=200, deadline=None)
+@given(_events(), _settings())
+def test_replays_repeat_and_their_peaks_are_in_order(
+    events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings
+) -> None:
+    outcome = replay(*events, allocator_settings)
+    assert outcome == replay(*events, allocator_settings)
+    assert outcome.peak_requested_bytes <= outcome.peak_allocated_bytes <= outcome.peak_reserved_bytes
+    assert outcome.oom_event is None
+    assert outcome.fragmented_bytes <= outcome.peak_reserved_bytes
+
+
+@settings(max_examples=150, deadline=None)
+@given(_events(), _settings())
+def test_it_survives_with_the_smallest_capacity_and_needs_no_more_than_is_reserved_with_plenty(
+    events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings
+) -> None:
+    tolerance = 2 * MIB
+    plenty = replay(*events, allocator_settings)
+    capacity = min_cap(*events, allocator_settings, tolerance_bytes=tolerance)
+    for more in (0, tolerance):
+        assert replay(*events, allocator_settings, capacity_bytes=capacity + more).oom_event is None
+    assert capacity >= plenty.peak_requested_bytes
+    # A page that is mapped beyond the request, and the check before it, may each ask for a page more.
+    pages = 2 * allocator_settings.large_segment_bytes if allocator_settings.expandable_segments else 0
+    assert capacity <= plenty.peak_reserved_bytes + pages + tolerance
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=40), st.integers(0, 2**32))
+def test_every_order_is_a_reordering_and_one_of_them_is_worst(lengths: list[int], seed: int) -> None:
+    orders = sequences(lengths, seed=seed)
+    assert orders == sequences(lengths, seed=seed)
+    assert all(sorted(order) == sorted(lengths) for order in orders.values())
+    replays = {}
+    for name, order in orders.items():
+        blocks = [index for number in range(len(order)) for index in (number, number)]
+        deltas = [sign * length * MIB for length in order for sign in (1, -1)]
+        replays[name] = replay(blocks, deltas, AllocatorSettings())
+    name, worst = fragmentation(replays)
+    assert replays[name] == worst
+    assert worst.fragmented_bytes == max(outcome.fragmented_bytes for outcome in replays.values())

@@ -1,0 +1,110 @@
+"""Recomputing activations changes no gradient, whatever is frozen; an encoder returns nothing that is not read."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+
+import tiny
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings import HeadSettings
+from dryfit.meta.pretrained import load_encoder
+from dryfit.meta.source import FolderSource
+from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
+from dryfit.train.model import can_checkpoint, enable_checkpointing
+
+WITHOUT = ("albert", "xlnet")
+WITH = [name for name in tiny.ARCHITECTURES if name not in WITHOUT]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: tiny.model(tmp_path_factory.mktemp(name), name) for name in tiny.ARCHITECTURES}
+
+
+def gradients(folder: Path, *, reentrant: bool | None, frozen: int, dropout: float) -> dict[str, torch.Tensor]:
+    encoder, _ = load_encoder(FolderSource.of(folder), dtype=torch.float64, dropout=dropout)
+    if reentrant is not None:
+        enable_checkpointing(encoder, reentrant=reentrant)
+    torch.manual_seed(0)
+    head = HeadSpec(HeadSettings(layers=1, dropout=dropout), num_outputs=3)
+    model = EncoderWithHead(encoder, head).double().train()
+    freeze(model, frozen)
+    ids = torch.randint(5, 30, (5, 12))
+    mask = torch.ones_like(ids)
+    mask[2, 7:] = 0
+    torch.manual_seed(1)
+    model(ids, mask).square().sum().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("name", WITH)
+def test_checkpointing_changes_no_gradient(folders: dict[str, Path], name: str, frozen: int, dropout: float) -> None:
+    want = gradients(folders[name], reentrant=None, frozen=frozen, dropout=dropout)
+    assert want
+    for reentrant in (False, True):
+        have = gradients(folders[name], reentrant=reentrant, frozen=frozen, dropout=dropout)
+        assert have.keys() == want.keys()
+        for key, gradient in want.items():
+            assert float((have[key] - gradient).norm()) <= 1e-12 * max(float(gradient.norm()), 1e-3), (key, reentrant)
+
+
+def kept_bytes(folder: Path, *, reentrant: bool | None, frozen: int) -> int:
+    """What autograd keeps for the backward pass outside of checkpointed regions, model weights left out."""
+    encoder, _ = load_encoder(FolderSource.of(folder))
+    if reentrant is not None:
+        enable_checkpointing(encoder, reentrant=reentrant)
+    model = EncoderWithHead(encoder, HeadSpec(HeadSettings(), num_outputs=2)).train()
+    freeze(model, frozen)
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    ids = torch.randint(5, 30, (8, 64))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = model(ids, torch.ones_like(ids))
+    assert outputs.requires_grad
+    return sum(kept.values())
+
+
+def test_checkpointing_keeps_less_and_frozen_layers_nothing(folders: dict[str, Path]) -> None:
+    plain = kept_bytes(folders["bert"], reentrant=None, frozen=0)
+    for reentrant in (False, True):
+        assert kept_bytes(folders["bert"], reentrant=reentrant, frozen=0) < plain / 2
+    # One of two layers frozen: without the switch that transformers turns on, nothing below it is in the graph.
+    frozen = kept_bytes(folders["bert"], reentrant=False, frozen=1)
+    assert frozen < kept_bytes(folders["bert"], reentrant=False, frozen=0) - 8 * 64 * 32 * 4
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_model_that_cannot_checkpoint_is_refused(folders: dict[str, Path], name: str) -> None:
+    encoder, _ = load_encoder(FolderSource.of(folders[name]))
+    assert not can_checkpoint(encoder)
+    with pytest.raises(ConfigError, match=rf"the code of {name} cannot recompute"):
+        enable_checkpointing(encoder, reentrant=False)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama", "qwen2", "deberta-v2"])
+def test_only_the_last_hidden_states_are_returned(architecture: str) -> None:
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(
+        architecture, **sizes, output_hidden_states=True, output_attentions=True, attn_implementation="eager"
+    )
+    config.use_cache = True
+    encoder = AutoModel.from_config(config)
+    model = EncoderWithHead(encoder, HeadSpec(HeadSettings(), num_outputs=2))
+    returned = []
+    encoder.register_forward_hook(lambda _module, _inputs, output: returned.append(output))
+    ids = torch.randint(5, 30, (2, 7))
+    model(ids, torch.ones_like(ids))
+    held = {name: value for name, value in returned[0].items() if value is not None}
+    assert held.keys() <= {"last_hidden_state", "pooler_output"}
+    assert config.use_cache, "the config is saved with the model"
