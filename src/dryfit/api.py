@@ -13,19 +13,20 @@ from dryfit.core.health import Health
 from dryfit.core.plan import DeviceSpec
 from dryfit.core.settings import ModelSettings, Task
 from dryfit.core.trial import Outcome
+from dryfit.core.units import parse_bytes
 from dryfit.core.wire import CheckRequest, PlanAnswer, write_text_atomic
 from dryfit.report.summary import StudySummary, summarise
 from dryfit.search.space import Space
 from dryfit.starter.preset import preset_text
 from dryfit.starter.template import init_folder
-from dryfit.store.layout import StudyLayout
+from dryfit.store.layout import StudyLayout, shared_traces
 from dryfit.store.ledger import lock_owner
 from dryfit.store.replay import StudyState, TrialState
 from dryfit.study.devices import first_gpu
 from dryfit.study.errand import run_alone
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
-from dryfit.study.plans import OnNote, PlanInput, SpacePlan, trace_dir
+from dryfit.study.plans import OnNote, PlanInput, SpacePlan
 from dryfit.study.plans import plan_one as _plan_one
 from dryfit.study.plans import plan_space as _plan_space
 from dryfit.study.session import SessionResult, read_study, run_session
@@ -122,13 +123,15 @@ def plan_input(
         loaded = load_study_text(preset_text(preset), Path(f"preset {preset}"), overrides, Use.PLAN)
     else:
         loaded = load_study_text("", Path("the defaults"), overrides, Use.PLAN)
-    return PlanInput(loaded.config, space_of(loaded), _device(device), trace_dir(os.environ), layout)
+    spec = _device(device)
+    limit = loaded.config.execution.memory_limit
+    if limit is not None:
+        spec = spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, parse_bytes(limit))})
+    return PlanInput(loaded.config, space_of(loaded), spec, shared_traces(os.environ, Path.home()), layout)
 
 
 def _device(text: str | None) -> DeviceSpec:
-    if text is not None:
-        return parse_device(text)
-    found = first_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = parse_device(text) if text is not None else first_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if found is None:
         raise ConfigError(
             "looking for a device to plan for",

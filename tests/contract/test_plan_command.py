@@ -15,7 +15,6 @@ import plan_stand_in
 from dryfit.core.errors import ConfigError
 from dryfit.core.memory import VerdictKind
 from dryfit.core.wire import ENTRY_POINTS, Job
-from dryfit.study.plans import trace_dir
 from study_runs import run, write_study
 
 SUPPORT = Path(plan_stand_in.__file__).parent
@@ -83,7 +82,12 @@ def test_what_is_asked_of_execution_is_kept() -> None:
     assert found["execution"]["micro_batch"] == 4
     assert found["execution"]["accumulation"] == 4
     assert found["execution"]["checkpointing"] is True
-    assert answer(*LARGE, "--device", "8GiB")["verdict"] == "fits_with"
+    free = answer(*LARGE, "--device", "8GiB")
+    assert free["verdict"] == "fits_with"
+    assert len(free["ladder"]) == 5
+    limited = answer(*LARGE, "--set", "execution.memory_limit=8GiB", "--device", "24GiB")
+    assert limited["capacity_bytes"] == 8 * 2**30
+    assert limited["execution"] == free["execution"]
 
 
 def test_a_refusal_has_numbers_and_says_what_would_fit() -> None:
@@ -242,10 +246,3 @@ def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:
     assert own.verdict is VerdictKind.FITS
     with pytest.raises(ConfigError, match="one of them"):
         dryfit.plan("study.toml", preset="supermax", device="24GiB")
-
-
-def test_where_traces_are_kept(tmp_path: Path) -> None:
-    assert trace_dir({"DRYFIT_CACHE": str(tmp_path)}) == tmp_path / "traces"
-    assert trace_dir({"XDG_CACHE_HOME": "/var/cache"}) == Path("/var/cache/dryfit/traces")
-    for ignored in ("", "relative"):
-        assert trace_dir({"XDG_CACHE_HOME": ignored}) == Path.home() / ".cache/dryfit/traces"

@@ -106,7 +106,7 @@ def answer(subject: PlanSubject, request: PlanRequest) -> PlanAnswer:
         memory=memory(subject, best, from_data=request.tokens is not None),
         execution=best,
         fallbacks=tuple(fitting[1:]),
-        ladder=ladder,
+        ladder=ladder if request.every_rung else ladder[: others.index(best) + 1 if best in others else 0],
         torch="2.13.0",
         planner_s=0.5,
     )

@@ -57,7 +57,7 @@ class PlanInput:
     Attributes:
         config: The study, its overrides included.
         space: What it searches.
-        device: Where it would run.
+        device: Where it would run; it has no more memory than ``execution.memory_limit`` allows.
         trace_dir: Folder of recorded traces.
         layout: Where the study lives; None where there is no study file.
     """
@@ -110,16 +110,6 @@ class SpacePlan:
         return any(cell.answer.verdict in (VerdictKind.FITS, VerdictKind.FITS_WITH) for cell in self.cells)
 
 
-def trace_dir(environment: Mapping[str, str]) -> Path:
-    """Where traces are kept for all studies: below ``DRYFIT_CACHE``, or else the user's cache folder."""
-    own = environment.get("DRYFIT_CACHE")
-    if own:
-        return Path(own).expanduser().absolute() / "traces"
-    cache = environment.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification: a relative path there is to be ignored.
-    return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "dryfit" / "traces"
-
-
 def plan_one(asked: PlanInput, on_note: OnNote) -> PlanAnswer:
     """Plan the study's own values.
 
@@ -129,7 +119,8 @@ def plan_one(asked: PlanInput, on_note: OnNote) -> PlanAnswer:
     settings = asked.config.trial_settings
     tokens = _tokens(asked, ((settings.model, settings.train.max_length),), on_note)
     on_note(f"planning {settings.model.name} on {asked.device.name}")
-    ((answer,),) = _ask([_request(asked, (settings,), asked.config.execution, tokens)], lambda _: None)
+    request = _request(asked, (settings,), asked.config.execution, tokens)
+    ((answer,),) = _ask([request.model_copy(update={"every_rung": True})], lambda _: None)
     return answer
 
 
