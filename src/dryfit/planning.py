@@ -1,10 +1,159 @@
 """Child job PLAN: the memory of trials on a device, before anything runs on it."""
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import InternalError
-from dryfit.core.wire import ChildResult, PlanRequest
+from dryfit.core.errors import ConfigError
+from dryfit.core.plan import Allocator, ExecutionSettings
+from dryfit.core.settings import ModelSettings, Task
+from dryfit.core.wire import ChildResult, Phase, PlanAnswer, PlanRequest, PlanResult, PlanSubject, StudyTokens
+from dryfit.memory.allocator_settings import AllocatorSettings
+from dryfit.memory.constants import device_constants, read_calibrations
+from dryfit.memory.estimate import Device, Lengths
+from dryfit.memory.ladder import plan as climb
+from dryfit.memory.rungs import Change, ChangeKind, Trial
+from dryfit.memory.source import SegmentSource
+from dryfit.memory.store import TraceStore
+from dryfit.meta.catalogue import planning_config
+from dryfit.meta.configs import most_tokens
+from dryfit.meta.pretrained import Kind, cannot_checkpoint
+from dryfit.tasks.prepare import prepared_tokens
+from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.train.evaluate import evaluation_rows
+from dryfit.train.optim import cannot_offload, implementations
+from dryfit.train.tracer import StepTracer
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_KINDS = {Task.CRITERIA: Kind.ENCODER, Task.CAUSAL_LM: Kind.CAUSAL_LM}
 
 
 def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
-    """Plan every subject of a request."""
-    raise InternalError("planning", "not built yet")
+    """Plan every subject of a request. What cannot be traced is answered as unknown.
+
+    Raises:
+        ConfigError: A model, a size or a wish is impossible.
+    """
+    torch.set_num_threads(1)
+    channel.send(Phase(name="load"))
+    planner = _Planner(body)
+    answers: list[PlanAnswer] = []
+    for subject in body.subjects:
+        answers.append(planner.answer(subject))
+        channel.beat()
+    return ChildResult(plan=PlanResult(answers=tuple(answers)), error=None)
+
+
+@dataclass(slots=True)
+class _Planner:
+    """One request: subjects that differ only in batch and length share their traces."""
+
+    body: PlanRequest
+    sources: dict[str, SegmentSource] = field(default_factory=dict[str, SegmentSource])
+
+    def answer(self, subject: PlanSubject) -> PlanAnswer:
+        wishes = self.body.wishes
+        trial = _trial(subject, self.body)
+        return climb(
+            trial,
+            wishes,
+            self.source(subject),
+            self.device(),
+            resubject=lambda change: self.changed(subject, change),
+            every_rung=self.body.every_rung,
+        )
+
+    def device(self) -> Device:
+        """The device with what is known of it."""
+        spec = self.body.device
+        calibrations = read_calibrations(Path(self.body.trace_dir).parent)
+        return Device(
+            spec=spec,
+            constants=device_constants(spec, torch.__version__, calibrations),
+            allocator=allocator_settings(self.body.wishes, os.environ),
+            torch=torch.__version__,
+        )
+
+    def source(self, subject: PlanSubject) -> SegmentSource:
+        """Segments of a subject."""
+        tracer = StepTracer(subject, self.body.device, reentrant=self.body.wishes.reentrant)
+        if tracer.key not in self.sources:
+            self.sources[tracer.key] = SegmentSource(tracer, TraceStore(Path(self.body.trace_dir)))
+        return self.sources[tracer.key]
+
+    def changed(self, subject: PlanSubject, change: Change) -> SegmentSource | None:
+        """Segments after a change of the experiment; None where it has no such part."""
+        settings = subject.settings
+        match change.kind:
+            case ChangeKind.EIGHT_BIT_OPTIMIZER:
+                if settings.optim.name != "adamw":
+                    return None
+                optim = settings.optim.model_copy(update={"name": "adamw8bit"})
+                return self.source(
+                    subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
+                )
+            case ChangeKind.SMALLER_RANK:
+                if subject.lora is None:
+                    return None
+                return self.source(
+                    subject.model_copy(update={"lora": subject.lora.model_copy(update={"r": change.after})})
+                )
+            case ChangeKind.SHORTER | ChangeKind.SMALLER_BATCH:
+                return self.source(subject)
+
+
+def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]) -> AllocatorSettings:
+    """How the caching allocator of a trial's process will be set: as the user's variable says, else as planned."""
+    for name in _ALLOCATOR_VARIABLES:
+        if environment.get(name):
+            return AllocatorSettings.parse(environment[name])
+    return AllocatorSettings(expandable_segments=wishes.allocator is Allocator.EXPANDABLE)
+
+
+def _trial(subject: PlanSubject, body: PlanRequest) -> Trial:
+    settings, wishes = subject.settings, body.wishes
+    config = planning_config(settings.model)
+    max_length = settings.train.max_length
+    limit = most_tokens(config)
+    if limit is not None and max_length > limit:
+        raise ConfigError(
+            f"planning {settings.model.name}",
+            f"train.max_length is {max_length}",
+            allowed=f"at most {limit}: the model has no more positions",
+        )
+    if wishes.micro_batch is not None and wishes.micro_batch > settings.train.batch_size:
+        raise ConfigError(
+            "planning a trial",
+            f"execution.micro_batch is {wishes.micro_batch}",
+            allowed=f"at most train.batch_size, {settings.train.batch_size}",
+        )
+    kind = body.device.kind
+    return Trial(
+        effective_batch=settings.train.batch_size,
+        lengths=Lengths.of(max_length, _row_lengths(body.tokens, settings.model, max_length)),
+        optimizer_impls=implementations(settings.optim.name, kind),
+        evaluation_rows=evaluation_rows,
+        cannot_checkpoint=cannot_checkpoint(config, _KINDS[subject.task], reentrant=wishes.reentrant),
+        cannot_offload=cannot_offload(settings.optim, kind),
+        lora_rank=subject.lora.r if subject.lora is not None else None,
+    )
+
+
+def _row_lengths(tokens: StudyTokens | None, model: ModelSettings, max_length: int) -> list[int] | None:
+    """Tokens of every row that is trained on or scored; None where they are not known."""
+    if tokens is None:
+        return None
+    found = prepared_tokens(
+        tokens.data,
+        model,
+        max_length,
+        cache_dir=Path(tokens.cache_dir),
+        data_fingerprint=tokens.data_fingerprint,
+        only=(TRAIN, VALIDATION),
+    )
+    return [length for split in found.splits.values() for length in split.lengths_R.tolist()]
+

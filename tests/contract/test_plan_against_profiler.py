@@ -100,9 +100,9 @@ def measured_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bo
 
 def traced_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> int:
     """The same of the traced step."""
-    with StepTracer(subject, CPU, reentrant=reentrant) as tracer:
-        micro = tracer.trace(SegmentKind.MICRO_FIRST, variant, SHAPE)
-        update = tracer.trace(SegmentKind.UPDATE, variant, None)
+    tracer = StepTracer(subject, CPU, reentrant=reentrant)
+    micro = tracer.trace(SegmentKind.MICRO_FIRST, variant, SHAPE)
+    update = tracer.trace(SegmentKind.UPDATE, variant, None)
     return peak([*micro.deltas, *update.deltas])
 
 

@@ -186,7 +186,7 @@ class PlanRequest(Wire):
     wishes: ExecutionSettings
     tokens: StudyTokens | None = Field(default=None, description="None: rows of train.max_length are taken")
     trace_dir: str = Field(description="folder of recorded traces, shared by all studies")
-    every_rung: bool = Field(default=False, description="report all rungs and suggestions, also where none is needed")
+    every_rung: bool = Field(default=False, description="price every rung of the ladder, and changes nobody made")
 
 
 class PlanAnswer(Wire):

@@ -42,28 +42,35 @@ _DOING = "preparing fake CUDA tensors"
 _KEPT: list[Any] = []
 
 
-@contextmanager
-def fake_device(device: str, *, capability: tuple[int, int] = (8, 0)) -> Iterator[FakeTensorMode]:
-    """Make tensors on ``device`` fakes inside the block: sizes, types and lifetimes are real, memory is not.
+class FakeDevice:
+    """A device whose tensors are fakes: sizes, types and lifetimes are real, memory is not.
 
     Args:
-        device: ``cuda`` or ``cpu``.
+        kind: ``cuda`` or ``cpu``.
         capability: Compute capability of the CUDA device; it decides the attention kernel.
 
     Raises:
         TraceError: This build of torch cannot do it.
     """
-    if device == "cuda":
-        reason = why_not()
+
+    def __init__(self, kind: str, *, capability: tuple[int, int] = (8, 0)) -> None:
+        reason = why_not() if kind == "cuda" else ""
         if reason:
             raise TraceError(_DOING, reason, hint="dryfit was tested with torch 2.11 to 2.13 on Linux x86-64")
-    threads = torch.autograd.is_multithreading_enabled()
-    torch.autograd.set_multithreading_enabled(False)  # there is no thread for a device that is not there
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, route_attention(device, capability):
-            yield mode
-    finally:
-        torch.autograd.set_multithreading_enabled(threads)
+        self.kind = kind
+        self._capability = capability
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """New tensors are fakes inside the block; fakes of an earlier block may be used in it."""
+        threads = torch.autograd.is_multithreading_enabled()
+        torch.autograd.set_multithreading_enabled(False)  # there is no thread for a device that is not there
+        try:
+            with self._mode, route_attention(self.kind, self._capability):
+                yield
+        finally:
+            torch.autograd.set_multithreading_enabled(threads)
 
 
 @cache

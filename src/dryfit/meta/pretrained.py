@@ -29,6 +29,8 @@ from dryfit.meta.matching import Missing
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.source import ModelSource, local_folder, weights_folder
 
+# Relative embeddings, normalised once and used by every layer.
+_SHARES_ACROSS_LAYERS = frozenset({"deberta", "deberta-v2"})
 _POOLER = ("pooler.*", "*.pooler.*")
 
 
@@ -86,6 +88,17 @@ def stored_kind(config: PreTrainedConfig) -> Kind | None:
         known = {cls.__name__ for cls in (found if isinstance(found, tuple) else (found,))}
         if named & {*known, str(own_code.get(auto.__name__, "")).rpartition(".")[2]}:
             return kind
+    return None
+
+
+def cannot_checkpoint(config: PreTrainedConfig, kind: Kind, *, reentrant: bool) -> str | None:
+    """Why a model cannot recompute its activations; None where it can, or nobody knows (code of its own)."""
+    found = _CLASSES[kind]._model_mapping.get(type(config), None)
+    cls = found[0] if isinstance(found, tuple) else found
+    if cls is not None and not cls.supports_gradient_checkpointing:
+        return f"{config.model_type} has no activation checkpointing"
+    if reentrant and config.model_type in _SHARES_ACROSS_LAYERS:
+        return f"{config.model_type} shares tensors between its layers, which reentrant autograd goes through twice"
     return None
 
 

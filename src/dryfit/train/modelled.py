@@ -12,6 +12,7 @@ _BLOCK_ELEMENTS = 256
 _LEAST_8BIT_ELEMENTS = 4096
 
 State = dict[str, torch.Tensor]
+StateOf = Callable[[nn.Parameter], State]
 
 
 @final
@@ -23,7 +24,7 @@ class ModelledOptimizer(Optimizer):
         state_of: Makes the state of one parameter.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], state_of: Callable[[nn.Parameter], State]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], state_of: StateOf) -> None:
         super().__init__(groups, defaults={})
         self._state_of = state_of
 
@@ -49,6 +50,11 @@ def adamw8bit_state(parameter: nn.Parameter) -> State:
         name: torch.zeros((blocks,), dtype=torch.float32, device=parameter.device) for name in ("absmax1", "absmax2")
     }
     return moments | scales
+
+
+def momentum_state(parameter: nn.Parameter) -> State:
+    """State of SGD with momentum."""
+    return {"momentum_buffer": torch.empty_like(parameter)}
 
 
 def no_state(parameter: nn.Parameter) -> State:

@@ -16,7 +16,7 @@ from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import OptimSettings, SchedSettings
 from dryfit.tasks.heads import EncoderWithHead, encoder_parts
 from dryfit.train.extras import bitsandbytes, pytorch_optimizer
-from dryfit.train.modelled import ModelledOptimizer, adamw8bit_state, no_state
+from dryfit.train.modelled import ModelledOptimizer, StateOf, adamw8bit_state, momentum_state, no_state
 from dryfit.train.offload import HostOptimizer
 
 _TORCH_HAS = (OptimizerImpl.FUSED, OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)
@@ -98,8 +98,9 @@ def make_optimizer(
     groups = parameter_groups(model, optim)
     device = next(model.parameters()).device.type
     check_optimizer(optim, plan, DeviceKind(device))
-    if plan.modelled and (plan.offload or optim.name == "adamw8bit"):
-        return ModelledOptimizer(groups, no_state if plan.offload else adamw8bit_state)
+    state_of = _modelled_state(optim, plan, device) if plan.modelled else None
+    if state_of is not None:
+        return ModelledOptimizer(groups, state_of)
     if plan.offload:
         return HostOptimizer(groups, lambda host_groups: _optimizer(host_groups, optim, plan.impl, "cpu"))
     return _optimizer(groups, optim, plan.impl, device)
@@ -154,6 +155,18 @@ def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: Optimiz
             return pytorch_optimizer().Lion(groups, lr=optim.lr, betas=betas, foreach=impl is OptimizerImpl.FOREACH)
         case "adamw8bit":
             return bitsandbytes().optim.AdamW8bit(groups, lr=optim.lr, betas=betas, eps=optim.eps)
+
+
+def _modelled_state(optim: OptimSettings, plan: OptimizerPlan, device: str) -> StateOf | None:
+    """The state of an optimizer that takes no fake tensors; None for those that do."""
+    if plan.offload:
+        return no_state
+    if optim.name == "adamw8bit":
+        return adamw8bit_state
+    # torch 2.13: aten::_fused_sgd_ has no kernel for meta tensors.
+    if optim.name == "sgd" and _chosen(optim.name, plan.impl, device) is OptimizerImpl.FUSED:
+        return momentum_state if optim.beta1 > 0 else no_state
+    return None
 
 
 def _chosen(name: str, impl: OptimizerImpl, device: str) -> OptimizerImpl:

@@ -1,23 +1,27 @@
 """Traces a trial's training step on tensors that take no memory; :class:`dryfit.memory.tracer.Tracer` says for whom."""
 
 import gc
-import json
-from contextlib import ExitStack
-from typing import Any, Self, final
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, final
 
 import torch
 import transformers
 from torch import nn
 
-from dryfit.core.errors import InternalError
+from dryfit.core.errors import InternalError, TraceError
 from dryfit.core.memory import MemoryCategory, StepPhase
+from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.wire import PlanSubject, canonical_json
 from dryfit.memory.events import Segment, SegmentKind, Shape
-from dryfit.memory.fake_cuda import fake_device
+from dryfit.memory.fake_cuda import FakeDevice
 from dryfit.memory.recorder import Recorder
 from dryfit.memory.standins import StandIns
 from dryfit.memory.tracer import Variant
+from dryfit.meta.catalogue import planning_config
 from dryfit.meta.walk import SlotKind, put, slots
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.subjects import step_parts
@@ -28,47 +32,35 @@ _FORMAT = 1
 
 @final
 class StepTracer:
-    """Traces the segments of one subject.
-
-    A context manager: inside of it every new tensor of the device is fake, so the process does nothing else.
+    """Traces the segments of one subject. While it traces, every new tensor of the process is a fake.
 
     Args:
-        subject: What is to be trained.
+        subject: What is to be trained; its batch size and length do not matter here.
         device: Where; for a CUDA device the operators and kernels are those of its compute capability.
         reentrant: Checkpointing by reentrant autograd.
     """
 
     def __init__(self, subject: PlanSubject, device: DeviceSpec, *, reentrant: bool = False) -> None:
         self._subject = subject
-        self._device = device
+        self._spec = device
         self._reentrant = reentrant
-        self._stack = ExitStack()
+        self._fakes: FakeDevice | None = None
         self._stages: dict[Variant, _Stage] = {}
 
-    def __enter__(self) -> Self:
-        """Switch to fakes.
-
-        Raises:
-            TraceError: This build of torch cannot fake the device.
-        """
-        self._stack.enter_context(fake_device(self._device.kind, capability=self._device.capability))
-        gc.collect()
-        gc.disable()  # an object dies when its last name goes, in every trace at the same place
-        self._stack.callback(gc.enable)
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        """Switch back."""
-        self._stages.clear()
-        self._stack.close()
-
-    @property
+    @cached_property
     def key(self) -> str:
         """Everything a segment depends on besides its arguments."""
+        settings = self._subject.settings
+        anything = {
+            "model": settings.model.model_copy(update={"name": "any", "revision": None}),
+            "train": settings.train.model_copy(update={"batch_size": 1, "max_length": 8}),
+        }
+        step = self._subject.model_copy(update={"settings": settings.model_copy(update=anything)})
         facts = {
             "format": _FORMAT,
-            "subject": json.loads(self._subject.model_dump_json()),
-            "device": [self._device.kind, *self._device.capability],
+            "step": memory_key(step),
+            "config": planning_config(settings.model).to_json_string(use_diff=False),
+            "device": [self._spec.kind, *self._spec.capability],
             "reentrant": self._reentrant,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -79,12 +71,49 @@ class StepTracer:
         """Trace one segment; see :meth:`dryfit.memory.tracer.Tracer.trace`."""
         if (shape is not None) != kind.has_shape:
             raise InternalError("tracing a segment", f"{kind} with shape {shape}")
-        stage = self._stages.get(variant)
-        if stage is None:
+        if self._fakes is None:
+            self._fakes = FakeDevice(self._spec.kind, capability=self._spec.capability)
+        try:
+            with self._fakes.active(), _no_collection():
+                return self._stage(variant).trace(kind, shape)
+        except _FOREIGN as error:
+            raise TraceError(
+                f"tracing the training step of {self._subject.settings.model.name}",
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no message'}",
+                hint=f"at {_place(error)}: code that asks for real values, or calls a kernel that torch cannot fake",
+            ) from error
+
+    def _stage(self, variant: Variant) -> "_Stage":
+        if variant not in self._stages:
             # One model at a time: the fakes of a large one are small, not nothing.
             self._stages.clear()
-            stage = self._stages[variant] = _Stage(self._subject, variant, self._device, reentrant=self._reentrant)
-        return stage.load if kind is SegmentKind.LOAD else stage.trace(kind, shape)
+            self._stages[variant] = _Stage(self._subject, variant, self._spec, reentrant=self._reentrant)
+        return self._stages[variant]
+
+
+# What a model's own code may raise when it meets a tensor without values.
+_FOREIGN = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+
+
+def _place(error: BaseException) -> str:
+    """The last line of code outside of torch and dryfit that an exception came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if "/torch/" not in frame.filename and "/dryfit/" not in frame.filename]
+    frame = (theirs or frames)[-1]
+    return f"{frame.filename}:{frame.lineno} ({frame.line})"
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """An object dies when its last name goes, in every trace at the same place."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Stage:
@@ -97,12 +126,14 @@ class _Stage:
         self._stand_ins = StandIns()
         with self._stand_ins, self._recorder, self._recorder.segment() as record:
             self._place(device.kind)
-        self.load = record.result
-        self.rehearsal = Rehearsal(parts, device.kind)
+        self._load = record.result
+        self._rehearsal = Rehearsal(parts, device.kind)
         self._trained: tuple[str, ...] | None = None
         self._has_state = False
 
     def trace(self, kind: SegmentKind, shape: Shape | None) -> Segment:
+        if kind is SegmentKind.LOAD:
+            return self._load
         with self._stand_ins, self._recorder, self._recorder.watching(self._model):
             match kind, shape:
                 case SegmentKind.BATCH, Shape():
@@ -149,17 +180,17 @@ class _Stage:
     def _batch(self, shape: Shape) -> Segment:
         self._phase(StepPhase.FORWARD)
         with self._recorder.segment() as record:
-            batch = self.rehearsal.batch(shape)
+            batch = self._rehearsal.batch(shape)
             for name, tensor in batch.items():
                 self._recorder.name(tensor, f"input:{name}", MemoryCategory.INPUTS)
         return record.result
 
     def _micro(self, shape: Shape) -> Segment:
-        batch = self.rehearsal.batch(shape)
+        batch = self._rehearsal.batch(shape)
         for name, tensor in batch.items():
             self._recorder.adopt(tensor, f"input:{name}", MemoryCategory.INPUTS)
         with self._recorder.segment() as record:
-            self.rehearsal.micro(batch, self._phase)
+            self._rehearsal.micro(batch, self._phase)
             graded = [(name, one.grad) for name, one in self._named() if one.grad is not None]
             for name, gradient in graded:
                 self._recorder.name(gradient, f"gradient:{name}", MemoryCategory.GRADIENTS)
@@ -169,7 +200,7 @@ class _Stage:
     def _update(self) -> Segment:
         self._make_gradients()
         with self._recorder.segment() as record:
-            self.rehearsal.update(self._phase)
+            self._rehearsal.update(self._phase)
             self._name_state()
         self._has_state = True
         return record.result
@@ -177,7 +208,7 @@ class _Stage:
     def _evaluate(self, shape: Shape) -> Segment:
         self._phase(StepPhase.EVALUATE)
         with self._recorder.segment() as record:
-            self.rehearsal.evaluate(shape)
+            self._rehearsal.evaluate(shape)
         return record.result
 
     def _save(self) -> Segment:
@@ -185,7 +216,7 @@ class _Stage:
             self._update()
         self._phase(StepPhase.SAVE)
         with self._recorder.segment() as record:
-            self.rehearsal.save()
+            self._rehearsal.save()
         return record.result
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
@@ -205,11 +236,11 @@ class _Stage:
                 self._recorder.adopt(parameter.grad, f"gradient:{name}", MemoryCategory.GRADIENTS)
 
     def _forget_state(self) -> None:
-        self.rehearsal.optimizer = None
+        self._rehearsal.optimizer = None
         self._has_state = False
 
     def _name_state(self) -> None:
-        optimizer = self.rehearsal.optimizer
+        optimizer = self._rehearsal.optimizer
         if optimizer is None:
             return
         names = {id(parameter): name for name, parameter in self._named()}

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dryfit.core.plan import OptimizerImpl
 from dryfit.core.settings import OptimSettings
 from dryfit.train.modelled import ModelledOptimizer, adamw8bit_state
-from dryfit.train.optim import OptimizerPlan, make_optimizer
+from dryfit.train.optim import IMPLEMENTATIONS, OptimizerPlan, make_optimizer
 
 
 def held(optimizer: torch.optim.Optimizer) -> dict[str, list[tuple[torch.dtype, int]]]:
@@ -51,11 +52,38 @@ def test_eight_bit_state_is_the_librarys() -> None:
     for modelled in (False, True):
         model = model_with_gradients()
         before = model[1].weight.detach().clone()
-        optimizer = make_optimizer(model, OptimSettings(name="adamw8bit"), OptimizerPlan(modelled=modelled))  # type: ignore[arg-type]
+        optimizer = make_optimizer(model, OptimSettings(name="adamw8bit"), OptimizerPlan(modelled=modelled))
         optimizer.step()
         found.append(held(optimizer))
         assert torch.equal(before, model[1].weight) is modelled
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fused_sgd_holds_what_torchs_does(momentum: float) -> None:
+    found = []
+    for modelled in (False, True):
+        model = model_with_gradients()
+        plan = OptimizerPlan(OptimizerImpl.FUSED, modelled=modelled)
+        optimizer = make_optimizer(model, OptimSettings(name="sgd", beta1=momentum), plan)
+        optimizer.step()
+        found.append({key: values for key, values in held(optimizer).items() if values})
+    assert found[0] == found[1]
+    assert bool(found[0]) is (momentum > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "impl"), [(name, impl) for name, has in IMPLEMENTATIONS.items() for impl in (OptimizerImpl.AUTO, *has)]
+)
+def test_every_optimizer_steps_without_data(name: str, impl: OptimizerImpl) -> None:
+    with FakeTensorMode():
+        model = nn.Linear(80, 80)
+        optimizer = make_optimizer(model, OptimSettings(name=name), OptimizerPlan(impl, modelled=True))
+        for _ in range(2):
+            for parameter in model.parameters():
+                parameter.grad = torch.empty_like(parameter)
+            optimizer.step()
+    assert optimizer.state
 
 
 def test_state_on_the_host_takes_nothing() -> None:
@@ -63,7 +91,7 @@ def test_state_on_the_host_takes_nothing() -> None:
     with FakeTensorMode():
         model = nn.Module()
         model.weight = nn.Parameter(torch.empty(64, 64, device="cuda"))
-        optimizer = make_optimizer(model, OptimSettings(), plan)  # type: ignore[arg-type]
+        optimizer = make_optimizer(model, OptimSettings(), plan)
         model.weight.grad = torch.empty_like(model.weight)
         optimizer.step()
     assert not any(optimizer.state.values())

@@ -124,7 +124,7 @@ def test_lion_is_its_papers() -> None:
     lr, beta1, beta2, decay = 0.1, 0.9, 0.99, 0.3
     want = model.weight.detach().clone()
     optim = OptimSettings(name="lion", lr=lr, beta1=beta1, beta2=beta2, weight_decay=decay)
-    optimizer = make_optimizer(model, optim)  # type: ignore[arg-type]
+    optimizer = make_optimizer(model, optim)
     momentum = torch.zeros_like(want)
     for seed in range(4):
         fill_gradients(model, seed)
@@ -161,7 +161,7 @@ def test_pretended_tensors_get_the_same_choice(name: str, device: str, impl: Opt
         weight = torch.nn.Parameter(torch.empty(4, 4, device=device))
     model = torch.nn.Module()
     model.weight = weight
-    group = make_optimizer(model, OptimSettings(name=name), OptimizerPlan(impl)).param_groups[0]  # type: ignore[arg-type]
+    group = make_optimizer(model, OptimSettings(name=name), OptimizerPlan(impl)).param_groups[0]
     assert group["fused"] is (impl in (OptimizerImpl.AUTO, OptimizerImpl.FUSED))
     assert group["foreach"] is (impl is OptimizerImpl.FOREACH)
 
@@ -189,7 +189,7 @@ def test_where_the_state_cannot_lie_on_the_host(model: EncoderWithHead) -> None:
 def test_the_head_alone_has_its_factor() -> None:
     """Also where the rest of the model is not called encoder."""
     model = torch.nn.ModuleDict({"model": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 2)})
-    found = by_name(model, OptimSettings(lr=1.0, head_lr_factor=5.0))  # type: ignore[arg-type]
+    found = by_name(model, OptimSettings(lr=1.0, head_lr_factor=5.0))
     assert {name: lr for name, (lr, _) in found.items()} == {
         "model.weight": 1.0,
         "model.bias": 1.0,

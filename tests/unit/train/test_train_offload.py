@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import Adafactor, AdamW, Optimizer, SGD
+from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from dryfit.train.offload import Groups, HostOptimizer

@@ -1,0 +1,66 @@
+"""What of a trial decides its memory: two trials with one key need the same plan."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dryfit.core.wire import PlanSubject, canonical_json
+
+IRRELEVANT: Final = frozenset(
+    {
+        "train.epochs",
+        "train.evals_per_epoch",
+        "train.early_stopping",
+        "optim.lr",
+        "optim.beta2",
+        "optim.eps",
+        "sched.name",
+        "sched.warmup_ratio",
+        "loss.gamma",
+        "lora.alpha",
+    }
+)
+"""Keys that change numbers and time, but no tensor."""
+
+NEUTRAL: Final[Mapping[str, float]] = {
+    "optim.weight_decay": 0.0,
+    "optim.beta1": 0.0,
+    "optim.layer_decay": 1.0,
+    "optim.head_lr_factor": 1.0,
+    "head.dropout": 0.0,
+    "loss.label_smoothing": 0.0,
+    "regularization.max_grad_norm": 0.0,
+    "regularization.dropout": 0.0,
+    "regularization.attention_dropout": 0.0,
+    "lora.dropout": 0.0,
+}
+"""Keys of which only matters whether they have this value.
+
+Then a mask, a momentum, a norm or a group of parameters (the unit in which optimizers allocate) is not made at all.
+Unset is a state of its own: the pretrained configuration decides.
+"""
+
+
+def memory_key(subject: PlanSubject) -> str:
+    """What of a subject decides its memory, as canonical JSON.
+
+    A key of the settings counts unless :data:`IRRELEVANT` or :data:`NEUTRAL` says otherwise: a new one makes keys
+    differ too often, never too rarely.
+    """
+    tables = {**subject.settings.model_dump(mode="json"), "lora": _dumped(subject)}
+    reduced = {table: _reduced(table, keys) for table, keys in tables.items() if keys is not None}
+    return canonical_json({**reduced, "task": subject.task.value, "num_labels": subject.num_labels})
+
+
+def _dumped(subject: PlanSubject) -> dict[str, Any] | None:
+    return subject.lora.model_dump(mode="json") if subject.lora is not None else None
+
+
+def _reduced(table: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in keys.items():
+        key = f"{table}.{name}"
+        if key in IRRELEVANT:
+            continue
+        neutral = NEUTRAL.get(key)
+        kept[name] = value if neutral is None or value is None else value != neutral
+    return kept

@@ -1,0 +1,153 @@
+"""Whatever the trial, the wishes and the device: what a plan may never do."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dryfit.core.memory import Confidence, Effect, VerdictKind
+from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl
+from dryfit.memory.allocator_settings import AllocatorSettings
+from dryfit.memory.constants import DeviceConstants
+from dryfit.memory.estimate import Device, Lengths, Work, run_of
+from dryfit.memory.events import SegmentKind, Shape
+from dryfit.memory.interpolate import fit, in_canonical_order, plan_fits
+from dryfit.memory.ladder import capacity_bytes, plan
+from dryfit.memory.rungs import Trial, execution_asked, rungs
+from dryfit.memory.source import SegmentSource
+from dryfit.memory.tracer import Variant
+from planning import MIB, ToyTracer
+
+IMPLS = (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)
+
+trials = st.builds(
+    Trial,
+    effective_batch=st.integers(1, 40),
+    lengths=st.one_of(
+        st.integers(8, 256).map(Lengths),
+        st.lists(st.integers(8, 256), min_size=1, max_size=20).map(lambda rows: Lengths.of(200, rows)),
+    ),
+    optimizer_impls=st.sampled_from([IMPLS, IMPLS[:1]]),
+    evaluation_rows=st.just(lambda micro_batch: min(64, 4 * micro_batch)),
+    cannot_checkpoint=st.sampled_from([None, "it cannot"]),
+    cannot_offload=st.sampled_from([None, "it cannot"]),
+    lora_rank=st.sampled_from([None, 8]),
+)
+wishes = st.builds(
+    ExecutionSettings,
+    micro_batch=st.none() | st.integers(1, 50),
+    checkpointing=st.sampled_from([None, False]),
+    offload_optimizer=st.sampled_from([None, False]),
+    allow=st.sampled_from(["exact", "numerics"]),
+    memory_limit=st.sampled_from([None, "900MiB"]),
+)
+tracers = st.builds(
+    dict,
+    layers=st.integers(1, 3),
+    weight=st.integers(1, 30 * MIB),
+    activation=st.integers(1, 20_000),
+    states=st.integers(0, 2),
+)
+
+
+def device(capacity_mib, kind=DeviceKind.CUDA):
+    return Device(
+        DeviceSpec(name="made-up", kind=kind, capacity_bytes=capacity_mib * MIB),
+        DeviceConstants(400 * MIB, 8519680, Confidence.UNCALIBRATED),
+        AllocatorSettings(expandable_segments=True),
+        torch="2.13.0",
+    )
+
+
+def planned(trial, wish, made, where, every_rung=False):
+    source = SegmentSource(ToyTracer(**made))
+    smaller = SegmentSource(ToyTracer(**made | {"states": 0}, key="smaller"))
+    return plan(trial, wish, source, where, resubject=lambda change: smaller, every_rung=every_rung)
+
+
+@given(trials, wishes, tracers, st.integers(600, 2000), st.sampled_from(DeviceKind), st.booleans())
+def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_rung):
+    where = device(capacity_mib, kind)
+    found = planned(trial, wish, made, where, every_rung)
+    most_bytes = capacity_bytes(wish, where)
+    executions = [rung.execution for rung in found.ladder if rung.execution]
+    for execution in [*executions, *found.fallbacks, *([found.execution] if found.execution else [])]:
+        # The effective batch is what was asked for, whatever it is cut into.
+        assert execution.accumulation == -(-trial.effective_batch // execution.micro_batch)
+        assert 1 <= execution.micro_batch <= trial.effective_batch
+        assert wish.micro_batch is None or execution.micro_batch == min(wish.micro_batch, trial.effective_batch)
+        assert wish.checkpointing is None or execution.checkpointing == wish.checkpointing
+        assert wish.offload_optimizer is None or execution.offload_optimizer == wish.offload_optimizer
+        assert not (trial.cannot_checkpoint and execution.checkpointing)
+        assert not (trial.cannot_offload and execution.offload_optimizer)
+    assert all(rung.execution is None for rung in found.ladder if rung.effect is Effect.SEMANTICS)
+    if wish.allow == "exact":
+        asked = execution_asked(trial, wish)
+        assert {execution.micro_batch for execution in executions} <= {asked.micro_batch}
+        assert Effect.NUMERICS not in {rung.effect for rung in found.ladder}
+    match found.verdict:
+        case VerdictKind.FITS | VerdictKind.FITS_WITH:
+            assert found.memory.required_bytes <= most_bytes
+            assert (found.verdict is VerdictKind.FITS) == (found.execution == execution_asked(trial, wish))
+            assert (found.verdict is VerdictKind.FITS) == (found.shortfall_bytes == 0)
+        case VerdictKind.REFUSED:
+            assert found.execution is None
+            assert found.memory.required_bytes == most_bytes + found.shortfall_bytes > most_bytes
+            assert not any(rung.fits for rung in found.ladder if rung.execution)
+    assert all(rung.fits == (rung.required_bytes <= most_bytes) for rung in found.ladder)
+
+
+@given(trials, wishes, tracers, st.integers(600, 2000), st.integers(0, 1000))
+def test_more_memory_is_never_worse(trial, wish, made, capacity_mib, more_mib):
+    def place(found):
+        order = [rung for stage in rungs(trial, wish, execution_asked(trial, wish)) for rung in stage.choices]
+        return [execution_asked(trial, wish), *order, None].index(found.execution)
+
+    less = planned(trial, wish, made, device(capacity_mib))
+    more = planned(trial, wish, made, device(capacity_mib + more_mib))
+    assert place(more) <= place(less)
+    assert more.shortfall_bytes <= less.shortfall_bytes
+
+
+@given(trials, wishes, tracers, st.integers(600, 2000))
+def test_telling_every_rung_changes_no_choice(trial, wish, made, capacity_mib):
+    brief, full = (planned(trial, wish, made, device(capacity_mib), every_rung) for every_rung in (False, True))
+    assert (brief.verdict, brief.execution, brief.memory) == (full.verdict, full.execution, full.memory)
+    assert {rung.execution for rung in brief.ladder} <= {rung.execution for rung in full.ladder}
+
+
+@given(trials, tracers, st.integers(1, 40), st.booleans())
+def test_a_run_takes_each_block_once_and_frees_it_whole(trial, made, micro_batch, checkpointing):
+    work = Work(Variant(checkpointing, OptimizerImpl.FOREACH), trial.effective_batch, micro_batch, 8, trial.lengths)
+    run = run_of(SegmentSource(ToyTracer(**made)), work, work.lengths.spread, device(1000))
+    live = {}
+    for block, delta in zip(run.blocks.tolist(), run.deltas.tolist(), strict=True):
+        if delta > 0:
+            assert block not in live
+            live[block] = delta
+        else:
+            assert live.pop(block) == -delta
+    # Weights, optimizer state and both workspaces stay.
+    assert len(live) == made["layers"] * (1 + made["states"]) + 2
+    assert sum(run.by_category(len(run) - 1, rounded=False).values()) == sum(live.values())
+    peak = run.peak()
+    assert sum(run.by_category(peak.index).values()) == peak.bytes_ == max(run.by_phase().values())
+
+
+@given(tracers, st.sets(st.tuples(st.integers(1, 64), st.integers(1, 64)), min_size=1, max_size=30))
+def test_a_fit_gives_what_a_trace_gives(made, places):
+    shapes = [Shape(rows, 8 * eights) for rows, eights in places]
+    tracer = ToyTracer(**made)
+
+    def trace(shape):
+        return tracer.trace(SegmentKind.MICRO_NEXT, Variant(), shape)
+
+    for shape in shapes:
+        for found in plan_fits(shape, shapes):
+            fitted = fit(found, {node: trace(node) for node in (*found.nodes, *found.checks)})
+            assert fitted.at(shape) == in_canonical_order(trace(shape))
+
+
+@given(trials, wishes)
+def test_no_choice_is_tried_twice(trial, wish):
+    asked = execution_asked(trial, wish)
+    tried = [choice for stage in rungs(trial, wish, asked) for choice in stage.choices]
+    assert len(tried) == len({*tried, asked}) - 1

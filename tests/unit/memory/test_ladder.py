@@ -1,0 +1,267 @@
+from dataclasses import replace
+
+import pytest
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.memory import Confidence, Effect, ExecutionChoice, VerdictKind
+from dryfit.core.plan import DeviceSpec, ExecutionSettings, OptimizerImpl
+from dryfit.memory.allocator_settings import AllocatorSettings
+from dryfit.memory.constants import DeviceConstants
+from dryfit.memory.estimate import Device, Lengths
+from dryfit.memory.ladder import plan
+from dryfit.memory.rungs import Change, ChangeKind, Trial, describe, execution_asked, halvings, rungs, time_factor
+from dryfit.memory.source import SegmentSource
+from planning import MIB, ToyTracer
+
+TRIAL = Trial(
+    effective_batch=16,
+    lengths=Lengths(512),
+    optimizer_impls=(OptimizerImpl.FUSED,),
+    evaluation_rows=lambda micro_batch: min(64, 4 * micro_batch),
+    cannot_offload="the device is too slow",
+)
+# 512 tokens: a row keeps 50 MiB in each of four layers, and needs 4 MiB for scores.
+MODEL = {"layers": 4, "weight": 20 * MIB, "activation": 100 * 1024, "scores": 16}
+
+
+def device(capacity_mib):
+    return Device(
+        DeviceSpec(name="made-up", capacity_bytes=capacity_mib * MIB),
+        DeviceConstants(500 * MIB, 8519680, Confidence.UNCALIBRATED),
+        AllocatorSettings(expandable_segments=True),
+        torch="2.13.0",
+    )
+
+
+def planned(capacity_mib, trial=TRIAL, wishes=None, tracer=None, **more):
+    source = SegmentSource(tracer or ToyTracer(**MODEL))
+    more.setdefault("resubject", lambda change: None)
+    return plan(trial, wishes or ExecutionSettings(), source, device(capacity_mib), **more)
+
+
+def choice(micro_batch, checkpointing=False, **more):
+    return ExecutionChoice(
+        micro_batch=micro_batch,
+        accumulation=-(-16 // micro_batch),
+        checkpointing=checkpointing,
+        optimizer_impl=more.pop("optimizer_impl", OptimizerImpl.FUSED),
+        **more,
+    )
+
+
+def test_what_fits_as_asked_is_run_as_asked():
+    found = planned(8192)
+    assert (found.verdict, found.execution, found.shortfall_bytes) == (VerdictKind.FITS, choice(16), 0)
+    assert found.memory.required_bytes <= 8192 * MIB
+    assert found.ladder == ()
+    assert (found.confidence, found.torch) == (Confidence.UNCALIBRATED, "2.13.0")
+
+
+def test_checkpointing_comes_first():
+    as_asked = planned(8192).memory
+    found = planned(3500)
+    assert (found.verdict, found.execution) == (VerdictKind.FITS_WITH, choice(16, True))
+    (rung,) = found.ladder
+    assert rung.change == "activation checkpointing"
+    assert (rung.effect, rung.fits, rung.time_factor) == (Effect.EXACT, True, 1.3)
+    assert rung.saves_bytes == as_asked.required_bytes - found.memory.required_bytes
+    assert found.shortfall_bytes == as_asked.required_bytes - 3500 * MIB
+
+
+def test_then_smaller_micro_batches_the_faster_choice_first():
+    wanted = [
+        choice(16, True),
+        *(choice(8), choice(4), choice(2), choice(8, True), choice(1)),
+        *(choice(4, True), choice(2, True), choice(1, True)),
+    ]
+    (stage,) = rungs(TRIAL, ExecutionSettings(), choice(16))
+    assert list(stage.choices) == wanted
+    found = planned(2200)
+    assert (found.verdict, found.execution) == (VerdictKind.FITS_WITH, choice(4))
+    assert [rung.execution for rung in found.ladder] == wanted[:3]
+    assert [rung.fits for rung in found.ladder] == [False, False, True]
+    assert found.ladder[2].change == "micro-batch 16 -> 4, accumulate 4"
+    assert {rung.effect for rung in found.ladder[1:]} == {Effect.NUMERICS}
+
+
+def test_what_fits_with_nothing_is_refused_with_numbers():
+    found = planned(1000)
+    assert (found.verdict, found.execution, found.fallbacks) == (VerdictKind.REFUSED, None, ())
+    assert found.shortfall_bytes == found.memory.required_bytes - 1000 * MIB > 0
+    assert len(found.ladder) == 9 and not any(rung.fits for rung in found.ladder)
+    needs, least = found.reasons
+    assert "made-up has 1000 MiB" in needs and "16 rows of 512 tokens" in needs and "layer." in needs
+    assert "micro-batch 16 -> 1, accumulate 16 + activation checkpointing" in least
+
+
+@pytest.mark.parametrize(
+    "wishes, tried",
+    [
+        (ExecutionSettings(checkpointing=False), {(8, False), (4, False), (2, False), (1, False)}),
+        (ExecutionSettings(checkpointing=True), {(8, True), (4, True), (2, True), (1, True)}),
+        (ExecutionSettings(micro_batch=4), {(4, True)}),
+        (ExecutionSettings(allow="exact"), {(16, True)}),
+        (ExecutionSettings(micro_batch=4, checkpointing=False), set()),
+    ],
+)
+def test_what_is_set_is_kept(wishes, tried):
+    found = planned(1000, wishes=wishes)
+    assert found.verdict is VerdictKind.REFUSED
+    assert {(rung.execution.micro_batch, rung.execution.checkpointing) for rung in found.ladder} == tried
+
+
+def test_a_memory_limit_binds():
+    limited = planned(8192, wishes=ExecutionSettings(memory_limit="2200MiB"))
+    assert limited.execution == planned(2200).execution
+    assert planned(8192, wishes=ExecutionSettings(memory_limit="1TiB")).verdict is VerdictKind.FITS
+
+
+def test_another_implementation_of_the_optimizer_is_tried():
+    trial = replace(TRIAL, optimizer_impls=(OptimizerImpl.FOREACH, OptimizerImpl.PLAIN))
+    wishes = ExecutionSettings(micro_batch=1, checkpointing=True)
+
+    def tried(wishes, capacity_mib=8192):
+        return planned(capacity_mib, trial, wishes, ToyTracer(layers=4, weight=20 * MIB))
+
+    tight = tried(wishes).memory.required_bytes // MIB - 20
+    found = tried(wishes, tight)
+    assert found.verdict is VerdictKind.FITS_WITH
+    assert found.execution == choice(1, True, optimizer_impl=OptimizerImpl.PLAIN)
+    assert found.ladder[-1].change == "plain optimizer"
+    assert found.ladder[-1].effect is Effect.NUMERICS
+    kept = {"micro_batch": 1, "checkpointing": True}
+    for wish in ({"allow": "exact"}, {"optimizer_impl": OptimizerImpl.FOREACH}):
+        assert tried(ExecutionSettings(**kept, **wish), tight).verdict is VerdictKind.REFUSED
+
+
+def test_state_in_host_memory_is_the_last_resort():
+    trial = replace(TRIAL, cannot_offload=None)
+    smallest = planned(1000).ladder[-1].required_bytes // MIB
+    found = planned(smallest - 10, trial)
+    assert found.verdict is VerdictKind.FITS_WITH
+    assert found.execution.offload_optimizer
+    assert found.memory.host_bytes == (2 + 1 + 1) * 80 * MIB
+    assert "optimizer state in host memory" in found.ladder[-1].change
+    assert planned(smallest - 10, trial, ExecutionSettings(offload_optimizer=False)).verdict is VerdictKind.REFUSED
+    assert planned(8192, trial, ExecutionSettings(offload_optimizer=True)).execution == choice(
+        16, offload_optimizer=True
+    )
+
+
+def test_fallbacks_only_take_memory_away():
+    found = planned(2200)
+    assert found.execution == choice(4)
+    assert found.fallbacks == (choice(2), choice(1), choice(4, True), choice(2, True), choice(1, True))
+    assert planned(3500).fallbacks == (choice(8, True), choice(4, True), choice(2, True), choice(1, True))
+
+
+def test_every_rung_is_told_where_that_is_asked():
+    trial = replace(TRIAL, cannot_offload=None)
+    found = planned(8192, trial, every_rung=True)
+    assert (found.verdict, found.execution) == (VerdictKind.FITS, choice(16))
+    automatic = [rung for rung in found.ladder if rung.execution]
+    assert len(automatic) == 10 and automatic[-1].change == "optimizer state in host memory"
+    assert automatic[-1].saves_bytes > 100 * MIB
+    # Rungs with every number, and still the same choice as without them.
+    tight = planned(2200, trial, every_rung=True)
+    assert tight.execution == planned(2200, trial).execution == choice(4)
+    assert len([rung for rung in tight.ladder if rung.execution]) == 10
+
+
+def test_suggestions_change_the_experiment_and_are_computed():
+    adapters = replace(TRIAL, lora_rank=128)
+    asked_for: list[Change] = []
+
+    def resubject(change):
+        asked_for.append(change)
+        states = 1 if change.kind is ChangeKind.EIGHT_BIT_OPTIMIZER else 2
+        return SegmentSource(ToyTracer(**MODEL | {"states": states, "weight": 20 * MIB // (3 - states)}))
+
+    found = planned(8192, adapters, every_rung=True, resubject=resubject)
+    suggested = {rung.change: rung for rung in found.ladder if rung.effect is Effect.SEMANTICS}
+    assert list(suggested) == [
+        "8-bit optimizer state",
+        "lora.r 128 -> 64",
+        "train.max_length 512 -> 256",
+        "train.batch_size 16 -> 8",
+    ]
+    assert {rung.execution for rung in suggested.values()} == {None}
+    assert [change.kind for change in asked_for] == [ChangeKind.EIGHT_BIT_OPTIMIZER, ChangeKind.SMALLER_RANK]
+    shorter = planned(8192, replace(TRIAL, lengths=Lengths(256)))
+    assert suggested["train.max_length 512 -> 256"].required_bytes == shorter.memory.required_bytes
+    smaller = planned(8192, replace(TRIAL, effective_batch=8))
+    assert suggested["train.batch_size 16 -> 8"].required_bytes == smaller.memory.required_bytes
+    assert all(rung.saves_bytes == found.memory.required_bytes - rung.required_bytes for rung in suggested.values())
+
+
+def test_where_nothing_fits_suggestions_build_on_the_smallest():
+    smallest = planned(1000).ladder[-1].required_bytes // MIB
+    found = planned(smallest - 10, every_rung=True)
+    assert found.verdict is VerdictKind.REFUSED
+    shorter = next(rung for rung in found.ladder if rung.change.startswith("train.max_length"))
+    assert shorter.note == "with micro-batch 16 -> 1, accumulate 16 + activation checkpointing"
+    assert shorter.fits and shorter.execution is None
+
+
+def test_what_cannot_be_traced_is_unknown():
+    found = planned(8192, tracer=ToyTracer(untraceable=lambda kind, variant: True))
+    assert (found.verdict, found.memory, found.execution) == (VerdictKind.UNKNOWN, None, None)
+    assert "toy.py:7" in found.reasons[0]
+
+
+def test_a_rung_that_cannot_be_traced_is_left_out():
+    def tracer():
+        return ToyTracer(**MODEL, untraceable=lambda kind, variant: variant.checkpointing)
+
+    found = planned(3500, tracer=tracer())
+    assert (found.verdict, found.execution) == (VerdictKind.FITS_WITH, choice(8))
+    refused = planned(1000, tracer=tracer())
+    assert not any(rung.execution.checkpointing for rung in refused.ladder)
+    assert any("toy.py:7" in reason for reason in refused.reasons)
+
+
+def test_varying_lengths_may_only_add():
+    lengths = Lengths.of(512, range(24, 520, 8))
+    plain, varied = planned(8192), planned(8192, replace(TRIAL, lengths=lengths))
+    assert varied.memory.required_bytes >= plain.memory.required_bytes
+    assert varied.memory.fragmented_bytes >= plain.memory.fragmented_bytes
+
+
+@pytest.mark.parametrize(
+    "wishes, word",
+    [
+        (ExecutionSettings(offload_optimizer=True), "too slow"),
+        (ExecutionSettings(checkpointing=True), "no layers"),
+        (ExecutionSettings(optimizer_impl=OptimizerImpl.FOREACH), "fused"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_an_error(wishes, word):
+    with pytest.raises(ConfigError, match=word):
+        planned(8192, replace(TRIAL, cannot_checkpoint="it has no layers"), wishes)
+
+
+def test_a_model_that_cannot_recompute_is_not_asked_to():
+    found = planned(1000, replace(TRIAL, cannot_checkpoint="it has no layers"))
+    assert not any(rung.execution.checkpointing for rung in found.ladder)
+
+
+def test_the_clock_is_read_twice():
+    ticks = iter([10.0, 12.5])
+    assert planned(8192, clock=lambda: next(ticks)).planner_s == 2.5
+
+
+def test_halvings_end_with_one_row():
+    assert list(halvings(10)) == [10, 5, 3, 2, 1]
+    assert list(halvings(1)) == [1]
+
+
+def test_words_and_times():
+    asked = execution_asked(TRIAL, ExecutionSettings())
+    assert asked == choice(16)
+    assert execution_asked(TRIAL, ExecutionSettings(micro_batch=64)) == choice(16)
+    other = choice(8, True, offload_optimizer=True)
+    words = "micro-batch 16 -> 8, accumulate 2 + activation checkpointing + optimizer state in host memory"
+    assert describe(other, asked) == words
+    assert time_factor(asked, asked, TRIAL) == 1.0
+    assert time_factor(choice(8), asked, TRIAL) == 1.05
+    assert time_factor(choice(4), asked, TRIAL) == pytest.approx(1.05 * 1.1, abs=1e-3)

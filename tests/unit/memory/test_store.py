@@ -1,0 +1,178 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dryfit.core.plan import OptimizerImpl
+from dryfit.memory.events import SegmentKind, Shape
+from dryfit.memory.interpolate import FitPlan, Regime, fit
+from dryfit.memory.store import TraceStore
+from dryfit.memory.tracer import Variant
+from planning import ToyTracer
+
+SHAPE = Shape(4, 64)
+PLACE = ("toy", SegmentKind.MICRO_FIRST, Variant(), SHAPE)
+PLAN = FitPlan((2, 16), (512,), (Shape(8, 512),))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return TraceStore(tmp_path / "traces")
+
+
+def trace(shape=SHAPE):
+    return ToyTracer().trace(SegmentKind.MICRO_FIRST, Variant(), shape)
+
+
+def only_file(store):
+    (path,) = store.folder.iterdir()
+    return path
+
+
+def test_a_segment_comes_back_as_it_was(store):
+    assert store.segment(*PLACE) is None
+    store.put_segment(trace(), *PLACE)
+    assert store.segment(*PLACE) == trace()
+
+
+def test_each_place_is_its_own(store):
+    store.put_segment(trace(), *PLACE)
+    others = [
+        ("other", SegmentKind.MICRO_FIRST, Variant(), SHAPE),
+        ("toy", SegmentKind.MICRO_NEXT, Variant(), SHAPE),
+        ("toy", SegmentKind.MICRO_FIRST, Variant(checkpointing=True), SHAPE),
+        ("toy", SegmentKind.MICRO_FIRST, Variant(optimizer_impl=OptimizerImpl.PLAIN), SHAPE),
+        ("toy", SegmentKind.MICRO_FIRST, Variant(offload_optimizer=True), SHAPE),
+        ("toy", SegmentKind.MICRO_FIRST, Variant(), Shape(64, 4)),
+        ("toy", SegmentKind.MICRO_FIRST, Variant(), None),
+    ]
+    assert [store.segment(*place) for place in others] == [None] * len(others)
+
+
+def test_a_fit_comes_back_as_it_was(store):
+    found = fit(PLAN, {shape: trace(shape) for shape in (*PLAN.nodes, *PLAN.checks)})
+    store.put_fit(found, "toy", SegmentKind.MICRO_FIRST, Variant())
+    of = Regime(0, one_row=False)
+    back = store.fit("toy", SegmentKind.MICRO_FIRST, Variant(), of, 512)
+    assert back.plan == PLAN
+    assert back.at(Shape(5, 512)) == found.at(Shape(5, 512))
+    assert store.fit("toy", SegmentKind.MICRO_FIRST, Variant(), of, None) is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "text", "folder"])
+def test_a_damaged_file_is_as_good_as_none_and_is_written_anew(store, damage):
+    store.put_segment(trace(), *PLACE)
+    path = only_file(store)
+    data = path.read_bytes()
+    match damage:
+        case "cut":
+            path.write_bytes(data[: len(data) // 2])
+        case "empty":
+            path.write_bytes(b"")
+        case "flipped":
+            path.write_bytes(data[:300] + bytes([data[300] ^ 255]) + data[301:])
+        case "text":
+            path.write_bytes(b"a segment")
+        case "folder":
+            path.unlink()
+            path.mkdir()
+    assert store.segment(*PLACE) is None
+    store.put_segment(trace(), *PLACE)
+    if damage != "folder":
+        assert store.segment(*PLACE) == trace()
+
+
+def rewrite(path, change):
+    with np.load(path) as file:
+        columns = {name: file[name] for name in file.files}
+    header = json.loads(columns["header"].tobytes())
+    change(header)
+    columns["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    np.savez(path, **columns)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header.update(format=99),
+        lambda header: header.update(identity="another key with the same hash"),
+        lambda header: header.pop("labels"),
+        lambda header: header.update(labels=[["nowhere", "weights", "", ""]]),
+        lambda header: header.update(names=["weight:a"]),
+    ],
+)
+def test_a_foreign_header_is_as_good_as_none(store, change):
+    store.put_segment(trace(), *PLACE)
+    rewrite(only_file(store), change)
+    assert store.segment(*PLACE) is None
+
+
+def test_pickles_are_not_read(store):
+    store.put_segment(trace(), *PLACE)
+    np.savez(only_file(store), header=np.array([{"format": 1}], dtype=object))
+    assert store.segment(*PLACE) is None
+
+
+def test_the_files_used_longest_ago_are_dropped(tmp_path):
+    folder = tmp_path / "traces"
+    roomy = TraceStore(folder)
+    places = [("toy", SegmentKind.MICRO_FIRST, Variant(), Shape(rows, 64)) for rows in range(2, 6)]
+    for at, place in enumerate(places[:3]):
+        before = set(folder.iterdir()) if folder.exists() else set()
+        roomy.put_segment(trace(), *place)
+        (path,) = set(folder.iterdir()) - before
+        os.utime(path, (at, at))
+    assert roomy.segment(*places[0]) is not None  # used just now
+    size = sum(path.stat().st_size for path in folder.iterdir()) // 3
+    TraceStore(folder, limit_bytes=int(2.5 * size)).put_segment(trace(), *places[3])
+    assert [roomy.segment(*place) is not None for place in places] == [True, False, False, True]
+
+
+def test_left_over_temporary_files_are_dropped_too(tmp_path):
+    store = TraceStore(tmp_path, limit_bytes=20_000)
+    torn = tmp_path / ".x.npz.1.tmp"
+    torn.write_bytes(bytes(20_000))
+    os.utime(torn, (1, 1))
+    store.put_segment(trace(), *PLACE)
+    assert not torn.exists()
+    assert store.segment(*PLACE) is not None
+
+
+def test_a_disk_that_takes_nothing_only_costs_the_cache(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    store = TraceStore(blocked)
+    store.put_segment(trace(), *PLACE)
+    assert store.segment(*PLACE) is None
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from planning import ToyTracer
+from dryfit.memory.events import SegmentKind, Shape
+from dryfit.memory.store import TraceStore
+from dryfit.memory.tracer import Variant
+store, place = TraceStore(Path(sys.argv[1])), ("toy", SegmentKind.MICRO_FIRST, Variant(), Shape(4, 64))
+for _ in range(200):
+    store.put_segment(ToyTracer().trace(*place[1:]), *place)
+"""
+
+
+def test_readers_never_see_half_a_file(store):
+    store.put_segment(trace(), *PLACE)
+    path = os.pathsep.join(sys.path)
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(store.folder)], env=os.environ | {"PYTHONPATH": path})
+        for _ in range(2)
+    ]
+    reads = 0
+    while any(writer.poll() is None for writer in writers):
+        assert store.segment(*PLACE) == trace()
+        reads += 1
+    assert reads > 10
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert len(list(store.folder.iterdir())) == 1
