@@ -70,6 +70,7 @@ def plan(
     device: str | None = None,
     overrides: Sequence[str] = (),
     preset: str | None = None,
+    ladder: bool = False,
     on_note: OnNote = lambda _: None,
 ) -> PlanAnswer:
     """Say whether a trial with the study's own values fits a device, without using one.
@@ -79,13 +80,15 @@ def plan(
         device: ``rtx4090``, ``a100-80``, ``24GiB``, ...; None: this machine's first GPU.
         overrides: ``key=value`` pairs that replace keys of the file; ``execution.*`` keys are kept as given.
         preset: A study file that comes with dryfit.
+        ladder: Price every change, also where none is needed; slower.
         on_note: Hears what is being done.
 
     Raises:
         ConfigError: A key, a size or the device is wrong, or there is no GPU and none was named.
         DryfitError: The data or the model is wrong.
     """
-    return _plan_one(plan_input(study_file, device=device, overrides=overrides, preset=preset), on_note)
+    asked = plan_input(study_file, device=device, overrides=overrides, preset=preset)
+    return _plan_one(asked, on_note, ladder=ladder)
 
 
 def plan_space(
@@ -96,7 +99,7 @@ def plan_space(
     preset: str | None = None,
     on_note: OnNote = lambda _: None,
 ) -> SpacePlan:
-    """Say which part of a study's search space fits a device. The arguments are those of :func:`plan`.
+    """Say which part of a study's search space fits a device. The arguments are as in :func:`plan`.
 
     Raises:
         ConfigError: As :func:`plan`; or there are too many combinations.

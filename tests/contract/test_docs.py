@@ -28,10 +28,10 @@ def test_every_command_is_run_or_says_why_not(path: Path) -> None:
         assert mark == "run by the long tests" or re.match(r"not run here: .{10,}", mark), fence["body"]
 
 
-def run_as_written(fence: re.Match[str], folder: Path) -> int:
-    """Run a fenced block; how many commands it had."""
+def run_as_written(fence: re.Match[str], folder: Path, *flags: str) -> int:
+    """Run a fenced block, Python with some flags; how many commands it had."""
     if fence["language"] == "python":
-        subprocess.run([sys.executable, "-W", "error", "-c", fence["body"]], cwd=folder, check=True)
+        subprocess.run([sys.executable, *flags, "-c", fence["body"]], cwd=folder, check=True)
         return 1
     lines = fence["body"].splitlines()
     for line in lines:
@@ -57,7 +57,7 @@ def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
 def test_examples_of_the_documents_work_as_written(tmp_path: Path, path: Path) -> None:
     for fence in fences(path):
         if fence["mark"] == "run by the long tests":
-            run_as_written(fence, tmp_path)
+            run_as_written(fence, tmp_path, "-W", "error")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -84,7 +84,8 @@ def test_what_is_asked_of_execution_is_kept() -> None:
     assert found["execution"]["checkpointing"] is True
     free = answer(*LARGE, "--device", "8GiB")
     assert free["verdict"] == "fits_with"
-    assert len(free["ladder"]) == 5
+    assert len(free["ladder"]) == 1
+    assert len(answer(*LARGE, "--device", "8GiB", "--ladder")["ladder"]) == 5
     limited = answer(*LARGE, "--set", "execution.memory_limit=8GiB", "--device", "24GiB")
     assert limited["capacity_bytes"] == 8 * 2**30
     assert limited["execution"] == free["execution"]
@@ -102,6 +103,7 @@ def test_a_refusal_has_numbers_and_says_what_would_fit() -> None:
     assert first == "plan refused: trial needs 18.5 GiB, device has 3.0 GiB (3GiB)    [PLAN-NOFIT]"
     assert rest[0].startswith("  peak at      backward, encoder.layer.23.attention, aten.mm.default  (16 x 512")
     assert rest[1] == "  weights 2.0  activations 16.0  overhead 0.5   GiB"
+    assert "it does not fit: looking for what would" in done.stderr
     assert rest[2].startswith("  changes      train.max_length 512 -> 64    1.0 GiB   changes the experiment")
 
 
@@ -139,6 +141,7 @@ def test_a_planner_that_dies_leaves_the_memory_unknown() -> None:
         (["--preset", "supermx", "--device", "24GiB"], "did you mean supermax?"),
         (["nowhere.toml", "--preset", "supermax", "--device", "24GiB"], "one of them"),
         (["nowhere.toml", "--device", "24GiB"], "there is no file"),
+        (["--preset", "supermax", "--ladder", "--device", "24GiB"], "a single trial only"),
         (["--set", "lora.r=8", "--device", "24GiB"], "study.task = causal-lm"),
         (["--set", "study.task=causal-lm", "--set", "head.layers=1", "--device", "24GiB"], "not read"),
     ],

@@ -95,7 +95,7 @@ def answer(subject: PlanSubject, request: PlanRequest) -> PlanAnswer:
             device=request.device,
             memory=asked,
             shortfall_bytes=asked.required_bytes - capacity_bytes,
-            ladder=(*ladder, shorter),
+            ladder=(*ladder, shorter) if request.every_rung else ladder,
             torch="2.13.0",
             planner_s=0.5,
         )

@@ -70,6 +70,10 @@ def plan(
         str | None, typer.Option(metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU.")
     ] = None,
     overrides: SetOption = None,
+    ladder: Annotated[
+        bool | None,
+        typer.Option("--ladder/--no-ladder", help="Price every change (slower); default: of a preset, or a refusal."),
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -86,11 +90,13 @@ def plan(
 
     asked = api.plan_input(study, device=device, overrides=overrides or (), preset=preset)
     if asked.searched:
+        if ladder is not None:
+            raise ConfigError("planning a search space", "--ladder or --no-ladder", "them for a single trial only")
         found = plan_space(asked, on_note)
         print_json(space_view(found)) if as_json else print_space(found)
         fits = found.fits
     else:
-        answer = plan_one(asked, on_note)
+        answer = plan_one(asked, on_note, ladder=preset is not None if ladder is None else ladder)
         print_json(plan_view(answer)) if as_json else print_plan(answer)
         fits = answer.verdict in (VerdictKind.FITS, VerdictKind.FITS_WITH)
     raise typer.Exit(ExitStatus.DONE if fits else ExitStatus.ANSWER_IS_NO)

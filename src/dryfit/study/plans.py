@@ -110,17 +110,33 @@ class SpacePlan:
         return any(cell.answer.verdict in (VerdictKind.FITS, VerdictKind.FITS_WITH) for cell in self.cells)
 
 
-def plan_one(asked: PlanInput, on_note: OnNote) -> PlanAnswer:
+def plan_one(asked: PlanInput, on_note: OnNote, *, ladder: bool = False) -> PlanAnswer:
     """Plan the study's own values.
+
+    Args:
+        asked: What is asked about.
+        on_note: Hears what is being done.
+        ladder: Price every change, also where none is needed: it takes several times as long. What does not fit is
+            always told every change.
 
     Raises:
         DryfitError: The data, the model or a size is wrong.
     """
     settings = asked.config.trial_settings
     tokens = _tokens(asked, ((settings.model, settings.train.max_length),), on_note)
-    on_note(f"planning {settings.model.name} on {asked.device.name}")
     request = _request(asked, (settings,), asked.config.execution, tokens)
-    ((answer,),) = _ask([request.model_copy(update={"every_rung": True})], lambda _: None)
+    on_note(f"planning {settings.model.name} on {asked.device.name}")
+    answer = _answer_of(request.model_copy(update={"every_rung": ladder}))
+    if answer.verdict is VerdictKind.REFUSED and not ladder:
+        on_note("it does not fit: looking for what would")
+        priced = _answer_of(request.model_copy(update={"every_rung": True}))
+        # A planner that dies over the prices takes nothing back.
+        return answer if priced.verdict is VerdictKind.UNKNOWN else priced
+    return answer
+
+
+def _answer_of(request: PlanRequest) -> PlanAnswer:
+    ((answer,),) = _ask([request], lambda _: None)
     return answer
 
 
