@@ -1,4 +1,4 @@
-"""``dryfit plan`` as a user meets it: what is printed and kept, exit statuses. The planner is a stand-in."""
+"""``dryfit plan`` as a user meets it: what is printed and kept, exit statuses. The planner is a stand-in but once."""
 
 import json
 import os
@@ -12,10 +12,11 @@ import pytest
 
 import dryfit
 import plan_stand_in
+import tiny
 from dryfit.core.errors import ConfigError
 from dryfit.core.memory import VerdictKind
 from dryfit.core.wire import ENTRY_POINTS, Job
-from study_runs import run, write_study
+from study_runs import command, run, write_study
 
 SUPPORT = Path(plan_stand_in.__file__).parent
 START = (
@@ -249,3 +250,30 @@ def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:
     assert own.verdict is VerdictKind.FITS
     with pytest.raises(ConfigError, match="one of them"):
         dryfit.plan("study.toml", preset="supermax", device="24GiB")
+
+
+def test_the_planner_itself_answers_for_a_folder_that_holds_just_a_config(tmp_path: Path) -> None:
+    tiny.model(tmp_path / "whole")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((tmp_path / "whole/config.json").read_bytes())
+    words = ("plan", "--set", f"model.name={folder}", "--set", "train.max_length=64", "--device", "24GiB", "--json")
+    environment = {**os.environ, "DRYFIT_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+
+    def ask(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command(*words, *more), capture_output=True, text=True, env=environment, check=False)
+
+    done = ask("--set", "execution.micro_batch=4")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["verdict"] == "fits"
+    assert (found["execution"]["micro_batch"], found["execution"]["accumulation"]) == (4, 4)
+    assert found["required_bytes"] == found["min_cap_bytes"] + found["overhead_bytes"] + found["margin_bytes"]
+    assert found["peak_allocated_bytes"] == sum(found["by_category"].values()) == max(found["by_phase"].values())
+    assert list((tmp_path / "cache/traces").iterdir())
+    long = ask("--set", "train.max_length=512")
+    assert long.returncode == 2
+    assert "no more positions" in long.stderr
+    misspelt = ask("--set", "model.name=bert-large-uncasd")
+    assert misspelt.returncode == 2
+    assert "bert-large-uncased" in misspelt.stderr

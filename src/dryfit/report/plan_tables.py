@@ -7,7 +7,7 @@ from dryfit.core.plan import OptimizerImpl
 from dryfit.core.trial import Scalar
 from dryfit.core.units import gib
 from dryfit.core.wire import PlanAnswer
-from dryfit.report.tables import Table, value_text
+from dryfit.report.tables import Table, duration_text, value_text
 from dryfit.study.plans import PlannedCell, SpacePlan
 
 _BATCH = "train.batch_size"
@@ -120,7 +120,7 @@ def ladder_table(ladder: Sequence[Rung]) -> Table:
 
 def trust_text(answer: PlanAnswer) -> str:
     """What the numbers rest on."""
-    return f"{answer.confidence}, torch {answer.torch}, planned in {answer.planner_s:.2g} s"
+    return f"{answer.confidence}, torch {answer.torch}, planned in {duration_text(answer.planner_s)}"
 
 
 def space_table(plan: SpacePlan) -> Table:
