@@ -1,7 +1,19 @@
 """Every path of a study, in one place."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+
+def shared_traces(environment: Mapping[str, str], home: Path) -> Path:
+    """Folder of recorded traces, shared by all studies of a user; safe to delete.
+
+    Args:
+        environment: Its ``XDG_CACHE_HOME`` is heeded (XDG Base Directory Specification).
+        home: The user's home folder.
+    """
+    cache = environment.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if cache.startswith("/") else home / ".cache") / "dryfit" / "traces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,10 @@ class TrialLayout:
     def load_report(self) -> Path:
         """Where each tensor of the trial's model came from; JSON of a ``LoadReport``."""
         return self.folder / "load.json"
+
+    def planning(self, number: int) -> Path:
+        """The folder of try ``number`` to plan the trial's memory, counted from 1."""
+        return self.folder / f"plan-{number}"
 
     def attempt(self, number: int) -> Path:
         """The folder of attempt ``number``, counted from 1."""
