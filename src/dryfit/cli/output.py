@@ -14,6 +14,7 @@ from dryfit.core.errors import DryfitError, InternalError
 from dryfit.core.health import Health
 from dryfit.core.trial import Outcome
 from dryfit.report.health import health_table, verdict
+from dryfit.report.plans import plan_totals, totals_text
 from dryfit.report.summary import StudySummary
 from dryfit.report.tables import (
     Table,
@@ -98,6 +99,9 @@ def print_study(state: StudyState, layout: StudyLayout, *, trials: bool) -> None
         out.print(f"  {params_text(state.best.params)}", highlight=False)
     else:
         out.print("best: no trial has completed yet", highlight=False)
+    totals = plan_totals(state)
+    if totals is not None:
+        out.print(f"plans: {totals_text(totals)}", highlight=False)
     for name, path in places(state, layout):
         out.print(f"  {name}: {path}", highlight=False)
 
@@ -126,6 +130,8 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
     if summary.best is not None:
         best = summary.best
         out.print(f"  best {number_text(best.value)}: trial {best.number}  {params_text(best.params)}", highlight=False)
+    if summary.plans is not None:
+        out.print(f"  plans: {totals_text(summary.plans)}", highlight=False)
 
 
 def print_advice(result: TuneResult) -> None:
