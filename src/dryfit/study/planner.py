@@ -197,9 +197,13 @@ class Planner:
 
     def _request(self, trial: TrialState, device: DeviceSpec) -> PlanRequest:
         config = self._study.config
+        settings = trial_settings(self._study, trial.params)
+        wishes = config.execution
+        if wishes.micro_batch is not None and wishes.micro_batch > settings.train.batch_size:
+            wishes = wishes.model_copy(update={"micro_batch": settings.train.batch_size})
         subject = PlanSubject(
             task=config.study.task,
-            settings=trial_settings(self._study, trial.params),
+            settings=settings,
             num_labels=config.data.num_labels,
             lora=config.lora,
         )
@@ -211,7 +215,7 @@ class Planner:
         return PlanRequest(
             subjects=(subject,),
             device=device,
-            wishes=config.execution,
+            wishes=wishes,
             tokens=tokens,
             trace_dir=str(shared_traces(os.environ, Path.home())),
         )
