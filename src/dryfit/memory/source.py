@@ -29,7 +29,8 @@ def compact(segment: Segment, tables: dict[tuple[Label, ...], tuple[Label, ...]]
     """The same segment in a quarter of the memory: columns of machine integers, one table for equal ones."""
     table = tables.setdefault(segment.label_table, segment.label_table)
     columns = (array("q", column) for column in (segment.blocks, segment.deltas, segment.labels))
-    return Segment(*columns, table, segment.names, segment.gemm_at)
+    blocks, deltas, labels = columns
+    return Segment(blocks, deltas, labels, table, segment.names, segment.gemm_at)
 
 
 @dataclass(slots=True)
