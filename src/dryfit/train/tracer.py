@@ -131,7 +131,7 @@ class _Stage:
         with self._stand_ins, self._recorder, self._recorder.segment() as record:
             self._place(device)
         self._load = record.result
-        self._rehearsal = Rehearsal(parts, device)
+        self._rehearsal = Rehearsal(parts, device, OptimizerPlan(modelled=True))
         self._trained: tuple[str, ...] | None = None
         self._has_state = False
 
