@@ -11,7 +11,7 @@ from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
-    from dryfit.api import TuneResult, check, init, open_study, resume, status, stop, tune
+    from dryfit.api import TuneResult, check, init, open_study, plan, plan_space, resume, status, stop, tune
     from dryfit.core.errors import DryfitError, LoadError
     from dryfit.tasks.load import load
 
@@ -22,6 +22,8 @@ _HOMES = {
     "check": "dryfit.api",
     "init": "dryfit.api",
     "open_study": "dryfit.api",
+    "plan": "dryfit.api",
+    "plan_space": "dryfit.api",
     "resume": "dryfit.api",
     "status": "dryfit.api",
     "stop": "dryfit.api",
@@ -38,6 +40,8 @@ __all__ = [
     "init",
     "load",
     "open_study",
+    "plan",
+    "plan_space",
     "resume",
     "status",
     "stop",

@@ -15,10 +15,12 @@ from dryfit.core.wire import ChildResult, Phase, PlanAnswer, PlanRequest, PlanRe
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations
 from dryfit.memory.estimate import Device, Lengths
+from dryfit.memory.events import Segment, SegmentKind, Shape
 from dryfit.memory.ladder import plan as climb
 from dryfit.memory.rungs import Change, ChangeKind, Trial
 from dryfit.memory.source import SegmentSource
 from dryfit.memory.store import TraceStore
+from dryfit.memory.tracer import Variant
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import Kind, cannot_checkpoint
@@ -80,10 +82,19 @@ class _Planner:
 
     def source(self, subject: PlanSubject) -> SegmentSource:
         """Segments of a subject."""
-        tracer = StepTracer(subject, self.body.device, reentrant=self.body.wishes.reentrant)
+        tracer = self.tracer(subject)
         if tracer.key not in self.sources:
-            self.sources[tracer.key] = SegmentSource(tracer, TraceStore(Path(self.body.trace_dir)))
+            self.sources[tracer.key] = SegmentSource(tracer, self.store)
         return self.sources[tracer.key]
+
+    def tracer(self, subject: PlanSubject) -> StepTracer:
+        """Traces a subject as the request's device and wishes have it."""
+        return StepTracer(subject, self.body.device, reentrant=self.body.wishes.reentrant)
+
+    @property
+    def store(self) -> TraceStore:
+        """Traces of earlier requests."""
+        return TraceStore(Path(self.body.trace_dir))
 
     def changed(self, subject: PlanSubject, change: Change) -> SegmentSource | None:
         """Segments after a change of the experiment; None where it has no such part."""
@@ -93,9 +104,8 @@ class _Planner:
                 if settings.optim.name != "adamw":
                     return None
                 optim = settings.optim.model_copy(update={"name": "adamw8bit"})
-                return self.source(
-                    subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
-                )
+                smaller = subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
+                return SegmentSource(_OtherOptimizer(self.source(subject), self.tracer(smaller)), self.store)
             case ChangeKind.SMALLER_RANK:
                 if subject.lora is None:
                     return None
@@ -104,6 +114,22 @@ class _Planner:
                 )
             case ChangeKind.SHORTER | ChangeKind.SMALLER_BATCH:
                 return self.source(subject)
+
+
+@dataclass(frozen=True, slots=True)
+class _OtherOptimizer:
+    """A tracer of which only the optimizer's steps are new."""
+
+    base: SegmentSource
+    optimizer: StepTracer
+
+    @property
+    def key(self) -> str:
+        return self.optimizer.key
+
+    def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
+        is_new = kind in (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE, SegmentKind.SAVE)
+        return self.optimizer.trace(kind, variant, shape) if is_new else self.base.segment(kind, variant, shape)
 
 
 def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]) -> AllocatorSettings:
@@ -156,4 +182,3 @@ def _row_lengths(tokens: StudyTokens | None, model: ModelSettings, max_length: i
         only=(TRAIN, VALIDATION),
     )
     return [length for split in found.splits.values() for length in split.lengths_R.tolist()]
-

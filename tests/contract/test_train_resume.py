@@ -130,6 +130,29 @@ def test_activation_checkpointing_changes_no_value(tmp_path: Path, model: Path, 
     assert channel.points == undisturbed[1]
 
 
+def test_state_on_the_host_changes_no_value_and_goes_on(
+    tmp_path: Path, model: Path, undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way through the Trainer; a CPU, where it would be refused, stands in for the device."""
+    monkeypatch.setattr("dryfit.train.optim.cannot_offload", lambda *_: None)
+    trial = trials.small(tmp_path, encoder=model, **TABLES, execution={"offload_optimizer": True})
+    _, before = trial.run(stop_at=4)
+    trial.plan = trial.plan.model_copy(update={"offload_optimizer": False})
+    _, between = trial.run(stop_at=3)
+    trial.plan = trial.plan.model_copy(update={"offload_optimizer": True})
+    result, after = trial.run()
+    assert result == undisturbed[0]
+    assert before.points + between.points + after.points == undisturbed[1]
+    assert same_weights(trial.best_weights(), undisturbed[2])
+
+
+@pytest.mark.parametrize("impl", ["foreach", "plain"])
+def test_implementations_agree_up_to_rounding(tmp_path: Path, model: Path, undisturbed, impl: str) -> None:
+    _, channel = trials.small(tmp_path, encoder=model, **TABLES, execution={"optimizer_impl": impl}).run()
+    have, want = ([point.metrics["loss"] for point in points] for points in (channel.points, undisturbed[1]))
+    assert have == pytest.approx(want, rel=1e-3)
+
+
 def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed) -> None:
     """SIGKILL in the middle of the third validation; checkpoints were written at the first two."""
     result, points, weights = undisturbed

@@ -1,66 +1,30 @@
 """What holds of the simulated allocator for every sequence of events, with native and expandable segments."""
 
 from itertools import pairwise
+from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allocations import allocator_settings_values, columns
 from dryfit.memory.allocator import fragmentation, min_cap, replay, sequences
-from dryfit.memory.allocator_settings import INTERVALS, MIB, AllocatorSettings
+from dryfit.memory.allocator_settings import MIB, AllocatorSettings
 from dryfit.memory.caching import CachingAllocator
 from slow_allocator import Part, SlowAllocator
-
-_SIZES = st.one_of(
-    st.integers(1, 4096),
-    st.integers(500 * 1024, 3 * MIB),
-    st.integers(1, 40 * MIB),
-    st.sampled_from([1, 512, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 11 * MIB, 20 * MIB, 33 * MIB]),
-)
-
-
-@st.composite
-def _events(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Columns of events: a size allocates the next block; an index frees one of those in use."""
-    blocks: list[int] = []
-    deltas: list[int] = []
-    live: list[int] = []
-    count = 0
-    for size, pick in draw(
-        st.lists(st.tuples(st.one_of(st.none(), _SIZES, _SIZES), st.integers(0, 10**6)), max_size=60)
-    ):
-        if size is not None:
-            blocks.append(count)
-            deltas.append(size)
-            live.append(count)
-            count += 1
-        elif live:
-            block = live.pop(pick % len(live))
-            blocks.append(block)
-            deltas.append(-deltas[blocks.index(block)])
-    return blocks, deltas
-
-
-@st.composite
-def _settings(draw: st.DrawFn) -> AllocatorSettings:
-    """Any that torch accepts."""
-    large = draw(st.sampled_from([20, 20, 12, 64])) * MIB
-    return AllocatorSettings(
-        expandable_segments=draw(st.booleans()),
-        max_split_bytes=draw(st.sampled_from([None, None, large, large + 8 * MIB])),
-        roundup_power2_divisions=draw(
-            st.sampled_from([(0,) * INTERVALS, (0,) * INTERVALS, (8,) * INTERVALS, (1, 2, 4, 16) + (8,) * 12])
-        ),
-        gc_threshold=draw(st.sampled_from([None, None, 0.3, 0.8])),
-        large_segment_bytes=large,
-        max_non_split_rounding_bytes=draw(st.sampled_from([large, 2 * large])),
-    )
-
 
 _CAPACITIES = st.one_of(st.none(), st.integers(0, 200).map(lambda megabytes: megabytes * MIB))
 
 
-@settings(max_examples=400, deadline=None)
-@given(_events(), _settings(), _CAPACITIES)
+def _assert_same(fast: CachingAllocator, slow: SlowAllocator) -> None:
+    assert fast.reserved_bytes == slow.reserved
+    assert fast.allocated_bytes == slow.allocated
+    assert fast.retries == slow.retries
+    assert [[(b.size_bytes, b.is_allocated) for b in segment.blocks] for segment in fast.segments()] == slow.layout()
+
+
+@settings(max_examples=400)
+@given(columns(), allocator_settings_values(), _CAPACITIES)
 def test_it_does_what_the_plain_reading_of_the_rules_does(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, capacity: int | None
 ) -> None:
@@ -77,17 +41,45 @@ def test_it_does_what_the_plain_reading_of_the_rules_does(
             address, part = pairs.pop(block)
             fast.free(address)
             slow.free(part)
-        assert (fast.reserved_bytes, fast.allocated_bytes, fast.retries) == (
-            slow.reserved,
-            slow.allocated,
-            slow.retries,
-        )
-        layout = [[(b.size_bytes, b.is_allocated) for b in segment.blocks] for segment in fast.segments()]
-        assert layout == slow.layout()
+        _assert_same(fast, slow)
 
 
-@settings(max_examples=200, deadline=None)
-@given(_events(), _settings(), _CAPACITIES)
+@pytest.mark.parametrize("seed", range(60))
+def test_it_does_so_for_long_on_a_device_that_is_often_full(seed: int) -> None:
+    random = Random(seed)
+    large = random.choice([12, 20, 64]) * MIB
+    allocator_settings = AllocatorSettings(
+        expandable_segments=seed % 2 == 0,
+        max_split_bytes=random.choice([None, large, large + 8 * MIB]),
+        gc_threshold=random.choice([None, 0.3, 0.8]),
+        large_segment_bytes=large,
+        max_non_split_rounding_bytes=random.choice([large, 2 * large]),
+    )
+    capacity = random.choice([100, 150, 200, 400]) * MIB
+    fast, slow = CachingAllocator(allocator_settings, capacity), SlowAllocator(allocator_settings, capacity)
+    live: list[tuple[int, Part]] = []
+    for _ in range(250):
+        frees = 1 if live and random.random() < 0.45 else 0
+        if not frees:
+            size = random.choice([random.randint(1, 4096), random.randint(1, 3 * MIB), random.randint(1, 40 * MIB)])
+            address, part = fast.malloc(size), slow.malloc(size)
+            assert (address is None) == (part is None)
+            if address is not None and part is not None:
+                live.append((address, part))
+            else:
+                frees = random.randint(0, len(live))
+        for _ in range(frees):
+            address, part = live.pop(random.randrange(len(live)))
+            fast.free(address)
+            slow.free(part)
+        if random.random() < 0.01:
+            fast.release_cached()
+            slow.release_cached()
+        _assert_same(fast, slow)
+
+
+@settings(max_examples=200)
+@given(columns(), allocator_settings_values(), _CAPACITIES)
 def test_books_and_blocks_agree_and_the_capacity_holds(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, capacity: int | None
 ) -> None:
@@ -111,8 +103,8 @@ def test_books_and_blocks_agree_and_the_capacity_holds(
         assert capacity is None or allocator.reserved_bytes <= capacity
 
 
-@settings(max_examples=200, deadline=None)
-@given(_events(), _settings())
+@settings(max_examples=200)
+@given(columns(), allocator_settings_values())
 def test_with_all_freed_every_segment_is_whole_and_can_be_given_back(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings
 ) -> None:
@@ -134,8 +126,8 @@ def test_with_all_freed_every_segment_is_whole_and_can_be_given_back(
     assert allocator.segments() == ()
 
 
-@settings(max_examples=200, deadline=None)
-@given(_events(), _settings())
+@settings(max_examples=200)
+@given(columns(), allocator_settings_values())
 def test_replays_repeat_and_their_peaks_are_in_order(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings
 ) -> None:
@@ -146,8 +138,8 @@ def test_replays_repeat_and_their_peaks_are_in_order(
     assert outcome.fragmented_bytes <= outcome.peak_reserved_bytes
 
 
-@settings(max_examples=150, deadline=None)
-@given(_events(), _settings())
+@settings(max_examples=150)
+@given(columns(), allocator_settings_values())
 def test_it_survives_with_the_smallest_capacity_and_needs_no_more_than_is_reserved_with_plenty(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings
 ) -> None:
@@ -162,7 +154,6 @@ def test_it_survives_with_the_smallest_capacity_and_needs_no_more_than_is_reserv
     assert capacity <= plenty.peak_reserved_bytes + pages + tolerance
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=40), st.integers(0, 2**32))
 def test_every_order_is_a_reordering_and_one_of_them_is_worst(lengths: list[int], seed: int) -> None:
     orders = sequences(lengths, seed=seed)

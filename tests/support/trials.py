@@ -96,7 +96,7 @@ class Trial:
             data=self.data,
             pairs=((self.settings.model, self.settings.train.max_length),),
             cache_dir=str(self.folder / "cache"),
-            device="cpu",
+            device=str(self.plan.device),
             precisions=(str(self.settings.train.precision),),
         )
         result = resolve(body, ScriptedChannel(self.folder / "resolve")).resolve

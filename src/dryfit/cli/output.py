@@ -12,8 +12,21 @@ from rich.text import Text
 from dryfit.api import TuneResult
 from dryfit.core.errors import DryfitError, InternalError
 from dryfit.core.health import Health
+from dryfit.core.memory import VerdictKind
 from dryfit.core.trial import Outcome
+from dryfit.core.wire import PlanAnswer
 from dryfit.report.health import health_table, verdict
+from dryfit.report.plan_tables import (
+    headline,
+    ladder_table,
+    memory_table,
+    peak_text,
+    refusal_lines,
+    requirement_table,
+    space_lines,
+    space_table,
+    trust_text,
+)
 from dryfit.report.summary import StudySummary
 from dryfit.report.tables import (
     Table,
@@ -27,8 +40,16 @@ from dryfit.report.tables import (
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.study.machine import End
+from dryfit.study.plans import SpacePlan
 
 _OUTCOME_STYLES = {Outcome.COMPLETE: "green", Outcome.PRUNED: "yellow", Outcome.FAILED: "red"}
+
+_VERDICT_STYLES = {
+    VerdictKind.FITS: "green",
+    VerdictKind.FITS_WITH: "green",
+    VerdictKind.REFUSED: "red",
+    VerdictKind.UNKNOWN: "yellow",
+}
 
 _SENTENCES = {
     End.DONE: "done",
@@ -108,6 +129,34 @@ def print_health(health: Health) -> None:
     for error in health.errors:
         out.print(Text(error))
     out.print(Text(verdict(health), style="green" if health.healthy else "red"))
+
+
+def print_plan(answer: PlanAnswer) -> None:
+    """The verdict, what memory is needed for, and what would change it."""
+    out = console()
+    out.print(Text(headline(answer), style=_VERDICT_STYLES[answer.verdict]))
+    refused = answer.verdict is VerdictKind.REFUSED
+    for line in refusal_lines(answer) if refused else ():
+        out.print(Text(line))
+    memory = answer.memory
+    if memory is not None:
+        if not refused:
+            out.print(Text(f"peak at {peak_text(memory)}"))
+        for table in (requirement_table(answer, memory), memory_table(memory)):
+            out.print()
+            print_table(table)
+    if answer.ladder:
+        out.print()
+        print_table(ladder_table(answer.ladder))
+    out.print(Text(trust_text(answer), style="dim"))
+
+
+def print_space(plan: SpacePlan) -> None:
+    """Which part of a space fits."""
+    print_table(space_table(plan))
+    out = console()
+    for line in space_lines(plan):
+        out.print(Text(line))
 
 
 def print_status(summary: StudySummary, owner: int | None) -> None:

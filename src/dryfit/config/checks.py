@@ -1,12 +1,24 @@
 """Checks between keys of a study file that need no data and no machine."""
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import StudyConfig
+from dryfit.config.schema_json import TABLES
+from dryfit.core.errors import ConfigError
 from dryfit.core.plan import DeviceKind
-from dryfit.core.settings import Metric, Precision, Settings
+from dryfit.core.settings import Metric, Precision, Settings, Task
+from dryfit.core.units import parse_bytes
+
+
+class Use(Enum):
+    """What a study file is read for."""
+
+    TRAIN = auto()
+    PLAN = auto()
+    """Its memory is asked about: no rows are needed, and tasks may be named that cannot be trained yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +44,51 @@ _NEEDS: Final = (
 )
 _HIDDEN_LAYER_KEYS: Final = ("hidden", "activation")
 _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
+_ENCODER_TABLES: Final = ("head", "loss")
 
 
-def cross_problems(config: StudyConfig) -> list[Problem]:
+def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Everything that is wrong between the keys of a config whose single values are legal."""
-    return [*_data(config), *_metric(config), *_precision(config), *_unread(config)]
+    problems = [*_task(config), *_data(config, use), *_metric(config), *_precision(config), *_limit(config)]
+    return [*problems, *_unread(config), *(_plannable(config) if use is Use.PLAN else _trainable(config))]
 
 
-def _data(config: StudyConfig) -> list[Problem]:
+def _task(config: StudyConfig) -> list[Problem]:
+    """Tables that the task does not read."""
+    task = config.study.task
+    if task is not Task.CAUSAL_LM:
+        found = f"is read only with study.task = {Task.CAUSAL_LM}, and it is {task}"
+        return [Problem(("lora",), found, hint="remove the table")] if config.lora is not None else []
+    keys = [(table, key) for table in _ENCODER_TABLES for key in TABLES[table]]
+    found = f"is not read by study.task = {task}"
+    problems = [Problem((table, key), found) for table, key in keys if _changed(config, f"{table}.{key}")]
+    searched = [name for name in config.space if name.partition(".")[0] in _ENCODER_TABLES]
+    return problems + [Problem(("space", name), found) for name in searched]
+
+
+def _trainable(config: StudyConfig) -> list[Problem]:
+    if config.study.task is not Task.CAUSAL_LM:
+        return []
+    found = f"is {Task.CAUSAL_LM}, which can be planned, not trained yet"
+    return [Problem(("study", "task"), found, str(Task.CRITERIA), "ask for its memory with `dryfit plan`")]
+
+
+def _plannable(config: StudyConfig) -> list[Problem]:
+    """Sizes that contradict each other. A study that is trained may search the batch below its micro-batch."""
+    rows, batch = config.execution.micro_batch, config.train.batch_size
+    if rows is None or rows <= batch or "train.batch_size" in config.space:
+        return []
+    found = f"is {rows}, and train.batch_size is {batch}"
+    return [Problem(("execution", "micro_batch"), found, f"from 1 to {batch}: a part of the batch")]
+
+
+def _data(config: StudyConfig, use: Use) -> list[Problem]:
     data = config.data
     if data.file is None:
         unread = [key for key in _SPLIT_KEYS if _changed(config, f"data.{key}")]
         problems = [Problem(("data", key), "is read only with data.file") for key in unread]
         missing = [name for name in ("train", "validation") if getattr(data, name) is None]
-        if missing:
+        if missing and use is Use.TRAIN:
             found = f"has no {' and no '.join(missing)}"
             hint = f'add {missing[0]} = "PATH", or --set data.{missing[0]}=PATH'
             problems.append(Problem(("data",), found, "train and validation (and test), or file alone", hint))
@@ -77,6 +120,14 @@ def _precision(config: StudyConfig) -> list[Problem]:
     if config.train.precision is Precision.FP16 and config.execution.device == DeviceKind.CPU:
         found = "is fp16, and execution.device is cpu"
         return [Problem(("train", "precision"), found, "fp16 on CUDA only", "use bf16 or fp32")]
+    return []
+
+
+def _limit(config: StudyConfig) -> list[Problem]:
+    try:
+        parse_bytes(config.execution.memory_limit or "1B")
+    except ConfigError as error:
+        return [Problem(("execution", "memory_limit"), f"is {error.found}", f"above 0: {error.allowed}")]
     return []
 
 

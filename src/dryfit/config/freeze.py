@@ -26,7 +26,7 @@ def dump_toml(config: StudyConfig, folder: Path | None = None) -> str:
         folder: Where the text will be kept: files and models below it are written relative to it, so that the
             folder can be moved.
     """
-    document = config.model_dump(mode="json")
+    document = _document(config)
     if folder is not None:
         _make_relative(document, folder)
     lines = [_HEADER]
@@ -110,8 +110,12 @@ def _set_back(key: str, value: object) -> str:
 
 
 def _flat(config: StudyConfig) -> dict[str, Any]:
-    document = config.model_dump(mode="json")
-    return {f"{table}.{key}": value for table, keys in document.items() for key, value in keys.items()}
+    return {f"{table}.{key}": value for table, keys in _document(config).items() for key, value in keys.items()}
+
+
+def _document(config: StudyConfig) -> dict[str, dict[str, Any]]:
+    """Every table that is there."""
+    return {table: keys for table, keys in config.model_dump(mode="json").items() if keys is not None}
 
 
 def _text_of(flat: dict[str, Any], key: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from pydantic import ValidationError
 
-from dryfit.config.checks import cross_problems
+from dryfit.config.checks import Use, cross_problems
 from dryfit.config.locate import KeyPath, locate_keys, parse_key
 from dryfit.config.problems import Problem, config_error, explain, unknown_searched_keys
 from dryfit.config.schema import StudyConfig
@@ -51,19 +51,34 @@ class LoadedStudy:
     path: Path
 
 
-def load_study_file(path: Path, overrides: Sequence[str] = ()) -> LoadedStudy:
+def load_study_file(path: Path, overrides: Sequence[str] = (), use: Use = Use.TRAIN) -> LoadedStudy:
     """Read and check a study file.
 
     Args:
         path: A study file, or a folder with a ``study.toml``.
         overrides: ``a.b=c`` texts, applied in order on top of the file. Relative paths in them are relative to the
             current directory, those in the file to the file's folder.
+        use: What it is read for; it decides what must be there.
 
     Raises:
         ConfigError: The file cannot be read, or something in it or in the overrides is wrong; all problems at once.
     """
     path = path / STUDY_FILE if path.is_dir() else path
-    text = _read(path)
+    return load_study_text(_read(path), path, overrides, use)
+
+
+def load_study_text(text: str, path: Path, overrides: Sequence[str] = (), use: Use = Use.TRAIN) -> LoadedStudy:
+    """Read and check the text of a study file.
+
+    Args:
+        text: The file's content.
+        path: Where it is from, or would lie: relative paths in it start at its folder, and messages name it.
+        overrides: As in :func:`load_study_file`.
+        use: What it is read for.
+
+    Raises:
+        ConfigError: Something in it or in the overrides is wrong; all problems at once.
+    """
     document = _parse(path, text)
     places = {place: f"line {line}" for place, line in locate_keys(text).items()}
     _join_searched_names(document, places)
@@ -72,7 +87,7 @@ def load_study_file(path: Path, overrides: Sequence[str] = ()) -> LoadedStudy:
         _apply(document, override, places)
     folder = Path(_absolute("", path.parent))
     _resolve_paths(document, folder, places)
-    config = _checked(path, document, places)
+    config = _checked(path, document, places, use)
     return LoadedStudy(config, _origins(config, places, path.name), folder, path)
 
 
@@ -221,7 +236,7 @@ def _absolute(path: str, base: Path) -> str:
     return os.path.abspath(base / Path(path).expanduser())
 
 
-def _checked(path: Path, document: Document, places: Mapping[KeyPath, str]) -> StudyConfig:
+def _checked(path: Path, document: Document, places: Mapping[KeyPath, str], use: Use) -> StudyConfig:
     space = document.get("space")
     problems = unknown_searched_keys(cast("Document", space)) if isinstance(space, dict) else []
     try:
@@ -231,7 +246,7 @@ def _checked(path: Path, document: Document, places: Mapping[KeyPath, str]) -> S
         named = {problem.path for problem in problems}
         problems += [problem for problem in explain(error, document) if problem.path[:2] not in named]
     else:
-        problems += cross_problems(config)
+        problems += cross_problems(config, use)
         if not problems:
             return config
     raise config_error(str(path), problems, {problem.path: _place(problem.path, places) for problem in problems})

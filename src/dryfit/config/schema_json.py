@@ -28,9 +28,11 @@ def study_json_schema() -> Node:
     }
     for name, node in schema["properties"].items():
         node.pop("default", None)  # every key inside carries its own
+        for option in node.pop("anyOf", ()):  # a table that may be absent; TOML cannot write null
+            node.update({"$ref": option["$ref"]} if "$ref" in option else {})
         if "$ref" in node:
             summary = _resolve(schema, node).get("description", "").split("\n")[0]
-            node["description"] = summary.removeprefix(f"``[{name}]``: ")
+            node.setdefault("description", summary.removeprefix(f"``[{name}]``: "))
     return {
         "$schema": _DIALECT,
         "title": "dryfit study",

@@ -59,7 +59,7 @@ def replay(
         capacity_bytes: Most memory it may take from the driver; None for as much as is asked.
 
     Raises:
-        InternalError: A block is freed that was not allocated.
+        InternalError: A block is freed that is not in use, or allocated that is.
     """
     allocator = CachingAllocator(settings, capacity_bytes)
     malloc, free = allocator.malloc, allocator.free
@@ -69,9 +69,10 @@ def replay(
     peak_event = -1
     oom_event: int | None = None
     for index, (block, delta) in enumerate(zip(blocks, deltas, strict=True)):
+        if (delta > 0) == (block in address_of):
+            state = "in use already" if delta > 0 else "not in use"
+            raise InternalError("replaying allocations", f"event {index} is about block {block}, which is {state}")
         if delta <= 0:
-            if block not in address_of:
-                raise InternalError("replaying allocations", f"event {index} frees block {block}, which is not in use")
             free(address_of.pop(block))
             requested -= requested_of.pop(block)
             continue

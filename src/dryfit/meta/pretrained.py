@@ -95,7 +95,12 @@ def cannot_checkpoint(config: PreTrainedConfig, kind: Kind, *, reentrant: bool) 
     """Why a model cannot recompute its activations; None where it can, or nobody knows (code of its own)."""
     found = _CLASSES[kind]._model_mapping.get(type(config), None)
     cls = found[0] if isinstance(found, tuple) else found
-    if cls is not None and not cls.supports_gradient_checkpointing:
+    return None if cls is None else class_cannot_checkpoint(cls, config, reentrant=reentrant)
+
+
+def class_cannot_checkpoint(cls: type[PreTrainedModel], config: PreTrainedConfig, *, reentrant: bool) -> str | None:
+    """Why models of a class cannot recompute their activations; None where they can."""
+    if not cls.supports_gradient_checkpointing:
         return f"{config.model_type} has no activation checkpointing"
     if reentrant and config.model_type in _SHARES_ACROSS_LAYERS:
         return f"{config.model_type} shares tensors between its layers, which reentrant autograd goes through twice"

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,9 +15,10 @@ from dryfit.core.trial import Scalar
 from dryfit.core.wire import canonical_json
 from dryfit.search.declare import declare
 from dryfit.search.fields import apply_params
-from dryfit.search.params import Param, enumerated, from_text, public_name, to_text, when_from_json
+from dryfit.search.params import Distribution, Param, enumerated, from_text, public_name, to_text, when_from_json
 
 _MOST_PAIRS = 64
+_MOST_VALUES = 16
 _MOST_BRANCHES = 4096
 
 
@@ -137,21 +138,39 @@ class Space:
 
     def _pairs(self, base: TrialSettings) -> list[tuple[ModelSettings, int]]:
         deciding = [name for name in self._by_name if name.startswith("model.") or name == "train.max_length"]
+        variants = self._variants(deciding, _all_listed)
+        if len(variants) > _MOST_PAIRS:
+            raise _NotEnumerableError
+        settings = [apply_params(base, values) for values in variants]
+        return [(one.model, one.train.max_length) for one in settings]
+
+    def points(self, names: Collection[str], most: int) -> list[dict[str, Scalar]] | None:
+        """Every combination of values that some searched keys can have together; None of more than ``most``.
+
+        A key whose condition is not met is left out of a combination. Of a key with more than 16 values, or a
+        continuous one, the two ends are taken.
+        """
+        try:
+            found = self._variants([name for name in self._by_name if name in names], _listed_or_ends)
+        except _NotEnumerableError:
+            return None
+        return found if len(found) <= most else None
+
+    def _variants(
+        self, deciding: list[str], listed: Callable[[Distribution], tuple[Scalar, ...]]
+    ) -> list[dict[str, Scalar]]:
+        """The different combinations of the deciding keys, over all values of what their conditions ask for."""
         branches: list[dict[str, Scalar]] = [{}]
         for name in self._closure(deciding):
             branches = [
                 drawn if value is None else {**drawn, name: value}
                 for drawn in branches
-                for value in self._outcomes(name, drawn, must_list=name in deciding)
+                for value in self._outcomes(name, drawn, listed if name in deciding else None)
             ]
             if len(branches) > _MOST_BRANCHES:
                 raise _NotEnumerableError
         chosen = [{name: value for name, value in drawn.items() if name in deciding} for drawn in branches]
-        variants = {canonical_json(values): values for values in chosen}
-        if len(variants) > _MOST_PAIRS:
-            raise _NotEnumerableError
-        settings = [apply_params(base, values) for values in variants.values()]
-        return [(one.model, one.train.max_length) for one in settings]
+        return list({canonical_json(values): values for values in chosen}.values())
 
     def _closure(self, names: list[str]) -> list[str]:
         """The names and all that their conditions ask for, in order."""
@@ -161,15 +180,39 @@ class Space:
                 needed.update(key for key, _ in param.when)
         return [name for name in self._by_name if name in needed]
 
-    def _outcomes(self, name: str, drawn: Mapping[str, Scalar], *, must_list: bool) -> tuple[Scalar, ...]:
-        """The values a key can get after ``drawn``; None stands for no value, or for one nobody asks about."""
+    def _outcomes(
+        self, name: str, drawn: Mapping[str, Scalar], listed: Callable[[Distribution], tuple[Scalar, ...]] | None
+    ) -> tuple[Scalar, ...]:
+        """The values a key can get after ``drawn``; None stands for no value, or for one nobody asks about.
+
+        Args:
+            listed: Lists the values of a key that is asked about; None for the others.
+        """
         param = self.active(name, drawn)
         if param is None:
             return (None,)
+        if listed is not None:
+            return listed(param.distribution)
         values = enumerated(param.distribution, _MOST_PAIRS)
-        if values is not None and (must_list or isinstance(param.distribution, CategoricalDistribution)):
+        if values is not None and isinstance(param.distribution, CategoricalDistribution):
             return values
-        if must_list:
-            raise _NotEnumerableError
         asked = dict.fromkeys(value for other in self.params for key, vs in other.when if key == name for value in vs)
         return (*(value for value in asked if param.contains(value)), None)
+
+
+def _all_listed(distribution: Distribution) -> tuple[Scalar, ...]:
+    values = enumerated(distribution, _MOST_PAIRS)
+    if values is None:
+        raise _NotEnumerableError
+    return values
+
+
+def _listed_or_ends(distribution: Distribution) -> tuple[Scalar, ...]:
+    if isinstance(distribution, CategoricalDistribution):
+        return tuple(distribution.choices)
+    return enumerated(distribution, _MOST_VALUES) or (distribution.low, distribution.high)
+
+
+def first_value(param: Param) -> Scalar:
+    """The first value a key can get, in the order of the study file."""
+    return _listed_or_ends(param.distribution)[0]

@@ -162,8 +162,15 @@ def init_folder(
         The files written, the study file first.
 
     Raises:
-        ConfigError: One of the files exists and ``force`` is not set.
+        ConfigError: One of the files exists and ``force`` is not set, or the task cannot be trained yet.
     """
+    if task is Task.CAUSAL_LM:
+        raise ConfigError(
+            f"writing a study to {folder}",
+            f"{task} can be planned, not trained yet",
+            str(Task.CRITERIA),
+            f"ask for its memory: dryfit plan --set study.task={task}",
+        )
     study = folder / STUDY_FILE
     targets = [study, *(folder / DATA_FOLDER / f"{split}.jsonl" for split in ("train", "validation", "test"))]
     for target in targets:

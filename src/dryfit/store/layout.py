@@ -1,7 +1,22 @@
 """Every path of a study, in one place."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+
+def shared_traces(environment: Mapping[str, str], home: Path) -> Path:
+    """Folder of recorded traces, shared by all studies of a user; safe to delete.
+
+    Args:
+        environment: ``DRYFIT_CACHE`` decides where dryfit's caches are, else ``XDG_CACHE_HOME`` is heeded (XDG Base
+            Directory Specification: a relative path there is to be ignored).
+        home: The user's home folder.
+    """
+    own, cache = environment.get("DRYFIT_CACHE"), environment.get("XDG_CACHE_HOME", "")
+    if own:
+        return Path(own).expanduser().absolute() / "traces"
+    return (Path(cache) if cache.startswith("/") else home / ".cache") / "dryfit" / "traces"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,14 @@
 """What of this machine a trial gets: the device it sees, the cores it may use."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from dryfit.core.plan import DeviceSpec
+
+_SMI_TIMEOUT_S = 20.0
 
 
 def visible_devices(count: int, variable: str | None) -> tuple[str, ...]:
@@ -36,3 +41,27 @@ def available_cores(cgroup_cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> in
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def first_gpu(variable: str | None) -> DeviceSpec | None:
+    """The GPU that a trial would see first; None where there is none, or no driver to ask.
+
+    The driver's own tool is asked: it is there wherever a driver is, and needs neither torch nor a CUDA context. It
+    counts what the driver keeps for itself, which no program can have.
+
+    Args:
+        variable: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
+    """
+    first = visible_devices(1, variable)[0]
+    if variable is not None and not variable.strip():
+        return None
+    query = "--query-gpu=name,memory.total,memory.reserved,compute_cap"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", first]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
+        name, total_mib, reserved_mib, capability = (part.strip() for part in said.splitlines()[0].split(","))
+        major, minor = map(int, capability.split("."))
+        capacity_bytes = (int(total_mib) - int(reserved_mib)) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    return DeviceSpec(name=name, capacity_bytes=capacity_bytes, capability=(major, minor))

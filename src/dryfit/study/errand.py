@@ -3,12 +3,13 @@
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.config.schema import Isolation
-from dryfit.core.errors import ChildError, DryfitError, error_from_parts
+from dryfit.core.errors import ChildError, error_from_parts
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.wire import LOG_FILE, Body, ChildResult
 from dryfit.runtime.faults import classify
@@ -43,6 +44,47 @@ def never() -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """One child that works on an errand, and what became of those before it."""
+
+    errand: Errand
+    number: int
+    past: tuple[PastFailure, ...] = ()
+
+    @classmethod
+    def first(cls, errand: Errand) -> "_Try":
+        return cls(errand, 1 + (len(list(errand.folder.glob("*"))) if errand.folder.exists() else 0))
+
+    def spec(self) -> ChildSpec:
+        """The child to start; its folder has a number that no earlier run used."""
+        key = f"{self.errand.folder.name}-{self.errand.body.job}-{self.number}"
+        return ChildSpec(key, self.errand.folder / f"{self.number:04d}", self.errand.body, self.errand.limits)
+
+    def judge(self, exited: ChildExited) -> "ChildResult | _Try":
+        """The answer, or the next try.
+
+        Raises:
+            DryfitError: What the child raised.
+            ChildError: It failed in another way, and trying again is of no use.
+        """
+        result = exited.result
+        if result is not None and result.error is not None:
+            error = result.error
+            raise error_from_parts(error.code, error.doing, error.found, error.allowed, error.hint)
+        if result is not None and result.fault is None:
+            return result
+        failure = classify(exited.evidence, result)
+        answer = decide(failure, self.past, retries=_RETRIES)
+        if answer.action is not Action.RETRY or len(self.past) >= _RETRIES:
+            raise ChildError(
+                self.errand.doing,
+                f"the process ended without an answer ({failure.kind}: {failure.sentence})",
+                hint=f"see {self.spec().folder / LOG_FILE}",
+            )
+        return _Try(self.errand, self.number + 1, (*self.past, PastFailure(failure.kind, reached_checkpoint=False)))
+
+
 def run_errand(errand: Errand, supervisor: Supervisor, stop_asked: Callable[[], bool] = never) -> ChildResult | None:
     """Run a job to its answer.
 
@@ -58,30 +100,58 @@ def run_errand(errand: Errand, supervisor: Supervisor, stop_asked: Callable[[], 
         DryfitError: What the child raised.
         ChildError: The child failed in another way, or died several times.
     """
-    earlier = len(list(errand.folder.glob("*"))) if errand.folder.exists() else 0
-    past: tuple[PastFailure, ...] = ()
-    while True:
-        number = earlier + 1 + len(past)
-        folder = errand.folder / f"{number:04d}"
-        spec = ChildSpec(key=f"{errand.body.job}-{number}", folder=folder, body=errand.body, limits=errand.limits)
-        exited = _run(spec, supervisor, stop_asked)
+    answer: ChildResult | _Try = _Try.first(errand)
+    while isinstance(answer, _Try):
+        exited = _run(answer.spec(), supervisor, stop_asked)
         if exited is None:
             return None
-        result = exited.result
-        if result is not None and result.error is not None:
-            error = result.error
-            raise error_from_parts(error.code, error.doing, error.found, error.allowed, error.hint)
-        if result is not None and result.fault is None:
-            return result
-        failure = classify(exited.evidence, result)
-        answer = decide(failure, past, retries=_RETRIES)
-        if answer.action is not Action.RETRY or len(past) >= _RETRIES:
-            raise ChildError(
-                errand.doing,
-                f"the process ended without an answer ({failure.kind}: {failure.sentence})",
-                hint=f"see {folder / LOG_FILE}",
-            )
-        past = (*past, PastFailure(failure.kind, reached_checkpoint=False))
+        answer = answer.judge(exited)
+    return answer
+
+
+def run_side_by_side(
+    errands: Sequence[Errand], supervisor: Supervisor, *, most: int, told: Callable[[int], None]
+) -> list[ChildResult | ChildError]:
+    """Run several jobs, each in a folder of its own name.
+
+    Args:
+        errands: The jobs.
+        supervisor: Who runs them.
+        most: How many at once.
+        told: Called with the number of a job that has its answer.
+
+    Returns:
+        The answer of each; an error where its child died, which does not end the others.
+
+    Raises:
+        DryfitError: What a child raised.
+    """
+    waiting = deque((index, _Try.first(errand)) for index, errand in enumerate(errands))
+    running: dict[str, tuple[int, _Try]] = {}
+    answers: dict[int, ChildResult | ChildError] = {}
+    while waiting or running:
+        while waiting and len(running) < most:
+            index, attempt = waiting.popleft()
+            running[attempt.spec().key] = (index, attempt)
+            supervisor.start(attempt.spec())
+        for event in supervisor.wait(_POLL_S):
+            if not isinstance(event, ChildExited) or event.key not in running:
+                continue
+            index, attempt = running.pop(event.key)
+            answer = _answer(attempt, event)
+            if isinstance(answer, _Try):
+                waiting.appendleft((index, answer))
+            else:
+                answers[index] = answer
+                told(index)
+    return [answers[index] for index in range(len(errands))]
+
+
+def _answer(attempt: _Try, exited: ChildExited) -> ChildResult | ChildError | _Try:
+    try:
+        return attempt.judge(exited)
+    except ChildError as error:
+        return error
 
 
 def run_alone(doing: str, body: Body) -> ChildResult:
@@ -97,25 +167,50 @@ def run_alone(doing: str, body: Body) -> ChildResult:
         DryfitError: What the child raised.
         ChildError: The child failed in another way, or died several times.
     """
+    (answer,) = run_all_alone(doing, (body,))
+    if isinstance(answer, ChildError):
+        raise answer
+    return answer
+
+
+def run_all_alone(
+    doing: str,
+    bodies: Sequence[Body],
+    *,
+    most: int = 1,
+    preload: tuple[str, ...] = (),
+    told: Callable[[int], None] = lambda _: None,
+) -> list[ChildResult | ChildError]:
+    """Run jobs as :func:`run_alone` does, several at once.
+
+    Args:
+        doing: As in :class:`Errand`.
+        bodies: The jobs; their paths must be absolute.
+        most: As in :func:`run_side_by_side`.
+        preload: Modules that a fork server imports once for all jobs; none: each gets a fresh interpreter.
+        told: As in :func:`run_side_by_side`.
+
+    Raises:
+        DryfitError: What a child raised.
+    """
     folder = Path(tempfile.mkdtemp(prefix="dryfit-"))
     settings = SupervisorSettings(
         marker=uuid.uuid4().hex,
         doorbell=folder / "doorbell",
-        isolation=Isolation.FRESH,
+        isolation=Isolation.AUTO if preload else Isolation.FRESH,
         server_log=folder / "forkserver.txt",
+        preload=preload,
     )
+    errands = [Errand(doing, body, folder / f"job-{index}", _PATIENT) for index, body in enumerate(bodies)]
     keep = False
     try:
         with Supervisor(settings) as supervisor:
-            result = run_errand(Errand(doing, body, folder / "tries", _PATIENT), supervisor)
-    except DryfitError as error:
-        keep = isinstance(error, ChildError)
-        raise
+            answers = run_side_by_side(errands, supervisor, most=most, told=told)
+        keep = any(isinstance(answer, ChildError) for answer in answers)
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
-    assert result is not None  # nobody could ask to stop
-    return result
+    return answers
 
 
 def _run(spec: ChildSpec, supervisor: Supervisor, stop_asked: Callable[[], bool]) -> ChildExited | None:

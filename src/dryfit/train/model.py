@@ -10,7 +10,7 @@ from dryfit.core.seeds import derive_seed
 from dryfit.core.wire import TrainRequest, write_text_atomic
 from dryfit.meta.construction import build
 from dryfit.meta.filling import materialise
-from dryfit.meta.pretrained import load_encoder
+from dryfit.meta.pretrained import class_cannot_checkpoint, load_encoder
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
 
 
@@ -32,11 +32,6 @@ def build_model(body: TrainRequest, *, cls_last: bool) -> EncoderWithHead:
     return model
 
 
-def can_checkpoint(encoder: PreTrainedModel) -> bool:
-    """Whether an encoder can recompute its activations in backward."""
-    return encoder.supports_gradient_checkpointing
-
-
 def enable_checkpointing(encoder: PreTrainedModel, *, reentrant: bool) -> None:
     """Recompute each layer's activations in backward instead of keeping them; the random state is the same then.
 
@@ -48,11 +43,11 @@ def enable_checkpointing(encoder: PreTrainedModel, *, reentrant: bool) -> None:
     Raises:
         ConfigError: The encoder cannot.
     """
-    if not can_checkpoint(encoder):
+    reason = class_cannot_checkpoint(type(encoder), encoder.config, reentrant=reentrant)
+    if reason is not None:
+        wish = "reentrant" if reentrant else "checkpointing"
         raise ConfigError(
-            "checking execution.checkpointing = true",
-            f"the code of {encoder.config.model_type} cannot recompute activations",
-            allowed="execution.checkpointing = false with this model",
+            f"checking execution.{wish} = true", reason, allowed=f"execution.{wish} = false for this model"
         )
     kwargs = {"use_reentrant": reentrant}
     if hasattr(encoder, "activation_checkpointing_enable"):  # the other name goes with transformers 5.17

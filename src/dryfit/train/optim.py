@@ -180,6 +180,12 @@ def _chosen(name: str, impl: OptimizerImpl, device: str) -> OptimizerImpl:
     return OptimizerImpl.FOREACH if OptimizerImpl.FOREACH in has and device == "cuda" else OptimizerImpl.PLAIN
 
 
+def implementations(name: str, device: DeviceKind) -> tuple[OptimizerImpl, ...]:
+    """What an optimizer has on a device; what ``auto`` stands for comes first."""
+    first = _chosen(name, OptimizerImpl.AUTO, device)
+    return (first, *(other for other in IMPLEMENTATIONS[name] if other is not first))
+
+
 def make_schedule(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_steps: int) -> LRScheduler:
     """The learning rate over a trial's steps."""
     name = "constant_with_warmup" if sched.name == "constant" else sched.name

@@ -47,9 +47,13 @@ class StepTracer:
         self._fakes: FakeDevice | None = None
         self._stages: dict[Variant, _Stage] = {}
 
-    @cached_property
+    @property
     def key(self) -> str:
         """Everything a segment depends on besides its arguments."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:
         settings = self._subject.settings
         anything = {
             "model": settings.model.model_copy(update={"name": "any", "revision": None}),
@@ -106,7 +110,6 @@ def _place(error: BaseException) -> str:
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """An object dies when its last name goes, in every trace at the same place."""
-    gc.collect()
     was_on = gc.isenabled()
     gc.disable()
     try:

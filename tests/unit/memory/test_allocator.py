@@ -114,6 +114,8 @@ class TestNativeSegments:
         events = [30, -30, 44, 40, -40, 50]
         assert _run(events, settings, capacity=200).final_reserved_bytes == (44 + 40 + 50) * MIB
         assert _run(events, settings).final_reserved_bytes == (30 + 44 + 40 + 50) * MIB
+        # A single one is as old as the average.
+        assert _run([30, -30, 44, 50], settings, capacity=140).final_reserved_bytes == (44 + 50) * MIB
 
 
 class TestMaxSplitSize:
@@ -238,9 +240,13 @@ class TestReplay:
         assert (outcome.peak_reserved_bytes, outcome.peak_event, outcome.oom_event) == (0, -1, None)
         assert min_cap([], [], NATIVE) == 0
 
-    def test_a_block_that_is_freed_twice_is_our_mistake(self) -> None:
-        with pytest.raises(InternalError, match="event 2 frees block 0"):
-            replay([0, 0, 0], [512, -512, -512], NATIVE)
+    @pytest.mark.parametrize(
+        ("deltas", "found"),
+        [((512, -512, -512), "event 2 is about block 0, which is not in use"), ((512, 64), "which is in use already")],
+    )
+    def test_a_block_that_comes_or_goes_twice_is_our_mistake(self, deltas: tuple[int, ...], found: str) -> None:
+        with pytest.raises(InternalError, match=found):
+            replay([0] * len(deltas), deltas, NATIVE)
 
 
 class TestMinCap:

@@ -63,6 +63,16 @@ def test_rounding_is_to_512_bytes_or_to_divisions_of_a_power_of_two() -> None:
     assert four.round_request(1800) == 2048
 
 
+def test_rounding_as_the_test_of_torch_expects_it() -> None:
+    """test_allocator_settings of test/test_cuda.py: 21 Mi and 100 Mi floats, with one value and with a table."""
+    some, more = 4 * 21 * MIB, 4 * 100 * MIB
+    assert AllocatorSettings().round_request(some) == some
+    assert AllocatorSettings.parse("roundup_power2_divisions:4").round_request(some) == 96 * MIB
+    table = "garbage_collection_threshold:0.5,roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]"
+    assert AllocatorSettings.parse(table).round_request(some) == 88 * MIB
+    assert AllocatorSettings.parse(table).round_request(more) == 512 * MIB
+
+
 def test_segments_by_the_size_of_the_request() -> None:
     settings = AllocatorSettings.parse("large_segment_size_mb:30")
     sizes = (512, MIB, MIB + 512, 10 * MIB - 512, 10 * MIB, 10 * MIB + 512)

@@ -8,7 +8,7 @@ from dryfit.core.errors import ConfigError, LedgerError
 from dryfit.core.settings import TrialSettings
 from dryfit.search.compat import ChangeKind, compare
 from dryfit.search.fields import apply_params, legal_range, searchable_keys
-from dryfit.search.space import Space
+from dryfit.search.space import Space, first_value
 
 
 def space(table: dict[str, object]) -> Space:
@@ -196,3 +196,33 @@ def test_compare_keys_and_cases() -> None:
         "optim.eps is searched now",
         'train.batch_size lost its case for model.name = "large"',
     }
+
+
+def test_points_are_all_combinations_that_can_be_drawn() -> None:
+    cases = [
+        {"choices": [4, 8], "when": {"optim.name": "sgd"}},
+        {"choices": [8, 16], "when": {"optim.name": "adamw"}},
+    ]
+    made = space(
+        {
+            "optim.name": {"choices": ["sgd", "adamw"]},
+            "train.batch_size": cases,
+            "optim.beta2": {"low": 0.9, "high": 0.99, "when": {"optim.name": "adamw"}},
+            "train.max_length": {"low": 64, "high": 512},
+        }
+    )
+    assert made.points(["train.batch_size"], 9) == [
+        {"train.batch_size": 4},
+        {"train.batch_size": 8},
+        {"train.batch_size": 16},
+    ]
+    both = made.points(["optim.name", "optim.beta2"], 9)
+    assert both == [
+        {"optim.name": "sgd"},
+        {"optim.name": "adamw", "optim.beta2": 0.9},
+        {"optim.name": "adamw", "optim.beta2": 0.99},
+    ]
+    assert made.points(["train.max_length"], 9) == [{"train.max_length": 64}, {"train.max_length": 512}]
+    assert made.points([], 9) == [{}]
+    assert made.points(["train.max_length", "train.batch_size"], 5) is None
+    assert [first_value(made.cases(name)[0]) for name in ("optim.name", "train.max_length")] == ["sgd", 64]

@@ -12,7 +12,7 @@ from dryfit.core.health import Health, Subject
 from dryfit.core.wire import CheckRequest, CheckResult, ChildResult, ErrorParts
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
-from dryfit.study.errand import Errand, run_errand
+from dryfit.study.errand import Errand, run_errand, run_side_by_side
 
 ANSWER = ChildResult(check=CheckResult(health=Health(folder="f", subject=Subject.MODEL, healthy=True)))
 KILLED = Evidence(signal=9)
@@ -78,3 +78,45 @@ def test_a_stop_ends_it(tmp_path: Path) -> None:
     script = Scripted([])
     assert send(script, tmp_path, stop_asked=lambda: True) is None
     assert script.killed == [script.started[0].key]
+
+
+@dataclass
+class Several:
+    """A supervisor of which each child ends when it is waited for, the last started first."""
+
+    results: dict[str, list[tuple[ChildResult | None, Evidence]]]
+    running: list[ChildSpec] = field(default_factory=list)
+    most: int = 0
+
+    def start(self, spec: ChildSpec) -> None:
+        spec.folder.mkdir(parents=True)
+        self.running.append(spec)
+        self.most = max(self.most, len(self.running))
+
+    def wait(self, timeout_s: float) -> list[ChildEvent]:
+        spec = self.running.pop()
+        return [ChildExited(spec.key, *self.results[spec.folder.parent.name].pop(0))]
+
+
+def test_several_jobs_run_side_by_side_and_one_death_spoils_no_other(tmp_path: Path) -> None:
+    good = (ANSWER, Evidence(exit_code=0))
+    script = Several({"a": [good], "b": [(None, KILLED)] * 4, "c": [(None, KILLED), good], "d": [good]})
+    body = CheckRequest(folder="f", task=None, trust=False)
+    limits = ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1)
+    errands = [Errand("looking", body, tmp_path / name, limits) for name in "abcd"]
+    told: list[int] = []
+    answers = run_side_by_side(errands, cast(Supervisor, script), most=2, told=told.append)
+    assert [isinstance(answer, ChildError) for answer in answers] == [False, True, False, False]
+    assert answers[2] == ANSWER
+    assert sorted(told) == [0, 1, 2, 3]
+    assert script.most == 2
+
+
+def test_what_a_child_of_several_raises_ends_them_all(tmp_path: Path) -> None:
+    parts = ErrorParts(code="DATA", doing="reading x", found="7")
+    fault = ChildFault(type_names=("dryfit.core.errors.DataError",), code="DATA", message="")
+    script = Several({"a": [(ChildResult(fault=fault, error=parts), Evidence(exit_code=1))]})
+    body = CheckRequest(folder="f", task=None, trust=False)
+    errand = Errand("looking", body, tmp_path / "a", ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1))
+    with pytest.raises(DataError):
+        run_side_by_side([errand], cast(Supervisor, script), most=2, told=lambda _: None)

@@ -1,5 +1,6 @@
 """Micro-batching against the whole batch, in fp64."""
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -7,13 +8,14 @@ import torch
 from torch import nn
 
 import tiny
-from dryfit.core.settings import HeadSettings, LossSettings
+from dryfit.core.settings import HeadSettings, LossSettings, OptimSettings
 from dryfit.meta.pretrained import load_encoder
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.tokens import TokenSet
+from dryfit.train.optim import make_optimizer
 from dryfit.train.step import backward_batch, micro_batches
 
 CLASSES = 3
@@ -40,8 +42,8 @@ def task_of(loss: LossSettings) -> CriteriaTask:
     return CriteriaTask(loss, num_labels=CLASSES, train_counts=COUNTS, pad_id=0)
 
 
-def batch_of(task: CriteriaTask) -> Batch:
-    torch.manual_seed(1)
+def batch_of(task: CriteriaTask, *, seed: int = 1) -> Batch:
+    torch.manual_seed(seed)
     lengths = torch.randint(3, 40, (ROWS,))
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     ids = torch.randint(5, 30, (int(starts[-1]),), dtype=torch.int32)
@@ -61,7 +63,7 @@ def step(model: nn.Module, batch: Batch, task: CriteriaTask, rows: int) -> tuple
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.class_balance}-{loss.label_smoothing}")
-@pytest.mark.parametrize("rows", [1, 2, 5, 7, 8, 22, 23, 64])
+@pytest.mark.parametrize("rows", [*range(1, ROWS + 1), 64])
 def test_gradients_equal_those_of_the_whole_batch(model: EncoderWithHead, loss: LossSettings, rows: int) -> None:
     task = task_of(loss)
     batch = batch_of(task)
@@ -73,6 +75,52 @@ def test_gradients_equal_those_of_the_whole_batch(model: EncoderWithHead, loss: 
     assert count == -(-ROWS // rows)
     assert float((have - want).norm() / want.norm()) < 1e-12
     assert float(have_loss) == pytest.approx(whole.item(), rel=1e-12)
+
+
+def trained(model: EncoderWithHead, task: CriteriaTask, optim: OptimSettings, rows: int) -> torch.Tensor:
+    """All weights after three steps with clipping that clips, on batches of their own."""
+    model = copy.deepcopy(model)
+    optimizer = make_optimizer(model, optim)
+    for seed in range(3):
+        backward_batch(
+            model,
+            batch_of(task, seed=seed),
+            task,
+            micro_batch=rows,
+            backward=torch.Tensor.backward,
+            autocast=nullcontext,
+        )
+        norm = nn.utils.clip_grad_norm_(model.parameters(), MOST_NORM)
+        assert float(norm) > MOST_NORM
+        optimizer.step()
+        model.zero_grad()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+MOST_NORM = 0.01
+# Not Adafactor: it enlarges rounding where the gradient is zero but for it (the biases of attention's keys).
+OPTIMIZERS = [
+    *[(loss, OptimSettings(lr=1e-2)) for loss in LOSSES],
+    (LOSSES[1], OptimSettings(name="sgd", lr=1e-1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("loss", "optim"),
+    OPTIMIZERS,
+    ids=[f"{loss.name}-{loss.class_balance}-{loss.label_smoothing}-{optim.name}" for loss, optim in OPTIMIZERS],
+)
+def test_weights_after_clipped_steps_equal_those_of_the_whole_batch(
+    model: EncoderWithHead, loss: LossSettings, optim: OptimSettings
+) -> None:
+    task = task_of(loss)
+    before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    want = trained(model, task, optim, ROWS)
+    moved = float((want - before).norm())
+    assert moved > 1e-3
+    for rows in range(1, ROWS):
+        have = trained(model, task, optim, rows)
+        assert float((have - want).norm()) < 1e-12 * float(want.norm()), rows
 
 
 @pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[1]], ids=["short-last", "weights"])

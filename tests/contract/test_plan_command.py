@@ -1,0 +1,279 @@
+"""``dryfit plan`` as a user meets it: what is printed and kept, exit statuses. The planner is a stand-in but once."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dryfit
+import plan_stand_in
+import tiny
+from dryfit.core.errors import ConfigError
+from dryfit.core.memory import VerdictKind
+from dryfit.core.wire import ENTRY_POINTS, Job
+from study_runs import command, run, write_study
+
+SUPPORT = Path(plan_stand_in.__file__).parent
+START = (
+    "from dryfit.core.wire import ENTRY_POINTS, Job\n"
+    "ENTRY_POINTS[Job.PLAN] = 'plan_stand_in:plan'\n"
+    "from dryfit.cli.app import main\n"
+    "main()"
+)
+LARGE = ("--set", "model.name=bert-large-uncased", "--set", "train.batch_size=16", "--set", "train.max_length=512")
+KEYS = (
+    "schema verdict peak_allocated_bytes peak_reserved_bytes min_cap_bytes overhead_bytes margin_bytes required_bytes "
+    "capacity_bytes fragmented_bytes by_category by_phase peak_at worst_batch execution fallbacks ladder "
+    "shortfall_bytes reasons confidence torch planner_s"
+).split()
+
+
+def plan(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``dryfit plan`` with the stand-in, in processes of their own."""
+    paths = [str(SUPPORT), *(path for path in sys.path if path)]
+    return subprocess.run(
+        [sys.executable, "-c", START, "plan", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        check=False,
+    )
+
+
+def answer(*words: str | Path, status: int = 0) -> dict[str, Any]:
+    """The one object that ``plan --json`` prints."""
+    done = plan(*words, "--json")
+    assert done.returncode == status, done.stderr
+    assert done.stdout.count("\n") == 1
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENTRY_POINTS, Job.PLAN, "plan_stand_in:plan")
+    paths = [str(SUPPORT), *(path for path in sys.path if path)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def test_one_object_without_a_study_file() -> None:
+    found = answer(*LARGE, "--set", "train.precision=bf16", "--device", "24GiB")
+    assert set(KEYS) <= set(found)
+    assert found["schema"] == 1
+    assert found["verdict"] == "fits"
+    assert found["capacity_bytes"] == 24 * 2**30
+    assert found["execution"] == {
+        "micro_batch": 16,
+        "accumulation": 1,
+        "checkpointing": False,
+        "optimizer_impl": "auto",
+        "offload_optimizer": False,
+    }
+    assert found["peak_at"]["module"] == "encoder.layer.23.attention"
+    assert found["worst_batch"]["from_data"] is False
+
+
+def test_what_is_asked_of_execution_is_kept() -> None:
+    found = answer(*LARGE, "--set", "execution.micro_batch=4", "--set", "execution.checkpointing=true", "--device=8GiB")
+    assert found["verdict"] == "fits"
+    assert found["execution"]["micro_batch"] == 4
+    assert found["execution"]["accumulation"] == 4
+    assert found["execution"]["checkpointing"] is True
+    free = answer(*LARGE, "--device", "8GiB")
+    assert free["verdict"] == "fits_with"
+    assert len(free["ladder"]) == 1
+    assert len(answer(*LARGE, "--device", "8GiB", "--ladder")["ladder"]) == 5
+    limited = answer(*LARGE, "--set", "execution.memory_limit=8GiB", "--device", "24GiB")
+    assert limited["capacity_bytes"] == 8 * 2**30
+    assert limited["execution"] == free["execution"]
+
+
+def test_a_refusal_has_numbers_and_says_what_would_fit() -> None:
+    words = (*LARGE, "--set", "execution.micro_batch=16", "--device", "3GiB")
+    found = answer(*words, status=1)
+    assert found["verdict"] == "refused"
+    assert found["execution"] is None
+    assert found["shortfall_bytes"] == found["required_bytes"] - found["capacity_bytes"] > 0
+    done = plan(*words, NO_COLOR="1")
+    assert done.returncode == 1
+    first, *rest = done.stdout.splitlines()
+    assert first == "plan refused: trial needs 18.5 GiB, device has 3.0 GiB (3GiB)    [PLAN-NOFIT]"
+    assert rest[0].startswith("  peak at      backward, encoder.layer.23.attention, aten.mm.default  (16 x 512")
+    assert rest[1] == "  weights 2.0  activations 16.0  overhead 0.5   GiB"
+    assert "it does not fit: looking for what would" in done.stderr
+    assert rest[2].startswith("  changes      train.max_length 512 -> 64    1.0 GiB   changes the experiment")
+
+
+def test_tables_are_plain_where_nobody_looks() -> None:
+    done = plan(*LARGE, "--device", "8GiB")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b[" not in done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == ("plan fits with micro-batch 16, checkpointing: needs 6.5 GiB, device has 8.0 GiB (8GiB)")
+    assert "required\t6.5 GiB\tsmallest cap + overhead + margin" in lines
+    assert "at the peak\tactivations\t4.0 GiB" in lines
+    assert "peak of phase\tbackward\t6.0 GiB" in lines
+    assert "change\tneeds\tsaves\teffect\ttime\tfits" in lines
+    assert "planning bert-large-uncased on 8GiB" in done.stderr
+    assert not plan(*LARGE, "--device", "8GiB", "--quiet").stderr
+
+
+def test_a_planner_that_dies_leaves_the_memory_unknown() -> None:
+    found = answer("--set", "model.name=crash", "--device", "24GiB", status=1)
+    assert found["verdict"] == "unknown"
+    assert found["required_bytes"] is None
+    assert any("log.txt" in reason for reason in found["reasons"])
+    assert found["torch"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "train.batch_size=0", "--device", "24GiB"], "train.batch_size"),
+        (["--set", "train.batch_size=4", "--set", "execution.micro_batch=8", "--device", "24GiB"], "from 1 to 4"),
+        (["--set", "execution.memory_limit=0GiB", "--device", "24GiB"], "execution.memory_limit"),
+        (["--device", "0GiB"], "0GiB"),
+        (["--device", "rtx409"], "rtx4090"),
+        (["--set", "model.name=bert-bse-uncased", "--device", "24GiB"], "did you mean bert-base-uncased?"),
+        (["--preset", "supermx", "--device", "24GiB"], "did you mean supermax?"),
+        (["nowhere.toml", "--preset", "supermax", "--device", "24GiB"], "one of them"),
+        (["nowhere.toml", "--device", "24GiB"], "there is no file"),
+        (["--preset", "supermax", "--ladder", "--device", "24GiB"], "a single trial only"),
+        (["--set", "lora.r=8", "--device", "24GiB"], "study.task = causal-lm"),
+        (["--set", "study.task=causal-lm", "--set", "head.layers=1", "--device", "24GiB"], "not read"),
+    ],
+)
+def test_bad_input_ends_with_2(words: list[str], said: str) -> None:
+    done = plan(*words)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert "[CONFIG]" in done.stderr
+    assert not done.stdout
+
+
+def test_the_machines_gpu_is_taken_where_none_is_named(tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *"-i 1") echo "NVIDIA X, 24564, 500, 8.9";; *) exit 6;; esac\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = plan("--json", PATH=path, CUDA_VISIBLE_DEVICES="1,0")
+    assert done.returncode == 0, done.stderr
+    device = json.loads(done.stdout)["device"]
+    assert (device["name"], device["capacity_bytes"], device["capability"]) == ("NVIDIA X", 24064 * 2**20, [8, 9])
+    for visible in ("", "7"):
+        none = plan("--json", PATH=path, CUDA_VISIBLE_DEVICES=visible)
+        assert none.returncode == 2
+        assert "a100-80" in none.stderr
+
+
+def space_study(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / "study.toml"
+    file.write_text(
+        '[space]\n"model.name" = ["bert-base-uncased", "bert-large-uncased"]\n"train.max_length" = [128, 512]\n'
+        '"train.batch_size" = [8, 16]\n"optim.lr" = {low = 1e-5, high = 1e-4}\n',
+        encoding="utf-8",
+    )
+    return file
+
+
+def test_a_space_is_a_table(tmp_path: Path) -> None:
+    study = space_study(tmp_path)
+    done = plan(study, "--device", "5GiB")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert rows[:5] == [
+        ["name", "max_length", "batch 8", "batch 16"],
+        ["bert-base-uncased", "128", "fits", "ckpt"],
+        ["bert-base-uncased", "512", "ckpt", "8 x 2, ckpt"],
+        ["bert-large-uncased", "128", "fits", "ckpt"],
+        ["bert-large-uncased", "512", "ckpt", "8 x 2, ckpt"],
+    ]
+    assert rows[5][0].startswith("8 of 8 combinations fit 5GiB (5.0 GiB)")
+    assert "planned bert-large-uncased with checkpointing: 4 cells" in done.stderr
+    found = answer(study, "--device", "5GiB")
+    assert len(found["cells"]) == 16
+    assert found["varied"] == ["model.name", "train.max_length", "train.batch_size"]
+    assert found["cells"][0]["plan"]["verdict"] == "fits"
+    assert {cell["checkpointing"] for cell in found["cells"]} == {False, True}
+
+
+def test_a_space_of_which_nothing_fits_ends_with_1_and_a_crash_spoils_one_model(tmp_path: Path) -> None:
+    study = space_study(tmp_path)
+    words = ("--set", 'space.model.name=["bert-base-uncased", "crash"]', "--set", "space.train.max_length=[512]")
+    done = plan(study, *words, "--set", "execution.micro_batch=8", "--device", "2GiB")
+    assert done.returncode == 1, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert rows[1] == ["bert-base-uncased", "512", "needs 4.5 GiB", "needs 4.5 GiB"]
+    assert rows[2] == ["crash", "512", "unknown", "unknown"]
+    assert any(row[0].startswith("unknown: the process ended") for row in rows)
+
+
+def test_lengths_of_the_data_are_used_where_it_can_be_resolved(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study")
+    found = answer(study, "--device", "24GiB")
+    assert {cell["plan"]["worst_batch"]["from_data"] for cell in found["cells"]} == {True}
+    assert (tmp_path / "study/cache").is_dir()
+    assert not (tmp_path / "study/ledger.jsonl").exists()
+    hub = answer(study, "--set", "model.name=bert-base-uncased", "--device", "24GiB")
+    assert {cell["plan"]["worst_batch"]["from_data"] for cell in hub["cells"]} == {False}
+    (tmp_path / "study/data/train.jsonl").write_text("{}\n", encoding="utf-8")
+    broken = plan(study, "--device", "24GiB")
+    assert broken.returncode == 2
+    assert "[DATA]" in broken.stderr
+
+
+def test_a_task_that_can_only_be_planned_is_not_trained(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study")
+    for words in (["tune", study, "--set", "study.task=causal-lm"], ["init", tmp_path / "x", "--task", "causal-lm"]):
+        done = run(*words)
+        assert done.returncode == 2
+        assert "planned, not trained yet" in done.stderr
+    assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "study/ledger.jsonl").exists()
+
+
+def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:
+    notes: list[str] = []
+    found = dryfit.plan(device="rtx4090", overrides=["model.name=bert-large-uncased"], on_note=notes.append)
+    assert found.verdict is VerdictKind.FITS
+    assert found.device.name == "rtx4090"
+    assert notes == ["planning bert-large-uncased on rtx4090"]
+    space = dryfit.plan_space(space_study(tmp_path), device="24GiB")
+    assert space.fits
+    assert len(space.cells) == 16
+    own = dryfit.plan(space_study(tmp_path), device="24GiB", overrides=["model.name=bert-base-uncased"])
+    assert own.verdict is VerdictKind.FITS
+    with pytest.raises(ConfigError, match="one of them"):
+        dryfit.plan("study.toml", preset="supermax", device="24GiB")
+
+
+def test_the_planner_itself_answers_for_a_folder_that_holds_just_a_config(tmp_path: Path) -> None:
+    tiny.model(tmp_path / "whole")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((tmp_path / "whole/config.json").read_bytes())
+    words = ("plan", "--set", f"model.name={folder}", "--set", "train.max_length=64", "--device", "24GiB", "--json")
+    environment = {**os.environ, "DRYFIT_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+
+    def ask(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command(*words, *more), capture_output=True, text=True, env=environment, check=False)
+
+    done = ask("--set", "execution.micro_batch=4")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["verdict"] == "fits"
+    assert (found["execution"]["micro_batch"], found["execution"]["accumulation"]) == (4, 4)
+    assert found["required_bytes"] == found["min_cap_bytes"] + found["overhead_bytes"] + found["margin_bytes"]
+    assert found["peak_allocated_bytes"] == sum(found["by_category"].values()) == max(found["by_phase"].values())
+    assert list((tmp_path / "cache/traces").iterdir())
+    long = ask("--set", "train.max_length=512")
+    assert long.returncode == 2
+    assert "no more positions" in long.stderr
+    misspelt = ask("--set", "model.name=bert-large-uncasd")
+    assert misspelt.returncode == 2
+    assert "bert-large-uncased" in misspelt.stderr

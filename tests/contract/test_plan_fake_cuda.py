@@ -1,0 +1,85 @@
+"""Fake CUDA tensors: what they promise, in a process without a device. Each fact comes from a child of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fake_cuda_facts
+import tiny
+
+MIB = 2**20
+
+
+def fact(name: str, *words: str | Path) -> Any:
+    """Have a fact found."""
+    command = [sys.executable, fake_cuda_facts.__file__, name, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_this_build_of_torch_passes_its_own_test_and_no_context_is_made() -> None:
+    assert fact("selftest") == {"why_not": "", "available": False, "initialized": False}
+
+
+def test_attention_takes_the_kernel_of_the_device_and_its_backward_works() -> None:
+    found = fact("attention")
+    assert len(found) == 18
+    for name, node in found.items():
+        major, _, dtype, masked = name.split("-")
+        if dtype == "float32" or (major == "7" and dtype == "float16"):
+            expected = "Efficient"
+        elif major == "7":
+            expected = ""  # no kernel for bf16: matrix products
+        else:
+            expected = "Efficient" if masked == "True" else "Flash"
+        assert node.startswith(f"ScaledDotProduct{expected}" if expected else "ToCopy"), (name, node)
+
+
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "optimizer"),
+    [("fp32", "no", "sgd"), ("bf16", "no", "adamw"), ("fp16", "yes", "adamw"), ("bf16", "yes", "adafactor")],
+)
+def test_a_run_put_together_from_segments_is_the_run(
+    tmp_path: Path, precision: str, checkpointing: str, optimizer: str
+) -> None:
+    found = fact("composed", tiny.model(tmp_path), precision, checkpointing, optimizer)
+    composed, recorded = found["composed"], found["recorded"]
+    assert recorded["backward"] > 500_000
+    for phase, size in composed.items():
+        assert abs(size - recorded[phase]) <= 8, phase  # fp16: the scale itself, two numbers
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("values", ("aten._unique2", "fake_cuda_facts.py:")), ("kernel", ("made_up.kernel",))]
+)
+def test_what_cannot_be_traced_is_named(kind: str, says: tuple[str, ...]) -> None:
+    message = fact("refused", kind)
+    assert all(word in message for word in says), message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "rows", "length", "expected_mib"),
+    # Traced once by an independent study of the same operators, with its own recorder.
+    [
+        ("bert-base-uncased", 16, 512, 4756 - 63),
+        ("bert-large-uncased", 16, 512, 12873),
+        ("microsoft/deberta-v3-large", 16, 512, 33075),
+    ],
+)
+def test_known_peaks(model: str, rows: int, length: int, expected_mib: float) -> None:
+    found = fact("large", model, str(rows), str(length), "bf16", "no")
+    assert found["peak_bytes"] / MIB == pytest.approx(expected_mib, rel=0.001)
+    assert found["rss_bytes"] < 500e6
+
+
+def test_seven_billion_weights_are_traced_in_less_than_half_a_gigabyte() -> None:
+    found = fact("large", "Qwen/Qwen2.5-7B", "1", "512", "bf16", "lora")
+    assert found["peak_bytes"] > 20e9
+    assert found["rss_bytes"] < 500e6

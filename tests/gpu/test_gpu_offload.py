@@ -1,0 +1,109 @@
+"""On a CUDA device: optimizer state on the host changes no number that matters, saves its memory and goes on.
+
+python -m pytest tests/gpu -m gpu
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+import trials
+from dryfit.core.plan import DeviceKind
+from dryfit.core.settings import OptimSettings
+from dryfit.core.wire import TrainResult
+from dryfit.train.optim import OptimizerPlan, make_optimizer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+# Without dropout: the device's own random numbers are the same in both runs, but the sums need not be.
+TABLES: dict[str, dict[str, Any]] = {
+    "train": {"evals_per_epoch": 2},
+    "regularization": {"dropout": 0.0, "attention_dropout": 0.0, "max_grad_norm": 0.1},
+    "head": {"dropout": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("model"), hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
+
+
+def trial_on_cuda(folder: Path, model: Path, *, offload: bool, **tables: dict[str, Any]) -> trials.Trial:
+    trial = trials.small(folder, encoder=model, **(TABLES | tables))
+    trial.plan = trial.plan.model_copy(update={"device": DeviceKind.CUDA, "offload_optimizer": offload})
+    return trial
+
+
+def losses(channel: trials.ScriptedChannel) -> list[float]:
+    return [point.metrics["loss"] for point in channel.points]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
+def test_equal_losses(tmp_path: Path, model: Path, name: str, precision: str) -> None:
+    """Clipping clips in every step, and the loss scaler of fp16 scales: both must reach the host."""
+    found = []
+    for offload in (False, True):
+        train = TABLES["train"] | {"precision": precision}
+        tables = {"optim": {"name": name, "lr": 1e-3}, "train": train}
+        _, channel = trial_on_cuda(tmp_path / str(offload), model, offload=offload, **tables).run()
+        found.append(losses(channel))
+    assert found[0] == pytest.approx(found[1], rel=1e-4 if precision == "fp32" else 2e-2)
+
+
+def test_less_memory(model: Path) -> None:
+    """By the optimizer's state, to within a block of the allocator for each tensor."""
+    held = {}
+    for offload in (False, True):
+        module = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)]).cuda()
+        for parameter in module.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        weights_bytes = sum(parameter.nbytes for parameter in module.parameters())
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        optimizer = make_optimizer(module, OptimSettings(), OptimizerPlan(offload=offload))
+        optimizer.step()
+        optimizer.step()
+        torch.cuda.synchronize()
+        held[offload] = torch.cuda.memory_allocated() - before
+        del optimizer, module
+    assert held[True] == 0
+    assert held[False] >= 2 * weights_bytes
+
+
+def test_the_whole_trial_takes_less(tmp_path: Path, model: Path) -> None:
+    peaks: dict[bool, TrainResult] = {}
+    for offload in (False, True):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        peaks[offload], _ = trial_on_cuda(tmp_path / str(offload), model, offload=offload).run()
+    saved = (peaks[False].peak_allocated_bytes or 0) - (peaks[True].peak_allocated_bytes or 0)
+    sizes = json.loads((model / "config.json").read_text())
+    layers_bytes = 4 * sizes["num_hidden_layers"] * 12 * sizes["hidden_size"] ** 2
+    assert saved > 1.5 * layers_bytes
+
+
+@pytest.mark.parametrize("step", [4, 7])
+def test_a_stopped_trial_goes_on(tmp_path: Path, model: Path, step: int) -> None:
+    whole, channel = trial_on_cuda(tmp_path / "whole", model, offload=True).run()
+    trial = trial_on_cuda(tmp_path / "parts", model, offload=True)
+    _, before = trial.run(stop_at=step)
+    result, after = trial.run()
+    assert result.steps == whole.steps
+    assert losses(before) + losses(after) == pytest.approx(losses(channel), rel=1e-4)
+
+
+def test_a_checkpoint_goes_on_in_the_other_place(tmp_path: Path, model: Path) -> None:
+    _, channel = trial_on_cuda(tmp_path / "whole", model, offload=False).run()
+    trial = trial_on_cuda(tmp_path / "parts", model, offload=True)
+    _, before = trial.run(stop_at=4)
+    trial.plan = trial.plan.model_copy(update={"offload_optimizer": False})
+    _, after = trial.run()
+    assert losses(before) + losses(after) == pytest.approx(losses(channel), rel=1e-4)

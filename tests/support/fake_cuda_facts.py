@@ -1,0 +1,157 @@
+"""Facts about fake CUDA tensors, found in a process of their own: the patches stay for the life of a process.
+
+``python fake_cuda_facts.py NAME [ARGUMENT...]`` prints one fact as JSON.
+"""
+
+import json
+import resource
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from dryfit.core.errors import TraceError
+from dryfit.core.memory import StepPhase
+from dryfit.core.plan import DeviceSpec, OptimizerImpl
+from dryfit.core.settings import LoraSettings, Task, TrialSettings
+from dryfit.core.wire import PlanSubject
+from dryfit.memory.events import Segment, SegmentKind, Shape
+from dryfit.memory.fake_cuda import FakeDevice, why_not
+from dryfit.memory.recorder import Recorder
+from dryfit.memory.standins import StandIns
+from dryfit.memory.timeline import compose
+from dryfit.memory.tracer import Variant
+from dryfit.meta.walk import put, slots
+from dryfit.train import tracer as tracing
+from dryfit.train.rehearsal import Rehearsal
+from dryfit.train.subjects import step_parts
+
+AMPERE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))
+SHAPE = Shape(rows=4, length=48)
+
+
+def subject(model: str, *, lora: bool = False, **tables: Any) -> PlanSubject:
+    """What is to be trained."""
+    settings = TrialSettings.model_validate_json(json.dumps({"model": {"name": model}, **tables}))
+    if not lora:
+        return PlanSubject(task=Task.CRITERIA, settings=settings)
+    return PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=LoraSettings(r=128, alpha=256.0))
+
+
+def selftest() -> Any:
+    """Why fake tensors cannot be used here, and what torch says of CUDA all the same."""
+    return {"why_not": why_not(), "available": torch.cuda.is_available(), "initialized": torch.cuda.is_initialized()}
+
+
+def attention() -> Any:
+    """The autograd node of attention in several situations, and whether it survives a recomputation in backward."""
+    found = {}
+    for capability in ((7, 0), (8, 0), (9, 0)):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            for masked in (False, True):
+                device = FakeDevice("cuda", capability=capability)
+                with device.active():
+                    query, key, value = (
+                        torch.empty(2, 4, 24, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)
+                    )
+                    mask = torch.empty(2, 1, 24, 24, device="cuda", dtype=torch.bool) if masked else None
+                    out = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.1)
+                    out.sum().backward()
+                    node: Any = out.grad_fn
+                    name = "-".join((*map(str, capability), str(dtype).removeprefix("torch."), str(masked)))
+                    found[name] = type(node).__name__ if query.grad is not None else "no gradient"
+    return found
+
+
+def composed(model: str, precision: str, checkpointing: str, optimizer: str) -> Any:
+    """Peaks of two steps and a validation put together from segments, and of the same recorded in one piece."""
+    asked = subject(model, train={"precision": precision}, optim={"name": optimizer})
+    variant = Variant(checkpointing=checkpointing == "yes", optimizer_impl=OptimizerImpl.AUTO)
+    tracer = tracing.StepTracer(asked, AMPERE)
+
+    def segment(kind: SegmentKind) -> Segment:
+        return tracer.trace(kind, variant, SHAPE if kind.has_shape else None)
+
+    step = (SegmentKind.BATCH, SegmentKind.MICRO_FIRST, SegmentKind.MICRO_NEXT)
+    first = [segment(kind) for kind in (*step, SegmentKind.UPDATE_FIRST)]
+    later = [segment(kind) for kind in (*step, SegmentKind.UPDATE)]
+    run = compose([[segment(SegmentKind.LOAD)], first, later, [segment(SegmentKind.EVALUATE)]])
+    return {
+        "composed": {phase.value: size for phase, size in run.by_phase(rounded=False).items()},
+        "recorded": recorded(asked, variant),
+    }
+
+
+def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
+    """The peak of each phase of two steps of two micro-batches and a validation, run one after another."""
+    parts = step_parts(asked, variant, reentrant=False)
+    recorder, stand_ins = Recorder("cuda", kernels=True), StandIns()
+
+    def phase(now: StepPhase) -> None:
+        recorder.phase = now
+        stand_ins.number = 0 if now in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
+
+    with FakeDevice("cuda").active(), stand_ins, recorder, recorder.segment() as record:
+        for slot in slots(parts.model):
+            old = slot.tensor
+            new: Any = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cuda")
+            put(slot, nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new)
+            del new
+        rehearsal = Rehearsal(parts, "cuda")
+        for _ in range(2):
+            phase(StepPhase.FORWARD)
+            batch = rehearsal.batch(SHAPE)
+            for _ in range(2):
+                rehearsal.micro(batch, phase)
+            rehearsal.update(phase)
+            del batch
+        phase(StepPhase.EVALUATE)
+        rehearsal.evaluate(SHAPE)
+    live, peaks = 0, dict.fromkeys(StepPhase, 0)
+    for delta, label in zip(record.result.deltas, record.result.labels, strict=True):
+        live += delta
+        now = record.result.label_table[label].phase
+        peaks[now] = max(peaks[now], live)
+    return {phase.value: size for phase, size in peaks.items()}
+
+
+def refused(kind: str) -> Any:
+    """How a model that cannot be traced is refused."""
+
+    class Values(nn.Module):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return tokens[tokens.unique().numel() :] if kind == "values" else torch.ops.made_up.kernel(tokens)
+
+    with torch.library._scoped_library("made_up", "DEF") as library:
+        library.define("kernel(Tensor x) -> Tensor")
+        library.impl("kernel", lambda x: x + 1, "CUDA")
+        device, recorder = FakeDevice("cuda"), Recorder("cuda", kernels=True)
+        try:
+            with device.active(), StandIns(), recorder, recorder.segment():
+                Values()(torch.empty(8, device="cuda"))
+        except (TraceError, *tracing._FOREIGN) as error:
+            return str(error)
+    return "traced"
+
+
+def large(model: str, rows: str, length: str, precision: str, lora: str) -> Any:
+    """Peak of the second step and the resident size of this process."""
+    asked = subject(model, lora=lora == "lora", train={"precision": precision})
+    variant = Variant(checkpointing=lora == "lora", optimizer_impl=OptimizerImpl.AUTO)
+    tracer = tracing.StepTracer(asked, AMPERE)
+    shape = Shape(int(rows), int(length))
+    kinds = (SegmentKind.LOAD, SegmentKind.BATCH, SegmentKind.MICRO_FIRST, SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE)
+    load, batch, micro, first, later = (tracer.trace(k, variant, shape if k.has_shape else None) for k in kinds)
+    run = compose([[load], [batch, micro, first], [batch, micro, later]], workspace_bytes=8_519_680)
+    event = run.peak()
+    return {
+        "peak_bytes": event.bytes_,
+        "rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

@@ -1,0 +1,61 @@
+"""What a study file must hold depends on what it is read for."""
+
+from pathlib import Path
+
+import pytest
+
+from dryfit.config.checks import Use
+from dryfit.config.load import load_study_file, load_study_text
+from dryfit.core.errors import ConfigError
+
+DATA = '[data]\ntrain = "a.jsonl"\nvalidation = "b.jsonl"\n'
+PLANNED = [
+    ('[study]\ntask = "causal-lm"\n', "planned, not trained yet"),
+    ("", "has no train"),
+]
+NEVER = [
+    ("[lora]\nr = 8\n", "read only with study.task = causal-lm"),
+    ('[study]\ntask = "causal-lm"\n[head]\nlayers = 1\n', "not read by study.task = causal-lm"),
+    ('[study]\ntask = "causal-lm"\n[space]\n"loss.gamma" = [1.0, 2.0]\n', "not read by study.task = causal-lm"),
+    ('[execution]\nmemory_limit = "0GiB"\n', "execution.memory_limit is '0GiB'"),
+    ("[data]\nsplit_seed = 3\n", "only with data.file"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), PLANNED)
+def test_what_can_only_be_planned(text: str, said: str) -> None:
+    data = DATA if "task" in text else ""
+    assert load_study_text(text, Path("x.toml"), (), Use.PLAN).config
+    with pytest.raises(ConfigError, match=said):
+        load_study_text(text + data, Path("x.toml"))
+
+
+@pytest.mark.parametrize(("text", "said"), NEVER)
+@pytest.mark.parametrize("use", Use)
+def test_what_is_wrong_for_both(text: str, said: str, use: Use) -> None:
+    data = "" if "[data]" in text else DATA
+    with pytest.raises(ConfigError) as caught:
+        load_study_text(text + data, Path("x.toml"), (), use)
+    assert said in str(caught.value)
+
+
+def test_adapters_are_planned_with_their_task() -> None:
+    text = '[study]\ntask = "causal-lm"\n[lora]\nr = 8\n'
+    config = load_study_text(text, Path("x.toml"), ("lora.alpha=16",), Use.PLAN).config
+    assert config.lora is not None
+    assert (config.lora.r, config.lora.alpha) == (8, 16.0)
+
+
+def test_a_micro_batch_above_the_batch_cannot_be_planned() -> None:
+    sizes = ("train.batch_size=4", "execution.micro_batch=8")
+    with pytest.raises(ConfigError, match="from 1 to 4"):
+        load_study_text("", Path("x.toml"), sizes, Use.PLAN)
+    searched = (*sizes, "space.train.batch_size=[4, 8]")
+    assert load_study_text("", Path("x.toml"), searched, Use.PLAN).config.execution.micro_batch == 8
+    assert load_study_text(DATA, Path("x.toml"), sizes).config.execution.micro_batch == 8
+
+
+def test_paths_start_where_the_text_would_lie(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "study.toml").write_text('[model]\nname = "model"\n', encoding="utf-8")
+    assert load_study_file(tmp_path, (), Use.PLAN).config.model.name == str(tmp_path / "model")

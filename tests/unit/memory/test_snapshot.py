@@ -1,0 +1,190 @@
+import datetime
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.cuda import _memory_viz
+
+from dryfit.core.errors import ConfigError
+from dryfit.memory.allocator import replay
+from dryfit.memory.allocator_settings import MIB, AllocatorSettings
+from dryfit.memory.snapshot import compare, read_snapshot
+from snapshots import BASE, snapshot_of
+
+# 30 and 12 are taken, 30 come back and serve 11 and 15 of the next three requests.
+BLOCKS = (0, 1, 0, 2, 3, 4, 1, 5, 3)
+DELTAS = tuple(int(size * MIB) for size in (30, 12, -30, 11, 15, 25, -12, 0.25, -15))
+
+
+def _write(folder: Path, content: Any) -> Path:
+    path = folder / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(content))
+    return path
+
+
+def test_events_are_those_that_were_run(tmp_path: Path) -> None:
+    trace = read_snapshot(_write(tmp_path, snapshot_of(BLOCKS, DELTAS)))
+    assert (tuple(trace.blocks), tuple(trace.deltas)) == (BLOCKS, DELTAS)
+    assert [size / MIB for size in trace.reserved_bytes] == [30, 42, 42, 42, 42, 68, 68, 70, 70]
+    assert (trace.first_event, trace.initial, trace.released, trace.skipped_events) == (0, (), frozenset(), 0)
+    assert trace.settings == AllocatorSettings()
+    outcome = replay(trace.blocks, trace.deltas, trace.settings)
+    assert trace.final_active_bytes == outcome.final_allocated_bytes
+
+
+def test_the_same_as_json(tmp_path: Path) -> None:
+    content = snapshot_of(BLOCKS, DELTAS)
+    path = tmp_path / "snapshot.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert read_snapshot(path) == read_snapshot(_write(tmp_path, content))
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:4"])
+@pytest.mark.parametrize("keep", [None, 12, 7, 3])
+def test_the_simulation_agrees_also_where_the_record_begins_late(tmp_path: Path, conf: str, keep: int | None) -> None:
+    trace = read_snapshot(_write(tmp_path, snapshot_of(BLOCKS, DELTAS, conf, keep=keep)))
+    comparison = compare(trace, trace.settings)
+    assert (trace.first_event > 0) == (keep is not None)
+    assert comparison.events == len(trace.blocks) - trace.first_event
+    assert comparison.first_difference is None
+    assert comparison.max_reserved_difference_bytes == 0
+    assert comparison.active_difference_bytes == 0
+    assert comparison.recorded_peak_reserved_bytes == comparison.simulated_peak_reserved_bytes
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_memory_given_back_on_a_full_device_is_followed(tmp_path: Path, conf: str) -> None:
+    blocks, deltas = (0, 1, 0, 2), tuple(size * MIB for size in (40, 20, -40, 60))
+    trace = read_snapshot(_write(tmp_path, snapshot_of(blocks, deltas, conf, capacity=80 * MIB)))
+    assert trace.released == frozenset({3})
+    assert [size / MIB for size in trace.reserved_bytes] == [40, 60, 60, 80]
+    assert compare(trace, trace.settings).first_difference is None
+
+
+def test_a_difference_is_found_where_it_begins(tmp_path: Path) -> None:
+    trace = read_snapshot(_write(tmp_path, snapshot_of(BLOCKS, DELTAS)))
+    comparison = compare(trace, AllocatorSettings.parse("max_split_size_mb:20"))
+    # With this limit the 30 that are cached serve neither 11 nor 15, and 25 need no new segment.
+    assert comparison.first_difference == 3
+    assert comparison.max_reserved_difference_bytes == (12 + 16) * MIB
+    assert comparison.simulated_peak_reserved_bytes == (30 + 12 + 12 + 16 + 2) * MIB
+    assert comparison.recorded_peak_reserved_bytes == 70 * MIB
+
+
+def test_a_record_as_torch_writes_it() -> None:
+    """Its own reader of snapshots takes what these tests are made with."""
+    content = snapshot_of(BLOCKS, DELTAS)
+    assert "30.0MiB" in _memory_viz.trace(content)
+    assert "70.0MiB" in _memory_viz.segsum(content)
+
+
+def test_a_record_written_by_hand(tmp_path: Path) -> None:
+    """A block of 11.5 that took a whole segment of 12 was freed, and 1 taken; another stream is left out."""
+
+    def entry(action: str, address: int, size: int, stream: int = 0) -> dict[str, Any]:
+        return {"action": action, "addr": address, "size": size, "stream": stream}
+
+    large, small, other = BASE, BASE + 100 * MIB, BASE + 200 * MIB
+    old = int(11.5 * MIB)
+    content = {
+        "device_traces": [
+            [
+                entry("free_requested", large, old),
+                entry("free_completed", large, old),
+                entry("segment_alloc", other, 2 * MIB, stream=7),
+                entry("alloc", other, 64, stream=7),
+                {"action": "oom", "device_free": 5, "size": 99 * MIB, "stream": 0},
+                entry("segment_alloc", small, 2 * MIB),
+                entry("alloc", small, MIB),
+                entry("alloc", large, 12 * MIB),
+            ]
+        ],
+        "segments": [
+            {
+                "device": 0,
+                "address": address,
+                "total_size": sum(size for size, _, _ in blocks),
+                "stream": stream,
+                "blocks": [
+                    {
+                        "address": address + sum(b[0] for b in blocks[:at]),
+                        "size": size,
+                        "requested_size": asked,
+                        "state": state,
+                    }
+                    for at, (size, asked, state) in enumerate(blocks)
+                ],
+            }
+            for address, stream, blocks in (
+                (large, 0, [(12 * MIB, 12 * MIB, "active_allocated")]),
+                (small, 0, [(MIB, MIB, "active_allocated"), (MIB, 0, "inactive")]),
+                (other, 7, [(512, 64, "active_allocated"), (2 * MIB - 512, 0, "inactive")]),
+            )
+        ],
+    }
+    trace = read_snapshot(_write(tmp_path, content))
+    assert list(zip(trace.blocks, trace.deltas, strict=True)) == [(0, old), (0, -old), (1, MIB), (2, 12 * MIB)]
+    assert [block.size_bytes for block in trace.initial[0].blocks] == [12 * MIB]
+    assert [size / MIB for size in trace.reserved_bytes] == [12, 12, 14, 14]
+    assert (trace.first_event, trace.skipped_events, trace.final_active_bytes) == (1, 2, 13 * MIB)
+    comparison = compare(trace, trace.settings)
+    assert (comparison.events, comparison.first_difference, comparison.active_difference_bytes) == (3, None, 0)
+
+
+def test_settings_of_the_other_kind_of_segments_are_refused_where_it_began_with_some(tmp_path: Path) -> None:
+    trace = read_snapshot(_write(tmp_path, snapshot_of(BLOCKS, DELTAS, keep=3)))
+    with pytest.raises(ConfigError, match="expandable_segments:True"):
+        compare(trace, AllocatorSettings(expandable_segments=True))
+
+
+def test_a_pickle_that_asks_for_more_than_plain_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="asks for datetime.date"):
+        read_snapshot(_write(tmp_path, {"segments": datetime.date(2026, 1, 1)}))
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "no plain values"),
+        (b"nothing that can be read", "no plain values"),
+        (b'{"segments": [', "no plain values"),
+        (b'{"segments": ' + b"[" * 10**5, "no plain values"),
+        (pickle.dumps([1]), "a list"),
+        (pickle.dumps({"segments": []}), "no trace of device 0"),
+        (pickle.dumps({"device_traces": [[]]}), "nothing allocated or freed"),
+        (pickle.dumps({"device_traces": [[1]]}), "'device_traces' is a list"),
+        (pickle.dumps({"device_traces": [[{"action": "alloc"}]]}), "'stream' is missing"),
+        (pickle.dumps({"device_traces": [[{"action": "alloc", "stream": 0, "pool_id": 3}]]}), "'pool_id' is a int: 3"),
+        (pickle.dumps({"device_traces": [[{"action": "alloc", "stream": 0, "addr": -1}]]}), "'addr' is a int: -1"),
+        (
+            pickle.dumps(
+                {"device_traces": [[{"action": what, "stream": 0, "addr": 1, "size": 1} for what in ("alloc", "x")]]}
+            ),
+            "the action 'x'",
+        ),
+    ],
+)
+def test_a_file_that_is_no_snapshot_is_a_config_error(tmp_path: Path, content: bytes, found: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_snapshot(path)
+    assert found in caught.value.found
+    assert str(path) in caught.value.doing
+
+
+def test_no_file_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_snapshot(tmp_path / "none")
+
+
+@pytest.mark.parametrize("gone", ["segment_alloc", "alloc"])
+def test_a_record_with_gaps_is_refused(tmp_path: Path, gone: str) -> None:
+    content = snapshot_of(BLOCKS, DELTAS)
+    entries = content["device_traces"][0]
+    last = max(at for at, entry in enumerate(entries) if entry["action"] == gone)
+    doubled = entries[: last + 1] + entries[last:]
+    with pytest.raises(ConfigError, match="does not fit to what comes after it"):
+        read_snapshot(_write(tmp_path, {**content, "device_traces": [doubled]}))

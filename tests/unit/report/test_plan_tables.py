@@ -1,0 +1,227 @@
+"""Plans as lines and tables."""
+
+from collections.abc import Sequence
+
+from dryfit.core.memory import (
+    Effect,
+    ExecutionChoice,
+    MemoryCategory,
+    MemoryPlan,
+    PeakAt,
+    Rung,
+    StepPhase,
+    VerdictKind,
+    WorstBatch,
+)
+from dryfit.core.plan import DeviceSpec, OptimizerImpl
+from dryfit.core.trial import Scalar
+from dryfit.core.wire import PlanAnswer
+from dryfit.report.plan_tables import (
+    execution_text,
+    headline,
+    ladder_table,
+    memory_table,
+    peak_text,
+    refusal_lines,
+    requirement_table,
+    space_lines,
+    space_table,
+    trust_text,
+)
+from dryfit.report.plan_view import plan_view, space_view
+from dryfit.study.plans import PlannedCell, SpacePlan
+
+GIB = 2**30
+DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=236 * GIB // 10)
+
+
+def memory(required: float = 31.4, *, from_data: bool = True) -> MemoryPlan:
+    return MemoryPlan(
+        peak_allocated_bytes=int(29 * GIB),
+        peak_reserved_bytes=int(30 * GIB),
+        min_cap_bytes=int(29.5 * GIB),
+        overhead_bytes=int(1.7 * GIB),
+        margin_bytes=int(0.2 * GIB),
+        required_bytes=int(required * GIB),
+        by_category={
+            MemoryCategory.WEIGHTS: int(1.4 * GIB),
+            MemoryCategory.ADAPTERS: 0,
+            MemoryCategory.ACTIVATIONS: int(24.1 * GIB),
+            MemoryCategory.INPUTS: 4096,
+        },
+        by_phase={StepPhase.LOAD: 0, StepPhase.BACKWARD: int(29 * GIB)},
+        peak_at=PeakAt(phase=StepPhase.BACKWARD, module="encoder.layer.23.attention", op=""),
+        worst_batch=WorstBatch(rows=32, length=512, from_data=from_data),
+    )
+
+
+def rung(change: str, needs: float, effect: Effect, *, fits: bool = True, note: str = "") -> Rung:
+    own = effect is not Effect.SEMANTICS
+    return Rung(
+        change=change,
+        execution=ExecutionChoice(micro_batch=16, accumulation=2) if own else None,
+        required_bytes=int(needs * GIB),
+        saves_bytes=int((31.4 - needs) * GIB),
+        time_factor=1.3,
+        effect=effect,
+        fits=fits,
+        note=note,
+    )
+
+
+LADDER = (
+    rung("activation checkpointing", 12.3, Effect.EXACT),
+    rung("micro-batch 32 -> 16, accumulate 2", 19.4, Effect.NUMERICS),
+    rung("max length 512 -> 320", 22.4, Effect.SEMANTICS),
+)
+
+
+def answer(
+    verdict: VerdictKind,
+    *,
+    plan: MemoryPlan | None = None,
+    execution: ExecutionChoice | None = None,
+    ladder: Sequence[Rung] = (),
+    reasons: tuple[str, ...] = (),
+) -> PlanAnswer:
+    return PlanAnswer(
+        verdict=verdict,
+        device=DEVICE,
+        memory=plan,
+        execution=execution,
+        ladder=tuple(ladder),
+        reasons=reasons,
+        torch="2.13.0",
+        planner_s=1.25,
+    )
+
+
+def test_a_refusal_reads_as_the_design_says() -> None:
+    refused = answer(VerdictKind.REFUSED, plan=memory(), ladder=LADDER)
+    assert headline(refused) == ("plan refused: trial needs 31.4 GiB, device has 23.6 GiB (rtx4090)    [PLAN-NOFIT]")
+    assert refusal_lines(refused) == [
+        "  peak at      backward, encoder.layer.23.attention  (32 x 512, worst batch of the data)",
+        "  weights 1.4  activations 24.1  overhead 1.7   GiB",
+        "  would fit    activation checkpointing             12.3 GiB   exact, about 1.3x time",
+        "               micro-batch 32 -> 16, accumulate 2   19.4 GiB   equal up to rounding, about 1.3x time",
+        "  changes      max length 512 -> 320   22.4 GiB   changes the experiment; never automatic",
+    ]
+
+
+def test_a_refusal_without_a_way_out_names_the_nearest() -> None:
+    ladder = (rung("a", 28, Effect.EXACT, fits=False), rung("b", 26, Effect.SEMANTICS, fits=False))
+    lines = refusal_lines(answer(VerdictKind.REFUSED, ladder=ladder, reasons=("the margin does not fit",)))
+    assert lines[0] == "  reason       the margin does not fit"
+    assert lines[1].startswith("  nearest      b")
+    assert len(lines) == 2
+    assert refusal_lines(answer(VerdictKind.REFUSED)) == []
+
+
+def test_other_headlines() -> None:
+    chosen = ExecutionChoice(
+        micro_batch=4,
+        accumulation=4,
+        checkpointing=True,
+        optimizer_impl=OptimizerImpl.PLAIN,
+        offload_optimizer=True,
+    )
+    assert execution_text(chosen) == (
+        "micro-batch 4, accumulation 4, checkpointing, plain optimizer, optimizer state on the host"
+    )
+    assert execution_text(ExecutionChoice(micro_batch=4, accumulation=1)) == "micro-batch 4"
+    fits = headline(answer(VerdictKind.FITS_WITH, plan=memory(20), execution=chosen))
+    assert fits.startswith("plan fits with micro-batch 4, accumulation 4, ")
+    assert fits.endswith(": needs 20.0 GiB, device has 23.6 GiB (rtx4090)")
+    unknown = headline(answer(VerdictKind.UNKNOWN, reasons=("custom kernel flash::fwd", "model.py:7")))
+    assert unknown == "plan unknown: custom kernel flash::fwd; model.py:7    [PLAN-UNKNOWN]"
+    assert "no reason was given" in headline(answer(VerdictKind.UNKNOWN))
+    assert trust_text(answer(VerdictKind.UNKNOWN)) == "uncalibrated, torch 2.13.0, planned in 1.2 s"
+
+
+def test_tables_of_one_plan() -> None:
+    assert memory_table(memory()).rows == (
+        ("at the peak", "activations", "24.1 GiB"),
+        ("at the peak", "weights", "1.4 GiB"),
+        ("at the peak", "inputs", "0 MiB"),
+        ("peak of phase", "backward", "29.0 GiB"),
+    )
+    rows = requirement_table(answer(VerdictKind.FITS), memory()).rows
+    assert rows[-2:] == (
+        ("required", "31.4 GiB", "smallest cap + overhead + margin"),
+        ("device", "23.6 GiB", "rtx4090"),
+    )
+    host = memory().model_copy(update={"host_bytes": GIB})
+    assert requirement_table(answer(VerdictKind.FITS), host).rows[-1][:2] == ("host", "1.0 GiB")
+    table = ladder_table(LADDER)
+    assert table.heads == ("change", "needs", "saves", "effect", "time", "fits")
+    assert table.rows[0] == ("activation checkpointing", "12.3 GiB", "19.1 GiB", "exact", "1.3x", "yes")
+    noted = ladder_table([rung("a", 30, Effect.EXACT, fits=False, note="slow")])
+    assert (noted.heads[-1], noted.rows[0][-2:]) == ("note", ("no", "slow"))
+    assert "the data is not known" in peak_text(memory(from_data=False))
+
+
+def cell(length: Scalar, batch: Scalar, found: PlanAnswer, *, checkpointing: bool = False) -> PlannedCell:
+    return PlannedCell({"train.max_length": length, "train.batch_size": batch}, checkpointing, found)
+
+
+def space(*cells: PlannedCell, varied: tuple[str, ...] = ("train.max_length", "train.batch_size")) -> SpacePlan:
+    return SpacePlan(device=DEVICE, varied=varied, kept={"optim.name": "adamw"}, cells=cells, planner_s=2.0)
+
+
+WHOLE = ExecutionChoice(micro_batch=16, accumulation=1)
+
+
+def test_a_cell_shows_the_mildest_way_to_fit() -> None:
+    fits = answer(VerdictKind.FITS, plan=memory(20), execution=WHOLE)
+    saved = answer(VerdictKind.FITS, plan=memory(9), execution=WHOLE.model_copy(update={"checkpointing": True}))
+    halves = answer(VerdictKind.FITS_WITH, plan=memory(20), execution=ExecutionChoice(micro_batch=8, accumulation=2))
+    refused = answer(VerdictKind.REFUSED, plan=memory(), ladder=LADDER)
+    unknown = answer(VerdictKind.UNKNOWN, reasons=("no trace",))
+    plan = space(
+        cell(128, 8, fits),
+        cell(128, 8, saved, checkpointing=True),
+        cell(128, 16, halves),
+        cell(128, 16, saved, checkpointing=True),
+        cell(256, 8, halves),
+        cell(256, 8, refused, checkpointing=True),
+        cell(256, 16, refused),
+        cell(256, 16, unknown, checkpointing=True),
+        cell(512, 8, unknown),
+    )
+    table = space_table(plan)
+    assert table.heads == ("max_length", "batch 8", "batch 16")
+    assert table.rows == (
+        ("128", "fits", "ckpt"),
+        ("256", "8 x 2", "needs 12.3 GiB"),
+        ("512", "unknown", "-"),
+    )
+    assert space_lines(plan) == [
+        "3 of 5 combinations fit rtx4090 (23.6 GiB), 2.0 s",
+        "planned at optim.name = adamw; these are searched too: --set another value to see it",
+        "unknown: no trace",
+    ]
+    assert plan.fits
+    assert not space(cell(512, 8, unknown)).fits
+
+
+def test_a_space_without_batches_has_one_column() -> None:
+    found = answer(VerdictKind.FITS, plan=memory(from_data=False), execution=WHOLE)
+    plan = space(PlannedCell({"model.name": "m"}, False, found), varied=("model.name",))
+    assert space_table(plan).heads == ("name", "fits")
+    assert space_table(plan).rows == (("m", "fits"),)
+    assert "lengths of the data are not known" in space_lines(plan)[2]
+
+
+def test_the_json_is_null_where_nothing_is_known() -> None:
+    known = plan_view(answer(VerdictKind.FITS, plan=memory(), execution=WHOLE))
+    assert known.required_bytes == memory().required_bytes
+    unknown = plan_view(answer(VerdictKind.UNKNOWN)).model_dump(mode="json", by_alias=True)
+    nulls = {key for key, value in unknown.items() if value is None}
+    assert nulls == {
+        *("peak_allocated_bytes", "peak_reserved_bytes", "min_cap_bytes", "overhead_bytes", "margin_bytes"),
+        *("required_bytes", "fragmented_bytes", "host_bytes", "by_category", "by_phase", "peak_at", "worst_batch"),
+        "execution",
+    }
+    assert unknown["schema"] == 1
+    view = space_view(space(cell(128, 8, answer(VerdictKind.UNKNOWN))))
+    assert view.cells[0].params == {"train.max_length": 128, "train.batch_size": 8}
