@@ -29,6 +29,7 @@ from dryfit.study.observers import Observer
 from dryfit.study.plans import OnNote, PlanInput, SpacePlan
 from dryfit.study.plans import plan_one as _plan_one
 from dryfit.study.plans import plan_space as _plan_space
+from dryfit.study.refusals import nothing_fits_text
 from dryfit.study.session import SessionResult, read_study, run_session
 from dryfit.study.stops import GRACEFUL, NOW
 
@@ -44,12 +45,14 @@ class TuneResult:
         summary: The study in numbers.
         folder: Where everything lies.
         status: What the command line exits with.
+        advice: Where nothing fits the device: what came closest, and what would fit.
     """
 
     end: End
     summary: StudySummary
     folder: Path
     status: ExitStatus
+    advice: str = ""
 
 
 def init(folder: Path | str, *, task: Task = Task.CRITERIA, force: bool = False) -> list[Path]:
@@ -337,6 +340,7 @@ def _result(session: SessionResult) -> TuneResult:
         summary=summarise(session.state),
         folder=session.layout.folder,
         status=exit_status(session.end, session.state),
+        advice=nothing_fits_text(session.state) if session.end is End.REFUSED else "",
     )
 
 
@@ -346,7 +350,7 @@ def exit_status(end: End, state: StudyState) -> ExitStatus:
         case End.DONE | End.NO_IMPROVEMENT:
             useful = state.counts[Outcome.COMPLETE] + state.counts[Outcome.PRUNED]
             return ExitStatus.DONE if useful else ExitStatus.ANSWER_IS_NO
-        case End.TOO_MANY_FAILURES:
+        case End.TOO_MANY_FAILURES | End.REFUSED:
             return ExitStatus.ANSWER_IS_NO
         case End.MAX_HOURS | End.STOPPED | End.PAUSED:
             return ExitStatus.STOPPED

@@ -15,12 +15,10 @@ from dryfit.core.wire import ChildResult, Phase, PlanAnswer, PlanRequest, PlanRe
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations
 from dryfit.memory.estimate import Device, Lengths
-from dryfit.memory.events import Segment, SegmentKind, Shape
 from dryfit.memory.ladder import plan as climb
 from dryfit.memory.rungs import Change, ChangeKind, Trial
 from dryfit.memory.source import SegmentSource
 from dryfit.memory.store import TraceStore
-from dryfit.memory.tracer import Variant
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import Kind, cannot_checkpoint
@@ -105,7 +103,7 @@ class _Planner:
                     return None
                 optim = settings.optim.model_copy(update={"name": "adamw8bit"})
                 smaller = subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
-                return SegmentSource(_OtherOptimizer(self.source(subject), self.tracer(smaller)), self.store)
+                return SegmentSource(self.tracer(smaller), self.store, twin=self.source(subject))
             case ChangeKind.SMALLER_RANK:
                 if subject.lora is None:
                     return None
@@ -114,22 +112,6 @@ class _Planner:
                 )
             case ChangeKind.SHORTER | ChangeKind.SMALLER_BATCH:
                 return self.source(subject)
-
-
-@dataclass(frozen=True, slots=True)
-class _OtherOptimizer:
-    """A tracer of which only the optimizer's steps are new."""
-
-    base: SegmentSource
-    optimizer: StepTracer
-
-    @property
-    def key(self) -> str:
-        return self.optimizer.key
-
-    def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
-        is_new = kind in (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE, SegmentKind.SAVE)
-        return self.optimizer.trace(kind, variant, shape) if is_new else self.base.segment(kind, variant, shape)
 
 
 def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]) -> AllocatorSettings:

@@ -8,7 +8,7 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.plan import DeviceKind
+from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.settings import Precision
 from dryfit.core.wire import CheckRequest, CheckResult, ChildResult, Phase, ResolveRequest, ResolveResult, SplitFacts
 from dryfit.meta.source import model_identity
@@ -45,6 +45,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         device=device,
         device_count=count,
         versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
+        device_spec=smallest_device(count) if device is DeviceKind.CUDA else None,
     )
     return ChildResult(resolve=result, error=None)
 
@@ -82,6 +83,19 @@ def find_device(wish: str) -> tuple[DeviceKind, int]:
             hint='set execution.device = "auto" to train on the CPU',
         )
     return DeviceKind.CPU, 1
+
+
+def smallest_device(count: int) -> DeviceSpec:
+    """The CUDA device with the least memory, the first of equals: a trial may be given any of them.
+
+    Args:
+        count: Devices that are there, at least one.
+    """
+    found = [torch.cuda.get_device_properties(index) for index in range(count)]
+    least = min(found, key=lambda properties: properties.total_memory)
+    return DeviceSpec(
+        name=least.name, capacity_bytes=least.total_memory, capability=(int(least.major), int(least.minor))
+    )
 
 
 def check_precisions(precisions: tuple[str, ...], device: DeviceKind) -> None:

@@ -18,6 +18,7 @@ from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.tracer import Variant
 from dryfit.meta.filling import materialise
 from dryfit.meta.walk import put, slots
+from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.subjects import step_parts
 from dryfit.train.tracer import StepTracer
@@ -71,9 +72,9 @@ def fill(model: torch.nn.Module, subject: PlanSubject) -> None:
 def measured_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> int:
     """What the third step of real training takes beside what lives before it."""
     torch.manual_seed(0)
-    parts = step_parts(subject, variant, reentrant=reentrant)
+    parts = step_parts(subject, checkpointing=variant.checkpointing, reentrant=reentrant)
     fill(parts.model, subject)
-    rehearsal = Rehearsal(parts, "cpu")
+    rehearsal = Rehearsal(parts, "cpu", OptimizerPlan(impl=variant.optimizer_impl))
     batch = rehearsal.batch(SHAPE)
     for name, values in batch.items():
         high = {"input_ids": 30, "labels": 2}.get(name, 1)

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 import tiny
 from dryfit.core.settings import Task
 from dryfit.core.wire import PlanSubject
-from dryfit.memory.tracer import Variant
 from dryfit.train import loop
 from dryfit.train.optim import optimizer_plan
 from dryfit.train.rehearsal import Rehearsal
@@ -70,9 +69,8 @@ def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[Any]:
     """The same step, rehearsed with the trial's own model and data."""
     plan = optimizer_plan(trial.plan)
-    variant = Variant(checkpointing=trial.plan.checkpointing, optimizer_impl=plan.impl)
     subject = PlanSubject(task=Task.CRITERIA, settings=trial.settings)
-    built = step_parts(subject, variant, reentrant=trial.plan.reentrant)
+    built = step_parts(subject, checkpointing=trial.plan.checkpointing, reentrant=trial.plan.reentrant)
     model = parts.model
     if "forward" in vars(model):
         del model.forward  # the Trainer's wrapping; the rehearsal does its own
@@ -81,10 +79,10 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         parts.task,
         built.inputs,
         False,
-        lambda: loop.make_optimizer(model, trial.settings.optim, plan),
+        lambda how: loop.make_optimizer(model, trial.settings.optim, how),
         trial.settings,
     )
-    rehearsal = Rehearsal(step, "cpu")
+    rehearsal = Rehearsal(step, "cpu", plan)
     model.zero_grad()
     for _ in range(_STEP):
         rehearsal.micro(batch, lambda _: None)

@@ -12,7 +12,7 @@ from dryfit.core.failure import (
     FailureKind,
     PastFailure,
 )
-from dryfit.core.wire import ChildResult, StopReason, TrainResult
+from dryfit.core.wire import ChildResult, Job, StopReason, TrainResult
 from dryfit.runtime.faults import classify
 from dryfit.runtime.recovery import decide
 
@@ -39,12 +39,13 @@ results = st.none() | st.builds(ChildResult, train=trained) | st.builds(ChildRes
 kinds = st.sampled_from(FailureKind)
 
 
-@given(evidence, results)
-def test_any_evidence_gets_one_kind_and_a_sentence(evidence, result):
-    failure = classify(evidence, result)
+@given(evidence, results, st.sampled_from(Job))
+def test_any_evidence_gets_one_kind_and_a_sentence(evidence, result, job):
+    failure = classify(evidence, result, job=job)
+    assert job is Job.PLAN or failure.kind is not FailureKind.PLANNER
     assert isinstance(failure.kind, FailureKind)
     assert failure.sentence == "" or "{" not in failure.sentence.split("(")[0] or evidence.fault or result
-    assert classify(evidence, result) == failure
+    assert classify(evidence, result, job=job) == failure
 
 
 @given(st.lists(kinds, min_size=200, max_size=200), st.integers(0, 20))
@@ -61,10 +62,10 @@ def test_failures_without_progress_use_up_the_counted_retries(sequence, retries)
     assert counted <= retries
 
 
-@given(kinds, st.lists(st.builds(PastFailure, kinds, st.booleans())).map(tuple), st.integers(0, 100))
-def test_a_decision_keeps_to_what_the_kind_permits(kind, past, retries):
+@given(kinds, st.lists(st.builds(PastFailure, kinds, st.booleans())).map(tuple), st.integers(0, 100), st.integers(0, 3))
+def test_a_decision_keeps_to_what_the_kind_permits(kind, past, retries, rungs_left):
     permission = PERMITTED[kind]
-    decided = decide(Failure(kind, "x"), past, retries=retries)
+    decided = decide(Failure(kind, "x"), past, retries=retries, rungs_left=rungs_left)
     assert decided.action in (permission.action, permission.then)
     assert 0 <= decided.delay_s <= 300
     if permission.action is Action.RETRY and not permission.counts and permission.limit is None:
@@ -84,3 +85,21 @@ def test_a_kind_gives_up_after_its_limit_without_progress(kind):
     past = (PastFailure(kind, True), *(PastFailure(kind, False),) * permission.limit)
     assert decide(Failure(kind, "x"), past, retries=100).action is permission.then
     assert decide(Failure(kind, "x"), past[:-1], retries=100).action is permission.action
+
+
+@given(st.integers(0, 5), st.integers(0, 5))
+def test_a_trial_that_ran_out_of_device_memory_tries_every_fallback_and_no_more(fallbacks, retries):
+    failure, past = Failure(FailureKind.OOM_DEVICE, "x"), ()
+    for left in range(fallbacks, 0, -1):
+        assert decide(failure, past, retries=retries, rungs_left=left).action is Action.RUNG
+        past += (PastFailure(FailureKind.OOM_DEVICE, False),)
+    assert decide(failure, past, retries=retries, rungs_left=0).action is Action.GIVE_UP
+    if retries:  # rungs use up no retry
+        assert decide(Failure(FailureKind.KILLED, "x"), past, retries=retries).action is Action.RETRY
+
+
+def test_a_planner_is_tried_twice_then_the_memory_is_unknown():
+    failure = Failure(FailureKind.PLANNER, "x")
+    assert decide(failure, (), retries=0).action is Action.RETRY
+    again = (PastFailure(FailureKind.PLANNER, False),)
+    assert decide(failure, again, retries=100).action is Action.UNPLANNED

@@ -25,6 +25,7 @@ from dryfit.memory.timeline import compose
 from dryfit.memory.tracer import Variant
 from dryfit.meta.walk import put, slots
 from dryfit.train import tracer as tracing
+from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.subjects import step_parts
 
@@ -86,7 +87,7 @@ def composed(model: str, precision: str, checkpointing: str, optimizer: str) -> 
 
 def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
     """The peak of each phase of two steps of two micro-batches and a validation, run one after another."""
-    parts = step_parts(asked, variant, reentrant=False)
+    parts = step_parts(asked, checkpointing=variant.checkpointing, reentrant=False)
     recorder, stand_ins = Recorder("cuda", kernels=True), StandIns()
 
     def phase(now: StepPhase) -> None:
@@ -99,7 +100,7 @@ def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
             new: Any = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cuda")
             put(slot, nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new)
             del new
-        rehearsal = Rehearsal(parts, "cuda")
+        rehearsal = Rehearsal(parts, "cuda", OptimizerPlan(impl=variant.optimizer_impl, modelled=True))
         for _ in range(2):
             phase(StepPhase.FORWARD)
             batch = rehearsal.batch(SHAPE)

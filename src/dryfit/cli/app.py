@@ -221,13 +221,14 @@ def schema() -> None:
 
 def _finish(result: "TuneResult", *, as_json: bool) -> None:
     import dryfit.api as api
-    from dryfit.cli.output import print_end, print_json, print_study
+    from dryfit.cli.output import print_advice, print_end, print_json, print_study
 
     if as_json:
         print_json(result.summary)
     else:
         print_study(api.open_study(result.folder), api.layout_of(result.folder), trials=True)
         print_end(result)
+    print_advice(result)
     raise typer.Exit(result.status)
 
 

@@ -15,8 +15,10 @@ from rich.text import Text
 
 from dryfit.cli.output import console
 from dryfit.core.failure import Action
+from dryfit.core.memory import VerdictKind
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import Message, Note, Phase, Progress
+from dryfit.report.plans import choice_text, plan_text
 from dryfit.report.tables import duration_text, number_text, params_text
 from dryfit.store.events import (
     AttemptEnded,
@@ -26,9 +28,10 @@ from dryfit.store.events import (
     SessionOpened,
     TrialAsked,
     TrialFinished,
+    TrialPlanned,
     VerdictGiven,
 )
-from dryfit.store.replay import StudyState
+from dryfit.store.replay import StudyState, TrialState
 from dryfit.study.observers import Observer
 
 _REFRESH_PER_S = 4
@@ -42,6 +45,8 @@ def event_line(event: Event, state: StudyState) -> str | None:
             return "\n".join([f"study {state.created.name if state.created else ''}: {total} trials{done}", *notes])
         case TrialAsked(number=number, params=params):
             return f"trial {number}: new  {params_text(params)}"
+        case TrialPlanned(number=number, answer=answer) if answer is not None:
+            return _planned_line(state.trials[number])
         case AttemptPlaced(number=number, attempt=attempt) if attempt > 1:
             return f"trial {number}: attempt {attempt}"
         case ReportMade(number=number, point=point):
@@ -58,6 +63,15 @@ def event_line(event: Event, state: StudyState) -> str | None:
             return f"trial {number}: {outcome}{shown}{why}{star}"
         case _:
             return None
+
+
+def _planned_line(trial: TrialState) -> str | None:
+    """A trial that is refused is told of by its end."""
+    plan = trial.plan
+    if plan is None or plan.answer.verdict is VerdictKind.REFUSED:
+        return None
+    run_with = f"  {choice_text(plan.execution)}" if plan.execution is not None else ""
+    return f"trial {trial.number}: plan {plan_text(plan)}{run_with}"
 
 
 class PlainLines:

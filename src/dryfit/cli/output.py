@@ -27,6 +27,7 @@ from dryfit.report.plan_tables import (
     space_table,
     trust_text,
 )
+from dryfit.report.plans import plan_totals, totals_text
 from dryfit.report.summary import StudySummary
 from dryfit.report.tables import (
     Table,
@@ -55,6 +56,7 @@ _SENTENCES = {
     End.DONE: "done",
     End.NO_IMPROVEMENT: "done: no better trial for as long as study.patience allows",
     End.TOO_MANY_FAILURES: "stopped: too many trials failed in a row (see `dryfit show`)",
+    End.REFUSED: "stopped: nothing fits the device",
     End.MAX_HOURS: "stopped: study.max_hours is used up",
     End.STOPPED: "stopped",
     End.INTERRUPTED: "interrupted",
@@ -118,6 +120,9 @@ def print_study(state: StudyState, layout: StudyLayout, *, trials: bool) -> None
         out.print(f"  {params_text(state.best.params)}", highlight=False)
     else:
         out.print("best: no trial has completed yet", highlight=False)
+    totals = plan_totals(state)
+    if totals is not None:
+        out.print(f"plans: {totals_text(totals)}", highlight=False)
     for name, path in places(state, layout):
         out.print(f"  {name}: {path}", highlight=False)
 
@@ -168,18 +173,27 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
     out.print(f"study {summary.study} ({summary.task}, {summary.metric}): {who}", highlight=False)
     out.print(
         f"  {done}/{counts.total} trials: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed, "
-        f"{counts.running} open; {duration_text(summary.wall_s)} of work",
+        f"{counts.refused} refused, {counts.running} open; {duration_text(summary.wall_s)} of work",
         highlight=False,
     )
     if summary.best is not None:
         best = summary.best
         out.print(f"  best {number_text(best.value)}: trial {best.number}  {params_text(best.params)}", highlight=False)
+    if summary.plans is not None:
+        out.print(f"  plans: {totals_text(summary.plans)}", highlight=False)
+
+
+def print_advice(result: TuneResult) -> None:
+    """What would fit, where nothing did."""
+    if result.advice:
+        console(stderr=True).print(Text(result.advice))
 
 
 def print_end(result: TuneResult) -> None:
     """One line on how the session ended, and what to type next if something is left to do."""
     counts = result.summary.trials
     said = f"{_SENTENCES[result.end]}: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed"
+    said += f", {counts.refused} refused" if counts.refused else ""
     said += f" of {counts.total}, {duration_text(result.summary.wall_s)}"
     err = console(stderr=True)
     err.print(said, highlight=False)

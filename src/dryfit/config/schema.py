@@ -146,6 +146,9 @@ class RuntimeSettings(Settings):
     max_failed_in_a_row: int = Field(
         default=5, ge=1, description="the study stops after so many failed trials in a row"
     )
+    max_refused_in_a_row: int = Field(
+        default=1000, ge=1, description="the study stops after so many trials in a row that do not fit"
+    )
 
 
 def _frozen(value: object) -> object:

@@ -22,6 +22,7 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"
     NONFINITE = "nonfinite"
     START = "start"
+    PLANNER = "planner"
     NATIVE_CRASH = "native_crash"
     KILLED = "killed"
     USER_CODE = "user_code"
@@ -87,6 +88,10 @@ class Action(StrEnum):
 
     RETRY = "retry"
     """Run the trial again from its last good checkpoint, or from the start without one."""
+    RUNG = "rung"
+    """Run the trial again with the next of its plan's fallbacks, which needs less memory."""
+    UNPLANNED = "unplanned"
+    """The trial's memory stays unknown; ``execution.unknown`` says what becomes of it."""
     GIVE_UP = "give_up"
     """The trial ends FAILED."""
     PRUNE = "prune"
@@ -103,7 +108,7 @@ class Permission:
 
     Attributes:
         action: What follows while the limit is not reached.
-        limit: How many times the action may follow in one trial; None: always.
+        limit: How many times the action may follow in one trial; None: always (a rung: while there is another).
         then: What follows after that.
         counts: Whether the attempt counts as a retry of the trial at all.
     """
@@ -122,7 +127,7 @@ PERMITTED: dict[FailureKind, Permission] = {
     FailureKind.DATA: Permission(Action.GIVE_UP),
     FailureKind.NETWORK: Permission(Action.RETRY, limit=3),
     FailureKind.DISK_FULL: Permission(Action.PAUSE, counts=False),
-    FailureKind.OOM_DEVICE: Permission(Action.GIVE_UP),
+    FailureKind.OOM_DEVICE: Permission(Action.RUNG, counts=False),
     FailureKind.OOM_HOST: Permission(Action.RETRY, limit=1),
     FailureKind.POISONED: Permission(Action.RETRY, limit=3, counts=False),
     FailureKind.DEVICE_ASSERT: Permission(Action.GIVE_UP),
@@ -130,6 +135,7 @@ PERMITTED: dict[FailureKind, Permission] = {
     FailureKind.TIMEOUT: Permission(Action.GIVE_UP),
     FailureKind.NONFINITE: Permission(Action.PRUNE),
     FailureKind.START: Permission(Action.RETRY, limit=3),
+    FailureKind.PLANNER: Permission(Action.RETRY, limit=1, then=Action.UNPLANNED, counts=False),
     FailureKind.NATIVE_CRASH: Permission(Action.RETRY, limit=1),
     FailureKind.KILLED: Permission(Action.RETRY, limit=3),
     FailureKind.USER_CODE: Permission(Action.GIVE_UP),

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from dryfit.core.plan import OptimizerImpl
+from dryfit.core.plan import ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import Settings
 
 
@@ -132,6 +132,16 @@ class ExecutionChoice(Settings):
     checkpointing: bool = False
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
+
+    def carried_out(self, plan: ExecutionPlan) -> ExecutionPlan:
+        """The plan of a trial with this choice in it; what the planner may not choose stays.
+
+        Raises:
+            pydantic.ValidationError: The choice is for another effective batch.
+        """
+        chosen = {name: getattr(self, name) for name in ExecutionChoice.model_fields}
+        kept = {name: getattr(plan, name) for name in ExecutionPlan.model_fields if name not in chosen}
+        return ExecutionPlan(**kept, **chosen)
 
 
 class Rung(Settings):

@@ -32,6 +32,15 @@ class Allocator(StrEnum):
     NATIVE = "native"
 
 
+class UnknownPolicy(StrEnum):
+    """What becomes of a trial whose memory cannot be planned."""
+
+    EXCLUSIVE = "exclusive"
+    """It runs as wished with no other trial beside it: the real run is the probe."""
+    REFUSE = "refuse"
+    """It is refused, like one that does not fit."""
+
+
 class DeviceSpec(Settings):
     """A device to plan for; it may be an invented one.
 
@@ -76,6 +85,10 @@ class ExecutionSettings(Settings):
     )
     allow: Literal["exact", "numerics"] = Field(
         default="numerics", description="what the planner may change: nothing but rounding (numerics), or not even that"
+    )
+    unknown: UnknownPolicy = Field(
+        default=UnknownPolicy.EXCLUSIVE,
+        description="a trial whose memory cannot be planned: exclusive (runs with none beside it) or refuse",
     )
     allocator: Allocator = Field(
         default=Allocator.EXPANDABLE, description="segments of the CUDA caching allocator: expandable or native"

@@ -88,6 +88,7 @@ class ResolveResult(Wire):
     device: DeviceKind
     device_count: int
     versions: dict[str, str]
+    device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
 
 
 class TrainRequest(Wire):

@@ -27,13 +27,10 @@ def relevant(kind: SegmentKind, variant: Variant) -> Variant:
 
 def compact(segment: Segment, tables: dict[tuple[Label, ...], tuple[Label, ...]]) -> Segment:
     """The same segment in a quarter of the memory: columns of machine integers, one table for equal ones."""
-    return replace(
-        segment,
-        blocks=array("q", segment.blocks),
-        deltas=array("q", segment.deltas),
-        labels=array("q", segment.labels),
-        label_table=tables.setdefault(segment.label_table, segment.label_table),
-    )
+    table = tables.setdefault(segment.label_table, segment.label_table)
+    columns = (array("q", column) for column in (segment.blocks, segment.deltas, segment.labels))
+    blocks, deltas, labels = columns
+    return Segment(blocks, deltas, labels, table, segment.names, segment.gemm_at)
 
 
 @dataclass(slots=True)

@@ -9,14 +9,10 @@ from dryfit.memory.events import Segment, SegmentKind, Shape
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The choices of an execution plan that change which operators run.
-
-    Attributes:
-        optimizer_impl: Never ``auto``.
-    """
+    """The choices of an execution plan that change which operators run."""
 
     checkpointing: bool = False
-    optimizer_impl: OptimizerImpl = OptimizerImpl.FUSED
+    optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from dryfit.core.trial import Outcome, Scalar
+from dryfit.report.plans import Plans, plan_totals
 from dryfit.store.replay import StudyState
 
 
@@ -53,6 +54,7 @@ class StudySummary(_View):
     best: BestTrial | None
     wall_s: float
     trial_overhead_ms: Overhead
+    plans: Plans | None = None
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -97,4 +99,5 @@ def summarise(state: StudyState) -> StudySummary:
             median=round(statistics.median(overheads), 3) if overheads else None,
             p95=percentile(overheads, 0.95),
         ),
+        plans=plan_totals(state),
     )

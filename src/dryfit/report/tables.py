@@ -10,6 +10,7 @@ from dryfit.core.load_report import LoadReport
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.core.wire import LOG_FILE
 from dryfit.core.words import few
+from dryfit.report.plans import execution_cell, memory_cell, plan_lines
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import AttemptState, StudyState, TrialState
 
@@ -52,7 +53,8 @@ def trial_time_s(trial: TrialState) -> float:
 
 
 def trials_table(state: StudyState) -> Table:
-    """One row a trial, in order."""
+    """One row a trial, in order; how each is run, and its memory, where the study plans that."""
+    planned = any(trial.plan is not None for trial in state.trials)
     rows = [
         (
             str(trial.number),
@@ -61,11 +63,13 @@ def trials_table(state: StudyState) -> Table:
             str(trial.steps or "-"),
             str(len(trial.attempts)),
             duration_text(trial_time_s(trial)),
+            *((execution_cell(trial), memory_cell(trial)) if planned else ()),
             params_text(trial.params),
         )
         for trial in state.trials
     ]
-    return Table(("trial", "outcome", "value", "steps", "attempts", "time", "parameters"), tuple(rows))
+    heads = ("run with", "memory observed / planned") if planned else ()
+    return Table(("trial", "outcome", "value", "steps", "attempts", "time", *heads, "parameters"), tuple(rows))
 
 
 def outcomes_table(state: StudyState) -> Table:
@@ -146,6 +150,7 @@ def trial_story(trial: TrialState, layout: StudyLayout) -> list[str]:
     lines = [head + (f" ({trial.reason})" if trial.reason else "")]
     lines += [f"  {name} = {value_text(value)}" for name, value in trial.params.items()]
     lines.append(f"  seed {trial.seed}, fingerprint {trial.fingerprint}")
+    lines += plan_lines(trial)
     for point in trial.reports:
         verdict = trial.verdicts.get(point.n)
         said = "" if verdict is None else ("" if verdict.proceed else f"  -> stop: {verdict.reason}")

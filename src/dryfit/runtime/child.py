@@ -32,6 +32,7 @@ from dryfit.core.wire import (
     ChildRequest,
     ChildResult,
     ErrorParts,
+    PlanRequest,
     Started,
     TrainRequest,
     read_model,
@@ -145,6 +146,8 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
     body = request.body
     if isinstance(body, TrainRequest):
         hide_devices(body.visible_device)
+    elif isinstance(body, PlanRequest):
+        hide_devices(None)  # a step is traced without a device: it must not make a context on one that trains
     function = _load_entry(entry)
     channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
     result = function(body, channel)

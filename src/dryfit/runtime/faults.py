@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dryfit.core.failure import ChildFault, Evidence, Failure, FailureKind
-from dryfit.core.wire import ChildResult, StopReason
+from dryfit.core.wire import ChildResult, Job, StopReason
 from dryfit.runtime.child import ChildStatus
 
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})
@@ -22,6 +22,7 @@ class Case:
     evidence: Evidence
     result: ChildResult | None
     fault: ChildFault | None
+    job: Job = Job.TRAIN
 
     @property
     def stopped_by(self) -> StopReason | None:
@@ -89,11 +90,16 @@ def _oom_rose(case: Case) -> bool:
 
 
 def _has_result(case: Case) -> bool:
-    return case.result is not None and (case.result.train is not None or case.result.resolve is not None)
+    result = case.result
+    return result is not None and any(one is not None for one in (result.train, result.resolve, result.plan))
 
 
 def _has_fault(case: Case) -> bool:
     return case.fault is not None
+
+
+def _plans(case: Case) -> bool:
+    return case.job is Job.PLAN
 
 
 _OFFLINE = "huggingface_hub.errors.OfflineModeIsEnabled"
@@ -170,6 +176,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(FailureKind.CONFIG, _type(_OFFLINE), "offline, and not in the cache: {said}"),
     Row(FailureKind.NETWORK, _any(_type(*_NETWORK_TYPES), _text(*_NETWORK_TEXTS)), "the network failed: {said}"),
+    # Whatever else ends a planner, a trial's memory is unknown then, and nothing is wrong with the trial itself.
+    Row(FailureKind.PLANNER, _all(_plans, _has_fault), "planning its memory failed: {said}"),
     Row(FailureKind.DATA, _code("DATA"), "{said}"),
     Row(FailureKind.CONFIG, _code("CONFIG", "LOAD", "MACHINE", "CHECKPOINT"), "{said}"),
     Row(
@@ -207,6 +215,11 @@ ROWS: tuple[Row, ...] = (
     # It said nothing. What we did, and what happened around it.
     Row(FailureKind.INTERRUPTED, _killed("now"), "stopped at once; it goes on from its last checkpoint"),
     Row(FailureKind.LOST, lambda case: case.evidence.server_lost, "lost with the process that ran it"),
+    Row(
+        FailureKind.PLANNER,
+        _all(_plans, _any(*(_killed(why) for why in ("start", "hang", "timeout")))),
+        "planning its memory took too long",
+    ),
     Row(FailureKind.START, _killed("start"), "gave no first line in time; see its log"),
     Row(FailureKind.HANG, _killed("hang"), "gave no sign of life for {beat}; its stacks are in stacks.txt"),
     Row(FailureKind.TIMEOUT, _killed("timeout"), "took longer than runtime.trial_timeout_s"),
@@ -221,6 +234,7 @@ ROWS: tuple[Row, ...] = (
         lambda case: case.evidence.exit_code == ChildStatus.DISK_FULL,
         "no space left on the disk, not even for its last word; free some, then resume",
     ),
+    Row(FailureKind.PLANNER, _plans, "planning its memory ended without an answer ({status})"),
     Row(
         FailureKind.OOM_HOST,
         _all(_signal({signal.SIGKILL}), _oom_rose),
@@ -256,18 +270,19 @@ def _said(fault: ChildFault | None) -> str:
     return f"{short}: {first_line}" if first_line else short
 
 
-def classify(evidence: Evidence, result: ChildResult | None) -> Failure:
+def classify(evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> Failure:
     """Name the failure that ended an attempt.
 
     Args:
         evidence: What is known of the end.
         result: The child's last word, if any.
+        job: What the child was for.
 
     Returns:
         Exactly one kind for any evidence, and a sentence.
     """
     fault = evidence.fault or (result.fault if result is not None else None)
-    case = Case(evidence, result, fault)
+    case = Case(evidence, result, fault, job)
     row = next(row for row in ROWS if row.matches(case))
     sentence = row.sentence.format(said=_said(fault), status=_status(evidence), beat=f"{evidence.beat_age_s:.0f} s")
     return Failure(row.kind, sentence)

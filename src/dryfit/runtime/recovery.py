@@ -19,7 +19,12 @@ def _since_progress(past: tuple[PastFailure, ...]) -> tuple[PastFailure, ...]:
 
 
 def decide(
-    failure: Failure, past: tuple[PastFailure, ...], *, retries: int, reached_checkpoint: bool = False
+    failure: Failure,
+    past: tuple[PastFailure, ...],
+    *,
+    retries: int,
+    reached_checkpoint: bool = False,
+    rungs_left: int = 0,
 ) -> RecoveryAction:
     """Decide what follows a failure.
 
@@ -32,8 +37,11 @@ def decide(
         past: Earlier failures of the same trial, oldest first, without this one.
         retries: Most retries of one trial that count.
         reached_checkpoint: Whether the attempt that failed now had reached a new checkpoint.
+        rungs_left: How many fallbacks of the trial's plan have not been tried.
     """
     permission = PERMITTED[failure.kind]
+    if permission.action is Action.RUNG and rungs_left == 0:
+        return RecoveryAction(permission.then, failure.sentence)
     if permission.action is not Action.RETRY:
         return RecoveryAction(permission.action, failure.sentence)
     if reached_checkpoint:

@@ -9,7 +9,7 @@ from dryfit.config.schema import Isolation
 from dryfit.core.failure import Evidence
 from dryfit.core.wire import ENTRY_POINTS, Body, ChildResult, Job, Message
 
-PRELOAD = ("dryfit.train.entry", "dryfit.preflight")
+PRELOAD = ("dryfit.train.entry", "dryfit.preflight", "dryfit.planning")
 """Modules the fork server imports once for all children."""
 
 

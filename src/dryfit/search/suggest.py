@@ -20,6 +20,7 @@ from dryfit.core.settings import Direction, TrialSettings
 from dryfit.core.trial import Outcome, Scalar, TrialRecord
 from dryfit.search.fields import setting
 from dryfit.search.params import Param, into_range, only_value, to_text
+from dryfit.search.samplers import REFUSALS, RefusalTold
 from dryfit.search.space import Space
 from dryfit.search.throwaway import Sealed, ThrowAway, sealed
 
@@ -55,9 +56,9 @@ def suggest(
 ) -> Suggestion:
     """Choose the values of one trial.
 
-    A completed trial is told with its value, a pruned one with its reports, a refused one as pruned without any (it
-    ranks below all that ran), a running one as running. Failed and cancelled trials are not told: TPE would ignore
-    the first, and the second say nothing. Nor is a completed trial without a value, or with NaN.
+    A completed trial is told with its value, a pruned one with its reports, a refused one as
+    :data:`~dryfit.search.samplers.REFUSALS` says, a running one as running. Failed and cancelled trials are not told:
+    TPE would ignore the first, and the second say nothing. Nor is a completed trial without a value, or with NaN.
 
     Args:
         space: What may be drawn.
@@ -70,7 +71,7 @@ def suggest(
     """
     sampler_seed = derive_seed(seed, "suggest", number)
     past = [record for record in history if record.number < number]
-    told = [record for record in past if _is_told(record)]
+    told = [record for record in past if _is_told(record, REFUSALS[search.sampler])]
     use_model = search.sampler is SamplerName.TPE and len(told) >= search.startup_trials
     if use_model:
         running = [record for record in past if record.outcome is None]
@@ -86,12 +87,14 @@ def suggest(
     return _draw(space, study, sampler, joint=use_model, defaults=defaults)
 
 
-def _is_told(record: TrialRecord) -> bool:
+def _is_told(record: TrialRecord, refusals: RefusalTold) -> bool:
     match record.outcome:
         case Outcome.COMPLETE:
             return record.value is not None and not isnan(record.value)
-        case Outcome.PRUNED | Outcome.REFUSED:
+        case Outcome.PRUNED:
             return True
+        case Outcome.REFUSED:
+            return refusals is RefusalTold.AS_PRUNED
         case Outcome.FAILED | Outcome.CANCELLED | None:
             return False
 

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import MetricPoint, Outcome, Scalar
-from dryfit.core.wire import ResolveResult, Wire
+from dryfit.core.wire import PlanAnswer, ResolveResult, Wire
 
 
 class LedgerEvent(Wire):
@@ -69,6 +69,15 @@ class TrialAsked(LedgerEvent):
     distributions: dict[str, str]
     seed: int
     fingerprint: str
+
+
+class TrialPlanned(LedgerEvent):
+    """What the planner says of a trial's memory, now or of an equal trial before."""
+
+    type: Literal["trial_planned"] = "trial_planned"
+    number: int
+    key: str = Field(description="hash of all that decides the answer; the plan holds while it stays the same")
+    answer: PlanAnswer | None = Field(default=None, description="None: the one an earlier event with this key has")
 
 
 class AttemptPlaced(LedgerEvent):
@@ -145,6 +154,14 @@ class AttemptEnded(LedgerEvent):
     failure: FailureFacts | None = None
 
 
+class Observed(Wire):
+    """Memory the last process of a trial really took, as far as it is known; see ``TrainResult``."""
+
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    rss_bytes: int | None = None
+
+
 class TrialFinished(LedgerEvent):
     """The trial's end. Nothing about the trial follows."""
 
@@ -155,6 +172,7 @@ class TrialFinished(LedgerEvent):
     best: int | None = Field(default=None, description="index of the report that gave the value")
     steps: int = 0
     reason: str = ""
+    observed: Observed | None = None
 
 
 Event = Annotated[
@@ -163,6 +181,7 @@ Event = Annotated[
     | SessionClosed
     | Resolved
     | TrialAsked
+    | TrialPlanned
     | AttemptPlaced
     | AttemptStarted
     | FirstStepDone

@@ -40,6 +40,10 @@ class TrialLayout:
         """Where each tensor of the trial's model came from; JSON of a ``LoadReport``."""
         return self.folder / "load.json"
 
+    def planning(self, number: int) -> Path:
+        """The folder of try ``number`` to plan the trial's memory, counted from 1."""
+        return self.folder / f"plan-{number}"
+
     def attempt(self, number: int) -> Path:
         """The folder of attempt ``number``, counted from 1."""
         return self.folder / f"attempt-{number}"

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from dryfit.core.failure import PastFailure
+from dryfit.core.errors import LedgerError
+from dryfit.core.failure import Action, FailureKind, PastFailure
+from dryfit.core.memory import ExecutionChoice
 from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord, better
-from dryfit.core.wire import ResolveResult
+from dryfit.core.wire import PlanAnswer, ResolveResult
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -14,6 +16,7 @@ from dryfit.store.events import (
     Event,
     FailureFacts,
     FirstStepDone,
+    Observed,
     ReportMade,
     Resolved,
     SessionClosed,
@@ -21,6 +24,7 @@ from dryfit.store.events import (
     StudyCreated,
     TrialAsked,
     TrialFinished,
+    TrialPlanned,
     VerdictGiven,
 )
 
@@ -42,6 +46,32 @@ class AttemptState:
 
 
 @dataclass(slots=True)
+class PlanState:
+    """The plan of a trial.
+
+    Attributes:
+        key: See :class:`~dryfit.store.events.TrialPlanned`.
+        rung: How many of its fallbacks were taken since, each after the device's memory did not suffice.
+        misses: How many attempts ran out of the device's memory all the same.
+    """
+
+    key: str
+    answer: PlanAnswer
+    rung: int = 0
+    misses: int = 0
+
+    @property
+    def rungs_left(self) -> int:
+        """Fallbacks that have not been tried."""
+        return len(self.answer.fallbacks) - self.rung
+
+    @property
+    def execution(self) -> ExecutionChoice | None:
+        """What the next attempt is to be run with; None: as wished."""
+        return self.answer.fallbacks[self.rung - 1] if self.rung else self.answer.execution
+
+
+@dataclass(slots=True)
 class TrialState:
     """Everything the ledger knows of one trial."""
 
@@ -55,11 +85,13 @@ class TrialState:
     verdicts: dict[int, VerdictGiven] = field(default_factory=dict[int, VerdictGiven])
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     attempts: list[AttemptState] = field(default_factory=list[AttemptState])
+    plan: PlanState | None = None
     outcome: Outcome | None = None
     value: float | None = None
     best: int | None = None
     steps: int = 0
     reason: str = ""
+    observed: Observed | None = None
 
     @property
     def past_failures(self) -> tuple[PastFailure, ...]:
@@ -105,6 +137,8 @@ class StudyState:
         self.best: TrialState | None = None
         self.finished_since_best = 0
         self.failed_in_a_row = 0
+        self.refused_in_a_row = 0
+        self.answers: dict[str, PlanAnswer] = {}
         self._records: dict[int, TrialRecord] = {}
 
     @property
@@ -144,14 +178,15 @@ class StudyState:
             case StudyCreated():
                 self.created = event
             case SessionOpened():
-                self.sessions.append(SessionState(event.at, event.at, event.total))
-                self.failed_in_a_row = 0
+                self._open(event)
             case SessionClosed():
                 self.sessions[-1].closed = event.reason
             case Resolved():
                 self.resolved = event.result
             case TrialAsked():
                 self._ask(event)
+            case TrialPlanned():
+                self._plan(event)
             case TrialFinished():
                 self._finish(self.trials[event.number], event)
             case ReportMade():
@@ -164,6 +199,19 @@ class StudyState:
                 self._attempt(self.trials[event.number], event)
         if self.sessions:
             self.sessions[-1].last_at_s = event.at
+
+    def _open(self, event: SessionOpened) -> None:
+        if not self.sessions or self.sessions[-1].closed is not None:
+            self.refused_in_a_row = 0  # a killed session goes on, its count of refusals too
+        self.sessions.append(SessionState(event.at, event.at, event.total))
+        self.failed_in_a_row = 0
+
+    def _plan(self, event: TrialPlanned) -> None:
+        answer = event.answer or self.answers.get(event.key)
+        if answer is None:
+            raise LedgerError(f"replaying event {event.seq}", f"no earlier event has a plan with key {event.key}")
+        self.answers[event.key] = answer
+        self.trials[event.number].plan = PlanState(event.key, answer)
 
     def _ask(self, event: TrialAsked) -> None:
         self.trials.append(
@@ -198,6 +246,9 @@ class StudyState:
                 attempt.ended = True
                 attempt.ended_at_s = event.at
                 attempt.failure = event.failure
+                if trial.plan is not None and event.failure is not None:
+                    trial.plan.misses += event.failure.kind is FailureKind.OOM_DEVICE
+                    trial.plan.rung += event.failure.action is Action.RUNG
 
     def _finish(self, trial: TrialState, event: TrialFinished) -> None:
         trial.outcome = event.outcome
@@ -205,8 +256,10 @@ class StudyState:
         trial.best = event.best
         trial.steps = event.steps
         trial.reason = event.reason
+        trial.observed = event.observed
         self._records[trial.number] = trial.record()
         self.counts[event.outcome] += 1
+        self.refused_in_a_row = self.refused_in_a_row + 1 if event.outcome is Outcome.REFUSED else 0
         if not event.outcome.counts:
             return
         self.failed_in_a_row = self.failed_in_a_row + 1 if event.outcome is Outcome.FAILED else 0

@@ -4,8 +4,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dryfit.config.schema import StudyConfig
+from dryfit.config.schema import RuntimeSettings, StudyConfig
+from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import DeviceKind, plan_execution
+from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.wire import ResolveResult, TrainRequest
 from dryfit.runtime.spec import ChildLimits, ChildSpec
@@ -31,6 +33,18 @@ class StudyContext:
     cores: int
 
 
+def trial_settings(study: StudyContext, params: Mapping[str, Scalar]) -> TrialSettings:
+    """The tables of a trial: the study file's, with the searched values in them."""
+    return apply_params(study.config.trial_settings, params)
+
+
+def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
+    """How long a child may take that trains nothing."""
+    return ChildLimits(
+        start_s=runtime.start_timeout_s, hang_s=runtime.hang_timeout_s, total_s=None, stop_grace_s=runtime.stop_grace_s
+    )
+
+
 def trial_config(study: StudyContext, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
     """Everything that decides what trial ``number`` learns."""
     return TrialConfig(
@@ -39,7 +53,7 @@ def trial_config(study: StudyContext, number: int, params: Mapping[str, Scalar],
         metric=study.config.study.metric,
         direction=study.state.direction,
         data=study.config.data,
-        settings=apply_params(study.config.trial_settings, params),
+        settings=trial_settings(study, params),
         params=dict(params),
         seed=seed,
         data_fingerprint=study.resolved.data_fingerprint,
@@ -53,8 +67,18 @@ def choose_device(resolved: ResolveResult, in_use: Sequence[str | None]) -> str 
     return least_busy_device(in_use, visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def child_spec(study: StudyContext, trial: TrialState, attempt: int, device: str | None) -> ChildSpec:
-    """The child that trains a trial."""
+def child_spec(
+    study: StudyContext, trial: TrialState, attempt: int, device: str | None, choice: ExecutionChoice | None = None
+) -> ChildSpec:
+    """The child that trains a trial.
+
+    Args:
+        study: What is run.
+        trial: The trial.
+        attempt: Its number, from 1.
+        device: What the child sees of the machine's CUDA devices; None: nothing.
+        choice: What the planner chose; None: the trial is run as wished.
+    """
     runtime, paths = study.config.runtime, study.layout.trial(trial.number)
     config = trial_config(study, trial.number, trial.params, trial.seed)
     plan = plan_execution(
@@ -66,7 +90,7 @@ def child_spec(study: StudyContext, trial: TrialState, attempt: int, device: str
     )
     body = TrainRequest(
         config=config,
-        plan=plan,
+        plan=plan if choice is None else choice.carried_out(plan),
         attempt=attempt,
         cache_dir=str(study.layout.cache),
         checkpoint_dir=str(paths.checkpoints),

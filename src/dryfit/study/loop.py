@@ -18,7 +18,7 @@ from dryfit.core.wire import (
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest, read_messages
 from dryfit.runtime.recovery import decide
-from dryfit.runtime.spec import ChildExited, ChildMessage
+from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.pruning import judge
 from dryfit.search.suggest import suggest
@@ -37,8 +37,23 @@ from dryfit.store.events import (
 )
 from dryfit.store.replay import TrialState
 from dryfit.study.context import StudyContext, child_spec, choose_device, trial_config
-from dryfit.study.machine import Ask, End, Leave, Limits, Live, Place, StopRunning, Wait, finish_trial, next_step
+from dryfit.study.machine import (
+    Ask,
+    End,
+    Leave,
+    Limits,
+    Live,
+    Place,
+    Plan,
+    Refuse,
+    StopRunning,
+    Wait,
+    finish_trial,
+    next_step,
+)
 from dryfit.study.observers import Observer
+from dryfit.study.planner import Planner
+from dryfit.study.refusals import refusal_text
 from dryfit.study.retention import forget_what_is_not_needed
 from dryfit.study.stops import StopRequests
 
@@ -78,6 +93,7 @@ class StudyLoop:
         self._stops = stops
         self._observers = observers
         self._clock = clock
+        self._planner = Planner(study, supervisor, self._write)
         self._running: dict[str, RunningAttempt] = {}
         self._waiting_until_s: dict[int, float] = {}
         self._stopping: End | None = None
@@ -89,6 +105,7 @@ class StudyLoop:
             max_wall_s=settings.max_hours * 3600 if settings.max_hours is not None else None,
             patience=settings.patience,
             max_failed_in_a_row=runtime.max_failed_in_a_row,
+            max_refused_in_a_row=runtime.max_refused_in_a_row,
         )
 
     def run(self) -> End:
@@ -104,6 +121,10 @@ class StudyLoop:
             match step:
                 case Ask(number):
                     self._ask(number)
+                case Plan(number):
+                    self._planner.plan(self._study.state.trials[number])
+                case Refuse(number):
+                    self._refuse(self._study.state.trials[number])
                 case Place(number):
                     self._place(self._study.state.trials[number])
                 case StopRunning(why):
@@ -111,6 +132,7 @@ class StudyLoop:
                 case Wait(until_s):
                     self._wait(until_s)
                 case Leave(why):
+                    self._planner.abandon()
                     return why
 
     def _live(self) -> Live:
@@ -119,6 +141,8 @@ class StudyLoop:
             waiting_until_s=self._waiting_until_s,
             stopping=self._stopping,
             now_s=self._clock(),
+            planning=self._planner.planning,
+            readiness=self._planner.readiness(),
         )
 
     def _write(self, event: Event) -> None:
@@ -185,10 +209,15 @@ class StudyLoop:
             )
         )
 
+    def _refuse(self, trial: TrialState) -> None:
+        assert trial.plan is not None  # only a plan refuses
+        reason = refusal_text(trial.plan.answer)
+        self._finish(TrialFinished(number=trial.number, outcome=Outcome.REFUSED, reason=reason))
+
     def _place(self, trial: TrialState) -> None:
         attempt = len(trial.attempts) + 1
         device = choose_device(self._study.resolved, [child.device for child in self._running.values()])
-        spec = child_spec(self._study, trial, attempt, device)
+        spec = child_spec(self._study, trial, attempt, device, self._planner.choice(trial))
         self._waiting_until_s.pop(trial.number, None)
         self._write(AttemptPlaced(number=trial.number, attempt=attempt, device=device))
         self._running[spec.key] = RunningAttempt(trial.number, attempt, device)
@@ -205,6 +234,7 @@ class StudyLoop:
 
     def _stop(self, why: End) -> None:
         self._stopping = why
+        self._planner.abandon()
         if self._running:
             self._note(f"stopping ({why}): {len(self._running)} running trial(s) write a checkpoint")
         for key in self._running:
@@ -213,6 +243,9 @@ class StudyLoop:
     def _wait(self, until_s: float | None) -> None:
         timeout_s = _IDLE_S if until_s is None else min(_IDLE_S, max(0.0, until_s - self._clock()))
         for event in self._supervisor.wait(timeout_s):
+            planned = self._planner.owner(event.key)
+            if planned is not None:
+                self._on_plan(event, planned)
             child = self._running.get(event.key)
             if child is None:
                 continue
@@ -224,6 +257,17 @@ class StudyLoop:
                     self._on_exit(child, event.result, event.evidence)
 
     # ---- what children say
+
+    def _on_plan(self, event: ChildEvent, number: int) -> None:
+        match event:
+            case ChildMessage(message=message):
+                for observer in self._observers:
+                    observer.on_message(number, message)
+            case ChildExited():
+                trouble = self._planner.take(event)
+                if trouble is not None:
+                    trial = self._study.state.trials[trouble.number]
+                    self._follow(trial, trouble.failure, trouble.action, trouble.delay_s)
 
     def _on_message(self, event: ChildMessage, child: RunningAttempt) -> None:
         number, attempt = child.number, child.attempt
@@ -279,7 +323,13 @@ class StudyLoop:
         failure = classify(evidence, result)
         progress = trial.attempts[-1].checkpoint_step is not None
         retries = self._study.config.runtime.retries
-        answer = decide(failure, trial.past_failures, retries=retries, reached_checkpoint=progress)
+        answer = decide(
+            failure,
+            trial.past_failures,
+            retries=retries,
+            reached_checkpoint=progress,
+            rungs_left=trial.plan.rungs_left if trial.plan is not None else 0,
+        )
         facts = FailureFacts(kind=failure.kind, sentence=failure.sentence, action=answer.action)
         if not trial.attempts[-1].ended:
             self._write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))
@@ -290,7 +340,9 @@ class StudyLoop:
         match action:
             case Action.RETRY:
                 self._waiting_until_s[trial.number] = self._clock() + delay_s
-            case Action.GIVE_UP:
+            case Action.RUNG:
+                self._note(f"trial {trial.number} goes on with what its plan has next: {reason}")
+            case Action.GIVE_UP | Action.UNPLANNED:
                 self._finish(TrialFinished(number=trial.number, outcome=Outcome.FAILED, reason=reason))
             case Action.PRUNE:
                 self._finish(TrialFinished(number=trial.number, outcome=Outcome.PRUNED, reason=reason))

@@ -1,14 +1,14 @@
 """What to do next with a study: pure functions of the ledger's fold and of what runs now."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dryfit.core.failure import FailureKind
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import StopReason, TrainResult
-from dryfit.store.events import TrialFinished
+from dryfit.store.events import Observed, TrialFinished
 from dryfit.store.replay import StudyState, TrialState
 
 
@@ -18,6 +18,7 @@ class End(StrEnum):
     DONE = "done"
     NO_IMPROVEMENT = "no_improvement"
     TOO_MANY_FAILURES = "too_many_failures"
+    REFUSED = "refused"
     MAX_HOURS = "max_hours"
     STOPPED = "stopped"
     INTERRUPTED = "interrupted"
@@ -32,13 +33,26 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a study ends."""
+    """When a study ends, and how much it does at once."""
 
     total: int
     parallel: int
     max_wall_s: float | None
     patience: int | None
     max_failed_in_a_row: int
+    max_refused_in_a_row: int
+    planners: int = 2
+
+
+class Readiness(StrEnum):
+    """Whether an open trial may have a process."""
+
+    UNPLANNED = "unplanned"
+    """Its memory is to be planned first."""
+    PLANNED = "planned"
+    EXCLUSIVE = "exclusive"
+    """It may run, with no other trial beside it."""
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +61,8 @@ class Live:
 
     Attributes:
         running: Numbers of the trials that have a process.
+        planning: Numbers of the trials whose memory is being planned now.
+        readiness: Of open trials; those left out are planned.
         waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
         stopping: Why no new process may start, if so.
         now_s: Unix seconds.
@@ -56,6 +72,16 @@ class Live:
     waiting_until_s: Mapping[int, float]
     stopping: End | None
     now_s: float
+    planning: frozenset[int] = frozenset()
+    readiness: Mapping[int, Readiness] = field(default_factory=dict[int, Readiness])
+
+    def ready(self, number: int) -> Readiness:
+        """Whether an open trial may have a process."""
+        return self.readiness.get(number, Readiness.PLANNED)
+
+    def may_start(self, number: int) -> bool:
+        """Whether a trial has waited long enough since its last failure."""
+        return self.waiting_until_s.get(number, 0.0) <= self.now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +94,20 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Make trial ``number``: suggest its parameters and write them down."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Find out what memory a trial needs."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """End a trial that does not fit, before it has had a process."""
 
     number: int
 
@@ -93,15 +133,15 @@ class Leave:
     why: End
 
 
-Step = Place | Ask | StopRunning | Wait | Leave
+Step = Place | Ask | Plan | Refuse | StopRunning | Wait | Leave
 
 
 def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     """Decide the next step of a study.
 
     Trials that exist come before new ones, lowest number first, and a new trial is asked for only when a process
-    is free for it: so at ``parallel = 1`` each suggestion knows every earlier result, however often the control
-    process died in between.
+    is free for it, one that is being planned counting as one that runs: so at ``parallel = 1`` each suggestion knows
+    every earlier result, however often the control process died in between.
     """
     if live.stopping is not None:
         return Wait() if live.running else Leave(live.stopping)
@@ -109,21 +149,50 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
         return StopRunning(End.MAX_HOURS)
     if state.failed_in_a_row >= limits.max_failed_in_a_row:
         return Wait() if live.running else Leave(End.TOO_MANY_FAILURES)
-    if len(live.running) >= limits.parallel:
+    idle = [trial.number for trial in state.open_trials if trial.number not in live.running | live.planning]
+    early = _before_a_process(idle, limits, live)
+    if early is not None:
+        return early
+    ready = [number for number in idle if live.may_start(number) and live.ready(number) is not Readiness.UNPLANNED]
+    if len(live.running) >= limits.parallel or _runs_alone(ready, live):
         return Wait()
-    idle = [trial.number for trial in state.open_trials if trial.number not in live.running]
-    ready = [number for number in idle if live.waiting_until_s.get(number, 0.0) <= live.now_s]
-    if ready:
-        return Place(ready[0])
-    enough = state.counted + len(live.running) + len(idle) >= limits.total
+    return Place(ready[0]) if ready else _without_ready(state, limits, live, idle)
+
+
+def _before_a_process(idle: Sequence[int], limits: Limits, live: Live) -> Step | None:
+    """What is due for a trial that exists, whether a process is free or not."""
+    for number in idle:
+        match live.ready(number):
+            case Readiness.REFUSED:
+                return Refuse(number)
+            case Readiness.UNPLANNED if live.may_start(number) and len(live.planning) < limits.planners:
+                return Plan(number)
+            case _:
+                pass
+    return None
+
+
+def _runs_alone(ready: Sequence[int], live: Live) -> bool:
+    """Whether the trials that run keep the next one from starting, because it, or one of them, must be alone."""
+    alone = any(live.ready(number) is Readiness.EXCLUSIVE for number in [*live.running, *ready[:1]])
+    return alone and bool(live.running)
+
+
+def _without_ready(state: StudyState, limits: Limits, live: Live, idle: Sequence[int]) -> Step:
+    """What follows where a process is free and no trial that exists can have it now."""
+    enough = state.counted + len(state.open_trials) >= limits.total
+    nothing_fits = state.refused_in_a_row >= limits.max_refused_in_a_row
     gave_up = limits.patience is not None and state.finished_since_best >= limits.patience
-    if not enough and not gave_up:
+    unplanned = [number for number in idle if live.ready(number) is Readiness.UNPLANNED]
+    taken = len(live.running) + len(live.planning) + len(unplanned)
+    if not (enough or nothing_fits or gave_up) and taken < limits.parallel:
         return Ask(len(state.trials))
-    if idle:
-        return Wait(min(live.waiting_until_s[number] for number in idle))
-    if live.running:
-        return Wait()
-    return Leave(End.DONE if enough else End.NO_IMPROVEMENT)
+    waiting = [live.waiting_until_s[number] for number in idle if not live.may_start(number)]
+    if waiting or live.running or live.planning:
+        return Wait(min(waiting, default=None))
+    if enough:
+        return Leave(End.DONE)
+    return Leave(End.REFUSED if nothing_fits else End.NO_IMPROVEMENT)
 
 
 def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None:
@@ -138,6 +207,7 @@ def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None
             steps=result.steps,
             best=result.best,
             reason=last.reason if last else "pruned",
+            observed=_observed(result),
         )
     if result.value is None or math.isnan(result.value):
         return TrialFinished(
@@ -145,6 +215,7 @@ def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None
             outcome=Outcome.PRUNED,
             steps=result.steps,
             reason=f"{FailureKind.NONFINITE}: no validation gave a number",
+            observed=_observed(result),
         )
     reason = "early stopping" if result.stopped_by is StopReason.EARLY_STOPPING else ""
     return TrialFinished(
@@ -154,4 +225,12 @@ def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None
         best=result.best,
         steps=result.steps,
         reason=reason,
+        observed=_observed(result),
     )
+
+
+def _observed(result: TrainResult) -> Observed | None:
+    found = (result.peak_allocated_bytes, result.peak_reserved_bytes, result.peak_rss_bytes)
+    if all(size_bytes is None for size_bytes in found):
+        return None
+    return Observed(allocated_bytes=found[0], reserved_bytes=found[1], rss_bytes=found[2])

@@ -4,11 +4,11 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import InternalError
 from dryfit.core.settings import Precision
 from dryfit.core.wire import ResolveRequest, ResolveResult
-from dryfit.runtime.spec import ChildLimits
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.params import enumerated
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
+from dryfit.study.context import preparing_limits
 from dryfit.study.errand import Errand, run_errand
 from dryfit.study.stops import StopRequests
 
@@ -33,16 +33,12 @@ def prepare(
         device=config.execution.device,
         precisions=_precisions(config, space),
     )
-    runtime = config.runtime
-    limits = ChildLimits(
-        start_s=runtime.start_timeout_s, hang_s=runtime.hang_timeout_s, total_s=None, stop_grace_s=runtime.stop_grace_s
-    )
 
     def stop_asked() -> bool:
         stops.look()
         return stops.why is not None
 
-    errand = Errand("checking data and machine", body, layout.preparations, limits)
+    errand = Errand("checking data and machine", body, layout.preparations, preparing_limits(config.runtime))
     result = run_errand(errand, supervisor, stop_asked)
     if result is None:
         return None

@@ -18,6 +18,7 @@ from dryfit.core.memory import StepPhase
 from dryfit.core.settings import Precision
 from dryfit.memory.events import Shape
 from dryfit.tasks.base import MODEL_INPUTS, Batch
+from dryfit.train.optim import OptimizerPlan
 from dryfit.train.step import backward_batch
 from dryfit.train.subjects import StepParts
 
@@ -30,11 +31,13 @@ class Rehearsal:
     Args:
         parts: What it works on; the model's tensors are on ``device``, fake or real.
         device: ``cuda`` or ``cpu``.
+        plan: How the optimizer does its work, from its next start on.
     """
 
-    def __init__(self, parts: StepParts, device: str) -> None:
+    def __init__(self, parts: StepParts, device: str, plan: OptimizerPlan) -> None:
         self.parts = parts
         self.device = device
+        self.plan = plan
         precision = parts.settings.train.precision
         self._dtype = _DTYPES.get(precision)
         self.scaler = torch.amp.GradScaler(device) if precision is Precision.FP16 else None  # pyright: ignore
@@ -71,7 +74,7 @@ class Rehearsal:
         """Clipping, the optimizer's step and the end of the gradients."""
         phases(StepPhase.CLIP)
         if self.optimizer is None:
-            self.optimizer = self.parts.optimizer()
+            self.optimizer = self.parts.optimizer(self.plan)
         most = self.parts.settings.regularization.max_grad_norm or float("inf")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)

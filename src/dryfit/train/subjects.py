@@ -9,7 +9,6 @@ from torch import nn
 
 from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
 from dryfit.core.wire import PlanSubject
-from dryfit.memory.tracer import Variant
 from dryfit.meta.adapters import new_adapter
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import set_dropouts
@@ -41,11 +40,11 @@ class StepParts:
     loss: Loss
     inputs: tuple[str, ...]
     labels_tokens: bool
-    optimizer: Callable[[], torch.optim.Optimizer]
+    optimizer: Callable[[OptimizerPlan], torch.optim.Optimizer]
     settings: TrialSettings
 
 
-def step_parts(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> StepParts:
+def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:
     """Build what is planned; nothing takes memory, no weight is read.
 
     Raises:
@@ -53,19 +52,19 @@ def step_parts(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> St
     """
     match subject.task:
         case Task.CRITERIA:
-            return _criteria(subject, variant, reentrant=reentrant)
+            return _criteria(subject, checkpointing=checkpointing, reentrant=reentrant)
         case Task.CAUSAL_LM:
-            return _causal_lm(subject, variant, reentrant=reentrant)
+            return _causal_lm(subject, checkpointing=checkpointing, reentrant=reentrant)
 
 
-def _criteria(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> StepParts:
+def _criteria(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:
     settings = subject.settings
     config = only_encoder(planning_config(settings.model), settings.model)
     regularization = settings.regularization
     set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
     trust = settings.model.trust_remote_code
     encoder = build(lambda: make_model(config, Kind.ENCODER, trust_remote_code=trust))
-    if variant.checkpointing:
+    if checkpointing:
         enable_checkpointing(encoder, reentrant=reentrant)
     model = build(lambda: EncoderWithHead(encoder, HeadSpec(settings.head, num_outputs=subject.num_labels)))
     freeze(model, regularization.freeze_layers)
@@ -73,10 +72,10 @@ def _criteria(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> Ste
     loss = ClassificationLoss(settings.loss, num_labels=subject.num_labels, train_counts=counts)
     segments = getattr(config, "type_vocab_size", 0) or 0
     inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if segments > 1 else ()))
-    return StepParts(model, loss, inputs, False, _optimizer(model, settings, variant), settings)
+    return StepParts(model, loss, inputs, False, partial(make_optimizer, model, settings.optim), settings)
 
 
-def _causal_lm(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> StepParts:
+def _causal_lm(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:
     settings = subject.settings
     config = planning_config(settings.model)
     set_dropouts(
@@ -91,10 +90,10 @@ def _causal_lm(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> St
         lora = subject.lora
         adapted = new_adapter(decoder, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets)
         model = CausalLm(_frozen_in(adapted, lora))
-    if variant.checkpointing:
+    if checkpointing:
         enable_checkpointing(decoder, reentrant=reentrant)
     inputs = ("input_ids", "attention_mask")
-    return StepParts(model, CausalLmLoss(), inputs, True, _optimizer(model, settings, variant), settings)
+    return StepParts(model, CausalLmLoss(), inputs, True, partial(make_optimizer, model, settings.optim), settings)
 
 
 def _frozen_in(adapted: nn.Module, lora: LoraSettings) -> nn.Module:
@@ -104,8 +103,3 @@ def _frozen_in(adapted: nn.Module, lora: LoraSettings) -> nn.Module:
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
     return adapted
-
-
-def _optimizer(model: nn.Module, settings: TrialSettings, variant: Variant) -> Callable[[], torch.optim.Optimizer]:
-    plan = OptimizerPlan(impl=variant.optimizer_impl, offload=variant.offload_optimizer, modelled=True)
-    return partial(make_optimizer, model, settings.optim, plan)

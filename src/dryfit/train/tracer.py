@@ -23,8 +23,9 @@ from dryfit.memory.standins import StandIns
 from dryfit.memory.tracer import Variant
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.walk import SlotKind, put, slots
+from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
-from dryfit.train.subjects import step_parts
+from dryfit.train.subjects import StepParts, step_parts
 
 _TINY = Shape(rows=2, length=16)
 _FORMAT = 1
@@ -45,7 +46,7 @@ class StepTracer:
         self._spec = device
         self._reentrant = reentrant
         self._fakes: FakeDevice | None = None
-        self._stages: dict[Variant, _Stage] = {}
+        self._stages: dict[bool, _Stage] = {}
 
     @property
     def key(self) -> str:
@@ -79,7 +80,7 @@ class StepTracer:
             self._fakes = FakeDevice(self._spec.kind, capability=self._spec.capability)
         try:
             with self._fakes.active(), _no_collection():
-                return self._stage(variant).trace(kind, shape)
+                return self._stage(variant.checkpointing).trace(kind, variant, shape)
         except _FOREIGN as error:
             raise TraceError(
                 f"tracing the training step of {self._subject.settings.model.name}",
@@ -87,12 +88,13 @@ class StepTracer:
                 hint=f"at {_place(error)}: code that asks for real values, or calls a kernel that torch cannot fake",
             ) from error
 
-    def _stage(self, variant: Variant) -> "_Stage":
-        if variant not in self._stages:
+    def _stage(self, checkpointing: bool) -> "_Stage":
+        if checkpointing not in self._stages:
             # One model at a time: the fakes of a large one are small, not nothing.
             self._stages.clear()
-            self._stages[variant] = _Stage(self._subject, variant, self._spec, reentrant=self._reentrant)
-        return self._stages[variant]
+            parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant)
+            self._stages[checkpointing] = _Stage(parts, self._spec.kind)
+        return self._stages[checkpointing]
 
 
 # What a model's own code may raise when it meets a tensor without values.
@@ -120,23 +122,26 @@ def _no_collection() -> Iterator[None]:
 
 
 class _Stage:
-    """One variant's model on the fake device."""
+    """A model on the fake device."""
 
-    def __init__(self, subject: PlanSubject, variant: Variant, device: DeviceSpec, *, reentrant: bool) -> None:
-        parts = step_parts(subject, variant, reentrant=reentrant)
+    def __init__(self, parts: StepParts, device: DeviceKind) -> None:
         self._model = parts.model
-        self._recorder = Recorder(device.kind, kernels=device.kind is DeviceKind.CUDA)
+        self._recorder = Recorder(device, kernels=device is DeviceKind.CUDA)
         self._stand_ins = StandIns()
         with self._stand_ins, self._recorder, self._recorder.segment() as record:
-            self._place(device.kind)
+            self._place(device)
         self._load = record.result
-        self._rehearsal = Rehearsal(parts, device.kind)
+        self._rehearsal = Rehearsal(parts, device)
         self._trained: tuple[str, ...] | None = None
         self._has_state = False
 
-    def trace(self, kind: SegmentKind, shape: Shape | None) -> Segment:
+    def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
         if kind is SegmentKind.LOAD:
             return self._load
+        plan = OptimizerPlan(impl=variant.optimizer_impl, offload=variant.offload_optimizer, modelled=True)
+        if plan != self._rehearsal.plan:
+            self._forget_state()
+            self._rehearsal.plan = plan
         with self._stand_ins, self._recorder, self._recorder.watching(self._model):
             match kind, shape:
                 case SegmentKind.BATCH, Shape():

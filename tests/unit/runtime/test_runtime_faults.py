@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from dryfit.core.failure import ChildFault, Evidence, FailureKind
-from dryfit.core.wire import ChildResult, StopReason, TrainResult
+from dryfit.core.wire import ChildResult, Job, PlanResult, StopReason, TrainResult
 from dryfit.runtime.child import ChildStatus, describe_fault
 from dryfit.runtime.faults import ROWS, classify
 
@@ -70,6 +70,37 @@ def test_an_example_of_each_row(evidence, kind):
     failure = classify(evidence, None)
     assert failure.kind is kind
     assert failure.sentence and "{" not in failure.sentence
+
+
+@pytest.mark.parametrize(
+    ("evidence", "kind"),
+    [
+        (fault("builtins.KeyError"), FailureKind.PLANNER),
+        (fault("dryfit.core.errors.TraceError", code="TRACE"), FailureKind.PLANNER),
+        (fault("builtins.MemoryError"), FailureKind.PLANNER),
+        (fault("builtins.AssertionError", code="INTERNAL"), FailureKind.PLANNER),
+        (Evidence(signal=signal.SIGSEGV), FailureKind.PLANNER),
+        (Evidence(signal=9, oom_kills_rose=True), FailureKind.PLANNER),
+        (Evidence(signal=9, killed_by_us="hang"), FailureKind.PLANNER),
+        (Evidence(signal=9, killed_by_us="start", started=False), FailureKind.PLANNER),
+        (Evidence(exit_code=70), FailureKind.PLANNER),
+        (Evidence(signal=9, killed_by_us="now"), FailureKind.INTERRUPTED),
+        (Evidence(server_lost=True), FailureKind.LOST),
+        (Evidence(exit_code=ChildStatus.DISK_FULL), FailureKind.DISK_FULL),
+        (fault("builtins.OSError[ENOSPC]", "builtins.OSError"), FailureKind.DISK_FULL),
+        (fault("httpx2.ConnectTimeout", "httpx2.TransportError"), FailureKind.NETWORK),
+    ],
+)
+def test_whatever_ends_a_planner_is_its_own_failure(evidence, kind):
+    """Unless the machine or the network is to blame: the trial it planned is not."""
+    failure = classify(evidence, None, job=Job.PLAN)
+    assert failure.kind is kind
+    assert failure.sentence and "{" not in failure.sentence
+
+
+def test_a_finished_planner_is_no_failure_of_a_planner():
+    result = ChildResult(plan=PlanResult(answers=()))
+    assert classify(Evidence(exit_code=0), result, job=Job.PLAN).kind is FailureKind.INTERNAL
 
 
 def test_every_kind_has_a_row():

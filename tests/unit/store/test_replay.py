@@ -1,9 +1,18 @@
 """The fold of the ledger: counts, the best trial, runs of failures, histories."""
 
+import json
+
+import pytest
+
+from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
+from dryfit.core.memory import ExecutionChoice, VerdictKind
+from dryfit.core.plan import DeviceSpec
 from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import MetricPoint, Outcome
+from dryfit.core.wire import PlanAnswer
 from dryfit.store.events import (
+    EVENT,
     AttemptEnded,
     AttemptPlaced,
     AttemptStarted,
@@ -16,6 +25,7 @@ from dryfit.store.events import (
     StudyCreated,
     TrialAsked,
     TrialFinished,
+    TrialPlanned,
     VerdictGiven,
 )
 from dryfit.store.replay import StudyState
@@ -97,3 +107,76 @@ def test_a_trial_keeps_its_reports_verdicts_and_attempts() -> None:
     assert [attempt.ended for attempt in trial.attempts] == [True, False]
     assert state.wall_s == 9.0
     assert state.wall_until_s(20.0) == 19.0
+
+
+ANSWER = PlanAnswer(
+    verdict=VerdictKind.FITS_WITH,
+    device=DeviceSpec(name="d", capacity_bytes=100),
+    execution=ExecutionChoice(micro_batch=8, accumulation=1),
+    fallbacks=(ExecutionChoice(micro_batch=4, accumulation=2), ExecutionChoice(micro_batch=2, accumulation=4)),
+    torch="2.0",
+    planner_s=1.0,
+)
+
+
+def opened() -> SessionOpened:
+    return SessionOpened(pid=1, host="h", version="0", total=9)
+
+
+def ran_out(number: int, attempt: int, action: Action) -> list[Event]:
+    facts = FailureFacts(kind=FailureKind.OOM_DEVICE, sentence="s", action=action)
+    return [AttemptPlaced(number=number, attempt=attempt), AttemptEnded(number=number, attempt=attempt, failure=facts)]
+
+
+def test_a_plan_is_kept_and_shared_by_its_key() -> None:
+    planned = TrialPlanned(number=0, key="k", answer=ANSWER)
+    state = fold(created(), opened(), asked(0), planned, asked(1), TrialPlanned(number=1, key="k"))
+    first, second = (trial.plan for trial in state.trials)
+    assert first is not None and second is not None
+    assert first.answer == second.answer == ANSWER
+    assert EVENT.validate_json(planned.model_dump_json()) == planned
+    with pytest.raises(LedgerError, match="no earlier event has a plan with key x"):
+        fold(created(), opened(), asked(0), TrialPlanned(number=0, key="x"))
+
+
+def test_each_rung_takes_the_next_fallback_and_a_new_plan_begins_anew() -> None:
+    planned = TrialPlanned(number=0, key="k", answer=ANSWER)
+    events: list[Event] = [created(), opened(), asked(0), planned]
+    for rung, rows in enumerate((8, 4, 2)):
+        plan = fold(*events).trials[0].plan
+        assert plan is not None and plan.execution is not None
+        assert (plan.execution.micro_batch, plan.rungs_left, plan.misses) == (rows, 2 - rung, rung)
+        events += ran_out(0, rung + 1, Action.RUNG)
+    again = fold(*events, TrialPlanned(number=0, key="other", answer=ANSWER)).trials[0].plan
+    assert again is not None
+    assert (again.rung, again.misses) == (0, 0)
+    last = fold(*events[:-2], *ran_out(0, 3, Action.GIVE_UP)).trials[0].plan
+    assert last is not None
+    assert (last.rung, last.misses) == (2, 3)
+
+
+def test_refusals_in_a_row_outlive_a_kill_and_no_session_that_ended() -> None:
+    events: list[Event] = [created(), opened()]
+    for number in range(3):
+        events += [asked(number), finished(number, Outcome.REFUSED)]
+    assert fold(*events).refused_in_a_row == 3
+    assert fold(*events, opened()).refused_in_a_row == 3
+    assert fold(*events, SessionClosed(reason="refused"), opened()).refused_in_a_row == 0
+    assert fold(*events, asked(3), finished(3, Outcome.PRUNED)).refused_in_a_row == 0
+
+
+def test_events_of_older_versions_are_read() -> None:
+    """They know no devices and observe no memory."""
+    result = {
+        "data_fingerprint": "f",
+        "splits": {},
+        "revisions": {},
+        "device": "cuda",
+        "device_count": 1,
+        "versions": {},
+    }
+    old = EVENT.validate_json(json.dumps({"v": 1, "type": "resolved", "result": {"v": 1, **result}}))
+    end = EVENT.validate_json(json.dumps({"v": 1, "type": "trial_finished", "number": 0, "outcome": "complete"}))
+    state = fold(created(), opened(), old, asked(0), end)
+    assert state.resolved is not None and state.resolved.device_spec is None
+    assert state.trials[0].observed is None

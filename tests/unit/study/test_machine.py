@@ -1,6 +1,7 @@
 """The pure decider: what follows from a ledger and what runs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +11,23 @@ from dryfit.core.trial import Outcome
 from dryfit.core.wire import StopReason, TrainResult
 from dryfit.store.events import SessionOpened, StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.replay import StudyState
-from dryfit.study.machine import Ask, End, Leave, Limits, Live, Place, StopRunning, Wait, finish_trial, next_step
+from dryfit.study.machine import (
+    Ask,
+    End,
+    Leave,
+    Limits,
+    Live,
+    Place,
+    Plan,
+    Readiness,
+    Refuse,
+    StopRunning,
+    Wait,
+    finish_trial,
+    next_step,
+)
 
-LIMITS = Limits(total=4, parallel=2, max_wall_s=None, patience=None, max_failed_in_a_row=3)
+LIMITS = Limits(total=4, parallel=2, max_wall_s=None, patience=None, max_failed_in_a_row=3, max_refused_in_a_row=5)
 
 
 def study(*outcomes: Outcome | None, values: Mapping[int, float] | None = None) -> StudyState:
@@ -74,15 +89,73 @@ def test_a_stop_starts_nothing_and_leaves_when_all_have_gone() -> None:
 
 
 def test_hours_failures_and_patience_end_a_study() -> None:
-    hours = Limits(4, 2, max_wall_s=0.0, patience=None, max_failed_in_a_row=3)
+    hours = Limits(4, 2, max_wall_s=0.0, patience=None, max_failed_in_a_row=3, max_refused_in_a_row=5)
     assert next_step(study(None), hours, live(0)) == StopRunning(End.MAX_HOURS)
     assert next_step(study(F, F, F), LIMITS, live()) == Leave(End.TOO_MANY_FAILURES)
     assert next_step(study(F, F, F, None), LIMITS, live(3)) == Wait()
-    patient = Limits(9, 2, None, patience=2, max_failed_in_a_row=9)
+    patient = Limits(9, 2, None, patience=2, max_failed_in_a_row=9, max_refused_in_a_row=9)
     assert next_step(study(C, C, values={1: 0.4}), patient, live()) == Ask(2)
     assert next_step(study(C, C, P), patient, live()) == Leave(End.NO_IMPROVEMENT)
     assert next_step(study(C, C, P, None), patient, live(3)) == Wait()
     assert next_step(study(C, C, P, None), patient, live()) == Place(3)
+
+
+U, E, X = Readiness.UNPLANNED, Readiness.EXCLUSIVE, Readiness.REFUSED
+
+
+def planned(
+    *running: int,
+    planning: tuple[int, ...] = (),
+    readiness: Mapping[int, Readiness] | None = None,
+    waiting: Mapping[int, float] | None = None,
+) -> Live:
+    return Live(frozenset(running), waiting or {}, None, 100.0, frozenset(planning), readiness or {})
+
+
+def test_a_trial_is_planned_before_it_is_placed_and_nothing_is_asked_meanwhile() -> None:
+    alone = replace(LIMITS, parallel=1)
+    assert next_step(study(None), alone, planned(readiness={0: U})) == Plan(0)
+    assert next_step(study(None), alone, planned(planning=(0,), readiness={0: U})) == Wait()
+    assert next_step(study(None), alone, planned()) == Place(0)
+    assert next_step(study(None), LIMITS, planned(planning=(0,), readiness={0: U})) == Ask(1)
+
+
+def test_planning_runs_beside_a_full_house_but_only_so_many_at_once() -> None:
+    full = planned(0, 1, readiness={2: U, 3: U})
+    assert next_step(study(None, None, None, None), LIMITS, full) == Plan(2)
+    busy = planned(0, 1, planning=(2, 3), readiness={2: U, 3: U})
+    assert next_step(study(None, None, None, None), LIMITS, busy) == Wait()
+    three = planned(planning=(0, 1), readiness={0: U, 1: U, 2: U})
+    assert next_step(study(None, None, None), replace(LIMITS, parallel=3), three) == Wait()
+
+
+def test_a_planner_that_must_wait_is_waited_for() -> None:
+    later = planned(readiness={0: U}, waiting={0: 107.0})
+    assert next_step(study(None), replace(LIMITS, parallel=1), later) == Wait(107.0)
+    assert next_step(study(None), LIMITS, planned(readiness={0: U}, waiting={0: 99.0})) == Plan(0)
+
+
+def test_what_does_not_fit_is_refused_at_once_and_costs_no_budget() -> None:
+    assert next_step(study(None, None, None), LIMITS, planned(0, 1, readiness={2: X})) == Refuse(2)
+    assert next_step(study(C, R, C, C), LIMITS, planned()) == Ask(4)
+
+
+def test_refusals_in_a_row_end_a_study_in_which_nothing_else_is_left() -> None:
+    assert next_step(study(R, R, R, R), LIMITS, planned()) == Ask(4)
+    assert next_step(study(R, R, R, R, R), LIMITS, planned()) == Leave(End.REFUSED)
+    assert next_step(study(C, R, R, R, R, R), LIMITS, planned()) == Leave(End.REFUSED)
+    assert next_step(study(R, R, R, R, R, None), LIMITS, planned()) == Place(5)
+    assert next_step(study(R, R, R, R, R, None), LIMITS, planned(5)) == Wait()
+    assert next_step(study(R, R, R, R, R, C), LIMITS, planned()) == Ask(6)
+
+
+def test_an_exclusive_trial_waits_for_the_others_and_they_for_it() -> None:
+    assert next_step(study(None, None), LIMITS, planned(0, readiness={1: E})) == Wait()
+    assert next_step(study(C, None), LIMITS, planned(readiness={1: E})) == Place(1)
+    assert next_step(study(C, None), LIMITS, planned(1, readiness={1: E})) == Wait()
+    assert next_step(study(None, None), LIMITS, planned(0, readiness={0: E})) == Wait()
+    assert next_step(study(None, None), LIMITS, planned(readiness={1: E})) == Place(0)
+    assert next_step(study(None, None), LIMITS, planned(0, readiness={0: E, 1: U})) == Plan(1)
 
 
 @given(
@@ -94,7 +167,7 @@ def test_hours_failures_and_patience_end_a_study() -> None:
 def test_whatever_has_happened_the_study_ends_with_exactly_its_total(
     outcomes: list[Outcome | None], total: int, parallel: int, data: st.DataObject
 ) -> None:
-    limits = Limits(total, parallel, None, None, 10**6)
+    limits = Limits(total, parallel, None, None, 10**6, 10**6)
     state = study(*outcomes)
     before = state.counted + len(state.open_trials)
     running: set[int] = set()
@@ -114,7 +187,7 @@ def test_whatever_has_happened_the_study_ends_with_exactly_its_total(
             case Leave(why):
                 assert why is End.DONE
                 break
-            case StopRunning():
+            case StopRunning() | Plan() | Refuse():
                 raise AssertionError
     else:
         raise AssertionError("no end")
@@ -123,6 +196,64 @@ def test_whatever_has_happened_the_study_ends_with_exactly_its_total(
     if before <= total:
         assert state.counted == total
     assert len(state.trials) == state.counted + refused_later
+
+
+@given(
+    st.lists(st.sampled_from([C, P, F, R, None]), max_size=8),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.data(),
+)
+def test_whatever_plans_say_the_study_ends(
+    outcomes: list[Outcome | None], total: int, parallel: int, refusals: int, data: st.DataObject
+) -> None:
+    """Every trial is planned once before it runs, an exclusive one runs alone, and the study ends."""
+    limits = Limits(total, parallel, None, None, 10**6, refusals)
+    state = study(*outcomes)
+    readiness = {trial.number: U for trial in state.open_trials}
+    running: set[int] = set()
+    planning: set[int] = set()
+    planned_once: set[int] = set()
+    answers = st.sampled_from([Readiness.PLANNED, E, X, X])
+    for _ in range(1000):
+        now = Live(frozenset(running), {}, None, 100.0, frozenset(planning), dict(readiness))
+        match next_step(state, limits, now):
+            case Ask(number):
+                assert len(running | planning) < parallel
+                state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
+                readiness[number] = U
+            case Plan(number):
+                assert readiness[number] is U and number not in planned_once
+                planning.add(number)
+                planned_once.add(number)
+                assert len(planning) <= limits.planners
+            case Refuse(number):
+                assert readiness[number] is X
+                state.apply(TrialFinished(number=number, outcome=R))
+            case Place(number):
+                assert readiness[number] in (Readiness.PLANNED, E)
+                running.add(number)
+                assert len(running) <= parallel
+                assert len(running) == 1 or not any(readiness[one] is E for one in running)
+            case Wait():
+                number = data.draw(st.sampled_from(sorted(running | planning)))
+                if number in planning:
+                    planning.remove(number)
+                    readiness[number] = data.draw(answers)
+                else:
+                    running.remove(number)
+                    outcome = data.draw(st.sampled_from([C, P, F]))
+                    state.apply(TrialFinished(number=number, outcome=outcome, value=0.1 if outcome is C else None))
+            case Leave(why):
+                assert why is (End.DONE if state.counted >= total else End.REFUSED)
+                assert why is End.DONE or state.refused_in_a_row >= refusals
+                break
+            case StopRunning():
+                raise AssertionError
+    else:
+        raise AssertionError("no end")
+    assert not state.open_trials
 
 
 def test_results_become_ends() -> None:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,8 +7,8 @@ import torch
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.plan import DeviceKind
-from dryfit.preflight import check_precisions, find_device
+from dryfit.core.plan import DeviceKind, DeviceSpec
+from dryfit.preflight import check_precisions, find_device, smallest_device
 
 
 def test_resolve_says_what_it_found(tmp_path: Path) -> None:
@@ -17,6 +18,7 @@ def test_resolve_says_what_it_found(tmp_path: Path) -> None:
     assert sum(result.splits["train"].label_counts.values()) == 40
     assert (result.device, result.device_count) == (DeviceKind.CPU, 1)
     assert result.versions["torch"] == torch.__version__.split("+")[0] or torch.__version__ in result.versions["torch"]
+    assert result.device_spec is None
     assert list(result.revisions) == [str(tmp_path / "model")]
     assert trial.resolve() == result
     tiny.write_jsonl(tmp_path / "data" / "train.jsonl", tiny.rows(40, seed=8))
@@ -40,3 +42,14 @@ def test_devices_and_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
         check_precisions(("bf16",), DeviceKind.CUDA)
     with pytest.raises(ConfigError, match="it needs a CUDA device"):
         check_precisions(("fp16",), DeviceKind.CPU)
+
+
+def test_the_smallest_device_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [
+        SimpleNamespace(name="Large", total_memory=80, major=9, minor=0),
+        SimpleNamespace(name="Small", total_memory=24, major=8, minor=9),
+        SimpleNamespace(name="Equal", total_memory=24, major=8, minor=0),
+    ]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
+    assert smallest_device(3) == DeviceSpec(name="Small", capacity_bytes=24, capability=(8, 9))
+    assert smallest_device(1) == DeviceSpec(name="Large", capacity_bytes=80, capability=(9, 0))

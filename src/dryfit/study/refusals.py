@@ -1,0 +1,84 @@
+"""What is said of trials that do not fit: with numbers, and with what would fit."""
+
+from collections.abc import Sequence
+
+from dryfit.core.memory import Effect, Rung, VerdictKind
+from dryfit.core.trial import Outcome
+from dryfit.core.units import gib
+from dryfit.core.wire import PlanAnswer
+from dryfit.store.replay import StudyState, TrialState
+
+
+def needed_bytes(answer: PlanAnswer) -> int:
+    """What the device must have for the plan as asked."""
+    return answer.memory.required_bytes if answer.memory is not None else _capacity(answer) + answer.shortfall_bytes
+
+
+def least_rung(answer: PlanAnswer) -> Rung | None:
+    """The rung that needs least and leaves the experiment as it is; None where the ladder has none."""
+    own = [rung for rung in answer.ladder if rung.effect is not Effect.SEMANTICS and rung.execution is not None]
+    return min(own, key=lambda rung: rung.required_bytes, default=None)
+
+
+def what_fits(answer: PlanAnswer) -> Rung | None:
+    """The first rung of a refused trial's ladder that fits: a change of the experiment, or one that is not allowed."""
+    return next((rung for rung in answer.ladder if rung.fits), None)
+
+
+def refusal_text(answer: PlanAnswer) -> str:
+    """Why a trial is refused, as one line with numbers."""
+    if answer.verdict is VerdictKind.UNKNOWN:
+        why = "; ".join(answer.reasons) or "the planner gives no reason"
+        return f'its memory is unknown, and execution.unknown is "refuse" ({why})'
+    parts = [f"needs {gib(needed_bytes(answer))}, {answer.device.name} has {gib(_capacity(answer))}"]
+    least = least_rung(answer)
+    if least is not None and least.required_bytes < needed_bytes(answer):
+        parts.append(f"at least {gib(least.required_bytes)} ({least.change})")
+    fitting = what_fits(answer)
+    parts.append(f"would fit: {_suggestion(fitting)}" if fitting is not None else "no change known makes it fit")
+    return "; ".join(parts)
+
+
+def nothing_fits_text(state: StudyState) -> str:
+    """What the end of a study of refusals tells: the trial that came closest, and what would fit."""
+    refused = [trial for trial in state.trials if trial.outcome is Outcome.REFUSED and trial.plan is not None]
+    last = refused[-state.refused_in_a_row :]
+    head = f"the last {len(last)} trials were refused: none fits"
+    planned = [(trial, trial.plan.answer) for trial in last if trial.plan is not None]
+    known = [(trial, answer) for trial, answer in planned if answer.verdict is VerdictKind.REFUSED]
+    if not known:
+        return f"{head}, for no plan could be made; see `dryfit show`, or set execution.unknown to exclusive"
+    trial, answer = min(known, key=lambda one: _least_bytes(one[1]))
+    lines = [head, f"  closest: {_closest(trial, answer)}"]
+    lines += [f"  would fit: {text}" for text in _suggestions(known)]
+    lines.append(f"  or a device, or execution.memory_limit, of {gib(_least_bytes(answer))} or more")
+    return "\n".join(lines)
+
+
+def _closest(trial: TrialState, answer: PlanAnswer) -> str:
+    least = least_rung(answer)
+    run_as = f" with {least.change}" if least is not None and least.required_bytes < needed_bytes(answer) else ""
+    params = ", ".join(f"{name} = {value}" for name, value in trial.params.items())
+    needs = f"needs {gib(_least_bytes(answer))}{run_as}, {answer.device.name} has {gib(_capacity(answer))}"
+    return f"trial {trial.number} {needs}" + (f" ({params})" if params else "")
+
+
+def _suggestions(known: Sequence[tuple[TrialState, PlanAnswer]]) -> list[str]:
+    """The fitting rung that needs least, if any trial has one."""
+    fitting = [rung for _, answer in known if (rung := what_fits(answer)) is not None]
+    least = min(fitting, key=lambda rung: rung.required_bytes, default=None)
+    return [_suggestion(least)] if least is not None else []
+
+
+def _suggestion(rung: Rung) -> str:
+    effect = "changes the experiment" if rung.effect is Effect.SEMANTICS else "execution.allow or a wish forbids it"
+    return f"{rung.change} ({gib(rung.required_bytes)}, {effect})"
+
+
+def _least_bytes(answer: PlanAnswer) -> int:
+    least = least_rung(answer)
+    return min(needed_bytes(answer), least.required_bytes if least is not None else needed_bytes(answer))
+
+
+def _capacity(answer: PlanAnswer) -> int:
+    return answer.device.capacity_bytes

@@ -1,0 +1,389 @@
+"""A study that plans: what is planned, refused, run alone or on a fallback, and that no kill changes any of it."""
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dryfit
+import instant
+import plan_jobs
+from dryfit.core.errors import ExitStatus
+from dryfit.core.failure import Action, FailureKind
+from dryfit.core.memory import VerdictKind
+from dryfit.core.plan import DeviceKind, DeviceSpec
+from dryfit.core.trial import Outcome
+from dryfit.core.wire import Job, PlanAnswer, PlanRequest, PlanSubject
+from dryfit.report.plans import plan_totals
+from dryfit.report.summary import summarise
+from dryfit.report.tables import trial_story, trials_table
+from dryfit.store.events import AttemptPlaced, Event, TrialFinished, TrialPlanned
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+from dryfit.study.context import StudyContext
+from dryfit.study.machine import End
+from dryfit.study.refusals import nothing_fits_text
+
+MIXED = {
+    "train.batch_size": [2, 8, 16],
+    "train.max_length": [32, 64, 2048, 4096],
+    "head.layers": [0, 1, 2, plan_jobs.UNKNOWN, plan_jobs.CRASHES],
+    "optim.lr": {"low": 1e-5, "high": 1e-2, "log": True},
+}
+
+
+def outcome_of(state: StudyState) -> list[tuple[Any, ...]]:
+    """All that no kill may change: what was asked, what became of it, and how it was run."""
+    return [
+        (
+            trial.params,
+            trial.outcome,
+            trial.value,
+            trial.reason,
+            trial.plan.answer if trial.plan else None,
+            trial.plan.execution if trial.plan else None,
+        )
+        for trial in state.trials
+    ]
+
+
+def crash_instead(subject: PlanSubject, body: PlanRequest) -> PlanAnswer:
+    """The stand-in's answer; where its process would crash, the instant one does."""
+    if subject.settings.head.layers == plan_jobs.CRASHES:
+        raise instant.Crash
+    return plan_jobs.answer(subject, body)
+
+
+def test_nothing_is_planned_without_a_device_or_a_limit(tmp_path: Path) -> None:
+    study = instant.config(space={"train.batch_size": [2, 64]}, execution={"memory_limit": None})
+    run = instant.run(tmp_path, study)
+    assert run.end is End.DONE
+    assert run.supervisor.planned() == []
+    assert plan_totals(run.state) is None
+    assert "plans" not in summarise(run.state).model_dump(exclude_none=True)
+    assert trials_table(run.state).heads[-2] == "time"
+
+
+def test_a_cuda_device_is_planned_for_and_a_limit_lowers_what_it_has(tmp_path: Path) -> None:
+    card = DeviceSpec(name="A card", capacity_bytes=2**34, capability=(9, 0))
+
+    def on_a_card(study: StudyContext) -> StudyContext:
+        resolved = study.resolved.model_copy(update={"device": DeviceKind.CUDA, "device_spec": card})
+        return replace(study, resolved=resolved)
+
+    for limit, capacity_bytes in ((None, 2**34), ("1GiB", 2**30), ("64GiB", 2**34)):
+        study = instant.config(study={"trials": 1}, execution={"memory_limit": limit})
+        run = instant.run(tmp_path / str(limit), study, change=on_a_card)
+        (request,) = run.supervisor.planned()
+        assert request.device == card.model_copy(update={"capacity_bytes": capacity_bytes})
+        assert request.wishes == study.execution
+        assert request.tokens is not None and request.tokens.data_fingerprint == "rows"
+
+
+def test_a_trial_is_run_with_what_was_chosen(tmp_path: Path) -> None:
+    study = instant.config(
+        study={"trials": 1}, train={"batch_size": 20, "max_length": 128}, execution={"optimizer_impl": "plain"}
+    )
+    run = instant.run(tmp_path, study)
+    (request,) = run.supervisor.trained()
+    assert (request.plan.micro_batch, request.plan.accumulation, request.plan.checkpointing) == (5, 4, True)
+    assert request.plan.effective_batch == 20
+    assert request.plan.memory_limit_bytes == 512 * plan_jobs.MIB
+    story = "\n".join(trial_story(run.state.trials[0], StudyLayout(tmp_path)))
+    assert "plan: fits_with, needs 320 MiB of 512 MiB, uncalibrated (planned in 0.2 s)" in story
+    assert "run with micro-batch 5 x 4, checkpointing" in story
+    assert "allocated: 320 MiB observed, 320 MiB planned (1.000)" in story
+    assert "reserved: 321 MiB observed, 320 MiB planned (1.003)" in story
+    table = trials_table(run.state)
+    assert table.rows[0][-3:-1] == ("micro-batch 5 x 4, checkpointing", "320 MiB / 320 MiB")
+    plans = summarise(run.state).plans
+    assert plans is not None
+    assert (plans.planned, plans.refused, plans.unknown, plans.observed_over_planned) == (1, 0, 0, 1.0)
+
+
+def test_a_refused_trial_costs_no_budget_and_says_why(tmp_path: Path) -> None:
+    run = instant.run(tmp_path, instant.config(space={"train.max_length": [64, 2048]}))
+    assert run.end is End.DONE
+    assert run.state.counts[Outcome.COMPLETE] == 4
+    refused = [trial for trial in run.state.trials if trial.outcome is Outcome.REFUSED]
+    assert refused
+    assert refused[0].reason == (
+        "needs 32.0 GiB, the CPU has 512 MiB; at least 1.0 GiB (checkpointing, micro-batch 16 -> 1); "
+        "would fit: max length 2048 -> 8 (4 MiB, changes the experiment)"
+    )
+    assert not refused[0].attempts
+    story = "\n".join(trial_story(refused[0], StudyLayout(tmp_path)))
+    assert "max length 2048 -> 8: 4 MiB, fits, changes the experiment" in story
+    assert len(run.supervisor.planned()) == 2
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_space_in_which_nothing_fits_ends_after_a_thousand_refusals(tmp_path: Path, sampler: str) -> None:
+    """Two PLAN children answer for all of them: what a learning rate changes is not memory."""
+    study = instant.config(
+        space={
+            "optim.lr": {"low": 1e-5, "high": 1e-2, "log": True},
+            "train.batch_size": [64, 128],
+            "sched.name": ["linear", "cosine"],
+        },
+        train={"max_length": 4096},
+        search={"sampler": sampler} | ({"startup_trials": 10} if sampler == "random" else {}),
+    )
+    run = instant.run(tmp_path, study)
+    assert run.end is End.REFUSED
+    assert run.state.counts[Outcome.REFUSED] == 1000
+    assert len(run.state.trials) == 1000
+    assert len(run.supervisor.planned()) == 2
+    assert len({tuple(trial.params.items()) for trial in run.state.trials}) == 1000
+    text = nothing_fits_text(run.state)
+    assert "the last 1000 trials were refused: none fits" in text
+    assert "needs 2.0 GiB with checkpointing, micro-batch" in text
+    assert "-> 1, the CPU has 512 MiB (optim.lr = " in text
+    assert "would fit: max length 4096 -> 8 (4 MiB, changes the experiment)" in text
+    assert "execution.memory_limit, of 2.0 GiB or more" in text
+    again = instant.run(tmp_path, instant.config(**_few(study), runtime={"max_refused_in_a_row": 3}))
+    assert again.end is End.REFUSED  # a person who goes on gets a new count
+    assert len(again.state.trials) == 1003
+    assert again.supervisor.planned() == []
+
+
+def _few(study: Any) -> dict[str, dict[str, Any]]:
+    return {
+        "space": {"train.batch_size": [64, 128]},
+        "train": {"max_length": 4096},
+        "search": {"sampler": study.search.sampler.value},
+    }
+
+
+def test_an_unknown_trial_runs_alone_or_is_refused(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        "runtime": {"parallel": 3},
+        "study": {"trials": 12},
+        "search": {"sampler": "random"},
+        "train": {"batch_size": 2},
+    }
+    space = {"head.layers": [0, plan_jobs.UNKNOWN, plan_jobs.RAISES]}
+    alone = instant.run(tmp_path / "alone", instant.config(space=space, **tables))
+    assert alone.end is End.DONE
+    unknown = [t for t in alone.state.trials if t.plan and t.plan.answer.verdict is VerdictKind.UNKNOWN]
+    assert unknown and all(trial.outcome is Outcome.COMPLETE for trial in unknown)
+    assert 1 < alone.supervisor.most_at_once <= 3
+    assert _ran_alone(alone.events, {trial.number for trial in unknown})
+    reasons = {trial.plan.answer.reasons for trial in unknown if trial.plan}
+    assert reasons == {("aten.made_up in model.py:7",), ("planner: planning its memory failed: KeyError: 'made up'",)}
+    refuse = instant.config(space=space, execution={"unknown": "refuse"}, **tables)
+    refused = instant.run(tmp_path / "refused", refuse)
+    assert refused.end is End.DONE
+    assert refused.state.counts[Outcome.REFUSED] > 0
+    assert all('execution.unknown is "refuse"' in trial.reason for trial in refused.state.trials if not trial.attempts)
+
+
+def _ran_alone(events: list[Event], unknown: set[int]) -> bool:
+    running: set[int] = set()
+    for event in events:
+        if isinstance(event, AttemptPlaced):
+            running.add(event.number)
+            if len(running) > 1 and running & unknown:
+                return False
+        elif isinstance(event, TrialFinished):
+            running.discard(event.number)
+    return True
+
+
+def test_a_planner_that_crashes_does_so_once_for_a_study(tmp_path: Path) -> None:
+    """Twice at most: it is tried again, and what is unknown then stays so for every trial of the kind."""
+    study = instant.config(
+        train={"batch_size": 2},
+        head={"layers": plan_jobs.CRASHES},
+        space={"optim.lr": {"low": 1e-5, "high": 1e-2, "log": True}},
+    )
+    run = instant.run(tmp_path, study, answerer=crash_instead)
+    assert run.end is End.DONE
+    assert len(run.supervisor.planned()) == 2
+    assert run.state.counts[Outcome.COMPLETE] == 4
+    plans = plan_totals(run.state)
+    assert plans is not None and plans.unknown == 4
+    plan = run.state.trials[3].plan
+    assert plan is not None
+    assert plan.answer.reasons == ("planner: planning its memory ended without an answer (SIGSEGV)",)
+
+
+def test_a_trial_that_runs_out_of_device_memory_goes_on_with_the_next_fallback(tmp_path: Path) -> None:
+    study = instant.config(
+        study={"trials": 1},
+        train={"batch_size": 8, "max_length": 64},
+        head={"hidden": plan_jobs.UNDERESTIMATED, "layers": 1},
+    )
+    run = instant.run(tmp_path, study)
+    (trial,) = run.state.trials
+    assert trial.outcome is Outcome.COMPLETE
+    failures = [attempt.failure for attempt in trial.attempts]
+    assert [(one.kind, one.action) if one else None for one in failures] == [
+        (FailureKind.OOM_DEVICE, Action.RUNG),
+        None,
+    ]
+    first, second = run.supervisor.trained()
+    assert (first.plan.micro_batch, first.plan.checkpointing) == (8, False)
+    assert (second.plan.micro_batch, second.plan.checkpointing) == (8, True)
+    story = "\n".join(trial_story(trial, StudyLayout(tmp_path)))
+    assert "run with micro-batch 8 x 1, checkpointing, the 1. fallback of its plan" in story
+    assert "attempt 1 ran out of memory all the same" in story
+    plans = plan_totals(run.state)
+    assert plans is not None and (plans.out_of_memory, plans.observed_over_planned) == (1, None)
+
+
+def test_fallbacks_come_to_an_end(tmp_path: Path) -> None:
+    study = instant.config(
+        study={"trials": 1},
+        train={"batch_size": 2, "max_length": 512},
+        head={"hidden": plan_jobs.UNDERESTIMATED, "layers": 1},
+    )
+    run = instant.run(tmp_path, instant.config(**_tables(study), execution={"memory_limit": "256MiB"}))
+    (trial,) = run.state.trials
+    assert trial.outcome is Outcome.FAILED
+    assert trial.reason.startswith("oom_device")
+    assert len(trial.attempts) == 1
+
+
+def _tables(study: Any) -> dict[str, Any]:
+    return {
+        name: getattr(study, name).model_dump(mode="json", exclude_none=True) for name in ("study", "train", "head")
+    }
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_killed_after_every_event(tmp_path: Path, parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same trials, ends, plans and executions; a plan the ledger holds is never made again."""
+    monkeypatch.setattr("os.fsync", lambda fd: None)  # no power is cut here, and thousands of events are written
+    search = {"sampler": "tpe" if parallel == 1 else "random"}
+    study = instant.config(
+        study={"trials": 8},
+        space=MIXED,
+        head={"hidden": plan_jobs.UNDERESTIMATED},
+        search=search,
+        runtime={"parallel": parallel, "max_failed_in_a_row": 50},
+    )
+    whole = instant.run(tmp_path / "whole", study, answerer=crash_instead)
+    assert whole.end is End.DONE
+    verdicts = {trial.plan.answer.verdict for trial in whole.state.trials if trial.plan}
+    assert verdicts >= {VerdictKind.UNKNOWN, VerdictKind.REFUSED} and len(verdicts) > 2
+    assert any(trial.plan and trial.plan.rung for trial in whole.state.trials)
+    for kept in range(1, len(whole.events)):
+        folder = tmp_path / "killed"
+        first = instant.run(folder, study, answerer=crash_instead, kill_after=kept)
+        known = {event.key for event in first.events if isinstance(event, TrialPlanned)}
+        second = instant.run(folder, study, answerer=crash_instead)
+        assert second.end is End.DONE
+        assert outcome_of(second.state) == outcome_of(whole.state), kept
+        planned = Counter(event.number for event in second.events if isinstance(event, TrialPlanned))
+        assert set(planned.values()) == {1}
+        assert not {event.key for event in second.events[kept:] if _answers(event)} & known
+        shutil.rmtree(folder)
+
+
+def _answers(event: Event) -> bool:
+    return isinstance(event, TrialPlanned) and event.answer is not None
+
+
+def test_a_killed_streak_of_refusals_goes_on_where_it_was(tmp_path: Path) -> None:
+    study = instant.config(train={"max_length": 4096}, runtime={"max_refused_in_a_row": 6})
+    first = instant.run(tmp_path, study, kill_after=14)
+    assert 0 < first.state.refused_in_a_row < 6
+    second = instant.run(tmp_path, study)
+    assert second.end is End.REFUSED
+    assert len(second.state.trials) == 6
+
+
+def test_another_limit_makes_open_trials_be_planned_anew(tmp_path: Path) -> None:
+    study = instant.config(study={"trials": 1}, train={"batch_size": 16, "max_length": 32})
+    events = instant.run(tmp_path / "whole", study).events
+    at = next(index for index, event in enumerate(events) if isinstance(event, AttemptPlaced))
+    instant.run(tmp_path / "study", study, kill_after=at + 1)
+    less = instant.run(tmp_path / "study", instant.config(**_tables(study), execution={"memory_limit": "256MiB"}))
+    (trial,) = less.state.trials
+    assert less.end is End.DONE
+    assert [request.plan.micro_batch for request in less.supervisor.trained()] == [16]
+    assert less.supervisor.trained()[0].plan.checkpointing
+    assert trial.plan is not None and trial.plan.answer.verdict is VerdictKind.FITS_WITH
+    assert len(less.supervisor.planned()) == 1
+
+
+def test_a_trial_begun_without_a_plan_goes_on_as_it_began(tmp_path: Path) -> None:
+    """Ledgers of older versions hold no plans."""
+    without = instant.config(study={"trials": 1}, train={"max_length": 4096}, execution={"memory_limit": None})
+    events = instant.run(tmp_path / "whole", without).events
+    at = next(index for index, event in enumerate(events) if isinstance(event, AttemptPlaced))
+    instant.run(tmp_path / "study", without, kill_after=at + 1)
+    run = instant.run(tmp_path / "study", instant.config(**_tables(without), execution={"memory_limit": "999GiB"}))
+    assert run.state.counts[Outcome.COMPLETE] == 1
+    assert run.supervisor.planned() == []
+
+
+# ---- with real processes
+
+
+def write(folder: Path, **tables: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    for name in ("train", "validation"):
+        (folder / f"{name}.jsonl").write_text('{"text": "a", "label": 0}\n', encoding="utf-8")
+    data = 'train = "train.jsonl"\nvalidation = "validation.jsonl"'
+    lines = [
+        "[data]",
+        data,
+        "[search]",
+        'mirror = "none"',
+        "[runtime]",
+        'isolation = "fresh"',
+        "max_refused_in_a_row = 20",
+    ]
+    for table, keys in tables.items():
+        lines += [f"[{table}]", *(f"{key} = {value}" for key, value in keys.items())]
+    (folder / "study.toml").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def test_real_children_plan_crash_run_out_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_jobs.use_stand_ins(monkeypatch, Job.PLAN, Job.TRAIN, Job.RESOLVE)
+    folder = write(
+        tmp_path / "study",
+        study={"trials": 4},
+        execution={"memory_limit": '"512MiB"'},
+        train={"batch_size": 8, "max_length": 64},
+        head={"hidden": plan_jobs.UNDERESTIMATED},
+        space={'"head.layers"': f"[1, {plan_jobs.CRASHES}]", '"optim.lr"': "{low = 1e-5, high = 1e-3}"},
+    )
+    done = dryfit.tune(folder, overrides=("search.sampler=random", "study.seed=1"))
+    assert (done.end, done.status) == (End.DONE, ExitStatus.DONE)
+    state = dryfit.open_study(folder)
+    layers = {trial.params["head.layers"] for trial in state.trials}
+    assert layers == {1, plan_jobs.CRASHES}
+    for trial in state.trials:
+        assert trial.plan is not None
+        crashed = trial.params["head.layers"] == plan_jobs.CRASHES
+        assert (trial.plan.answer.verdict is VerdictKind.UNKNOWN) == crashed
+        assert "SIGSEGV" in trial.plan.answer.reasons[0] if crashed else trial.plan.rung == 1
+    crashed_tries = list((folder / "trials").glob("*/plan-*"))
+    assert len(crashed_tries) == 3  # one that answered, one that crashed and was tried again
+
+
+def test_nothing_fits_is_the_answer_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from dryfit.cli.output import print_advice, print_end
+
+    plan_jobs.use_stand_ins(monkeypatch, Job.PLAN, Job.TRAIN, Job.RESOLVE)
+    folder = write(
+        tmp_path / "study",
+        execution={"memory_limit": '"512MiB"'},
+        train={"max_length": 4096},
+        space={'"optim.lr"': "{low = 1e-5, high = 1e-3}"},
+    )
+    done = dryfit.tune(folder)
+    assert (done.end, done.status) == (End.REFUSED, ExitStatus.ANSWER_IS_NO)
+    assert done.summary.trials.refused == 20
+    print_end(done)
+    print_advice(done)
+    said = capsys.readouterr().err
+    assert "nothing fits the device" in said and "20 refused" in said
+    assert "would fit: max length 4096 -> 8" in said

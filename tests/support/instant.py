@@ -1,0 +1,172 @@
+"""A study loop whose children do the stand-ins' work at once, in this process, and which can be killed at any event."""
+
+import json
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import plan_jobs
+from dryfit.config.schema import StudyConfig
+from dryfit.core.failure import Evidence
+from dryfit.core.trial import MetricPoint
+from dryfit.core.wire import ChildResult, PlanRequest, PlanResult, Report, Started, TrainRequest, Verdict
+from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
+from dryfit.runtime.supervisor import Supervisor
+from dryfit.search.space import Space
+from dryfit.store.events import Event, SessionClosed, SessionOpened, StudyCreated
+from dryfit.store.layout import StudyLayout
+from dryfit.store.ledger import Ledger
+from dryfit.store.replay import StudyState
+from dryfit.study.context import StudyContext
+from dryfit.study.loop import StudyLoop
+from dryfit.study.machine import End
+from dryfit.study.stops import StopRequests
+
+
+class Killed(BaseException):
+    """The control process is gone."""
+
+
+def config(**tables: dict[str, Any]) -> StudyConfig:
+    """A study that plans for a limit."""
+    document: dict[str, dict[str, Any]] = {
+        "study": {"trials": 4, "seed": 3},
+        "data": {"train": "a.jsonl", "validation": "b.jsonl"},
+        "search": {"mirror": "none", "startup_trials": 4, "defaults_first": False},
+        "execution": {"memory_limit": "512MiB"},
+    }
+    for table, keys in tables.items():
+        document[table] = document.get(table, {}) | keys
+    return StudyConfig.model_validate_json(json.dumps(document))
+
+
+@dataclass
+class InstantSupervisor:
+    """Runs stand-ins where a real supervisor would start processes."""
+
+    answerer: plan_jobs.Answerer = plan_jobs.answer
+    started: list[ChildSpec] = field(default_factory=list)
+    events: deque[ChildEvent] = field(default_factory=deque)
+    most_at_once: int = 0
+
+    def start(self, spec: ChildSpec) -> None:
+        """Do the whole job; what it says is heard later, piece by piece."""
+        self.started.append(spec)
+        self.events.append(ChildMessage(spec.key, Started(pid=1, overhead_ms=1.0)))
+        for event in self._work(spec):
+            self.events.append(event)
+        trials = {event.key for event in self.events if event.key.startswith("trial")}
+        self.most_at_once = max(self.most_at_once, len(trials))
+
+    def _work(self, spec: ChildSpec) -> list[ChildEvent]:
+        body = spec.body
+        try:
+            if isinstance(body, PlanRequest):
+                answers = tuple(self.answerer(subject, body) for subject in body.subjects)
+                return [ChildExited(spec.key, ChildResult(plan=PlanResult(answers=answers)), Evidence(exit_code=0))]
+            assert isinstance(body, TrainRequest)
+            if plan_jobs.runs_out(body):
+                raise plan_jobs.OutOfMemoryError("CUDA out of memory")
+            done = plan_jobs.result(body)
+            assert done.value is not None
+            point = MetricPoint(n=0, step=3, epoch=1.0, value=done.value, metrics={})
+            end = ChildExited(spec.key, ChildResult(train=done), Evidence(exit_code=0))
+            return [ChildMessage(spec.key, Report(point=point)), end]
+        except Crash:
+            return [ChildExited(spec.key, None, Evidence(signal=signal.SIGSEGV))]
+        except (plan_jobs.OutOfMemoryError, KeyError) as error:
+            return [ChildExited(spec.key, ChildResult(fault=plan_jobs.fault(error)), Evidence(exit_code=1))]
+
+    def wait(self, timeout_s: float) -> list[ChildEvent]:
+        """The next thing said."""
+        return [self.events.popleft()] if self.events else []
+
+    def kill(self, key: str, why: str = "now") -> None:
+        """Nothing more is heard of a child."""
+        self.events = deque(event for event in self.events if event.key != key)
+
+    def answer(self, key: str, verdict: Verdict) -> None:
+        """Verdicts all say go on."""
+
+    def ask_stop(self, key: str) -> None:
+        """Children are done before they can be asked."""
+
+    def wake(self) -> None:
+        """Nothing to wake."""
+
+    def planned(self) -> list[PlanRequest]:
+        """Every PLAN child that was started."""
+        return [spec.body for spec in self.started if isinstance(spec.body, PlanRequest)]
+
+    def trained(self) -> list[TrainRequest]:
+        """Every TRAIN child that was started."""
+        return [spec.body for spec in self.started if isinstance(spec.body, TrainRequest)]
+
+
+class Crash(BaseException):
+    """Raised by a scripted answerer: the planner's process dies of a signal."""
+
+
+@dataclass
+class Run:
+    """How a session went."""
+
+    end: End | None
+    state: StudyState
+    supervisor: InstantSupervisor
+    events: list[Event]
+
+
+def run(
+    folder: Path,
+    study: StudyConfig,
+    *,
+    kill_after: int | None = None,
+    answerer: plan_jobs.Answerer = plan_jobs.answer,
+    change: Callable[[StudyContext], StudyContext] = lambda study: study,
+) -> Run:
+    """One session on the study in ``folder``; it is killed once the ledger has ``kill_after`` events."""
+    folder.mkdir(parents=True, exist_ok=True)
+    layout, state, space = StudyLayout(folder), StudyState(), Space.from_config(study)
+    events: list[Event] = []
+    ledger = Ledger(layout.ledger, fold=lambda event: (state.apply(event), events.append(event))[0])
+
+    def append(event: Event) -> Event:
+        if kill_after is not None and len(events) >= kill_after:
+            raise Killed
+        return Ledger.append(ledger, event)
+
+    ledger.append = append  # type: ignore[method-assign]
+    supervisor = InstantSupervisor(answerer)
+    end = None
+    try:
+        if state.created is None:
+            ledger.append(_created(study, space))
+        ledger.append(SessionOpened(pid=1, host="h", version="0", total=study.study.trials))
+        context = change(
+            StudyContext(study, layout, space, ledger, state, plan_jobs.resolved(), study.study.trials, cores=1)
+        )
+        stops = StopRequests(layout.stop_request, supervisor.wake)
+        end = StudyLoop(context, cast(Supervisor, supervisor), stops).run()
+        ledger.append(SessionClosed(reason=end))
+    except Killed:
+        pass
+    finally:
+        ledger.close()
+    return Run(end, state, supervisor, events)
+
+
+def _created(study: StudyConfig, space: Space) -> StudyCreated:
+    settings = study.study
+    return StudyCreated(
+        id="i",
+        name="n",
+        task=settings.task,
+        metric=settings.metric,
+        direction=settings.resolved_direction,
+        seed=settings.seed,
+        space=space.to_json(),
+    )

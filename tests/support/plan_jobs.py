@@ -1,0 +1,203 @@
+"""Stand-ins for the children of a study that plans: a made-up memory model, and trials that keep to it. No torch.
+
+A trial of batch B and length L needs B x L units of a MiB, half as much with checkpointing. ``head.layers`` makes
+planners fail: 6 is unknown, 7 raises, 8 crashes. ``head.hidden = 4242`` makes a trial need twice what was planned.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.failure import ChildFault
+from dryfit.core.memory import (
+    Effect,
+    ExecutionChoice,
+    MemoryPlan,
+    PeakAt,
+    Rung,
+    StepPhase,
+    VerdictKind,
+    WorstBatch,
+)
+from dryfit.core.plan import DeviceKind
+from dryfit.core.trial import MetricPoint
+from dryfit.core.wire import (
+    ENTRY_POINTS,
+    ChildResult,
+    Job,
+    PlanAnswer,
+    PlanRequest,
+    PlanResult,
+    PlanSubject,
+    ResolveRequest,
+    ResolveResult,
+    StopReason,
+    TrainRequest,
+    TrainResult,
+)
+
+MIB = 2**20
+UNKNOWN, RAISES, CRASHES = 6, 7, 8
+UNDERESTIMATED = 4242
+
+
+def use_stand_ins(monkeypatch: Any, *jobs: Job) -> None:
+    """Let children of these jobs be stand-ins; a study must run with ``isolation = "fresh"`` to do without torch."""
+    entries = {Job.PLAN: "plan", Job.TRAIN: "train", Job.RESOLVE: "resolve"}
+    for job in jobs:
+        monkeypatch.setitem(ENTRY_POINTS, job, f"plan_jobs:{entries[job]}")
+    paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def needs(rows: int, length: int, *, checkpointing: bool = False) -> int:
+    """Bytes of a trial with so many rows in memory at once."""
+    return rows * length * MIB // (2 if checkpointing else 1)
+
+
+def memory(rows: int, length: int, *, checkpointing: bool = False) -> MemoryPlan:
+    """The made-up plan of such a trial."""
+    size_bytes = needs(rows, length, checkpointing=checkpointing)
+    return MemoryPlan(
+        peak_allocated_bytes=size_bytes,
+        peak_reserved_bytes=size_bytes,
+        min_cap_bytes=size_bytes,
+        overhead_bytes=0,
+        margin_bytes=0,
+        required_bytes=size_bytes,
+        by_category={},
+        by_phase={},
+        peak_at=PeakAt(phase=StepPhase.BACKWARD, module="encoder", op="mm"),
+        worst_batch=WorstBatch(rows=rows, length=length, from_data=True),
+    )
+
+
+def _choices(batch: int) -> list[ExecutionChoice]:
+    whole = ExecutionChoice(micro_batch=batch, accumulation=1)
+    less = [batch >> shift for shift in range(batch.bit_length()) if batch >> shift]
+    return [
+        whole,
+        *(ExecutionChoice(micro_batch=rows, accumulation=-(-batch // rows), checkpointing=True) for rows in less),
+    ]
+
+
+def answer(subject: PlanSubject, body: PlanRequest) -> PlanAnswer:
+    """The made-up answer."""
+    layers = subject.settings.head.layers
+    facts: dict[str, Any] = {"device": body.device, "torch": "2.0", "planner_s": 0.25}
+    if layers == UNKNOWN:
+        return PlanAnswer(verdict=VerdictKind.UNKNOWN, reasons=("aten.made_up in model.py:7",), **facts)
+    if layers == RAISES:
+        raise KeyError("made up")
+    if layers == CRASHES:
+        ctypes.string_at(0)
+    batch, length = subject.settings.train.batch_size, subject.settings.train.max_length
+    choices = _choices(batch)
+    needed = [needs(one.micro_batch, length, checkpointing=one.checkpointing) for one in choices]
+    fitting = [at for at, size_bytes in enumerate(needed) if size_bytes <= body.device.capacity_bytes]
+    if not fitting:
+        last = choices[-1]
+        ladder = (
+            Rung(
+                change=f"checkpointing, micro-batch {batch} -> 1",
+                execution=last,
+                required_bytes=needed[-1],
+                saves_bytes=needed[0] - needed[-1],
+                time_factor=2.0,
+                effect=Effect.NUMERICS,
+                fits=False,
+            ),
+            Rung(
+                change=f"max length {length} -> 8",
+                execution=None,
+                required_bytes=needs(1, 8, checkpointing=True),
+                saves_bytes=0,
+                time_factor=1.0,
+                effect=Effect.SEMANTICS,
+                fits=needs(1, 8, checkpointing=True) <= body.device.capacity_bytes,
+            ),
+        )
+        return PlanAnswer(
+            verdict=VerdictKind.REFUSED,
+            memory=memory(batch, length),
+            shortfall_bytes=needed[0] - body.device.capacity_bytes,
+            ladder=ladder,
+            **facts,
+        )
+    chosen, *rest = (choices[at] for at in fitting)
+    return PlanAnswer(
+        verdict=VerdictKind.FITS if fitting[0] == 0 else VerdictKind.FITS_WITH,
+        memory=memory(chosen.micro_batch, length, checkpointing=chosen.checkpointing),
+        execution=chosen,
+        fallbacks=tuple(rest),
+        **facts,
+    )
+
+
+def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
+    """Entry point of stand-in PLAN children."""
+    return ChildResult(plan=PlanResult(answers=tuple(answer(subject, body) for subject in body.subjects)))
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names its own."""
+
+
+OutOfMemoryError.__module__ = "torch"
+
+
+def runs_out(body: TrainRequest) -> bool:
+    """Whether a trial needs more than its limit, by the made-up model."""
+    train, limit_bytes = body.config.settings.train, body.plan.memory_limit_bytes
+    used = needs(body.plan.micro_batch, train.max_length, checkpointing=body.plan.checkpointing)
+    factor = 2 if body.config.settings.head.hidden == UNDERESTIMATED else 1
+    return limit_bytes is not None and factor * used > limit_bytes
+
+
+def result(body: TrainRequest) -> TrainResult:
+    """A value that depends on what is learned alone."""
+    settings, plan_ = body.config.settings, body.plan
+    used = needs(plan_.micro_batch, settings.train.max_length, checkpointing=plan_.checkpointing)
+    value = 1.0 / (1.0 + settings.optim.lr + settings.train.batch_size)
+    return TrainResult(value=value, best=0, steps=3, peak_allocated_bytes=used, peak_reserved_bytes=used + MIB)
+
+
+def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+    """Entry point of stand-in TRAIN children."""
+    if runs_out(body):
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    reason = channel.stop_requested()
+    done = result(body)
+    assert done.value is not None
+    channel.report(MetricPoint(n=0, step=3, epoch=1.0, value=done.value, metrics={}), timeout_s=60)
+    return ChildResult(train=done.model_copy(update={"stopped_by": reason if reason is StopReason.REQUEST else None}))
+
+
+def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
+    """Entry point of stand-in RESOLVE children."""
+    return ChildResult(resolve=resolved())
+
+
+def resolved() -> ResolveResult:
+    """A machine without a CUDA device."""
+    return ResolveResult(
+        data_fingerprint="rows",
+        splits={},
+        revisions={},
+        device=DeviceKind.CPU,
+        device_count=1,
+        versions={"torch": "2.0"},
+    )
+
+
+def fault(error: Exception) -> ChildFault:
+    """What a child's outermost frame would say of an error."""
+    names = tuple(f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__[:-1])
+    return ChildFault(names, "", str(error))
+
+
+Answerer = Callable[[PlanSubject, PlanRequest], PlanAnswer]

@@ -1,0 +1,89 @@
+"""Which settings decide a trial's memory: every key of them has been thought of."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dryfit.core.memory_key import IRRELEVANT, NEUTRAL, memory_key
+from dryfit.core.settings import LoraSettings, Task, TrialSettings
+from dryfit.core.wire import PlanSubject
+
+OTHER: dict[str, Any] = {
+    "model.name": "x",
+    "model.revision": "main",
+    "model.trust_remote_code": True,
+    "train.batch_size": 7,
+    "train.max_length": 77,
+    "train.precision": "bf16",
+    "train.group_by_length": False,
+    "optim.name": "sgd",
+    "head.pooling": "cls",
+    "head.layers": 2,
+    "head.hidden": 64,
+    "head.activation": "relu",
+    "loss.name": "focal",
+    "loss.class_balance": "weighted",
+    "regularization.freeze_layers": 1,
+    "lora.r": 3,
+    "lora.targets": "q_proj",
+    "lora.base": "fp32",
+    "train.epochs": 9,
+    "train.evals_per_epoch": 3,
+    "train.early_stopping": 2,
+    "optim.lr": 0.1,
+    "optim.beta2": 0.5,
+    "optim.eps": 0.5,
+    "sched.name": "cosine",
+    "sched.warmup_ratio": 0.5,
+    "loss.gamma": 5.0,
+    "lora.alpha": 5.0,
+}
+
+
+def key_of(*changes: tuple[str, Any], lora: bool = True) -> str:
+    tables: dict[str, dict[str, Any]] = {"lora": {}}
+    for name, value in changes:
+        table, _, key = name.partition(".")
+        tables.setdefault(table, {})[key] = value
+    adapters = LoraSettings.model_validate_json(json.dumps(tables.pop("lora")))
+    settings = TrialSettings.model_validate_json(json.dumps(tables))
+    return memory_key(PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=adapters if lora else None))
+
+
+def every_key() -> set[str]:
+    tables = {name: info.annotation for name, info in TrialSettings.model_fields.items()} | {"lora": LoraSettings}
+    return {f"{table}.{key}" for table, cls in tables.items() for key in getattr(cls, "model_fields")}  # noqa: B009
+
+
+def test_every_setting_was_thought_of() -> None:
+    """A new setting is added here, and where it moves no tensor, to one of the two tables."""
+    assert set(OTHER) | set(NEUTRAL) == every_key()
+    assert IRRELEVANT <= set(OTHER)
+
+
+@pytest.mark.parametrize("name", sorted(OTHER))
+def test_what_changes_memory_changes_the_key(name: str) -> None:
+    assert (key_of((name, OTHER[name])) == key_of()) == (name in IRRELEVANT)
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_of_some_only_matters_whether_they_are_there(name: str) -> None:
+    assert key_of((name, 0.25)) == key_of((name, 0.5))
+    assert key_of((name, NEUTRAL[name])) != key_of((name, 0.5))
+
+
+def test_unset_dropout_is_the_pretrained_one() -> None:
+    keys = {key_of(("regularization.dropout", value)) for value in (None, 0.0, 0.1)}
+    assert len(keys) == 3
+
+
+def test_task_labels_and_adapters_count() -> None:
+    settings = TrialSettings()
+    subjects = [
+        PlanSubject(task=Task.CRITERIA, settings=settings),
+        PlanSubject(task=Task.CRITERIA, settings=settings, num_labels=3),
+        PlanSubject(task=Task.CAUSAL_LM, settings=settings),
+        PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=LoraSettings()),
+    ]
+    assert len({memory_key(subject) for subject in subjects}) == 4

@@ -1,0 +1,69 @@
+"""Every sampler says how it is told of refusals, and is told so."""
+
+import json
+
+import pytest
+
+from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
+from dryfit.core.settings import Direction
+from dryfit.core.trial import Outcome, TrialRecord
+from dryfit.search.samplers import REFUSALS, RefusalTold
+from dryfit.search.space import Space
+from dryfit.search.suggest import Suggestion, suggest
+
+CONFIG = StudyConfig.model_validate_json(json.dumps({"space": {"train.batch_size": {"low": 1, "high": 512}}}))
+SPACE = Space.from_config(CONFIG)
+
+
+def next_point(history: list[TrialRecord], sampler: SamplerName) -> Suggestion:
+    search = SearchSettings(sampler=sampler, startup_trials=2 if sampler is SamplerName.TPE else 10)
+    return suggest(
+        SPACE,
+        history,
+        search=search,
+        direction=Direction.MAXIMIZE,
+        base=CONFIG.trial_settings,
+        seed=1,
+        number=len(history),
+    )
+
+
+def history(outcome: Outcome) -> list[TrialRecord]:
+    """Small batches complete, large ones end so."""
+    space = next_point([], SamplerName.RANDOM)
+    (name,) = space.internal
+    sizes = range(10, 500, 10)
+    return [
+        TrialRecord(
+            number,
+            {name: size},
+            space.distributions,
+            Outcome.COMPLETE if size < 100 else outcome,
+            0.5 if size < 100 else None,
+        )
+        for number, size in enumerate(sizes)
+    ]
+
+
+def test_every_sampler_has_a_policy() -> None:
+    assert set(REFUSALS) == set(SamplerName)
+
+
+def test_tpe_turns_away_from_what_was_refused() -> None:
+    refused = next_point(history(Outcome.REFUSED), SamplerName.TPE)
+    assert refused == next_point(history(Outcome.PRUNED), SamplerName.TPE)
+    size = refused.params["train.batch_size"]
+    assert isinstance(size, int) and size < 150
+
+
+def test_the_table_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REFUSALS, SamplerName.TPE, RefusalTold.NOT_TOLD)  # type: ignore[arg-type]
+    told = next_point(history(Outcome.REFUSED), SamplerName.TPE)
+    assert told == next_point(history(Outcome.CANCELLED), SamplerName.TPE)
+
+
+def test_a_random_sampler_does_not_listen() -> None:
+    assert REFUSALS[SamplerName.RANDOM] is RefusalTold.NOT_TOLD
+    assert next_point(history(Outcome.REFUSED), SamplerName.RANDOM) == next_point(
+        history(Outcome.COMPLETE), SamplerName.RANDOM
+    )
