@@ -20,7 +20,7 @@ from dryfit.memory.tracer import Variant
 
 _ALIGNED = 8
 _PAGE_BYTES = 2 * 2**20
-_TOLERANCE = 1e-3
+_TOLERANCE = 5e-3
 
 _QUANTILES = (0.1, 0.5, 0.9)
 
@@ -242,7 +242,7 @@ def _host_bytes(source: SegmentSource, work: Work) -> int:
 
 
 def _tolerance_bytes(found: Replay) -> int:
-    """How closely the smallest sufficient capacity is searched for: a thousandth, at least a page of the allocator."""
+    """How closely the smallest sufficient capacity is searched for, from above: a quarter of the margin's share."""
     return max(_PAGE_BYTES, int(found.peak_allocated_bytes * _TOLERANCE))
 
 

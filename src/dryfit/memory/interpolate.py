@@ -103,6 +103,8 @@ def _plan_grid(wanted: set[Shape]) -> FitPlan | None:
     if len(lengths) < 3 or rows is None:
         return None
     nodes = FitPlan(rows, (lengths[0], lengths[len(lengths) // 2], lengths[-1]), ())
+    if len({regime(node) for node in nodes.nodes}) > 1:
+        return None
     others = sorted(wanted - set(nodes.nodes), key=lambda other: (other.rows, other.length))
     if not others:
         return None

@@ -134,6 +134,13 @@ def test_a_grid_takes_six_traces_and_two_checks():
     assert not {*grid.checks} & {*grid.nodes}
 
 
+def test_between_two_thresholds_there_is_no_grid():
+    asked = [Shape(rows, length) for rows in range(2, 48) for length in range(64, 513, 64)]
+    bounded = [shape for shape in asked if regime(shape).tokens == 1]
+    assert len(bounded) > 20
+    assert all(len(plan.lengths) == 1 for shape in bounded for plan in plan_fits(shape, asked))
+
+
 def test_no_grid_without_two_rows_at_the_smallest_length():
     assert plan_fits(Shape(8, 512), [Shape(8, length) for length in range(392, 513, 8)]) == ()
     assert plan_fits(Shape(8, 512), [Shape(rows, length) for rows in (7, 8) for length in range(392, 513, 8)]) == ()
