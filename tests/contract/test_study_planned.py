@@ -12,6 +12,7 @@ import pytest
 import dryfit
 import instant
 import plan_jobs
+from dryfit.cli.live import event_line
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.memory import VerdictKind
@@ -103,6 +104,9 @@ def test_a_trial_is_run_with_what_was_chosen(tmp_path: Path) -> None:
     assert "host memory: 322 MiB observed, 320 MiB planned (1.006)" in story
     table = trials_table(run.state)
     assert table.rows[0][-3:-1] == ("micro-batch 5 x 4, checkpointing", "322 MiB / 320 MiB")
+    (line,) = [event_line(event, run.state) for event in run.events if isinstance(event, TrialPlanned)]
+    plan = "plan fits_with, needs 320 MiB of 512 MiB, uncalibrated  micro-batch 5 x 4, checkpointing"
+    assert line == f"trial 0: {plan}"
     plans = summarise(run.state).plans
     assert plans is not None
     assert (plans.planned, plans.refused, plans.unknown, plans.observed_over_planned) == (1, 0, 0, 1.0)
