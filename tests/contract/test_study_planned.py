@@ -1,5 +1,6 @@
 """A study that plans: what is planned, refused, run alone or on a fallback, and that no kill changes any of it."""
 
+import json
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import dryfit
 import instant
 import plan_jobs
+from dryfit.cli.live import event_line
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.memory import VerdictKind
@@ -26,6 +28,8 @@ from dryfit.store.replay import StudyState
 from dryfit.study.context import StudyContext
 from dryfit.study.machine import End
 from dryfit.study.refusals import nothing_fits_text
+from study_runs import ends, fold, write_study
+from study_runs import run as study_run
 
 MIXED = {
     "train.batch_size": [2, 8, 16],
@@ -97,8 +101,12 @@ def test_a_trial_is_run_with_what_was_chosen(tmp_path: Path) -> None:
     assert "run with micro-batch 5 x 4, checkpointing" in story
     assert "allocated: 320 MiB observed, 320 MiB planned (1.000)" in story
     assert "reserved: 321 MiB observed, 320 MiB planned (1.003)" in story
+    assert "host memory: 322 MiB observed, 320 MiB planned (1.006)" in story
     table = trials_table(run.state)
-    assert table.rows[0][-3:-1] == ("micro-batch 5 x 4, checkpointing", "320 MiB / 320 MiB")
+    assert table.rows[0][-3:-1] == ("micro-batch 5 x 4, checkpointing", "322 MiB / 320 MiB")
+    (line,) = [event_line(event, run.state) for event in run.events if isinstance(event, TrialPlanned)]
+    plan = "plan fits_with, needs 320 MiB of 512 MiB, uncalibrated  micro-batch 5 x 4, checkpointing"
+    assert line == f"trial 0: {plan}"
     plans = summarise(run.state).plans
     assert plans is not None
     assert (plans.planned, plans.refused, plans.unknown, plans.observed_over_planned) == (1, 0, 0, 1.0)
@@ -387,3 +395,36 @@ def test_nothing_fits_is_the_answer_no(tmp_path: Path, monkeypatch: pytest.Monke
     said = capsys.readouterr().err
     assert "nothing fits the device" in said and "20 refused" in said
     assert "would fit: max length 4096 -> 8" in said
+
+
+def test_the_real_planner_decides_how_a_real_study_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plenty, then a little less than the largest trial needs, then too little for any."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def study(name: str, limit_bytes: int) -> Path:
+        wishes = f'memory_limit = "{limit_bytes}B"'
+        write_study(tmp_path / name, trials=2, execution=wishes, runtime="max_refused_in_a_row = 3")
+        return tmp_path / name
+
+    plenty = study("plenty", 8 * 2**30)
+    done = study_run("tune", plenty, "--quiet")
+    assert done.returncode == 0, done.stderr
+    plans = [trial.plan for trial in fold(plenty).trials]
+    memories = [plan.answer.memory for plan in plans if plan is not None]
+    assert [plan.answer.verdict for plan in plans if plan is not None] == [VerdictKind.FITS] * 2
+    assert "run with micro-batch" in study_run("show", plenty, "0").stdout
+
+    largest = max(memory.required_bytes for memory in memories if memory is not None)
+    tight = study("tight", largest - 1000)
+    done = study_run("tune", tight, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert VerdictKind.FITS_WITH in {trial.plan.answer.verdict for trial in fold(tight).trials if trial.plan}
+    for whole, split in zip(ends(plenty), ends(tight), strict=True):
+        assert split.params == whole.params
+        assert [n for n, _, _ in split.reports] == [n for n, _, _ in whole.reports]
+
+    none = study("none", 100 * 2**20)
+    done = study_run("tune", none, "--json")
+    assert done.returncode == ExitStatus.ANSWER_IS_NO, done.stderr
+    assert json.loads(done.stdout)["plans"]["refused"] == 3
+    assert "the last 3 trials were refused: none fits" in done.stderr

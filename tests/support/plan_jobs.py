@@ -163,7 +163,14 @@ def result(body: TrainRequest) -> TrainResult:
     settings, plan_ = body.config.settings, body.plan
     used = needs(plan_.micro_batch, settings.train.max_length, checkpointing=plan_.checkpointing)
     value = 1.0 / (1.0 + settings.optim.lr + settings.train.batch_size)
-    return TrainResult(value=value, best=0, steps=3, peak_allocated_bytes=used, peak_reserved_bytes=used + MIB)
+    return TrainResult(
+        value=value,
+        best=0,
+        steps=3,
+        peak_allocated_bytes=used,
+        peak_reserved_bytes=used + MIB,
+        peak_rss_bytes=used + 2 * MIB,
+    )
 
 
 def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:

@@ -55,6 +55,7 @@ mirror = "none"
 
 [execution]
 threads = 1
+{execution}
 
 [runtime]
 checkpoint_every_s = 0.001
@@ -63,14 +64,23 @@ checkpoint_every_s = 0.001
 
 
 def write_study(
-    folder: Path, *, trials: int = 4, rows: int = 64, study: str = "", search: str = "", runtime: str = ""
+    folder: Path,
+    *,
+    trials: int = 4,
+    rows: int = 64,
+    study: str = "",
+    search: str = "",
+    runtime: str = "",
+    execution: str = "",
 ) -> Path:
     """A study on a tiny random BERT and a small synthetic data set; checkpoints at every validation."""
     folder.mkdir(parents=True, exist_ok=True)
     tiny.model(folder / "model")
     tiny.data(folder / "data", train=rows, validation=32, seed=3)
     file = folder / "study.toml"
-    file.write_text(STUDY.format(trials=trials, study=study, search=search, runtime=runtime), encoding="utf-8")
+    file.write_text(
+        STUDY.format(trials=trials, study=study, search=search, runtime=runtime, execution=execution), encoding="utf-8"
+    )
     return file
 
 

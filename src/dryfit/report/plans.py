@@ -3,8 +3,8 @@
 from pydantic import BaseModel, ConfigDict
 
 from dryfit.core.failure import FailureKind
-from dryfit.core.memory import Effect, ExecutionChoice, VerdictKind
-from dryfit.core.plan import OptimizerImpl
+from dryfit.core.memory import Effect, ExecutionChoice, MemoryPlan, VerdictKind
+from dryfit.core.plan import DeviceKind, OptimizerImpl
 from dryfit.core.units import gib
 from dryfit.store.events import FailureFacts, Observed
 from dryfit.store.replay import PlanState, StudyState, TrialState
@@ -88,10 +88,23 @@ def plan_text(plan: PlanState) -> str:
 
 
 def memory_cell(trial: TrialState) -> str:
-    """Observed / planned peak of a trial, for a table; a dash for what is not known."""
-    memory = trial.plan.answer.memory if trial.plan is not None else None
-    observed = trial.observed.allocated_bytes if trial.observed is not None else None
-    return f"{_size(observed)} / {_size(memory.peak_allocated_bytes if memory is not None else None)}"
+    """Observed / planned peak of a trial, for a table; a dash for what is not known.
+
+    On a device it is what the allocator has given out, on the CPU the whole process.
+    """
+    plan, observed = trial.plan, trial.observed
+    memory = plan.answer.memory if plan is not None else None
+    if plan is not None and plan.answer.device.kind is DeviceKind.CPU:
+        seen, expected = (observed.rss_bytes if observed else None), (_process_bytes(memory) if memory else None)
+    else:
+        seen = observed.allocated_bytes if observed else None
+        expected = memory.peak_allocated_bytes if memory else None
+    return f"{_size(seen)} / {_size(expected)}"
+
+
+def _process_bytes(memory: MemoryPlan) -> int:
+    """What the process is planned to take, without what is kept free."""
+    return memory.required_bytes - memory.margin_bytes
 
 
 def execution_cell(trial: TrialState) -> str:
@@ -141,7 +154,9 @@ def _observed_lines(observed: Observed, plan: PlanState | None) -> list[str]:
         planned_bytes = memory.peak_reserved_bytes if memory is not None else None
         lines.append(f"  reserved: {_compared(observed.reserved_bytes, planned_bytes)}")
     if observed.rss_bytes is not None:
-        lines.append(f"  host memory: {_size(observed.rss_bytes)}")
+        on_cpu = plan is not None and plan.answer.device.kind is DeviceKind.CPU
+        planned_bytes = _process_bytes(memory) if on_cpu and memory is not None else None
+        lines.append(f"  host memory: {_compared(observed.rss_bytes, planned_bytes)}")
     return lines
 
 

@@ -74,7 +74,7 @@ class _Try:
             raise error_from_parts(error.code, error.doing, error.found, error.allowed, error.hint)
         if result is not None and result.fault is None:
             return result
-        failure = classify(exited.evidence, result)
+        failure = classify(exited.evidence, result, job=self.errand.body.job)
         answer = decide(failure, self.past, retries=_RETRIES)
         if answer.action is not Action.RETRY or len(self.past) >= _RETRIES:
             raise ChildError(
