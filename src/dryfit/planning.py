@@ -15,6 +15,7 @@ from dryfit.core.wire import ChildResult, Phase, PlanAnswer, PlanRequest, PlanRe
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations
 from dryfit.memory.estimate import Device, Lengths
+from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.ladder import plan as climb
 from dryfit.memory.rungs import Change, ChangeKind, Trial
 from dryfit.memory.source import SegmentSource
@@ -40,7 +41,8 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     """
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
-    planner = _Planner(body)
+    planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)))
+    planner.prepare()
     answers: list[PlanAnswer] = []
     for subject in body.subjects:
         answers.append(planner.answer(subject))
@@ -53,7 +55,20 @@ class _Planner:
     """One request: subjects that differ only in batch and length share their traces."""
 
     body: PlanRequest
+    store: TraceStore
     sources: dict[str, SegmentSource] = field(default_factory=dict[str, SegmentSource])
+
+    def prepare(self) -> None:
+        """Say which batches will be asked for, so that a whole space needs few traces."""
+        if len(self.body.subjects) == 1:
+            return
+        for subject in self.body.subjects:
+            trial, source = _trial(subject, self.body), self.source(subject)
+            rows = min(self.body.wishes.micro_batch or trial.effective_batch, trial.effective_batch)
+            for length in trial.lengths.candidates:
+                source.prepare(SegmentKind.BATCH, [Shape(trial.effective_batch, length)])
+                source.prepare(SegmentKind.MICRO_FIRST, [Shape(rows, length)])
+                source.prepare(SegmentKind.EVALUATE, [Shape(trial.evaluation_rows(rows), length)])
 
     def answer(self, subject: PlanSubject) -> PlanAnswer:
         wishes = self.body.wishes
@@ -89,11 +104,6 @@ class _Planner:
         """Traces a subject as the request's device and wishes have it."""
         return StepTracer(subject, self.body.device, reentrant=self.body.wishes.reentrant)
 
-    @property
-    def store(self) -> TraceStore:
-        """Traces of earlier requests."""
-        return TraceStore(Path(self.body.trace_dir))
-
     def changed(self, subject: PlanSubject, change: Change) -> SegmentSource | None:
         """Segments after a change of the experiment; None where it has no such part."""
         settings = subject.settings
@@ -111,7 +121,7 @@ class _Planner:
                     subject.model_copy(update={"lora": subject.lora.model_copy(update={"r": change.after})})
                 )
             case ChangeKind.SHORTER | ChangeKind.SMALLER_BATCH:
-                return self.source(subject)
+                return self.source(subject)  # shapes alone: the same segments
 
 
 def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]) -> AllocatorSettings:

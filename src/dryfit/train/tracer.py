@@ -90,8 +90,6 @@ class StepTracer:
 
     def _stage(self, checkpointing: bool) -> "_Stage":
         if checkpointing not in self._stages:
-            # One model at a time: the fakes of a large one are small, not nothing.
-            self._stages.clear()
             parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant)
             self._stages[checkpointing] = _Stage(parts, self._spec.kind)
         return self._stages[checkpointing]
