@@ -5,7 +5,8 @@ from sklearn import metrics as reference
 from sklearn.utils.class_weight import compute_class_weight
 
 from dryfit.core.settings import LossSettings
-from dryfit.tasks.classification import CriteriaTask, class_weights
+from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.losses import class_weights
 from dryfit.tasks.tokens import TokenSet
 
 
