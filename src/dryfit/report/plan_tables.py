@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from dryfit.core.memory import Effect, ExecutionChoice, MemoryPlan, Rung, VerdictKind
-from dryfit.core.plan import OptimizerImpl
+from dryfit.core.memory import Effect, MemoryPlan, Rung, VerdictKind
+from dryfit.core.plan import DeviceKind
 from dryfit.core.trial import Scalar
 from dryfit.core.units import gib
 from dryfit.core.wire import PlanAnswer
+from dryfit.report.plans import choice_text
 from dryfit.report.tables import Table, duration_text, value_text
 from dryfit.study.plans import PlannedCell, SpacePlan
 
@@ -33,22 +34,8 @@ def headline(answer: PlanAnswer) -> str:
             return f"plan refused: {needs}{device}    [PLAN-NOFIT]"
         case VerdictKind.FITS | VerdictKind.FITS_WITH:
             needs = f"needs {gib(memory.required_bytes)}, " if memory is not None else ""
-            how = f" with {execution_text(answer.execution)}" if answer.execution is not None else ""
+            how = f" with {choice_text(answer.execution)}" if answer.execution is not None else ""
             return f"plan fits{how}: {needs}{device}"
-
-
-def execution_text(choice: ExecutionChoice) -> str:
-    """How a trial is run, in words."""
-    parts = [f"micro-batch {choice.micro_batch}"]
-    if choice.accumulation > 1:
-        parts.append(f"accumulation {choice.accumulation}")
-    if choice.checkpointing:
-        parts.append("checkpointing")
-    if choice.optimizer_impl is not OptimizerImpl.AUTO:
-        parts.append(f"{choice.optimizer_impl} optimizer")
-    if choice.offload_optimizer:
-        parts.append("optimizer state on the host")
-    return ", ".join(parts)
 
 
 def peak_text(memory: MemoryPlan) -> str:
@@ -85,14 +72,20 @@ def memory_table(memory: MemoryPlan) -> Table:
 
 def requirement_table(answer: PlanAnswer, memory: MemoryPlan) -> Table:
     """From what tensors take to what the device must have."""
-    rows = [
-        ("peak allocated", memory.peak_allocated_bytes, "tensors"),
-        ("peak reserved", memory.peak_reserved_bytes, "by the caching allocator where memory is plenty"),
-        ("fragmented", memory.fragmented_bytes, "reserved but not allocated, at worst"),
-        ("smallest cap", memory.min_cap_bytes, "the least the caching allocator gets through with"),
-        ("overhead", memory.overhead_bytes, "CUDA context and libraries"),
+    rows = [("peak allocated", memory.peak_allocated_bytes, "tensors")]
+    if answer.device.kind is DeviceKind.CUDA:
+        outside, total = "CUDA context and libraries", "smallest cap + overhead + margin"
+        rows += [
+            ("peak reserved", memory.peak_reserved_bytes, "by the caching allocator where memory is plenty"),
+            ("fragmented", memory.fragmented_bytes, "reserved but not allocated, at worst"),
+            ("smallest cap", memory.min_cap_bytes, "the least the caching allocator gets through with"),
+        ]
+    else:
+        outside, total = "Python, torch and transformers", "peak allocated + overhead + margin"
+    rows += [
+        ("overhead", memory.overhead_bytes, outside),
         ("margin", memory.margin_bytes, "kept free"),
-        ("required", memory.required_bytes, "smallest cap + overhead + margin"),
+        ("required", memory.required_bytes, total),
         ("device", answer.device.capacity_bytes, answer.device.name),
     ]
     if memory.host_bytes:

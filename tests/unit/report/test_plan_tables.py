@@ -17,7 +17,6 @@ from dryfit.core.plan import DeviceSpec, OptimizerImpl
 from dryfit.core.trial import Scalar
 from dryfit.core.wire import PlanAnswer
 from dryfit.report.plan_tables import (
-    execution_text,
     headline,
     ladder_table,
     memory_table,
@@ -29,6 +28,7 @@ from dryfit.report.plan_tables import (
     trust_text,
 )
 from dryfit.report.plan_view import plan_view, space_view
+from dryfit.report.plans import choice_text
 from dryfit.study.plans import PlannedCell, SpacePlan
 
 GIB = 2**30
@@ -125,12 +125,10 @@ def test_other_headlines() -> None:
         optimizer_impl=OptimizerImpl.PLAIN,
         offload_optimizer=True,
     )
-    assert execution_text(chosen) == (
-        "micro-batch 4, accumulation 4, checkpointing, plain optimizer, optimizer state on the host"
-    )
-    assert execution_text(ExecutionChoice(micro_batch=4, accumulation=1)) == "micro-batch 4"
+    assert choice_text(chosen) == "micro-batch 4 x 4, checkpointing, plain optimizer, optimizer state on the host"
+    assert choice_text(ExecutionChoice(micro_batch=4, accumulation=1)) == "micro-batch 4 x 1"
     fits = headline(answer(VerdictKind.FITS_WITH, plan=memory(20), execution=chosen))
-    assert fits.startswith("plan fits with micro-batch 4, accumulation 4, ")
+    assert fits.startswith("plan fits with micro-batch 4 x 4, ")
     assert fits.endswith(": needs 20.0 GiB, device has 23.6 GiB (rtx4090)")
     unknown = headline(answer(VerdictKind.UNKNOWN, reasons=("custom kernel flash::fwd", "model.py:7")))
     assert unknown == "plan unknown: custom kernel flash::fwd; model.py:7    [PLAN-UNKNOWN]"
