@@ -113,7 +113,7 @@ def test_tables_are_plain_where_nobody_looks() -> None:
     assert done.returncode == 0, done.stderr
     assert "\x1b[" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == ("plan fits with micro-batch 16, checkpointing: needs 6.5 GiB, device has 8.0 GiB (8GiB)")
+    assert lines[0] == ("plan fits with micro-batch 16 x 1, checkpointing: needs 6.5 GiB, device has 8.0 GiB (8GiB)")
     assert "required\t6.5 GiB\tsmallest cap + overhead + margin" in lines
     assert "at the peak\tactivations\t4.0 GiB" in lines
     assert "peak of phase\tbackward\t6.0 GiB" in lines
