@@ -271,6 +271,13 @@ def test_the_planner_itself_answers_for_a_folder_that_holds_just_a_config(tmp_pa
     assert found["required_bytes"] == found["min_cap_bytes"] + found["overhead_bytes"] + found["margin_bytes"]
     assert found["peak_allocated_bytes"] == sum(found["by_category"].values()) == max(found["by_phase"].values())
     assert list((tmp_path / "cache/traces").iterdir())
+    # Nothing fits beside a CUDA context: every change is priced, those of the experiment on the smallest plan found.
+    refused = ask("--device", "512MiB")
+    assert refused.returncode == 1, refused.stderr
+    ladder = json.loads(refused.stdout)["ladder"]
+    assert {rung["effect"] for rung in ladder} == {"exact", "numerics", "semantics"}
+    assert "8-bit optimizer state" in {rung["change"] for rung in ladder}
+    assert not any(rung["fits"] for rung in ladder)
     long = ask("--set", "train.max_length=512")
     assert long.returncode == 2
     assert "no more positions" in long.stderr

@@ -191,7 +191,7 @@ class _Climb:
                     time_factor=time_factor(base, asked, self.trial),
                     effect=Effect.SEMANTICS,
                     fits=self.fits(memory),
-                    note=f"with {describe(base, asked)}" if base != asked else "",
+                    note=f"with {describe(choice, asked)}" if base != asked else "",
                 )
             )
         return found

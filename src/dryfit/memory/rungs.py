@@ -219,7 +219,11 @@ def changed(trial: Trial, base: ExecutionChoice, change: Change) -> tuple[Trial,
         case ChangeKind.SMALLER_BATCH:
             choice = with_micro_batch(base, min(base.micro_batch, change.after), change.after)
             return replace(trial, effective_batch=change.after), choice
-        case ChangeKind.EIGHT_BIT_OPTIMIZER | ChangeKind.SMALLER_RANK:
+        case ChangeKind.EIGHT_BIT_OPTIMIZER:
+            # Its state is small enough to stay, and its library has one implementation.
+            own = {"offload_optimizer": False, "optimizer_impl": OptimizerImpl.AUTO}
+            return trial, base.model_copy(update=own)
+        case ChangeKind.SMALLER_RANK:
             return trial, base
 
 
