@@ -60,6 +60,9 @@ class CudaMeter:
 
     parts: list[PartPeak] = field(default_factory=list[PartPeak])
 
+    def __post_init__(self) -> None:
+        torch.cuda.init()  # the allocator of a device that was never used has no place for metadata
+
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """A part of the run."""
@@ -242,7 +245,7 @@ def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:
             case "attention_mask":
                 values.fill_(1)
                 if case.padded:
-                    values[1:, -_PADDING_TOKENS:] = 0
+                    values[1:, -_PADDING_TOKENS:].fill_(0)
             case "input_ids":
                 values.random_(*_TOKENS)
             case "labels":

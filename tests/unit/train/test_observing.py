@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tiny
 from dryfit.core.calibration import MemoryCase
@@ -14,7 +15,7 @@ from dryfit.core.memory import ExecutionChoice, StepPhase
 from dryfit.core.plan import DeviceKind, OptimizerImpl, PlanSubject
 from dryfit.core.settings import LoraSettings, Task, TrialSettings
 from dryfit.study.calibrating import calibration_cases
-from dryfit.train.observing import fill, run_case, used_before, variant_of
+from dryfit.train.observing import CudaMeter, fill, run_case, used_before, variant_of
 from dryfit.train.optim import implementations
 from dryfit.train.subjects import step_parts
 
@@ -126,3 +127,22 @@ def test_the_cases_of_a_calibration_differ_and_can_be_built(tmp_path: Path) -> N
     for one in cases[:3]:
         parts = step_parts(one.subject, variant_of(one, DeviceKind.CUDA), reentrant=False)
         assert sum(parameter.numel() for parameter in parts.model.parameters()) > 20_000_000
+
+
+def test_the_meter_of_a_device_keeps_the_peaks_of_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    peaks = iter(range(100, 700, 100))
+    monkeypatch.setattr(torch.cuda, "init", lambda: said.append("init"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: said.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda.memory, "_set_memory_metadata", said.append)
+    tiny.model(tmp_path, "bert")
+    meter = CudaMeter()
+    run_case(case(tmp_path), "cpu", meter)
+    assert [part.part for part in meter.parts] == PARTS
+    assert [part.allocated_bytes for part in meter.parts] == [100, 200, 300, 400, 500, 600]
+    assert said[:3] == ["init", "load", "reset"]
+    assert said.count("reset") == len(PARTS)
+    assert {word for word in said if word not in ("init", "reset")} == {phase.value for phase in StepPhase}
