@@ -21,8 +21,9 @@ from dryfit.memory.estimate import Device, Lengths, Work, estimate, run_of
 from dryfit.memory.snapshot import read_snapshot
 from dryfit.memory.source import SegmentSource
 from dryfit.memory.timeline import Timeline
+from dryfit.memory.tracer import Variant
 from dryfit.train.evaluate import evaluation_rows
-from dryfit.train.observing import observe, variant_of
+from dryfit.train.observing import observe
 from dryfit.train.tracer import StepTracer
 
 _DOING = "calibrating"
@@ -49,12 +50,12 @@ def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
     Raises:
         TraceError: It cannot be traced.
     """
-    train = case.subject.settings.train
+    train, execution = case.subject.settings.train, case.execution
     work = Work(
-        variant=variant_of(case, device.spec.kind),
+        variant=Variant(execution.checkpointing, execution.optimizer_impl, execution.offload_optimizer),
         effective_batch=train.batch_size,
-        micro_batch=case.execution.micro_batch,
-        evaluation_rows=evaluation_rows(case.execution.micro_batch),
+        micro_batch=execution.micro_batch,
+        evaluation_rows=evaluation_rows(execution.micro_batch),
         lengths=Lengths(train.max_length),
     )
     source = SegmentSource(StepTracer(case.subject, device.spec, reentrant=case.reentrant))

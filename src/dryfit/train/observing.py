@@ -7,8 +7,7 @@ import gc
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,16 +16,15 @@ from torch import nn
 
 from dryfit.core.calibration import MemoryCase, Observation, PartPeak
 from dryfit.core.memory import StepPhase
-from dryfit.core.plan import Allocator, DeviceKind, DeviceSpec, OptimizerImpl
+from dryfit.core.plan import Allocator, DeviceSpec
 from dryfit.memory.events import Shape
 from dryfit.memory.timeline import BLOCK_BYTES
-from dryfit.memory.tracer import Variant
 from dryfit.meta.walk import put, slots
 from dryfit.tasks.base import Batch
 from dryfit.train.evaluate import evaluation_rows
-from dryfit.train.optim import OptimizerPlan, implementations, make_optimizer
+from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
-from dryfit.train.subjects import StepParts, step_parts
+from dryfit.train.subjects import step_parts
 
 _DEVICE = 0
 _TOKENS = (10, 30)
@@ -123,11 +121,12 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
     """
     torch.manual_seed(0)
     train, execution = case.subject.settings.train, case.execution
-    parts = _parts(case, device)
+    parts = step_parts(case.subject, checkpointing=execution.checkpointing, reentrant=case.reentrant)
     meter.phase(StepPhase.LOAD)
     with meter.part("load"):
         fill(parts.model, device)
-    rehearsal = Rehearsal(parts, device)
+    plan = OptimizerPlan(impl=execution.optimizer_impl, offload=execution.offload_optimizer)
+    rehearsal = Rehearsal(parts, device, plan)
     if rehearsal.scaler is not None:
         # The usual first scale of 65536 may overflow, and then the optimizer makes no state in that step.
         rehearsal.scaler = torch.amp.GradScaler(device, init_scale=1.0)  # pyright: ignore
@@ -150,17 +149,6 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
                 del batch
                 steps += 1
     return steps
-
-
-def variant_of(case: MemoryCase, kind: DeviceKind) -> Variant:
-    """How a case is run, in the words of a tracer."""
-    execution = case.execution
-    impl = execution.optimizer_impl
-    if impl is OptimizerImpl.AUTO:
-        impl = implementations(case.subject.settings.optim.name, kind)[0]
-    return Variant(
-        checkpointing=execution.checkpointing, optimizer_impl=impl, offload_optimizer=execution.offload_optimizer
-    )
 
 
 def fill(model: nn.Module, device: str) -> None:
@@ -218,14 +206,6 @@ def _outside_bytes() -> int:
 
 def _blocks(tensor: torch.Tensor) -> int:
     return -(-tensor.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-
-
-def _parts(case: MemoryCase, device: str) -> StepParts:
-    """The parts of a step, with the real optimizer in place of a stand-in."""
-    variant = variant_of(case, DeviceKind(device))
-    parts = step_parts(case.subject, variant, reentrant=case.reentrant)
-    plan = OptimizerPlan(impl=variant.optimizer_impl, offload=variant.offload_optimizer)
-    return replace(parts, optimizer=partial(make_optimizer, parts.model, parts.settings.optim, plan))
 
 
 def _values(old: torch.Tensor, device: str) -> torch.Tensor:

@@ -12,11 +12,10 @@ import torch
 import tiny
 from dryfit.core.calibration import MemoryCase
 from dryfit.core.memory import ExecutionChoice, StepPhase
-from dryfit.core.plan import DeviceKind, OptimizerImpl, PlanSubject
+from dryfit.core.plan import OptimizerImpl, PlanSubject
 from dryfit.core.settings import LoraSettings, Task, TrialSettings
 from dryfit.study.calibrating import calibration_cases
-from dryfit.train.observing import CudaMeter, fill, run_case, used_before, variant_of
-from dryfit.train.optim import implementations
+from dryfit.train.observing import CudaMeter, fill, run_case, used_before
 from dryfit.train.subjects import step_parts
 
 PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -87,7 +86,7 @@ def test_adapters_run_too(tmp_path: Path) -> None:
 def test_values_are_small_and_ties_stay(tmp_path: Path) -> None:
     tiny.model(tmp_path, "bert")
     asked = case(tmp_path)
-    model = step_parts(asked.subject, variant_of(asked, DeviceKind.CPU), reentrant=False).model
+    model = step_parts(asked.subject, checkpointing=False, reentrant=False).model
     model.register_parameter("tied", next(model.parameters()))
     fill(model, "cpu")
     assert model.get_parameter("tied") is next(model.parameters())
@@ -97,14 +96,6 @@ def test_values_are_small_and_ties_stay(tmp_path: Path) -> None:
             assert value.isfinite().all() and value.abs().max() < 1
         else:
             assert not value.any()
-
-
-def test_the_variant_names_what_auto_stands_for() -> None:
-    asked = case("minilm", optim={"name": "adamw"})
-    assert variant_of(asked, DeviceKind.CUDA).optimizer_impl is implementations("adamw", DeviceKind.CUDA)[0]
-    forced = case("minilm", execution={"optimizer_impl": OptimizerImpl.PLAIN, "checkpointing": True})
-    assert variant_of(forced, DeviceKind.CUDA).optimizer_impl is OptimizerImpl.PLAIN
-    assert variant_of(forced, DeviceKind.CUDA).checkpointing
 
 
 def test_what_others_use_is_asked_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +116,7 @@ def test_the_cases_of_a_calibration_differ_and_can_be_built(tmp_path: Path) -> N
     (tmp_path / "again").mkdir()
     assert [one.name for one in calibration_cases(tmp_path / "again", quick=True)] == [one.name for one in cases[:3]]
     for one in cases[:3]:
-        parts = step_parts(one.subject, variant_of(one, DeviceKind.CUDA), reentrant=False)
+        parts = step_parts(one.subject, checkpointing=one.execution.checkpointing, reentrant=False)
         assert sum(parameter.numel() for parameter in parts.model.parameters()) > 20_000_000
 
 
