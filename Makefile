@@ -8,10 +8,10 @@ BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test proof lint bench gpu clean
+.PHONY: help setup demo test proof lint bench gpu gpu-memory clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
 
 setup: $(STAMP) ## make .venv with every pinned dependency
 
@@ -46,5 +46,8 @@ bench: $(STAMP) ## print the measured numbers that docs/benchmarks.md keeps
 gpu: $(STAMP) ## the tests that need a CUDA device
 	$(TEST_ENV) $(BIN)/python -m pytest tests/gpu -m gpu
 
+gpu-memory: $(STAMP) ## hold plans against a CUDA device, 75 configurations; goes on where it stopped
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gpu_memory.py --out gpu-memory
+
 clean: ## remove .venv, the demo and all caches
-	rm -rf $(VENV) demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	rm -rf $(VENV) demo gpu-memory build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -11,7 +11,7 @@ from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
-    from dryfit.api import TuneResult, check, init, open_study, plan, plan_space, resume, status, stop, tune
+    from dryfit.api import TuneResult, calibrate, check, init, open_study, plan, plan_space, resume, status, stop, tune
     from dryfit.core.errors import DryfitError, LoadError
     from dryfit.tasks.load import load
 
@@ -19,6 +19,7 @@ _HOMES = {
     "DryfitError": "dryfit.core.errors",
     "LoadError": "dryfit.core.errors",
     "TuneResult": "dryfit.api",
+    "calibrate": "dryfit.api",
     "check": "dryfit.api",
     "init": "dryfit.api",
     "open_study": "dryfit.api",
@@ -36,6 +37,7 @@ __all__ = [
     "LoadError",
     "TuneResult",
     "__version__",
+    "calibrate",
     "check",
     "init",
     "load",

@@ -14,7 +14,7 @@ from dryfit.core.plan import DeviceSpec
 from dryfit.core.settings import ModelSettings, Task
 from dryfit.core.trial import Outcome
 from dryfit.core.units import parse_bytes
-from dryfit.core.wire import CheckRequest, PlanAnswer, write_text_atomic
+from dryfit.core.wire import CalibrateResult, CheckRequest, PlanAnswer, write_text_atomic
 from dryfit.report.summary import StudySummary, summarise
 from dryfit.search.space import Space
 from dryfit.starter.preset import preset_text
@@ -22,7 +22,8 @@ from dryfit.starter.template import init_folder
 from dryfit.store.layout import StudyLayout, shared_traces
 from dryfit.store.ledger import lock_owner
 from dryfit.store.replay import StudyState, TrialState
-from dryfit.study.devices import first_gpu
+from dryfit.study.calibrating import measure_and_compare
+from dryfit.study.devices import first_gpu, named_gpu
 from dryfit.study.errand import run_alone
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
@@ -244,6 +245,24 @@ def stop(folder: Path | str, *, now: bool = False) -> int | None:
     if asked is not None:
         write_text_atomic(layout.stop_request, NOW if now else GRACEFUL)
     return asked
+
+
+def calibrate(device: str = "cuda:0", *, quick: bool = False, on_note: OnNote = lambda _: None) -> CalibrateResult:
+    """Measure a handful of training steps on a GPU and keep what later plans for its kind of device can use.
+
+    Args:
+        device: ``cuda`` or ``cuda:N``, counted among those that this process may use.
+        quick: Fewer steps.
+        on_note: Hears what is being done.
+
+    Raises:
+        ConfigError: It is no such name.
+        MachineError: There is no such device.
+        ChildError: Nothing could be measured.
+    """
+    visible = named_gpu(device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    keep_in = shared_traces(os.environ, Path.home()).parent
+    return measure_and_compare(visible, keep_in, on_note, quick=quick)
 
 
 def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -> Health:

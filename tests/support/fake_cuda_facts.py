@@ -110,7 +110,7 @@ def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
             rehearsal.update(phase)
             del batch
         phase(StepPhase.EVALUATE)
-        rehearsal.evaluate(SHAPE)
+        rehearsal.evaluate(rehearsal.batch(SHAPE))
     live, peaks = 0, dict.fromkeys(StepPhase, 0)
     for delta, label in zip(record.result.deltas, record.result.labels, strict=True):
         live += delta

@@ -11,11 +11,11 @@ import tiny
 from dryfit.core.channel import ChildChannel
 from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
+from dryfit.core.tail import LineTail
 from dryfit.core.trial import MetricPoint, TrialConfig
 from dryfit.core.wire import (
     MESSAGE,
     MESSAGES_FILE,
-    LineTail,
     Message,
     ResolveRequest,
     ResolveResult,

@@ -103,6 +103,26 @@ def plan(
 
 
 @app.command()
+def calibrate(
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cuda or cuda:N.")] = "cuda:0",
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure what training steps take of this machine's GPU, so that plans for it are surer."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_calibration, print_json
+    from dryfit.report.calibrations import calibration_view
+
+    def on_note(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    found = api.calibrate(device, quick=quick, on_note=on_note)
+    print_json(calibration_view(found)) if as_json else print_calibration(found)
+
+
+@app.command()
 def tune(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="A study file, or its folder.")],
     trials: TrialsOption = None,

@@ -14,7 +14,8 @@ from dryfit.core.errors import DryfitError, InternalError
 from dryfit.core.health import Health
 from dryfit.core.memory import VerdictKind
 from dryfit.core.trial import Outcome
-from dryfit.core.wire import PlanAnswer
+from dryfit.core.wire import CalibrateResult, PlanAnswer
+from dryfit.report.calibrations import calibration_lines, calibration_table
 from dryfit.report.health import health_table, verdict
 from dryfit.report.plan_tables import (
     headline,
@@ -161,6 +162,14 @@ def print_space(plan: SpacePlan) -> None:
     print_table(space_table(plan))
     out = console()
     for line in space_lines(plan):
+        out.print(Text(line))
+
+
+def print_calibration(found: CalibrateResult) -> None:
+    """Plans beside measurements, then what is kept of them."""
+    print_table(calibration_table(found.comparisons))
+    out = console()
+    for line in calibration_lines(found):
         out.print(Text(line))
 
 

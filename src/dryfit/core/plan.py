@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from dryfit.core.settings import Settings
+from dryfit.core.settings import LoraSettings, Settings, Task, TrialSettings
 from dryfit.core.units import parse_bytes
 
 
@@ -54,6 +54,19 @@ class DeviceSpec(Settings):
     kind: DeviceKind = DeviceKind.CUDA
     capacity_bytes: int = Field(gt=0)
     capability: tuple[int, int] = (8, 0)
+
+
+class PlanSubject(Settings):
+    """What is to be trained, as far as memory sees it.
+
+    Attributes:
+        lora: Adapters, for ``causal-lm``; None trains all weights.
+    """
+
+    task: Task
+    settings: TrialSettings
+    num_labels: int = Field(default=2, ge=2)
+    lora: LoraSettings | None = None
 
 
 class ExecutionSettings(Settings):

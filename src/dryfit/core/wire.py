@@ -6,19 +6,18 @@ and ``stop``; written by the child, ``messages.jsonl``, ``beat``, ``log.txt`` an
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from dryfit.core.calibration import Calibration, CaseComparison, MemoryCase, Observation
 from dryfit.core.failure import ChildFault
 from dryfit.core.health import Health
 from dryfit.core.memory import Confidence, ExecutionChoice, MemoryPlan, Rung, VerdictKind
-from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan, ExecutionSettings
-from dryfit.core.settings import DataSettings, LoraSettings, ModelSettings, Settings, Task, TrialSettings
+from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan, ExecutionSettings, PlanSubject
+from dryfit.core.settings import DataSettings, ModelSettings, Settings, Task
 from dryfit.core.trial import MetricPoint, TrialConfig
 
 REQUEST_FILE = "request.json"
@@ -49,6 +48,7 @@ class Job(StrEnum):
     TRAIN = "train"
     CHECK = "check"
     PLAN = "plan"
+    CALIBRATE = "calibrate"
 
 
 ENTRY_POINTS: dict[Job, str] = {
@@ -56,6 +56,7 @@ ENTRY_POINTS: dict[Job, str] = {
     Job.TRAIN: "dryfit.train.entry:train",
     Job.CHECK: "dryfit.preflight:check",
     Job.PLAN: "dryfit.planning:plan",
+    Job.CALIBRATE: "dryfit.calibration:calibrate",
 }
 """Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
 
@@ -157,19 +158,6 @@ class CheckResult(Wire):
     health: Health
 
 
-class PlanSubject(Settings):
-    """What is to be trained, as far as memory sees it.
-
-    Attributes:
-        lora: Adapters, for ``causal-lm``; None trains all weights.
-    """
-
-    task: Task
-    settings: TrialSettings
-    num_labels: int = Field(default=2, ge=2)
-    lora: LoraSettings | None = None
-
-
 class StudyTokens(Settings):
     """Where the lengths of a study's rows are known from."""
 
@@ -222,6 +210,31 @@ class PlanResult(Wire):
     answers: tuple[PlanAnswer, ...]
 
 
+class CalibrateRequest(Wire):
+    """Measure what training steps take of a GPU, or compare earlier measurements with plans.
+
+    Attributes:
+        case: What to measure; None: compare all that was measured, with every device hidden.
+        folder: The exchange: ``CASE.json`` holds a case with its observation, ``CASE.pickle`` the allocator's history.
+        calibration_dir: Where to keep what the comparison gives; None: nowhere.
+        visible_device: Value of CUDA_VISIBLE_DEVICES.
+    """
+
+    job: Literal[Job.CALIBRATE] = Job.CALIBRATE
+    case: MemoryCase | None
+    folder: str
+    calibration_dir: str | None = None
+    visible_device: str | None = None
+
+
+class CalibrateResult(Wire):
+    """What CALIBRATE found: an observation, or a calibration and what it was made from."""
+
+    observation: Observation | None = None
+    calibration: Calibration | None = None
+    comparisons: tuple[CaseComparison, ...] = ()
+
+
 class ErrorParts(Wire):
     """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
 
@@ -233,17 +246,18 @@ class ErrorParts(Wire):
 
 
 class ChildResult(Wire):
-    """A child's last word: exactly one of ``resolve``, ``train``, ``check``, ``plan`` and ``fault`` is set."""
+    """A child's last word: one of ``resolve``, ``train``, ``check``, ``plan``, ``calibrate`` and ``fault`` is set."""
 
     resolve: ResolveResult | None = None
     train: TrainResult | None = None
     check: CheckResult | None = None
     plan: PlanResult | None = None
+    calibrate: CalibrateResult | None = None
     fault: ChildFault | None = None
     error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
 
 
-Body: TypeAlias = ResolveRequest | TrainRequest | CheckRequest | PlanRequest
+Body: TypeAlias = ResolveRequest | TrainRequest | CheckRequest | PlanRequest | CalibrateRequest
 """A job."""
 
 
@@ -376,23 +390,3 @@ def read_model(path: Path, cls: type[WireT]) -> WireT | None:
     except FileNotFoundError:
         return None
     return cls.model_validate_json(text)
-
-
-@dataclass(slots=True)
-class LineTail:
-    """Reads whole lines that were appended to a file since the last call; a torn last line waits for its end."""
-
-    path: Path
-    offset: int = 0
-
-    def read(self) -> Iterator[bytes]:
-        """Yield every complete new line, without its line end."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        end = data.rfind(b"\n") + 1
-        self.offset += end
-        yield from data[:end].splitlines()

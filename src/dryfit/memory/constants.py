@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
+from dryfit.core.calibration import Calibration
 from dryfit.core.memory import Confidence
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.wire import Wire, read_model, write_model
@@ -51,29 +52,6 @@ class DeviceConstants:
     workspace_bytes: int
     confidence: Confidence
     error_p95: float | None = None
-
-
-class Calibration(Wire):
-    """What was measured on one kind of device with one version of torch.
-
-    Attributes:
-        device_name: As the driver calls it.
-        torch: Version, ``2.13.0+cu130``.
-        context_bytes: Used on the device but not by the caching allocator, after training steps.
-        workspace_bytes: What cuBLAS took for each thread.
-        error_median: Median relative error of the planned peak.
-        error_p95: Its 95th percentile.
-        runs: Configurations compared.
-    """
-
-    device_name: str
-    capability: tuple[int, int]
-    torch: str
-    context_bytes: int = Field(ge=0)
-    workspace_bytes: int = Field(ge=0)
-    error_median: float = Field(ge=0)
-    error_p95: float = Field(ge=0)
-    runs: int = Field(ge=1)
 
 
 class Calibrations(Wire):

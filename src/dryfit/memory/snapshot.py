@@ -15,7 +15,7 @@ from the last to the first, on the state at the end.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import cast
@@ -50,6 +50,7 @@ class _Entry:
     action: _Action
     address: int
     size: int
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class SnapshotTrace:
         final_active_bytes: In use when the snapshot was taken, in whole blocks.
         settings: Of the allocator that was recorded.
         skipped_events: Entries of other streams and of private pools, which are not in the columns.
+        notes: What the thread of each event had set with ``torch.cuda.memory._set_memory_metadata``; empty for the
+            events before ``first_event``.
     """
 
     blocks: Sequence[int]
@@ -87,6 +90,7 @@ class SnapshotTrace:
     final_active_bytes: int
     settings: AllocatorSettings
     skipped_events: int
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +131,25 @@ def read_snapshot(path: Path, *, device: int = 0) -> SnapshotTrace:
     chosen = [item for item in recorded if _stream(path, item, "pool_id") == stream]
     entries = [entry for item in chosen if (entry := _entry(path, item)) is not None]
     segments = [item for item in items(path, data, "segments") if _belongs(path, item, device, stream)]
-    settings = AllocatorSettings.parse(text(path, data.get("allocator_settings"), "PYTORCH_CUDA_ALLOC_CONF"))
+    settings = _settings(path, data.get("allocator_settings"))
     pieces = {integer(path, item, "address"): integer(path, item, "total_size") for item in segments}
     live = _live_at_end(path, segments)
     final_active = sum(block.size or 0 for block in live.values())
     _rewind(path, entries, pieces, live, settings.expandable_segments)
     initial = tuple(_segment(start, size, live, entries, settings) for start, size in sorted(pieces.items()))
-    blocks, deltas, reserved, released = _columns(entries, live, sum(pieces.values()))
+    columns = _columns(entries, live, sum(pieces.values()))
     return SnapshotTrace(
-        blocks=blocks,
-        deltas=deltas,
-        reserved_bytes=reserved,
-        released=released,
+        blocks=columns.blocks,
+        deltas=columns.deltas,
+        reserved_bytes=columns.reserved,
+        released=frozenset(columns.released),
         first_event=len(live),
         initial=initial,
         initial_addresses=tuple(live),
         final_active_bytes=final_active,
         settings=settings,
         skipped_events=len(recorded) - len(chosen),
+        notes=columns.notes,
     )
 
 
@@ -196,6 +201,13 @@ def compare(trace: SnapshotTrace, settings: AllocatorSettings) -> SnapshotCompar
     )
 
 
+def _settings(path: Path, item: object) -> AllocatorSettings:
+    """What the allocator was set to; the kind of its segments may have been set after the text was read."""
+    parsed = AllocatorSettings.parse(text(path, item, "PYTORCH_CUDA_ALLOC_CONF"))
+    found = cast("Item", item).get("expandable_segments") if isinstance(item, dict) else None
+    return replace(parsed, expandable_segments=found) if isinstance(found, bool) else parsed
+
+
 def _stream(path: Path, item: Item, pool: str) -> tuple[int, int, int]:
     """Stream and memory pool of an entry or a segment: each has blocks of its own."""
     return (integer(path, item, "stream"), *pair(path, item, pool))
@@ -223,7 +235,8 @@ def _entry(path: Path, item: Item) -> _Entry | None:
         return None
     if action not in tuple(_Action):
         raise ConfigError(f"reading {path}", f"the action {action!r}", ", ".join(_Action))
-    return _Entry(_Action(cast("str", action)), integer(path, item, "addr"), integer(path, item, "size"))
+    note = str(item.get("user_metadata", ""))
+    return _Entry(_Action(cast("str", action)), integer(path, item, "addr"), integer(path, item, "size"), note)
 
 
 def _live_at_end(path: Path, segments: list[Item]) -> dict[int, _Live]:
@@ -315,31 +328,40 @@ def _segment(
     return SegmentState(start, size, is_small, settings.expandable_segments, tuple(blocks))
 
 
-def _columns(
-    entries: Sequence[_Entry], live: dict[int, _Live], reserved: int
-) -> tuple[list[int], list[int], list[int], frozenset[int]]:
+@dataclass(slots=True)
+class _Columns:
     """Events with the memory reserved after each, and those before which memory was given back."""
+
+    blocks: list[int]
+    deltas: list[int]
+    reserved: list[int]
+    notes: list[str]
+    released: set[int]
+
+    def add(self, block: int, delta: int, reserved: int, note: str) -> None:
+        self.blocks.append(block)
+        self.deltas.append(delta)
+        self.reserved.append(reserved)
+        self.notes.append(note)
+
+
+def _columns(entries: Sequence[_Entry], live: dict[int, _Live], reserved: int) -> _Columns:
     freeing = _freeing(entries)
     number_at = {address: number for number, address in enumerate(live)}
-    blocks = list(number_at.values())
-    deltas = [block.requested for block in live.values()]
-    reserved_after = [reserved] * len(blocks)
-    released: set[int] = set()
-    count = len(blocks)
+    columns = _Columns([], [], [], [], set())
+    for number, block in enumerate(live.values()):
+        columns.add(number, block.requested, reserved, "")
+    count = len(live)
     for entry in entries:
         if entry.action in _TAKEN:
             reserved += entry.size
         elif entry.action in _GIVEN:
             reserved -= entry.size
-            released.add(len(blocks))
+            columns.released.add(len(columns.blocks))
         elif entry.action == _Action.ALLOC:
             number_at[entry.address] = count
-            blocks.append(count)
-            deltas.append(entry.size)
-            reserved_after.append(reserved)
+            columns.add(count, entry.size, reserved, entry.note)
             count += 1
         elif entry.action == freeing:
-            blocks.append(number_at.pop(entry.address))
-            deltas.append(-entry.size)
-            reserved_after.append(reserved)
-    return blocks, deltas, reserved_after, frozenset(released)
+            columns.add(number_at.pop(entry.address), -entry.size, reserved, entry.note)
+    return columns

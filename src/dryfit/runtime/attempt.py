@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from dryfit.core.failure import Evidence
-from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, ChildResult, LineTail, Message, Started
+from dryfit.core.tail import LineTail
+from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, ChildResult, Message, Started
 from dryfit.runtime.cgroup import oom_kills, rose
 from dryfit.runtime.fresh import FreshChild
 from dryfit.runtime.harvest import child_log_tail, parse_messages

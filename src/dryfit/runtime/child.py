@@ -29,6 +29,7 @@ from dryfit.core.wire import (
     LOG_FILE,
     STACKS_FILE,
     Body,
+    CalibrateRequest,
     ChildRequest,
     ChildResult,
     ErrorParts,
@@ -144,7 +145,7 @@ def _load_entry(entry: str) -> Entry:
 
 def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
     body = request.body
-    if isinstance(body, TrainRequest):
+    if isinstance(body, TrainRequest | CalibrateRequest):
         hide_devices(body.visible_device)
     elif isinstance(body, PlanRequest):
         hide_devices(None)  # a step is traced without a device: it must not make a context on one that trains

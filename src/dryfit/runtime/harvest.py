@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from dryfit.core.tail import LineTail
 from dryfit.core.wire import (
     BEAT_FILE,
     LOG_FILE,
@@ -13,7 +14,6 @@ from dryfit.core.wire import (
     STOP_FILE,
     VERDICT_FILE,
     ChildResult,
-    LineTail,
     Message,
     Note,
     read_model,

@@ -21,7 +21,8 @@ import optuna
 
 from dryfit.core.process import die_with_parent
 from dryfit.core.settings import Direction
-from dryfit.core.wire import LineTail, write_text_atomic
+from dryfit.core.tail import LineTail
+from dryfit.core.wire import write_text_atomic
 from dryfit.search.mirror_model import MirrorModel, parse
 from dryfit.search.mirror_store import MirrorStore, open_storage
 

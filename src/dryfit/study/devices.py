@@ -1,11 +1,13 @@
 """What of this machine a trial gets: the device it sees, the cores it may use."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.plan import DeviceSpec
 
 _SMI_TIMEOUT_S = 20.0
@@ -31,6 +33,34 @@ def least_busy_device(in_use: Sequence[str | None], devices: Sequence[str]) -> s
         devices: All of them; each trial sees exactly one.
     """
     return min(devices, key=lambda device: (in_use.count(device), devices.index(device)))
+
+
+def named_gpu(name: str, variable: str | None) -> str:
+    """What ``CUDA_VISIBLE_DEVICES`` must be for a process to see just the device meant.
+
+    Args:
+        name: ``cuda`` or ``cuda:N``.
+        variable: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
+
+    Raises:
+        ConfigError: It is no such name.
+        MachineError: The variable lists fewer devices.
+    """
+    match = re.fullmatch(r"cuda(?::(\d{1,3}))?", name.strip())
+    if match is None:
+        raise ConfigError("choosing a GPU", f"{name!r}", "cuda, cuda:0, cuda:1, ...")
+    index = int(match[1] or 0)
+    if variable is None:
+        return str(index)
+    listed = [part.strip() for part in variable.split(",") if part.strip()]
+    if index >= len(listed):
+        raise MachineError(
+            f"looking for {name}",
+            f"CUDA_VISIBLE_DEVICES is {variable!r}",
+            f"cuda:0 to cuda:{len(listed) - 1}" if listed else "",
+            "unset it, or name one of its devices",
+        )
+    return listed[index]
 
 
 def available_cores(cgroup_cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

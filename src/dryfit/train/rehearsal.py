@@ -88,10 +88,9 @@ class Rehearsal:
             self.scaler.update()
         self.parts.model.zero_grad()
 
-    def evaluate(self, shape: Shape) -> None:
+    def evaluate(self, batch: Batch) -> None:
         """Score one validation batch."""
         self.parts.model.eval()
-        batch = self.batch(shape)
         # Inference mode of the real run keeps no more and no less; fake tensors know this one better.
         with torch.no_grad():
             self.parts.model(**{name: batch[name] for name in MODEL_INPUTS if name in batch}).float().cpu()

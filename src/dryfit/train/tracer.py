@@ -214,7 +214,7 @@ class _Stage:
     def _evaluate(self, shape: Shape) -> Segment:
         self._phase(StepPhase.EVALUATE)
         with self._recorder.segment() as record:
-            self._rehearsal.evaluate(shape)
+            self._rehearsal.evaluate(self._rehearsal.batch(shape))
         return record.result
 
     def _save(self) -> Segment:

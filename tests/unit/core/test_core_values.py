@@ -6,8 +6,9 @@ from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, InternalErr
 from dryfit.core.plan import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
+from dryfit.core.tail import LineTail
 from dryfit.core.trial import MetricPoint, Outcome, TrialConfig, best_point, better
-from dryfit.core.wire import LineTail, Verdict, canonical_json, read_model, write_model, write_text_atomic
+from dryfit.core.wire import Verdict, canonical_json, read_model, write_model, write_text_atomic
 
 NAN = float("nan")
 

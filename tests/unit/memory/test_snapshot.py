@@ -73,6 +73,24 @@ def test_a_difference_is_found_where_it_begins(tmp_path: Path) -> None:
     assert comparison.recorded_peak_reserved_bytes == 70 * MIB
 
 
+def test_segments_that_were_chosen_at_run_time_are_known(tmp_path: Path) -> None:
+    content = snapshot_of(BLOCKS, DELTAS, "expandable_segments:True")
+    content["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = ""
+    trace = read_snapshot(_write(tmp_path, content))
+    assert trace.settings.expandable_segments
+    assert compare(trace, trace.settings).first_difference is None
+
+
+def test_what_a_thread_noted_comes_with_its_events(tmp_path: Path) -> None:
+    content = snapshot_of(BLOCKS, DELTAS, keep=7)
+    for number, entry in enumerate(content["device_traces"][0]):
+        entry["user_metadata"] = f"n{number}"
+    trace = read_snapshot(_write(tmp_path, content))
+    assert len(trace.notes) == len(trace.blocks)
+    assert set(trace.notes[: trace.first_event]) == {""}
+    assert trace.first_event > 0 and all(note for note in trace.notes[trace.first_event :])
+
+
 def test_a_record_as_torch_writes_it() -> None:
     """Its own reader of snapshots takes what these tests are made with."""
     content = snapshot_of(BLOCKS, DELTAS)

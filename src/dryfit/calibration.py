@@ -1,0 +1,100 @@
+"""Child job CALIBRATE: what training steps take of a device, and how far from it their plans are.
+
+One child for each case runs it on the device; one more, to which all devices are hidden, traces the same cases and
+compares. They exchange files in one folder.
+"""
+
+from pathlib import Path
+
+import torch
+
+from dryfit.core.calibration import CaseComparison, MemoryCase, Observation
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.memory import Confidence, MemoryPlan
+from dryfit.core.plan import Allocator
+from dryfit.core.wire import CalibrateRequest, CalibrateResult, ChildResult, Phase, read_model, write_model
+from dryfit.memory.allocator_settings import AllocatorSettings
+from dryfit.memory.calibrate import calibration_of, comparison, measured_workspace
+from dryfit.memory.constants import DeviceConstants, write_calibration
+from dryfit.memory.estimate import Device, Lengths, Work, estimate, run_of
+from dryfit.memory.snapshot import read_snapshot
+from dryfit.memory.source import SegmentSource
+from dryfit.memory.timeline import Timeline
+from dryfit.memory.tracer import Variant
+from dryfit.train.evaluate import evaluation_rows
+from dryfit.train.observing import observe
+from dryfit.train.tracer import StepTracer
+
+_DOING = "calibrating"
+
+
+def calibrate(body: CalibrateRequest, channel: ChildChannel) -> ChildResult:
+    """Measure one case, or compare all that were measured.
+
+    Raises:
+        MachineError: There is no CUDA device to measure.
+        ConfigError: Nothing was measured.
+        TraceError: A case cannot be traced.
+    """
+    channel.send(Phase(name="load"))
+    found = _measured(body.case, Path(body.folder)) if body.case else _compared(Path(body.folder), channel)
+    if body.calibration_dir is not None and found.calibration is not None:
+        write_calibration(Path(body.calibration_dir), found.calibration)
+    return ChildResult(calibrate=found, error=None)
+
+
+def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
+    """The plan of a case and the run it is made from, in a process that sees no device.
+
+    Raises:
+        TraceError: It cannot be traced.
+    """
+    train, execution = case.subject.settings.train, case.execution
+    work = Work(
+        variant=Variant(execution.checkpointing, execution.optimizer_impl, execution.offload_optimizer),
+        effective_batch=train.batch_size,
+        micro_batch=execution.micro_batch,
+        evaluation_rows=evaluation_rows(execution.micro_batch),
+        lengths=Lengths(train.max_length),
+    )
+    source = SegmentSource(StepTracer(case.subject, device.spec, reentrant=case.reentrant))
+    return estimate(source, work, device), run_of(source, work, (train.max_length,) * 3, device)
+
+
+def allocator_of(case: MemoryCase) -> AllocatorSettings:
+    """How the allocator of a case is set."""
+    return AllocatorSettings(expandable_segments=case.allocator is Allocator.EXPANDABLE)
+
+
+def _measured(case: MemoryCase, folder: Path) -> CalibrateResult:
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        raise MachineError(
+            _DOING,
+            f"torch {torch.__version__} finds no CUDA device",
+            allowed="a machine with a CUDA device and a CUDA build of torch",
+            hint="plans need no calibration: without one their confidence is `uncalibrated`",
+        )
+    found = observe(case, folder / f"{case.name}.pickle")
+    write_model(folder / f"{case.name}.json", found)
+    return CalibrateResult(observation=found)
+
+
+def _compared(folder: Path, channel: ChildChannel) -> CalibrateResult:
+    torch.set_num_threads(1)
+    read = [read_model(path, Observation) for path in sorted(folder.glob("*.json"))]
+    observations = [one for one in read if one is not None]
+    if not observations:
+        raise ConfigError(_DOING, f"nothing was measured in {folder}", "one observation at least")
+    workspace_bytes = measured_workspace(observations)
+    comparisons: list[CaseComparison] = []
+    for one in observations:
+        # The plan is the one that will be made once this calibration is known: with its workspace, not the table's.
+        constants = DeviceConstants(one.context_bytes, workspace_bytes, Confidence.CALIBRATED)
+        plan, run = planned(one.case, Device(one.device, constants, allocator_of(one.case), torch.__version__))
+        history = folder / f"{one.case.name}.pickle"
+        recorded = read_snapshot(history) if history.exists() else None
+        comparisons.append(comparison(one, plan, run, recorded))
+        channel.beat()
+    return CalibrateResult(calibration=calibration_of(observations, comparisons), comparisons=tuple(comparisons))

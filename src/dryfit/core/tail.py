@@ -1,0 +1,25 @@
+"""Reading a file that another process appends to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class LineTail:
+    """Reads whole lines that were appended to a file since the last call; a torn last line waits for its end."""
+
+    path: Path
+    offset: int = 0
+
+    def read(self) -> Iterator[bytes]:
+        """Yield every complete new line, without its line end."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        end = data.rfind(b"\n") + 1
+        self.offset += end
+        yield from data[:end].splitlines()

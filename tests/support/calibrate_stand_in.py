@@ -1,0 +1,48 @@
+"""A device that does exactly what was planned, in place of one that is not there; comparing is done for real."""
+
+import pickle
+from pathlib import Path
+
+import torch
+
+from dryfit.calibration import allocator_of, planned
+from dryfit.calibration import calibrate as real
+from dryfit.core.calibration import Observation, PartPeak
+from dryfit.core.channel import ChildChannel
+from dryfit.core.memory import Confidence
+from dryfit.core.plan import DeviceSpec
+from dryfit.core.wire import CalibrateRequest, CalibrateResult, ChildResult, write_model
+from dryfit.memory.constants import DeviceConstants
+from dryfit.memory.estimate import Device
+from snapshots import snapshot_of
+
+WORKSPACE_BYTES = 8_519_680
+CONTEXT_BYTES = 456 << 20
+DEVICE = DeviceSpec(name="Stand-In 4000", capacity_bytes=24 << 30, capability=(8, 6))
+
+
+def calibrate(body: CalibrateRequest, channel: ChildChannel) -> ChildResult:
+    """Observe what a plan says, with the history of a device that followed it; compare as usual."""
+    case = body.case
+    if case is None:
+        return real(body, channel)
+    constants = DeviceConstants(CONTEXT_BYTES, WORKSPACE_BYTES, Confidence.UNCALIBRATED)
+    plan, run = planned(case, Device(DEVICE, constants, allocator_of(case), torch.__version__))
+    content = snapshot_of(run.blocks.tolist(), run.deltas.tolist(), "expandable_segments:True")
+    taken = iter([label for label, delta in zip(run.labels.tolist(), run.deltas.tolist(), strict=True) if delta > 0])
+    for entry in content["device_traces"][0]:
+        phase = run.label_table[next(taken)].phase if entry["action"] == "alloc" else ""
+        entry["user_metadata"] = "" if phase == "backward" else str(phase)
+    (Path(body.folder) / f"{case.name}.pickle").write_bytes(pickle.dumps(content))
+    peaks = PartPeak(part="all", allocated_bytes=plan.peak_allocated_bytes, reserved_bytes=plan.peak_reserved_bytes)
+    seen = Observation(
+        case=case,
+        device=DEVICE,
+        torch=torch.__version__,
+        parts=(peaks,),
+        context_bytes=CONTEXT_BYTES,
+        workspace_bytes=(WORKSPACE_BYTES, WORKSPACE_BYTES),
+        steps=3,
+    )
+    write_model(Path(body.folder) / f"{case.name}.json", seen)
+    return ChildResult(calibrate=CalibrateResult(observation=seen))
