@@ -1,0 +1,122 @@
+"""What planning costs: a first plan, one from recorded traces, every rung of the ladder; time and memory.
+
+    python benchmarks/bench_planning.py [--rounds 5] [--only NAME]
+
+Each plan is made in a child forked for it from a process that has imported everything, as the fork server makes them,
+one at a time. The time is that of the planner in the child, beside the CPU time it took: on a machine that does other
+things, trust the second. Encoders: 16 rows of 512 tokens, bf16. Qwen2.5-7B: adapters of rank 128, 1 row x 16 of 512
+tokens, fp16, checkpointing.
+"""
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import resource
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.plan import DeviceSpec, ExecutionSettings
+from dryfit.core.settings import LoraSettings, Task, TrialSettings
+from dryfit.core.wire import PlanRequest, PlanSubject
+from dryfit.planning import plan
+from dryfit.runtime.spec import PRELOAD
+
+DEVICE = DeviceSpec(name="made up", capacity_bytes=80 * 2**30, capability=(8, 0))
+BASE_S, LARGE_S, ADAPTERS_S, CACHED_S = 4.0, 7.0, 12.0, 0.05
+ENCODERS = {
+    "bert-base-uncased": BASE_S,
+    "roberta-base": BASE_S,
+    "xlm-roberta-base": BASE_S,
+    "microsoft/deberta-v3-base": BASE_S,
+    "bert-large-uncased": LARGE_S,
+    "roberta-large": LARGE_S,
+    "microsoft/deberta-v3-large": LARGE_S,
+}
+DECODER = "Qwen/Qwen2.5-7B"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one plan took."""
+
+    wall_s: float
+    cpu_s: float
+    rss_mib: float
+
+
+def request(model: str, folder: Path, *, every_rung: bool) -> PlanRequest:
+    """What is asked; a folder's second request finds the first one's traces."""
+    is_decoder = model == DECODER
+    train = {"batch_size": 16, "max_length": 512, "precision": "fp16" if is_decoder else "bf16"}
+    settings = TrialSettings.model_validate_json(json.dumps({"model": {"name": model}, "train": train}))
+    lora = LoraSettings(r=128, alpha=256.0) if is_decoder else None
+    subject = PlanSubject(task=Task.CAUSAL_LM if is_decoder else Task.CRITERIA, settings=settings, lora=lora)
+    wishes = ExecutionSettings(micro_batch=1, checkpointing=True) if is_decoder else ExecutionSettings()
+    return PlanRequest(
+        subjects=(subject,), device=DEVICE, wishes=wishes, trace_dir=str(folder / "traces"), every_rung=every_rung
+    )
+
+
+def planned(body: PlanRequest) -> Cost:
+    """Plan in a child made for it."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        channel = ChildChannel(Path(tempfile.mkdtemp()), doorbell=None, placed_at_s=time.monotonic())
+        began_s = time.process_time()
+        result = plan(body, channel)
+        assert result.plan is not None
+        cost = [result.plan.answers[0].planner_s, time.process_time() - began_s]
+        cost.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        os.write(write, json.dumps(cost).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    return Cost(*json.loads(text))
+
+
+def line(name: str, costs: list[Cost], limit_s: float | None) -> None:
+    wall_s, cpu_s = (statistics.median(values) for values in zip(*((c.wall_s, c.cpu_s) for c in costs), strict=True))
+    worst_s = max(cost.wall_s for cost in costs)
+    rss_mib = statistics.median(cost.rss_mib for cost in costs)
+    limit = f"   target {limit_s:g} s" if limit_s else ""
+    print(
+        f"{name:44s} {wall_s:7.3f} s (most {worst_s:.3f})   CPU {cpu_s:7.3f} s   {rss_mib:4.0f} MiB{limit}", flush=True
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    for name in PRELOAD:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # as the fork server does
+    for model, limit_s in {**ENCODERS, DECODER: ADAPTERS_S}.items():
+        if options.only not in model:
+            continue
+        costs: dict[str, list[Cost]] = {"first": [], "again": [], "every rung, first": [], "every rung, again": []}
+        for _ in range(options.rounds):
+            for rungs in ("", "every rung, "):
+                with tempfile.TemporaryDirectory() as folder:
+                    body = request(model, Path(folder), every_rung=bool(rungs))
+                    costs[f"{rungs}first"].append(planned(body))
+                    costs[f"{rungs}again"].append(planned(body))
+        line(f"{model}, first", costs["first"], limit_s)
+        line(f"{model}, again", costs["again"], CACHED_S)
+        line(f"{model}, every rung, first", costs["every rung, first"], None)
+        line(f"{model}, every rung, again", costs["every rung, again"], None)
+
+
+if __name__ == "__main__":
+    main()
