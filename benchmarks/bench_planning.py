@@ -1,6 +1,6 @@
 """What planning costs: a first plan, one from recorded traces, every rung of the ladder; time and memory.
 
-    python benchmarks/bench_planning.py [--rounds 5] [--only NAME]
+    python benchmarks/bench_planning.py [--rounds 3] [--only NAME]
 
 Each plan is made in a child forked for it from a process that has imported everything, as the fork server makes them,
 one at a time. The time is that of the planner in the child, beside the CPU time it took: on a machine that does other
@@ -39,6 +39,8 @@ ENCODERS = {
     "microsoft/deberta-v3-large": LARGE_S,
 }
 DECODER = "Qwen/Qwen2.5-7B"
+WITH_LADDER = ("bert-base-uncased", "bert-large-uncased")
+"""Whose whole ladder is timed too: some forty traces each."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def planned(body: PlanRequest) -> Cost:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        channel = ChildChannel(Path(tempfile.mkdtemp()), doorbell=None, placed_at_s=time.monotonic())
+        folder = Path(body.trace_dir).parent
+        channel = ChildChannel(folder, doorbell=None, placed_at_s=time.monotonic())
         began_s = time.process_time()
         result = plan(body, channel)
         assert result.plan is not None
@@ -93,29 +96,35 @@ def line(name: str, costs: list[Cost], limit_s: float | None) -> None:
     )
 
 
+def measure(model: str, what: str, rounds: int, limit_s: float | None, *, every_rung: bool) -> None:
+    """Plan for the first time and again, some times."""
+    first: list[Cost] = []
+    again: list[Cost] = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            body = request(model, Path(folder), every_rung=every_rung)
+            first.append(planned(body))
+            again.append(planned(body))
+    line(f"{model}{what}, first", first, limit_s)
+    line(f"{model}{what}, again", again, CACHED_S)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     for name in PRELOAD:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # as the fork server does
+    gc.disable()  # as the fork server does
+    gc.freeze()
     for model, limit_s in {**ENCODERS, DECODER: ADAPTERS_S}.items():
         if options.only not in model:
             continue
-        costs: dict[str, list[Cost]] = {"first": [], "again": [], "every rung, first": [], "every rung, again": []}
-        for _ in range(options.rounds):
-            for rungs in ("", "every rung, "):
-                with tempfile.TemporaryDirectory() as folder:
-                    body = request(model, Path(folder), every_rung=bool(rungs))
-                    costs[f"{rungs}first"].append(planned(body))
-                    costs[f"{rungs}again"].append(planned(body))
-        line(f"{model}, first", costs["first"], limit_s)
-        line(f"{model}, again", costs["again"], CACHED_S)
-        line(f"{model}, every rung, first", costs["every rung, first"], None)
-        line(f"{model}, every rung, again", costs["every rung, again"], None)
+        measure(model, "", options.rounds, limit_s, every_rung=False)
+        if model in WITH_LADDER:
+            measure(model, " with every rung", 1, None, every_rung=True)
 
 
 if __name__ == "__main__":
