@@ -56,8 +56,8 @@ def check(answer: PlanAnswer, weights_bytes: int) -> str:
     if answer.verdict is not VerdictKind.FITS or memory is None:
         return f"{answer.verdict}: {answer.reasons}"
     planned_bytes = memory.by_category[MemoryCategory.WEIGHTS]
-    # Poolers are left out, buffers are counted, and blocks are whole.
-    if not 0.95 <= planned_bytes / weights_bytes <= 1.02:
+    # Poolers are left out (of ALBERT a twentieth), buffers are counted, and blocks are whole.
+    if not 0.94 <= planned_bytes / weights_bytes <= 1.02:
         return f"its weights are {weights_bytes} bytes, {planned_bytes} are planned"
     if not planned_bytes < memory.peak_allocated_bytes <= memory.peak_reserved_bytes:
         return f"weights {planned_bytes}, allocated {memory.peak_allocated_bytes}, {memory.peak_reserved_bytes}"
@@ -92,7 +92,7 @@ def test_every_decoder_can_be_planned_with_adapters(tmp_path: Path, part: int) -
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("task", list(Task))
 def test_models_with_an_encoder_and_a_decoder_are_refused(name: str, task: Task) -> None:
-    with pytest.raises(ConfigError, match=r"encoder-decoder|Unrecognized configuration"):
+    with pytest.raises(ConfigError, match="is an encoder-decoder"):
         step_parts(asked(name, task), checkpointing=False, reentrant=False)
 
 
