@@ -1,4 +1,4 @@
-"""What planning costs: a first plan, one from recorded traces, every rung of the ladder; time and memory.
+"""What planning costs: a first plan, the same again, every rung of the ladder, a whole space; time and memory.
 
     python benchmarks/bench_planning.py [--rounds 3] [--only NAME]
 
@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
@@ -75,7 +76,7 @@ def planned(body: PlanRequest) -> Cost:
         began_s = time.process_time()
         result = plan(body, channel)
         assert result.plan is not None
-        cost = [result.plan.answers[0].planner_s, time.process_time() - began_s]
+        cost = [sum(answer.planner_s for answer in result.plan.answers), time.process_time() - began_s]
         cost.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         os.write(write, json.dumps(cost).encode())
         os._exit(0)
@@ -109,11 +110,39 @@ def measure(model: str, what: str, rounds: int, limit_s: float | None, *, every_
     line(f"{model}{what}, again", again, CACHED_S)
 
 
+def space(model: str, batches: tuple[int, ...], lengths: tuple[int, ...], folder: Path) -> PlanRequest:
+    """Every batch size with every length."""
+    body = request(model, folder, every_rung=False)
+    subject, settings = body.subjects[0], body.subjects[0].settings
+    trains = [
+        settings.train.model_copy(update={"batch_size": rows, "max_length": length})
+        for rows, length in product(batches, lengths)
+    ]
+    subjects = (
+        subject.model_copy(update={"settings": settings.model_copy(update={"train": train})}) for train in trains
+    )
+    return body.model_copy(update={"subjects": tuple(subjects)})
+
+
+def measure_space(model: str, rounds: int) -> None:
+    """A space of 25 batches at once, then 20 others between them, for which nothing is traced."""
+    first: list[Cost] = []
+    others: list[Cost] = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            first.append(planned(space(model, (16, 24, 32, 48, 64), (256, 320, 384, 448, 512), Path(folder))))
+            found = planned(space(model, (18, 28, 36, 60), (264, 288, 336, 400, 432), Path(folder)))
+            others.append(Cost(found.wall_s / 20, found.cpu_s / 20, found.rss_mib))
+    line(f"{model}, 25 batches at once", first, None)
+    line(f"{model}, each of 20 others, mean", others, CACHED_S)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as for children that plan
     for name in PRELOAD:
         importlib.import_module(name)
     gc.collect()
@@ -125,6 +154,7 @@ def main() -> None:
         measure(model, "", options.rounds, limit_s, every_rung=False)
         if model in WITH_LADDER:
             measure(model, " with every rung", 1, None, every_rung=True)
+            measure_space(model, options.rounds)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ Everything else is that of the installed torch and transformers. A step is run a
 fake tensors, and recorded whole.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,30 +59,27 @@ class _LoopOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    if parameter not in self.state:
-                        self.state[parameter] = self.new_state(parameter)
-                    self.update(parameter, self.state[parameter])
+        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            if parameter not in self.state:
+                self.state[parameter] = self.new_state(parameter)
+            # A name of a loop lives until it is given anew: while a temporary is made, so does the one before.
+            _temporary = self.update(self.state[parameter])
 
     def new_state(self, parameter: torch.Tensor) -> State:
         raise NotImplementedError
 
-    def update(self, parameter: torch.Tensor, state: State) -> None:
+    def update(self, state: State) -> torch.Tensor | None:
         raise NotImplementedError
 
 
 class OldAdamW(_LoopOptimizer):
-    """The memory of transformers' AdamW: two moments, one temporary, and the one before it while it is made."""
-
-    root: torch.Tensor
+    """The memory of transformers' AdamW: two moments and a temporary."""
 
     def new_state(self, parameter: torch.Tensor) -> State:
         return {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
 
-    def update(self, parameter: torch.Tensor, state: State) -> None:
-        self.root = state["exp_avg_sq"].sqrt().add_(1e-8)
+    def update(self, state: State) -> torch.Tensor | None:
+        return state["exp_avg_sq"].sqrt()
 
 
 class EightBitAdam(_LoopOptimizer):
@@ -94,8 +92,9 @@ class EightBitAdam(_LoopOptimizer):
         blocks = -(-parameter.numel() // BLOCK)
         return moments | {name: torch.zeros(blocks, device=parameter.device) for name in ("absmax1", "absmax2")}
 
-    def update(self, parameter: torch.Tensor, state: State) -> None:
-        """In one kernel, in place."""
+    def update(self, state: State) -> torch.Tensor | None:
+        """One kernel, in place."""
+        return None
 
 
 def adafactor(groups: Groups) -> torch.optim.Optimizer:
@@ -249,6 +248,7 @@ def line(name: str, predicted: float, measured: float, unit: str) -> None:
 
 
 def main() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a device that is there cannot be faked
     print(f"torch {torch.__version__}; measured, predicted, error")
     workspaces_mib = 2 * device_constants(V100, torch.__version__).workspace_bytes / MIB
     for run in GUIDE:
