@@ -1,5 +1,6 @@
 """What holds of the simulated allocator for every sequence of events, with native and expandable segments."""
 
+import dataclasses
 from itertools import pairwise
 from random import Random
 
@@ -139,6 +140,18 @@ def test_replays_repeat_and_their_peaks_are_in_order(
 
 
 @settings(max_examples=150)
+@given(columns(), allocator_settings_values(), st.integers(0, 50 * MIB))
+def test_a_capacity_that_refuses_nothing_changes_nothing(
+    events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, more: int
+) -> None:
+    plain = dataclasses.replace(allocator_settings, gc_threshold=None)
+    plenty = replay(*events, plain)
+    assert plenty.asked_bytes >= plenty.peak_reserved_bytes
+    assert replay(*events, plain, capacity_bytes=plenty.asked_bytes + more) == plenty
+    if plenty.asked_bytes:
+        assert replay(*events, plain, capacity_bytes=plenty.asked_bytes - 1) != plenty
+
+
 @given(columns(), allocator_settings_values())
 def test_it_survives_with_the_smallest_capacity_and_needs_no_more_than_is_reserved_with_plenty(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings

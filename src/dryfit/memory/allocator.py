@@ -31,6 +31,8 @@ class Replay:
         retries: How often all cached memory was given back to go on (``num_alloc_retries``).
         oom_event: The event that could not be served; nothing after it counts. None where all were.
         missing_bytes: The capacity that this event would have needed; 0 where all were served.
+        asked_bytes: The largest capacity that a granted request to the driver asked for: somewhat more than
+            ``peak_reserved_bytes`` where segments expandable by pages ask for more than they take.
         final_reserved_bytes: Reserved after the last event.
         final_allocated_bytes: Allocated after the last event.
     """
@@ -43,6 +45,7 @@ class Replay:
     retries: int
     oom_event: int | None
     missing_bytes: int
+    asked_bytes: int
     final_reserved_bytes: int
     final_allocated_bytes: int
 
@@ -99,6 +102,7 @@ def replay(
         retries=allocator.retries,
         oom_event=oom_event,
         missing_bytes=0 if oom_event is None else allocator.missing_bytes,
+        asked_bytes=allocator.asked_bytes,
         final_reserved_bytes=allocator.reserved_bytes,
         final_allocated_bytes=allocator.allocated_bytes,
     )
@@ -127,13 +131,13 @@ def min_cap(
         unlimited: The replay without a capacity, where it is known already.
     """
     plenty = unlimited or replay(blocks, deltas, settings)
-    # Without pages and garbage collection a capacity that is never reached changes nothing.
-    is_plain = not settings.expandable_segments and settings.gc_threshold is None
+    # Where no request is refused, a capacity changes nothing; garbage collection goes by the capacity itself.
+    enough = plenty.asked_bytes if settings.gc_threshold is None else None
 
     @cache
     def wanted(capacity: int) -> int | None:
         """The next capacity worth trying after this one fails; None where it survives."""
-        if is_plain and capacity >= plenty.peak_reserved_bytes:
+        if enough is not None and capacity >= enough:
             return None
         outcome = replay(blocks, deltas, settings, capacity_bytes=capacity)
         return None if outcome.oom_event is None else max(outcome.missing_bytes, capacity + tolerance_bytes)

@@ -61,6 +61,7 @@ class CachingAllocator:
         retries: How often all cached memory was given back to go on (``num_alloc_retries``).
         fragmented_bytes: Most memory that was reserved but not allocated when no cached block served a request.
         missing_bytes: The capacity that the latest request to the driver beyond the capacity asked for.
+        asked_bytes: The largest capacity that a request within the capacity asked for.
     """
 
     def __init__(self, settings: AllocatorSettings, capacity_bytes: int | None = None) -> None:
@@ -70,6 +71,7 @@ class CachingAllocator:
         self.retries = 0
         self.fragmented_bytes = 0
         self.missing_bytes = 0
+        self.asked_bytes = 0
         self._capacity = _UNLIMITED if capacity_bytes is None else capacity_bytes
         self._expandable = settings.expandable_segments
         self._max_split = _UNLIMITED if settings.max_split_bytes is None else settings.max_split_bytes
@@ -269,9 +271,11 @@ class CachingAllocator:
         return start
 
     def _fits(self, size: int) -> bool:
-        if self.reserved_bytes + size <= self._capacity:
+        asked_bytes = self.reserved_bytes + size
+        if asked_bytes <= self._capacity:
+            self.asked_bytes = max(self.asked_bytes, asked_bytes)
             return True
-        self.missing_bytes = self.reserved_bytes + size
+        self.missing_bytes = asked_bytes
         return False
 
     def _new_segment(self, size: int) -> int:

@@ -180,20 +180,21 @@ def encoder_config(source: ModelSource) -> PreTrainedConfig:
         LoadError: The folder holds no config that transformers knows.
         ConfigError: The model is no encoder.
     """
-    return only_encoder(load_config(source), source)
+    return one_stack(load_config(source), source, allowed="an encoder")
 
 
-def only_encoder(config: PreTrainedConfig, source: ModelSource) -> PreTrainedConfig:
-    """The config, if it is of an encoder.
+def one_stack(config: PreTrainedConfig, source: ModelSource, *, allowed: str) -> PreTrainedConfig:
+    """The config, if it is of an encoder or of a decoder and not of both.
+
+    Args:
+        allowed: Which of them is wanted, for the message: ``an encoder``.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: It is of both. transformers would build the decoder of some such models without their encoder.
     """
     if getattr(config, "is_encoder_decoder", False):
         where = local_folder(source) or source.name
-        raise ConfigError(
-            f"reading the config of {where}", f"{config.model_type} is an encoder-decoder", allowed="an encoder"
-        )
+        raise ConfigError(f"reading the config of {where}", f"{config.model_type} is an encoder-decoder", allowed)
     return config
 
 

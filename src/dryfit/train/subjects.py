@@ -13,7 +13,7 @@ from dryfit.meta.adapters import new_adapter
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import set_dropouts
 from dryfit.meta.construction import build
-from dryfit.meta.pretrained import Kind, make_model, only_encoder
+from dryfit.meta.pretrained import Kind, make_model, one_stack
 from dryfit.tasks.base import Loss
 from dryfit.tasks.causal_lm import CausalLm, CausalLmLoss
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
@@ -59,7 +59,7 @@ def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) ->
 
 def _criteria(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:
     settings = subject.settings
-    config = only_encoder(planning_config(settings.model), settings.model)
+    config = one_stack(planning_config(settings.model), settings.model, allowed="an encoder")
     regularization = settings.regularization
     set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
     trust = settings.model.trust_remote_code
@@ -77,7 +77,7 @@ def _criteria(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> 
 
 def _causal_lm(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:
     settings = subject.settings
-    config = planning_config(settings.model)
+    config = one_stack(planning_config(settings.model), settings.model, allowed="a decoder")
     set_dropouts(
         config,
         dropout=settings.regularization.dropout,

@@ -231,6 +231,7 @@ class TestReplay:
             retries=0,
             oom_event=None,
             missing_bytes=0,
+            asked_bytes=30 * MIB,
             final_reserved_bytes=30 * MIB,
             final_allocated_bytes=12 * MIB + MIB // 2,
         )

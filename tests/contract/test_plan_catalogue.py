@@ -1,0 +1,101 @@
+"""Every model of the catalogue can be planned: encoders with a head, decoders with adapters."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.memory import MemoryCategory, VerdictKind
+from dryfit.core.plan import DeviceSpec, ExecutionSettings
+from dryfit.core.settings import LoraSettings, Task, TrialSettings
+from dryfit.core.wire import PlanAnswer, PlanRequest, PlanSubject
+from dryfit.meta.catalogue import catalogue_config, catalogue_names
+from dryfit.meta.pretrained import Kind, stored_kind
+from dryfit.study.errand import run_alone
+from dryfit.train.subjects import step_parts
+from published import PUBLISHED
+
+HUGE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))
+FP32_BYTES, FP16_BYTES = 4, 2
+
+
+def task_of(name: str) -> Task | None:
+    """What a model is trained for; None for those with an encoder and a decoder."""
+    config = catalogue_config(name)
+    assert config is not None
+    if config.is_encoder_decoder:
+        return None
+    return Task.CAUSAL_LM if stored_kind(config) is Kind.CAUSAL_LM else Task.CRITERIA
+
+
+ENCODERS = [name for name in catalogue_names() if task_of(name) is Task.CRITERIA]
+DECODERS = [name for name in catalogue_names() if task_of(name) is Task.CAUSAL_LM]
+OTHERS = [name for name in catalogue_names() if task_of(name) is None]
+
+
+def asked(name: str, task: Task) -> PlanSubject:
+    """A small batch of a model, as most people fine-tune its kind."""
+    tables = {"model": {"name": name}, "train": {"batch_size": 2, "max_length": 64, "precision": "bf16"}}
+    settings = TrialSettings.model_validate_json(json.dumps(tables))
+    return PlanSubject(task=task, settings=settings, lora=LoraSettings(r=8) if task is Task.CAUSAL_LM else None)
+
+
+def answers(names: list[str], task: Task, folder: Path) -> dict[str, PlanAnswer]:
+    """Plans of some models, made in one process."""
+    subjects = tuple(asked(name, task) for name in names)
+    request = PlanRequest(subjects=subjects, device=HUGE, wishes=ExecutionSettings(), trace_dir=str(folder / "traces"))
+    result = run_alone("planning the catalogue", request)
+    assert result.plan is not None
+    return dict(zip(names, result.plan.answers, strict=True))
+
+
+def check(answer: PlanAnswer, weights_bytes: int) -> str:
+    """What is wrong with a plan; empty where nothing is."""
+    memory = answer.memory
+    if answer.verdict is not VerdictKind.FITS or memory is None:
+        return f"{answer.verdict}: {answer.reasons}"
+    planned_bytes = memory.by_category[MemoryCategory.WEIGHTS]
+    # Poolers are left out (of ALBERT a twentieth), buffers are counted, and blocks are whole.
+    if not 0.94 <= planned_bytes / weights_bytes <= 1.02:
+        return f"its weights are {weights_bytes} bytes, {planned_bytes} are planned"
+    if not planned_bytes < memory.peak_allocated_bytes <= memory.peak_reserved_bytes:
+        return f"weights {planned_bytes}, allocated {memory.peak_allocated_bytes}, {memory.peak_reserved_bytes}"
+    if sum(memory.by_category.values()) != memory.peak_allocated_bytes:
+        return f"{memory.by_category} are not {memory.peak_allocated_bytes}"
+    return ""
+
+
+def wrong(found: dict[str, PlanAnswer], element_bytes: int) -> dict[str, str]:
+    """The models with a plan that cannot be true."""
+    checked = {name: check(answer, PUBLISHED[name].parameters * element_bytes) for name, answer in found.items()}
+    return {name: reason for name, reason in checked.items() if reason}
+
+
+@pytest.mark.slow
+def test_every_encoder_can_be_planned(tmp_path: Path) -> None:
+    assert len(ENCODERS) >= 20
+    assert wrong(answers(ENCODERS, Task.CRITERIA, tmp_path), FP32_BYTES) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+def test_every_decoder_can_be_planned_with_adapters(tmp_path: Path, part: int) -> None:
+    assert len(DECODERS) >= 25
+    found = answers(DECODERS[part::3], Task.CAUSAL_LM, tmp_path)
+    assert wrong(found, FP16_BYTES) == {}
+    for answer in found.values():
+        assert answer.memory is not None
+        assert answer.memory.by_category[MemoryCategory.ADAPTERS] > 0
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("task", list(Task))
+def test_models_with_an_encoder_and_a_decoder_are_refused(name: str, task: Task) -> None:
+    with pytest.raises(ConfigError, match="is an encoder-decoder"):
+        step_parts(asked(name, task), checkpointing=False, reentrant=False)
+
+
+def test_such_a_model_is_no_unknown_verdict_but_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="t5 is an encoder-decoder"):
+        answers(["google-t5/t5-small"], Task.CRITERIA, tmp_path)
