@@ -13,7 +13,6 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── StudyBusyError         BUSY        2   another process owns the study
     ├── StudyMismatchError     MISMATCH    2   the study file no longer describes this study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
-    ├── NonFiniteError         NONFINITE   2   training met a loss or gradient that is not finite
     ├── TraceError             TRACE       2   a model's step cannot be traced: its memory is unknown
     ├── ChildError             CHILD       2   a preparing child process failed
     └── InternalError          INTERNAL    4   an invariant of ours broke
