@@ -57,13 +57,14 @@ class _Planner:
     body: PlanRequest
     store: TraceStore
     sources: dict[str, SegmentSource] = field(default_factory=dict[str, SegmentSource])
+    lengths: dict[tuple[str, int], Lengths] = field(default_factory=dict[tuple[str, int], Lengths])
 
     def prepare(self) -> None:
         """Say which batches will be asked for, so that a whole space needs few traces."""
         if len(self.body.subjects) == 1:
             return
         for subject in self.body.subjects:
-            trial, source = _trial(subject, self.body), self.source(subject)
+            trial, source = self.trial(subject), self.source(subject)
             rows = min(self.body.wishes.micro_batch or trial.effective_batch, trial.effective_batch)
             for length in trial.lengths.candidates:
                 source.prepare(SegmentKind.BATCH, [Shape(trial.effective_batch, length)])
@@ -71,15 +72,43 @@ class _Planner:
                 source.prepare(SegmentKind.EVALUATE, [Shape(trial.evaluation_rows(rows), length)])
 
     def answer(self, subject: PlanSubject) -> PlanAnswer:
-        wishes = self.body.wishes
-        trial = _trial(subject, self.body)
+        """Plan one subject."""
         return climb(
-            trial,
-            wishes,
+            self.trial(subject),
+            self.body.wishes,
             self.source(subject),
             self.device(),
             resubject=lambda change: self.changed(subject, change),
             every_rung=self.body.every_rung,
+        )
+
+    def trial(self, subject: PlanSubject) -> Trial:
+        """What the ladder must know of a subject.
+
+        Raises:
+            ConfigError: The model has no positions for such a length.
+        """
+        settings, spec = subject.settings, self.body.device
+        config = planning_config(settings.model)
+        max_length = settings.train.max_length
+        limit = most_tokens(config)
+        if limit is not None and max_length > limit:
+            raise ConfigError(
+                f"planning {settings.model.name}",
+                f"train.max_length is {max_length}",
+                allowed=f"at most {limit}: the model has no more positions",
+            )
+        place = (settings.model.name, max_length)
+        if place not in self.lengths:
+            self.lengths[place] = Lengths.of(max_length, _row_lengths(self.body.tokens, settings.model, max_length))
+        return Trial(
+            effective_batch=settings.train.batch_size,
+            lengths=self.lengths[place],
+            optimizer_impls=implementations(settings.optim.name, spec.kind),
+            evaluation_rows=evaluation_rows,
+            cannot_checkpoint=cannot_checkpoint(config, _KINDS[subject.task], reentrant=self.body.wishes.reentrant),
+            cannot_offload=cannot_offload(settings.optim, spec.kind),
+            lora_rank=subject.lora.r if subject.lora is not None else None,
         )
 
     def device(self) -> Device:
@@ -130,35 +159,6 @@ def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]
         if environment.get(name):
             return AllocatorSettings.parse(environment[name])
     return AllocatorSettings(expandable_segments=wishes.allocator is Allocator.EXPANDABLE)
-
-
-def _trial(subject: PlanSubject, body: PlanRequest) -> Trial:
-    settings, wishes = subject.settings, body.wishes
-    config = planning_config(settings.model)
-    max_length = settings.train.max_length
-    limit = most_tokens(config)
-    if limit is not None and max_length > limit:
-        raise ConfigError(
-            f"planning {settings.model.name}",
-            f"train.max_length is {max_length}",
-            allowed=f"at most {limit}: the model has no more positions",
-        )
-    if wishes.micro_batch is not None and wishes.micro_batch > settings.train.batch_size:
-        raise ConfigError(
-            "planning a trial",
-            f"execution.micro_batch is {wishes.micro_batch}",
-            allowed=f"at most train.batch_size, {settings.train.batch_size}",
-        )
-    kind = body.device.kind
-    return Trial(
-        effective_batch=settings.train.batch_size,
-        lengths=Lengths.of(max_length, _row_lengths(body.tokens, settings.model, max_length)),
-        optimizer_impls=implementations(settings.optim.name, kind),
-        evaluation_rows=evaluation_rows,
-        cannot_checkpoint=cannot_checkpoint(config, _KINDS[subject.task], reentrant=wishes.reentrant),
-        cannot_offload=cannot_offload(settings.optim, kind),
-        lora_rank=subject.lora.r if subject.lora is not None else None,
-    )
 
 
 def _row_lengths(tokens: StudyTokens | None, model: ModelSettings, max_length: int) -> list[int] | None:
