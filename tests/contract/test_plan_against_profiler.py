@@ -35,6 +35,7 @@ SIZES = {
 }
 V3 = {"position_buckets": 32, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+SLOW = pytest.mark.slow
 UNTRACKED = pytest.mark.filterwarnings("ignore::UserWarning:torch")
 
 
@@ -128,8 +129,10 @@ def difference(subject: PlanSubject, *, checkpointing: bool = False, reentrant: 
 @pytest.mark.parametrize(
     ("architecture", "precision"),
     [
-        *[(name, "fp32") for name in ("bert", "roberta", "electra", "deberta-v2", "deberta-v3", "modernbert")],
-        *[(name, "bf16") for name in ("bert", "roberta", "modernbert")],
+        *[(name, "fp32") for name in ("bert", "deberta-v3", "modernbert")],
+        ("bert", "bf16"),
+        *[pytest.param(name, "fp32", marks=SLOW) for name in ("roberta", "electra", "deberta-v2")],
+        *[pytest.param(name, "bf16", marks=SLOW) for name in ("roberta", "modernbert")],
     ],
 )
 def test_encoder_steps_take_what_the_trace_says(tmp_path: Path, architecture: str, precision: str) -> None:
@@ -141,7 +144,10 @@ def test_deberta_in_bf16(tmp_path: Path) -> None:
 
 
 @UNTRACKED
-@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "adamw:foreach", "adamw:plain"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adafactor", "adamw:foreach", *[pytest.param(name, marks=SLOW) for name in ("sgd", "adamw:plain")]],
+)
 def test_optimizers_take_what_the_trace_says(tmp_path: Path, optimizer: str) -> None:
     name, _, impl = optimizer.partition(":")
     assert abs(difference(encoder(tmp_path, "bert", optimizer=name), impl=impl)) <= 0.001
@@ -150,7 +156,11 @@ def test_optimizers_take_what_the_trace_says(tmp_path: Path, optimizer: str) -> 
 # DeBERTa shares its relative embeddings between layers, which reentrant autograd cannot go through twice.
 @pytest.mark.parametrize(
     ("architecture", "reentrant"),
-    [("bert", False), ("bert", True), ("modernbert", False), ("modernbert", True), ("deberta-v3", False)],
+    [
+        ("bert", True),
+        ("deberta-v3", False),
+        *[pytest.param(*case, marks=SLOW) for case in (("bert", False), ("modernbert", False), ("modernbert", True))],
+    ],
 )
 def test_checkpointed_steps_take_what_the_trace_says(tmp_path: Path, architecture: str, reentrant: bool) -> None:
     # The rest is the random state that is put aside for each layer, which a trace has none of.
@@ -160,7 +170,7 @@ def test_checkpointed_steps_take_what_the_trace_says(tmp_path: Path, architectur
 
 @PEFT_ASKS
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("architecture", [pytest.param("llama", marks=SLOW), "qwen2"])
 def test_adapters_take_what_the_trace_says(tmp_path: Path, architecture: str, precision: str) -> None:
     assert abs(difference(decoder(tmp_path, architecture, precision))) <= 0.001
 
