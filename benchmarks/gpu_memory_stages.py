@@ -10,9 +10,10 @@ import torch
 import transformers
 from gpu_memory_cases import parse
 
-from dryfit.calibration import allocator_of, planned
+from dryfit.calibration import planned
 from dryfit.core.calibration import MemoryCase, Observation
 from dryfit.core.plan import DeviceSpec
+from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.calibrate import comparison
 from dryfit.memory.constants import device_constants
 from dryfit.memory.estimate import Device
@@ -138,7 +139,7 @@ def capped(line: str, out: Path, factor: float) -> dict[str, Any]:
     lines = (out / "results.jsonl").read_text(encoding="utf-8").splitlines()
     plan = [one for one in map(json.loads, lines) if (one["name"], one["stage"]) == (entry.case.name, "plan")][-1]
     allocator: Any = torch._C._accelerator_setAllocatorSettings
-    allocator(f"expandable_segments:{allocator_of(entry.case).expandable_segments}")
+    allocator(f"expandable_segments:{AllocatorSettings.of(entry.case.allocator).expandable_segments}")
     cap_bytes = int(plan["min_cap_bytes"] * factor)
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / device_spec().capacity_bytes))
     meter = CudaMeter()
@@ -153,7 +154,9 @@ def capped(line: str, out: Path, factor: float) -> dict[str, Any]:
 def planned_on(case: MemoryCase, out: Path) -> Device:
     """The device with its built-in constants."""
     spec = DeviceSpec.model_validate_json((out / "device.json").read_text(encoding="utf-8"))
-    return Device(spec, device_constants(spec, torch.__version__), allocator_of(case), torch.__version__)
+    return Device(
+        spec, device_constants(spec, torch.__version__), AllocatorSettings.of(case.allocator), torch.__version__
+    )
 
 
 def history_of(case: MemoryCase, out: Path) -> Path:

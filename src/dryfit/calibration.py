@@ -12,7 +12,6 @@ from dryfit.core.calibration import CaseComparison, MemoryCase, Observation
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.memory import Confidence, MemoryPlan
-from dryfit.core.plan import Allocator
 from dryfit.core.wire import CalibrateRequest, CalibrateResult, ChildResult, Phase, read_model, write_model
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.calibrate import calibration_of, comparison, measured_workspace
@@ -62,11 +61,6 @@ def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
     return estimate(source, work, device), run_of(source, work, (train.max_length,) * 3, device)
 
 
-def allocator_of(case: MemoryCase) -> AllocatorSettings:
-    """How the allocator of a case is set."""
-    return AllocatorSettings(expandable_segments=case.allocator is Allocator.EXPANDABLE)
-
-
 def _measured(case: MemoryCase, folder: Path) -> CalibrateResult:
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
@@ -92,7 +86,9 @@ def _compared(folder: Path, channel: ChildChannel) -> CalibrateResult:
     for one in observations:
         # The plan is the one that will be made once this calibration is known: with its workspace, not the table's.
         constants = DeviceConstants(one.context_bytes, workspace_bytes, Confidence.CALIBRATED)
-        plan, run = planned(one.case, Device(one.device, constants, allocator_of(one.case), torch.__version__))
+        plan, run = planned(
+            one.case, Device(one.device, constants, AllocatorSettings.of(one.case.allocator), torch.__version__)
+        )
         history = folder / f"{one.case.name}.pickle"
         recorded = read_snapshot(history) if history.exists() else None
         comparisons.append(comparison(one, plan, run, recorded))

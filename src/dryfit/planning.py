@@ -1,7 +1,7 @@
 """Child job PLAN: the memory of trials on a device, before anything runs on it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +9,8 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
-from dryfit.core.plan import Allocator, ExecutionSettings
+from dryfit.core.memory_key import memory_key
+from dryfit.core.plan import ExecutionSettings
 from dryfit.core.settings import ModelSettings, Task
 from dryfit.core.wire import ChildResult, Phase, PlanAnswer, PlanRequest, PlanResult, PlanSubject, StudyTokens
 from dryfit.memory.allocator_settings import AllocatorSettings
@@ -27,7 +28,7 @@ from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.optim import cannot_offload, implementations
-from dryfit.train.tracer import StepTracer
+from dryfit.train.tracer import StepTracer, any_shape
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _KINDS = {Task.CRITERIA: Kind.ENCODER, Task.CAUSAL_LM: Kind.CAUSAL_LM}
@@ -42,10 +43,11 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
     planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)))
-    planner.prepare()
+    trials = [planner.trial(subject) for subject in body.subjects]
+    planner.prepare(trials)
     answers: list[PlanAnswer] = []
-    for subject in body.subjects:
-        answers.append(planner.answer(subject))
+    for subject, trial in zip(body.subjects, trials, strict=True):
+        answers.append(planner.answer(subject, trial))
         channel.beat()
     return ChildResult(plan=PlanResult(answers=tuple(answers)), error=None)
 
@@ -56,25 +58,27 @@ class _Planner:
 
     body: PlanRequest
     store: TraceStore
-    sources: dict[str, SegmentSource] = field(default_factory=dict[str, SegmentSource])
+    sources: dict[tuple[ModelSettings, str], SegmentSource] = field(
+        default_factory=dict[tuple[ModelSettings, str], SegmentSource]
+    )
     lengths: dict[tuple[str, int], Lengths] = field(default_factory=dict[tuple[str, int], Lengths])
 
-    def prepare(self) -> None:
+    def prepare(self, trials: Sequence[Trial]) -> None:
         """Say which batches will be asked for, so that a whole space needs few traces."""
-        if len(self.body.subjects) == 1:
+        if len(trials) == 1:
             return
-        for subject in self.body.subjects:
-            trial, source = self.trial(subject), self.source(subject)
+        for subject, trial in zip(self.body.subjects, trials, strict=True):
+            source = self.source(subject)
             rows = min(self.body.wishes.micro_batch or trial.effective_batch, trial.effective_batch)
             for length in trial.lengths.candidates:
                 source.prepare(SegmentKind.BATCH, [Shape(trial.effective_batch, length)])
                 source.prepare(SegmentKind.MICRO_FIRST, [Shape(rows, length)])
                 source.prepare(SegmentKind.EVALUATE, [Shape(trial.evaluation_rows(rows), length)])
 
-    def answer(self, subject: PlanSubject) -> PlanAnswer:
+    def answer(self, subject: PlanSubject, trial: Trial) -> PlanAnswer:
         """Plan one subject."""
         return climb(
-            self.trial(subject),
+            trial,
             self.body.wishes,
             self.source(subject),
             self.device(),
@@ -123,11 +127,11 @@ class _Planner:
         )
 
     def source(self, subject: PlanSubject) -> SegmentSource:
-        """Segments of a subject."""
-        tracer = self.tracer(subject)
-        if tracer.key not in self.sources:
-            self.sources[tracer.key] = SegmentSource(tracer, self.store)
-        return self.sources[tracer.key]
+        """Segments of a subject: one source for all that differ in batch size and length alone."""
+        step = (subject.settings.model, memory_key(any_shape(subject)))
+        if step not in self.sources:
+            self.sources[step] = SegmentSource(self.tracer(subject), self.store)
+        return self.sources[step]
 
     def tracer(self, subject: PlanSubject) -> StepTracer:
         """Traces a subject as the request's device and wishes have it."""
@@ -158,7 +162,7 @@ def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]
     for name in _ALLOCATOR_VARIABLES:
         if environment.get(name):
             return AllocatorSettings.parse(environment[name])
-    return AllocatorSettings(expandable_segments=wishes.allocator is Allocator.EXPANDABLE)
+    return AllocatorSettings.of(wishes.allocator)
 
 
 def _row_lengths(tokens: StudyTokens | None, model: ModelSettings, max_length: int) -> list[int] | None:

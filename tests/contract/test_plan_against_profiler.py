@@ -16,8 +16,7 @@ from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
 from dryfit.core.wire import PlanSubject
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.tracer import Variant
-from dryfit.meta.filling import materialise
-from dryfit.meta.walk import put, slots
+from dryfit.train.observing import fill
 from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.subjects import step_parts
@@ -58,23 +57,11 @@ def decoder(folder: Path, architecture: str, precision: str = "fp32") -> PlanSub
     return PlanSubject(task=Task.CAUSAL_LM, settings=parsed, lora=lora)
 
 
-def fill(model: torch.nn.Module, subject: PlanSubject) -> None:
-    """Give a model memory."""
-    if subject.task is Task.CRITERIA:
-        materialise(model, device="cpu", missing="init")
-        return
-    for slot in slots(model):
-        value: Any = torch.randn(slot.tensor.shape).mul_(0.02).to(slot.tensor.dtype)
-        if isinstance(slot.tensor, torch.nn.Parameter):
-            value = torch.nn.Parameter(value, requires_grad=slot.tensor.requires_grad)
-        put(slot, value)
-
-
 def measured_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> int:
     """What the third step of real training takes beside what lives before it."""
     torch.manual_seed(0)
     parts = step_parts(subject, checkpointing=variant.checkpointing, reentrant=reentrant)
-    fill(parts.model, subject)
+    fill(parts.model, "cpu")
     rehearsal = Rehearsal(parts, "cpu", OptimizerPlan(impl=variant.optimizer_impl))
     batch = rehearsal.batch(SHAPE)
     for name, values in batch.items():

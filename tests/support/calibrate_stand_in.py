@@ -5,13 +5,14 @@ from pathlib import Path
 
 import torch
 
-from dryfit.calibration import allocator_of, planned
 from dryfit.calibration import calibrate as real
+from dryfit.calibration import planned
 from dryfit.core.calibration import Observation, PartPeak
 from dryfit.core.channel import ChildChannel
 from dryfit.core.memory import Confidence
 from dryfit.core.plan import DeviceSpec
 from dryfit.core.wire import CalibrateRequest, CalibrateResult, ChildResult, write_model
+from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import DeviceConstants
 from dryfit.memory.estimate import Device
 from snapshots import snapshot_of
@@ -27,7 +28,7 @@ def calibrate(body: CalibrateRequest, channel: ChildChannel) -> ChildResult:
     if case is None:
         return real(body, channel)
     constants = DeviceConstants(CONTEXT_BYTES, WORKSPACE_BYTES, Confidence.UNCALIBRATED)
-    plan, run = planned(case, Device(DEVICE, constants, allocator_of(case), torch.__version__))
+    plan, run = planned(case, Device(DEVICE, constants, AllocatorSettings.of(case.allocator), torch.__version__))
     content = snapshot_of(run.blocks.tolist(), run.deltas.tolist(), "expandable_segments:True")
     taken = iter([label for label, delta in zip(run.labels.tolist(), run.deltas.tolist(), strict=True) if delta > 0])
     for entry in content["device_traces"][0]:

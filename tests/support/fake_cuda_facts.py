@@ -24,7 +24,7 @@ from dryfit.memory.recorder import Recorder
 from dryfit.memory.standins import StandIns
 from dryfit.memory.timeline import compose
 from dryfit.memory.tracer import Variant
-from dryfit.meta.walk import put, slots
+from dryfit.meta.walk import put_all
 from dryfit.train import tracer as tracing
 from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
@@ -96,11 +96,7 @@ def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
         stand_ins.number = 0 if now in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
 
     with FakeDevice("cuda").active(), stand_ins, recorder, recorder.segment() as record:
-        for slot in slots(parts.model):
-            old = slot.tensor
-            new: Any = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cuda")
-            put(slot, nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new)
-            del new
+        put_all(parts.model, lambda old: torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cuda"))
         rehearsal = Rehearsal(parts, "cuda", OptimizerPlan(impl=variant.optimizer_impl, modelled=True))
         for _ in range(2):
             phase(StepPhase.FORWARD)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from dryfit.core.errors import ConfigError
+from dryfit.core.plan import Allocator
 
 MIB = 2**20
 MIN_BLOCK_BYTES = 512
@@ -73,6 +74,11 @@ class AllocatorSettings:
     large_segment_bytes: int = 20 * MIB
     max_non_split_rounding_bytes: int = 20 * MIB
     memory_fraction: float | None = None
+
+    @staticmethod
+    def of(allocator: Allocator) -> "AllocatorSettings":
+        """Those that a trial's process has where its user has set nothing."""
+        return AllocatorSettings(expandable_segments=allocator is Allocator.EXPANDABLE)
 
     @staticmethod
     def parse(text: str) -> "AllocatorSettings":

@@ -38,7 +38,6 @@ class AttentionCall:
 
     Attributes:
         width: Of the query's heads; ``value_width`` of the value's.
-        grouped: Query and key differ in their number of heads.
         trains: A gradient will be asked for.
     """
 
@@ -47,7 +46,6 @@ class AttentionCall:
     value_width: int
     has_mask: bool
     dropout: float
-    grouped: bool
     trains: bool
 
 
@@ -116,7 +114,6 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[None]:
             value_width=value.shape[-1],
             has_mask=attn_mask is not None,
             dropout=dropout_p,
-            grouped=enable_gqa and query.shape[-3] != key.shape[-3],
             trains=torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)),
         )
         backend = choose_backend(call, capability)

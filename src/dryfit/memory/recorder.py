@@ -41,7 +41,6 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         in_place.nobody_else()  # measured now: it cannot be inside of a backward pass
         self.phase = StepPhase.LOAD
-        self.operators: list[tuple[StepPhase, str]] | None = None
         self._device = device
         self._kernels = kernels
         self._modules: list[str] = []
@@ -61,8 +60,6 @@ class Recorder(TorchDispatchMode):
         segment = self._segment
         if segment is None:
             return out
-        if self.operators is not None:
-            self.operators.append((self.phase, str(func)))
         label = None
         if self.phase is StepPhase.FORWARD:
             self._places.note(self._module())

@@ -1,7 +1,7 @@
 """Every place of a module that holds a tensor: found, named and replaced one by one."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, StrEnum, auto
 from functools import lru_cache
@@ -108,6 +108,27 @@ def put(slot: Slot, tensor: torch.Tensor) -> None:
             # Past the module's own __setattr__, which would register a parameter it is given.
             table = vars(slot.owner)
             table[key] = _replaced(table[key], slot.path[1:], tensor) if len(slot.path) > 1 else tensor
+
+
+def put_all(module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[Slot, torch.Tensor]]:
+    """Replace every tensor of a module by a new one; ties stay ties, and parameters parameters.
+
+    Args:
+        module: Changed in place.
+        make: A new tensor for an old one; a plain one for a parameter too.
+
+    Returns:
+        Each place as it was found, with the tensor it holds now.
+    """
+    found = slots(module)  # holds the old tensors, so that no new one has an old one's id
+    made: dict[int, torch.Tensor] = {}
+    for slot in found:
+        old = slot.tensor
+        if id(old) not in made:
+            new: Any = make(old)
+            made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+        put(slot, made[id(old)])
+    return [(slot, made[id(slot.tensor)]) for slot in found]
 
 
 def current(slot: Slot) -> torch.Tensor:

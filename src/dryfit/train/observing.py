@@ -19,7 +19,7 @@ from dryfit.core.memory import StepPhase
 from dryfit.core.plan import Allocator, DeviceSpec
 from dryfit.memory.events import Shape
 from dryfit.memory.timeline import BLOCK_BYTES
-from dryfit.meta.walk import put, slots
+from dryfit.meta.walk import put_all
 from dryfit.tasks.base import Batch
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.optim import OptimizerPlan
@@ -153,12 +153,7 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
 
 def fill(model: nn.Module, device: str) -> None:
     """Give a model memory on a device: small random weights, zeros where numbers are whole. Ties stay ties."""
-    places = slots(model)
-    placed: dict[int, torch.Tensor] = {}
-    for slot in places:
-        if id(slot.tensor) not in placed:
-            placed[id(slot.tensor)] = _values(slot.tensor, device)
-        put(slot, placed[id(slot.tensor)])
+    put_all(model, lambda old: _values(old, device))
 
 
 def device_spec() -> DeviceSpec:
@@ -209,12 +204,8 @@ def _blocks(tensor: torch.Tensor) -> int:
 
 
 def _values(old: torch.Tensor, device: str) -> torch.Tensor:
-    new: Any = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
-    if old.is_floating_point():
-        new.normal_(0, _SCALE)
-    else:
-        new.zero_()
-    return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+    new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
+    return new.normal_(0, _SCALE) if old.is_floating_point() else new.zero_()
 
 
 def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:

@@ -20,9 +20,7 @@ from dryfit.memory.events import Shape
 from dryfit.tasks.base import MODEL_INPUTS, Batch
 from dryfit.train.optim import OptimizerPlan
 from dryfit.train.step import backward_batch
-from dryfit.train.subjects import StepParts
-
-_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+from dryfit.train.subjects import DTYPES, StepParts
 
 
 class Rehearsal:
@@ -39,11 +37,10 @@ class Rehearsal:
         self.device = device
         self.plan = plan
         precision = parts.settings.train.precision
-        self._dtype = _DTYPES.get(precision)
         self.scaler = torch.amp.GradScaler(device) if precision is Precision.FP16 else None  # pyright: ignore
         self.optimizer: torch.optim.Optimizer | None = None
-        if self._dtype is not None:
-            _autocast_forward(parts.model, device, self._dtype)
+        if precision is not Precision.FP32:
+            _autocast_forward(parts.model, device, DTYPES[precision])
 
     def batch(self, shape: Shape) -> Batch:
         """A batch on the device, its values unset."""

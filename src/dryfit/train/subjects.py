@@ -21,7 +21,7 @@ from dryfit.tasks.losses import ClassificationLoss
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim import OptimizerPlan, make_optimizer
 
-_DTYPES = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+DTYPES = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _causal_lm(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) ->
 
 def _frozen_in(adapted: nn.Module, lora: LoraSettings) -> nn.Module:
     """Give the frozen weights their number format; adapters stay in fp32."""
-    dtype = _DTYPES[lora.base]
+    dtype = DTYPES[lora.base]
     for parameter in adapted.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)

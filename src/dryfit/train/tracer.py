@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 import transformers
@@ -22,7 +22,7 @@ from dryfit.memory.recorder import Recorder
 from dryfit.memory.standins import StandIns
 from dryfit.memory.tracer import Variant
 from dryfit.meta.catalogue import planning_config
-from dryfit.meta.walk import SlotKind, put, slots
+from dryfit.meta.walk import SlotKind, put_all
 from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.subjects import StepParts, step_parts
@@ -55,16 +55,10 @@ class StepTracer:
 
     @cached_property
     def _key(self) -> str:
-        settings = self._subject.settings
-        anything = {
-            "model": settings.model.model_copy(update={"name": "any", "revision": None}),
-            "train": settings.train.model_copy(update={"batch_size": 1, "max_length": 8}),
-        }
-        step = self._subject.model_copy(update={"settings": settings.model_copy(update=anything)})
         facts = {
             "format": _FORMAT,
-            "step": memory_key(step),
-            "config": planning_config(settings.model).to_json_string(use_diff=False),
+            "step": memory_key(any_shape(self._subject)),
+            "config": planning_config(self._subject.settings.model).to_json_string(use_diff=False),
             "device": [self._spec.kind, *self._spec.capability],
             "reentrant": self._reentrant,
             "torch": torch.__version__,
@@ -93,6 +87,16 @@ class StepTracer:
             parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant)
             self._stages[checkpointing] = _Stage(parts, self._spec.kind)
         return self._stages[checkpointing]
+
+
+def any_shape(subject: PlanSubject) -> PlanSubject:
+    """The same for all subjects that differ in batch size and length alone; its model has no name, only a config."""
+    settings = subject.settings
+    same = {
+        "model": settings.model.model_copy(update={"name": "any", "revision": None}),
+        "train": settings.train.model_copy(update={"batch_size": 1, "max_length": 8}),
+    }
+    return subject.model_copy(update={"settings": settings.model_copy(update=same)})
 
 
 # What a model's own code may raise when it meets a tensor without values.
@@ -172,16 +176,10 @@ class _Stage:
     def _place(self, device: str) -> None:
         """Put a fake tensor of the device in every place; ties stay ties."""
         self._phase(StepPhase.LOAD)
-        placed: dict[int, torch.Tensor] = {}
-        for slot in slots(self._model):
-            old = slot.tensor
-            if id(old) not in placed:
-                placed[id(old)] = _like(old, device)
-            put(slot, placed[id(old)])
-            category = MemoryCategory.WEIGHTS
-            if slot.kind is SlotKind.PARAMETER and old.requires_grad and "lora_" in slot.name:
-                category = MemoryCategory.ADAPTERS
-            self._recorder.name(placed[id(old)], f"weight:{slot.name}", category)
+        for slot, tensor in put_all(self._model, lambda old: _like(old, device)):
+            is_adapter = slot.kind is SlotKind.PARAMETER and tensor.requires_grad and "lora_" in slot.name
+            category = MemoryCategory.ADAPTERS if is_adapter else MemoryCategory.WEIGHTS
+            self._recorder.name(tensor, f"weight:{slot.name}", category)
 
     def _batch(self, shape: Shape) -> Segment:
         self._phase(StepPhase.FORWARD)
@@ -258,5 +256,4 @@ class _Stage:
 
 
 def _like(old: torch.Tensor, device: str) -> torch.Tensor:
-    fake: Any = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
-    return nn.Parameter(fake, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else fake
+    return torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)

@@ -7,9 +7,7 @@ import torch
 
 from dryfit.memory.attention import AttentionCall, Backend, choose_backend
 
-PLAIN = AttentionCall(
-    dtype=torch.bfloat16, width=64, value_width=64, has_mask=False, dropout=0.1, grouped=False, trains=True
-)
+PLAIN = AttentionCall(dtype=torch.bfloat16, width=64, value_width=64, has_mask=False, dropout=0.1, trains=True)
 FP32 = replace(PLAIN, dtype=torch.float32)
 FP16 = replace(PLAIN, dtype=torch.float16)
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from dryfit.meta.walk import Slot, SlotKind, current, leaks, put, slots
+from dryfit.meta.walk import Slot, SlotKind, current, leaks, put, put_all, slots
 
 Pair = namedtuple("Pair", "left right")
 
@@ -169,3 +169,18 @@ def test_names_are_those_of_a_state_dict_on_real_architectures() -> None:
 def test_the_cells_of_a_recurrent_module_are_ties() -> None:
     found = by_name(nn.LSTM(2, 3))
     assert found["_flat_weights[0]"].tensor is found["weight_ih_l0"].tensor
+
+
+def test_putting_all_keeps_ties_and_what_is_a_parameter() -> None:
+    module = nn.ModuleDict({"one": nn.Linear(3, 3), "two": nn.Linear(3, 3)})
+    module["two"].weight = module["one"].weight
+    module["one"].bias.requires_grad_(False)
+    module.register_buffer("scale", torch.ones(2))
+    before = {slot.name: slot.tensor for slot in slots(module)}
+    put_all(module, torch.zeros_like)
+    assert module["two"].weight is module["one"].weight
+    assert isinstance(module["one"].weight, nn.Parameter)
+    assert not module["one"].bias.requires_grad
+    after = {slot.name: slot.tensor for slot in slots(module)}
+    assert after.keys() == before.keys()
+    assert all(after[name] is not before[name] and not after[name].any() for name in before)
