@@ -80,7 +80,6 @@ def plan(
     """Say whether trials fit a device, without a GPU; exit status 1 where they do not, or it is unknown."""
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_plan, print_space
-    from dryfit.core.memory import VerdictKind
     from dryfit.report.plan_view import plan_view, space_view
     from dryfit.study.plans import plan_one, plan_space
 
@@ -98,7 +97,7 @@ def plan(
     else:
         answer = plan_one(asked, on_note, ladder=preset is not None if ladder is None else ladder)
         print_json(plan_view(answer)) if as_json else print_plan(answer)
-        fits = answer.verdict in (VerdictKind.FITS, VerdictKind.FITS_WITH)
+        fits = answer.verdict.fits
     raise typer.Exit(ExitStatus.DONE if fits else ExitStatus.ANSWER_IS_NO)
 
 

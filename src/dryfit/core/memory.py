@@ -66,6 +66,11 @@ class VerdictKind(StrEnum):
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
+    @property
+    def fits(self) -> bool:
+        """Whether the trial fits, as asked or with changes that keep the experiment."""
+        return self in (VerdictKind.FITS, VerdictKind.FITS_WITH)
+
 
 class PeakAt(Settings):
     """Where the most memory is allocated.

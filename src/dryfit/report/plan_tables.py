@@ -140,7 +140,7 @@ def space_lines(plan: SpacePlan) -> list[str]:
         [cell for cell in plan.cells if _values(cell, plan.varied) == point]
         for point in _distinct(plan.cells, plan.varied)
     ]
-    fitting = sum(any(_fits(cell) for cell in cells) for cells in groups)
+    fitting = sum(any(cell.answer.verdict.fits for cell in cells) for cells in groups)
     lines = [f"{fitting} of {len(groups)} combinations fit {plan.device.name} ({size}), {plan.planner_s:.1f} s"]
     if plan.kept:
         kept = ", ".join(f"{name} = {value_text(value)}" for name, value in plan.kept.items())
@@ -168,10 +168,6 @@ def _distinct(cells: Sequence[PlannedCell], keys: Sequence[str]) -> list[tuple[S
     return list(dict.fromkeys(_values(cell, keys) for cell in cells))
 
 
-def _fits(cell: PlannedCell) -> bool:
-    return cell.answer.verdict in (VerdictKind.FITS, VerdictKind.FITS_WITH)
-
-
 def _unknown(cell: PlannedCell) -> bool:
     return cell.answer.verdict is VerdictKind.UNKNOWN
 
@@ -180,7 +176,7 @@ def _cells_text(cells: Sequence[PlannedCell]) -> str:
     """The mildest way in which one of the cells, without and with checkpointing, fits."""
     if not cells:
         return "-"  # the combination cannot be drawn
-    fitting = [cell for cell in cells if _fits(cell)]
+    fitting = [cell for cell in cells if cell.answer.verdict.fits]
     if fitting:
         return _choice_text(min(fitting, key=_mildness))
     needs = [

@@ -38,7 +38,7 @@ def plan_totals(state: StudyState) -> Plans | None:
     verdicts = [plan.answer.verdict for plan in plans]
     ratios = [ratio for trial in state.trials if (ratio := observed_over_planned(trial)) is not None]
     return Plans(
-        planned=sum(verdict in (VerdictKind.FITS, VerdictKind.FITS_WITH) for verdict in verdicts),
+        planned=sum(verdict.fits for verdict in verdicts),
         refused=verdicts.count(VerdictKind.REFUSED),
         unknown=verdicts.count(VerdictKind.UNKNOWN),
         out_of_memory=sum(plan.misses for plan in plans if plan.answer.verdict is not VerdictKind.UNKNOWN),

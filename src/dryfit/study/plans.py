@@ -107,7 +107,7 @@ class SpacePlan:
     @property
     def fits(self) -> bool:
         """Whether anything fits."""
-        return any(cell.answer.verdict in (VerdictKind.FITS, VerdictKind.FITS_WITH) for cell in self.cells)
+        return any(cell.answer.verdict.fits for cell in self.cells)
 
 
 def plan_one(asked: PlanInput, on_note: OnNote, *, ladder: bool = False) -> PlanAnswer:
