@@ -22,9 +22,9 @@ from itertools import product
 from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.plan import DeviceSpec, ExecutionSettings
+from dryfit.core.jobs import PlanRequest
+from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings import LoraSettings, Task, TrialSettings
-from dryfit.core.wire import PlanRequest, PlanSubject
 from dryfit.planning import plan
 from dryfit.runtime.spec import PRELOAD
 

@@ -36,7 +36,10 @@ CATCHES_EVERYTHING: dict[str, str] = {
 }
 IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit": "the public names load lazily, so that the command line never imports torch",
-    "dryfit.cli.app": "commands import what they need: help stays fast",
+    "dryfit.cli.app": "errors are printed by what is imported then: help stays fast",
+    "dryfit.cli.models": "commands import what they need: help stays fast",
+    "dryfit.cli.planning": "commands import what they need: help stays fast",
+    "dryfit.cli.studies": "commands import what they need: help stays fast",
     "dryfit.meta.adapters": "PEFT is an optional extra",
     "dryfit.runtime.child": "resolves a job's entry point in the child only",
     "dryfit.runtime.forkserver": "the fork server imports the compute plane, nobody else may",
@@ -44,7 +47,18 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
 }
 
 CONTROL_PLANE = ("core", "config", "store", "starter", "search", "runtime", "study", "report", "cli")
-HEAVY = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sklearn", "scipy", "pandas", "pyarrow")
+HEAVY = (
+    "torch",
+    "torchmetrics",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "datasets",
+    "sklearn",
+    "scipy",
+    "pandas",
+    "pyarrow",
+)
 
 
 def module_name(path: Path) -> str:

@@ -11,8 +11,9 @@ import torch
 from dryfit.core.calibration import CaseComparison, MemoryCase, Observation
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.jobs import CalibrateRequest, CalibrateResult, ChildResult
 from dryfit.core.memory import Confidence, MemoryPlan
-from dryfit.core.wire import CalibrateRequest, CalibrateResult, ChildResult, Phase, read_model, write_model
+from dryfit.core.wire import Phase, read_model, write_model
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.calibrate import calibration_of, comparison, measured_workspace
 from dryfit.memory.constants import DeviceConstants, write_calibration

@@ -9,10 +9,11 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
+from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.core.memory_key import memory_key
-from dryfit.core.plan import ExecutionSettings
+from dryfit.core.plan import ExecutionSettings, PlanSubject
 from dryfit.core.settings import ModelSettings, Task
-from dryfit.core.wire import ChildResult, Phase, PlanAnswer, PlanRequest, PlanResult, PlanSubject, StudyTokens
+from dryfit.core.wire import Phase
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations
 from dryfit.memory.estimate import Device, Lengths

@@ -8,9 +8,10 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.jobs import CheckRequest, CheckResult, ChildResult, ResolveRequest, ResolveResult, SplitFacts
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.settings import Precision
-from dryfit.core.wire import CheckRequest, CheckResult, ChildResult, Phase, ResolveRequest, ResolveResult, SplitFacts
+from dryfit.core.wire import Phase
 from dryfit.meta.source import model_identity
 from dryfit.tasks.health import folder_health
 from dryfit.tasks.prepare import cache_tokens

@@ -14,8 +14,8 @@ import dryfit
 import plan_stand_in
 import tiny
 from dryfit.core.errors import ConfigError
+from dryfit.core.jobs import ENTRY_POINTS, Job
 from dryfit.core.memory import VerdictKind
-from dryfit.core.wire import ENTRY_POINTS, Job
 from study_runs import command, run, write_study
 
 SUPPORT = Path(plan_stand_in.__file__).parent

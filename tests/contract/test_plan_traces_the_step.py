@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tiny
+from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import Task
-from dryfit.core.wire import PlanSubject
 from dryfit.train import loop
 from dryfit.train.optim import optimizer_plan
 from dryfit.train.rehearsal import Rehearsal

@@ -9,8 +9,9 @@ import pytest
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import InternalError
 from dryfit.core.failure import FailureKind
+from dryfit.core.jobs import StopReason
 from dryfit.core.trial import MetricPoint
-from dryfit.core.wire import STACKS_FILE, Note, Report, Started, StopReason, Verdict
+from dryfit.core.wire import STACKS_FILE, Note, Report, Started, Verdict
 from dryfit.runtime.child import ChildStatus
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest, read_messages

@@ -15,10 +15,10 @@ import plan_jobs
 from dryfit.cli.live import event_line
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action, FailureKind
+from dryfit.core.jobs import Job, PlanAnswer, PlanRequest
 from dryfit.core.memory import VerdictKind
-from dryfit.core.plan import DeviceKind, DeviceSpec
+from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.trial import Outcome
-from dryfit.core.wire import Job, PlanAnswer, PlanRequest, PlanSubject
 from dryfit.report.plans import plan_totals
 from dryfit.report.summary import summarise
 from dryfit.report.tables import trial_story, trials_table

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 import tiny
 import trials
 from dryfit.core.errors import LoadError
+from dryfit.core.jobs import StopReason
 from dryfit.core.load_report import LoadReport, Origin
-from dryfit.core.wire import StopReason
 from dryfit.train import entry
 
 

@@ -13,7 +13,8 @@ import tiny
 import trials
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError
-from dryfit.core.wire import STOP_FILE, Checkpointed, FirstStep, Note, Phase, Progress, StopReason
+from dryfit.core.jobs import StopReason
+from dryfit.core.wire import STOP_FILE, Checkpointed, FirstStep, Note, Phase, Progress
 from dryfit.train.checkpoint import newest_good
 from dryfit.train.entry import train
 

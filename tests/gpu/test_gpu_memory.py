@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dryfit.core.calibration import CaseComparison, MemoryCase
+from dryfit.core.jobs import CalibrateRequest, CalibrateResult
 from dryfit.core.trial import Outcome
-from dryfit.core.wire import CalibrateRequest, CalibrateResult
 from dryfit.memory.constants import read_calibrations
 from dryfit.study.calibrating import calibration_cases
 from dryfit.study.errand import run_alone

@@ -12,9 +12,9 @@ import torch
 
 import tiny
 import trials
+from dryfit.core.jobs import TrainResult
 from dryfit.core.plan import DeviceKind
 from dryfit.core.settings import OptimSettings
-from dryfit.core.wire import TrainResult
 from dryfit.train.optim import OptimizerPlan, make_optimizer
 
 pytestmark = [

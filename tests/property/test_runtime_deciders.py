@@ -12,7 +12,7 @@ from dryfit.core.failure import (
     FailureKind,
     PastFailure,
 )
-from dryfit.core.wire import ChildResult, Job, StopReason, TrainResult
+from dryfit.core.jobs import ChildResult, Job, StopReason, TrainResult
 from dryfit.runtime.faults import classify
 from dryfit.runtime.recovery import decide
 

@@ -9,9 +9,10 @@ from dryfit.calibration import calibrate as real
 from dryfit.calibration import planned
 from dryfit.core.calibration import Observation, PartPeak
 from dryfit.core.channel import ChildChannel
+from dryfit.core.jobs import CalibrateRequest, CalibrateResult, ChildResult
 from dryfit.core.memory import Confidence
 from dryfit.core.plan import DeviceSpec
-from dryfit.core.wire import CalibrateRequest, CalibrateResult, ChildResult, write_model
+from dryfit.core.wire import write_model
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import DeviceConstants
 from dryfit.memory.estimate import Device

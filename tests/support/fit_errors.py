@@ -12,9 +12,8 @@ import warnings
 from collections.abc import Sequence
 from unittest import mock
 
-from dryfit.core.plan import DeviceSpec
+from dryfit.core.plan import DeviceSpec, PlanSubject
 from dryfit.core.settings import LoraSettings, Task, TrialSettings
-from dryfit.core.wire import PlanSubject
 from dryfit.memory.allocator import replay
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.events import Segment, SegmentKind, Shape

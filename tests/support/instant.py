@@ -11,8 +11,9 @@ from typing import Any, cast
 import plan_jobs
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import Evidence
+from dryfit.core.jobs import ChildResult, PlanRequest, PlanResult, TrainRequest
 from dryfit.core.trial import MetricPoint
-from dryfit.core.wire import ChildResult, PlanRequest, PlanResult, Report, Started, TrainRequest, Verdict
+from dryfit.core.wire import Report, Started, Verdict
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.space import Space

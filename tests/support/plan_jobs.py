@@ -13,6 +13,19 @@ from typing import Any
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.failure import ChildFault
+from dryfit.core.jobs import (
+    ENTRY_POINTS,
+    ChildResult,
+    Job,
+    PlanAnswer,
+    PlanRequest,
+    PlanResult,
+    ResolveRequest,
+    ResolveResult,
+    StopReason,
+    TrainRequest,
+    TrainResult,
+)
 from dryfit.core.memory import (
     Effect,
     ExecutionChoice,
@@ -23,22 +36,8 @@ from dryfit.core.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.plan import DeviceKind
+from dryfit.core.plan import DeviceKind, PlanSubject
 from dryfit.core.trial import MetricPoint
-from dryfit.core.wire import (
-    ENTRY_POINTS,
-    ChildResult,
-    Job,
-    PlanAnswer,
-    PlanRequest,
-    PlanResult,
-    PlanSubject,
-    ResolveRequest,
-    ResolveResult,
-    StopReason,
-    TrainRequest,
-    TrainResult,
-)
 
 MIB = 2**20
 UNKNOWN, RAISES, CRASHES = 6, 7, 8

@@ -5,6 +5,7 @@ import signal
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
+from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult
 from dryfit.core.memory import (
     Effect,
     ExecutionChoice,
@@ -16,8 +17,7 @@ from dryfit.core.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.plan import ExecutionSettings
-from dryfit.core.wire import ChildResult, PlanAnswer, PlanRequest, PlanResult, PlanSubject
+from dryfit.core.plan import ExecutionSettings, PlanSubject
 
 GIB = 2**30
 FIXED_BYTES = 2 * GIB

@@ -14,11 +14,12 @@ from pathlib import Path
 from dryfit.config.schema import Isolation
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
+from dryfit.core.jobs import ChildResult, Job, StopReason, TrainRequest, TrainResult
 from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.process import die_with_parent
 from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
 from dryfit.core.trial import MetricPoint, Scalar, TrialConfig
-from dryfit.core.wire import ChildResult, Job, Note, StopReason, TrainRequest, TrainResult
+from dryfit.core.wire import Note
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
 

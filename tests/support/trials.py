@@ -9,20 +9,12 @@ from safetensors.torch import load_file
 
 import tiny
 from dryfit.core.channel import ChildChannel
+from dryfit.core.jobs import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
 from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
 from dryfit.core.tail import LineTail
 from dryfit.core.trial import MetricPoint, TrialConfig
-from dryfit.core.wire import (
-    MESSAGE,
-    MESSAGES_FILE,
-    Message,
-    ResolveRequest,
-    ResolveResult,
-    StopReason,
-    TrainRequest,
-    TrainResult,
-)
+from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Message
 from dryfit.preflight import resolve
 from dryfit.train.entry import train
 

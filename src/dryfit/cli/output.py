@@ -12,9 +12,9 @@ from rich.text import Text
 from dryfit.api import TuneResult
 from dryfit.core.errors import DryfitError, InternalError
 from dryfit.core.health import Health
+from dryfit.core.jobs import CalibrateResult, PlanAnswer
 from dryfit.core.memory import VerdictKind
 from dryfit.core.trial import Outcome
-from dryfit.core.wire import CalibrateResult, PlanAnswer
 from dryfit.report.calibrations import calibration_lines, calibration_table
 from dryfit.report.health import health_table, verdict
 from dryfit.report.plan_tables import (

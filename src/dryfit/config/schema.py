@@ -34,6 +34,12 @@ class StudySettings(Settings):
     seed: int = Field(default=0, ge=0, lt=2**31, description="seed of everything")
     metric: Metric = Field(default=Metric.F1_MACRO, description="what is optimised, on the validation rows")
     direction: Direction | None = Field(default=None, description="maximize or minimize; unset: what the metric wants")
+    also: tuple[Metric, ...] = Field(
+        default=(), description="further metrics optimised at the same time; the result is then a Pareto front"
+    )
+    also_directions: tuple[Direction, ...] | None = Field(
+        default=None, description="a direction for each of `also`; unset: what each metric wants"
+    )
     max_hours: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="stop after so many hours of running"
     )

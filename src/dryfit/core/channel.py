@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from dryfit.core.jobs import ChildResult, StopReason
 from dryfit.core.trial import MetricPoint
 from dryfit.core.wire import (
     BEAT_FILE,
@@ -12,11 +13,9 @@ from dryfit.core.wire import (
     RESULT_FILE,
     STOP_FILE,
     VERDICT_FILE,
-    ChildResult,
     Message,
     Note,
     Report,
-    StopReason,
     Verdict,
     read_model,
     write_model,

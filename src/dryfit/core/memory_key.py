@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dryfit.core.wire import PlanSubject, canonical_json
+from dryfit.core.plan import PlanSubject
+from dryfit.core.wire import canonical_json
 
 IRRELEVANT: Final = frozenset(
     {

@@ -14,6 +14,13 @@ Scalar: TypeAlias = bool | int | float | str | None
 """A value of the search space: what TOML and JSON can both hold."""
 
 
+class Goal(Settings):
+    """One of the values that a study optimises."""
+
+    name: str
+    direction: Direction
+
+
 class TrialConfig(Settings):
     """Everything that changes a trial's result. Two trials with one fingerprint compute the same thing.
 
@@ -21,6 +28,7 @@ class TrialConfig(Settings):
         number: The trial's number in its study, from 0.
         settings: The resolved tables, searched values included.
         params: The searched values by public dotted name, a part of ``settings`` repeated for reading.
+        also: Further metrics the study optimises; ``metric`` alone decides which validation is the best.
         seed: Seed of initialisation, dropout and batch order.
         data_fingerprint: Hash of the prepared rows.
     """
@@ -29,6 +37,7 @@ class TrialConfig(Settings):
     task: Task
     metric: Metric
     direction: Direction
+    also: tuple[Metric, ...] = ()
     data: DataSettings
     settings: TrialSettings
     params: dict[str, Scalar]
@@ -87,6 +96,7 @@ class TrialRecord:
         value: The trial's value, None unless it completed.
         reports: Its validations in order.
         system_attrs: What a pruner must remember (ASHA's rungs).
+        also: Its values of the study's further goals, in their order; empty unless it completed.
     """
 
     number: int
@@ -96,6 +106,7 @@ class TrialRecord:
     value: float | None = None
     reports: tuple[MetricPoint, ...] = ()
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
+    also: tuple[float, ...] = ()
 
 
 def better(value: float, than: float, direction: Direction) -> bool:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dryfit.core.errors import TraceError
+from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import Effect, ExecutionChoice, MemoryPlan, Rung, VerdictKind
 from dryfit.core.plan import ExecutionSettings
 from dryfit.core.units import gib, parse_bytes
-from dryfit.core.wire import PlanAnswer
 from dryfit.memory.estimate import Device, Work, estimate, with_fragmentation
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.rungs import (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from dryfit.core.calibration import Calibration, CaseComparison
+from dryfit.core.jobs import CalibrateResult
 from dryfit.core.units import gib
-from dryfit.core.wire import CalibrateResult
 from dryfit.report.tables import Table
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import Effect, MemoryPlan, Rung, VerdictKind
 from dryfit.core.plan import DeviceKind
 from dryfit.core.trial import Scalar
 from dryfit.core.units import gib
-from dryfit.core.wire import PlanAnswer
 from dryfit.report.plans import choice_text
 from dryfit.report.tables import Table, duration_text, value_text
 from dryfit.study.plans import PlannedCell, SpacePlan

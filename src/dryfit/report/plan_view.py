@@ -2,6 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import (
     Confidence,
     ExecutionChoice,
@@ -14,7 +15,6 @@ from dryfit.core.memory import (
 )
 from dryfit.core.plan import DeviceSpec
 from dryfit.core.trial import Scalar
-from dryfit.core.wire import PlanAnswer
 from dryfit.study.plans import PlannedCell, SpacePlan
 
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from dryfit.core.failure import Evidence
+from dryfit.core.jobs import ChildResult
 from dryfit.core.tail import LineTail
-from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, ChildResult, Message, Started
+from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, Message, Started
 from dryfit.runtime.cgroup import oom_kills, rose
 from dryfit.runtime.fresh import FreshChild
 from dryfit.runtime.harvest import child_log_tail, parse_messages

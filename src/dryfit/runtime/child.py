@@ -24,20 +24,9 @@ from typing import NoReturn, cast
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DryfitError, InternalError
 from dryfit.core.failure import ChildFault
+from dryfit.core.jobs import Body, CalibrateRequest, ChildRequest, ChildResult, ErrorParts, PlanRequest, TrainRequest
 from dryfit.core.process import die_with_parent
-from dryfit.core.wire import (
-    LOG_FILE,
-    STACKS_FILE,
-    Body,
-    CalibrateRequest,
-    ChildRequest,
-    ChildResult,
-    ErrorParts,
-    PlanRequest,
-    Started,
-    TrainRequest,
-    read_model,
-)
+from dryfit.core.wire import LOG_FILE, STACKS_FILE, Started, read_model
 from dryfit.runtime.environment import hide_devices
 
 Entry = Callable[[Body, ChildChannel], object]

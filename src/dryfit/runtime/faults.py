@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dryfit.core.failure import ChildFault, Evidence, Failure, FailureKind
-from dryfit.core.wire import ChildResult, Job, StopReason
+from dryfit.core.jobs import ChildResult, Job, StopReason
 from dryfit.runtime.child import ChildStatus
 
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})

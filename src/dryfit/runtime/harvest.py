@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from dryfit.core.jobs import ChildResult
 from dryfit.core.tail import LineTail
 from dryfit.core.wire import (
     BEAT_FILE,
@@ -13,7 +14,6 @@ from dryfit.core.wire import (
     RESULT_FILE,
     STOP_FILE,
     VERDICT_FILE,
-    ChildResult,
     Message,
     Note,
     read_model,

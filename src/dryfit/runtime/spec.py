@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import Evidence
-from dryfit.core.wire import ENTRY_POINTS, Body, ChildResult, Job, Message
+from dryfit.core.jobs import ENTRY_POINTS, Body, ChildResult, Job
+from dryfit.core.wire import Message
 
 PRELOAD = ("dryfit.train.entry", "dryfit.preflight", "dryfit.planning")
 """Modules the fork server imports once for all children."""

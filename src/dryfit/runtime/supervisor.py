@@ -12,15 +12,8 @@ from typing import Self
 
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import InternalError, MachineError
-from dryfit.core.wire import (
-    REQUEST_FILE,
-    STOP_FILE,
-    VERDICT_FILE,
-    ChildRequest,
-    Note,
-    Verdict,
-    write_model,
-)
+from dryfit.core.jobs import ChildRequest
+from dryfit.core.wire import REQUEST_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict, write_model
 from dryfit.runtime.attempt import DUMP_S, Attempt
 from dryfit.runtime.environment import child_environment
 from dryfit.runtime.faults import CRASH_SIGNALS

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings import Direction, Metric, Task
-from dryfit.core.trial import MetricPoint, Outcome, Scalar
-from dryfit.core.wire import PlanAnswer, ResolveResult, Wire
+from dryfit.core.jobs import PlanAnswer, ResolveResult
+from dryfit.core.settings import Direction, Task
+from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar
+from dryfit.core.wire import Wire
 
 
 class LedgerEvent(Wire):
@@ -28,8 +29,9 @@ class StudyCreated(LedgerEvent):
     id: str
     name: str
     task: Task
-    metric: Metric
+    metric: str
     direction: Direction
+    also: tuple[Goal, ...] = Field(default=(), description="what is optimised beside the metric")
     seed: int
     space: str = Field(description="JSON of the search space the study began with")
 
@@ -169,6 +171,7 @@ class TrialFinished(LedgerEvent):
     number: int
     outcome: Outcome
     value: float | None = None
+    also: tuple[float, ...] = Field(default=(), description="values of the study's further goals, in their order")
     best: int | None = Field(default=None, description="index of the report that gave the value")
     steps: int = 0
     reason: str = ""

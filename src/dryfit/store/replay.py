@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind, PastFailure
+from dryfit.core.jobs import PlanAnswer, ResolveResult
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord, better
-from dryfit.core.wire import PlanAnswer, ResolveResult
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dryfit.config.schema import RuntimeSettings, StudyConfig
+from dryfit.core.jobs import ResolveResult, TrainRequest
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import DeviceKind, plan_execution
 from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Scalar, TrialConfig
-from dryfit.core.wire import ResolveResult, TrainRequest
 from dryfit.runtime.spec import ChildLimits, ChildSpec
 from dryfit.search.fields import apply_params
 from dryfit.search.space import Space

@@ -11,7 +11,8 @@ from pathlib import Path
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import ChildError, error_from_parts
 from dryfit.core.failure import Action, PastFailure
-from dryfit.core.wire import LOG_FILE, Body, ChildResult
+from dryfit.core.jobs import Body, ChildResult
+from dryfit.core.wire import LOG_FILE
 from dryfit.runtime.faults import classify
 from dryfit.runtime.recovery import decide
 from dryfit.runtime.spec import ChildExited, ChildLimits, ChildSpec, SupervisorSettings

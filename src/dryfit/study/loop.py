@@ -5,16 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dryfit.core.failure import Action, Evidence, Failure
+from dryfit.core.jobs import ChildResult
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import Outcome
-from dryfit.core.wire import (
-    Checkpointed,
-    ChildResult,
-    FirstStep,
-    Report,
-    Started,
-    Verdict,
-)
+from dryfit.core.wire import Checkpointed, FirstStep, Report, Started, Verdict
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest, read_messages
 from dryfit.runtime.recovery import decide

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dryfit.core.failure import FailureKind
+from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.trial import Outcome
-from dryfit.core.wire import StopReason, TrainResult
 from dryfit.store.events import Observed, TrialFinished
 from dryfit.store.replay import StudyState, TrialState
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.core.failure import Action, Failure, FailureKind, PastFailure
+from dryfit.core.jobs import Job, PlanAnswer, PlanRequest, ResolveResult, StudyTokens
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.memory_key import memory_key
-from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, UnknownPolicy
+from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, UnknownPolicy
 from dryfit.core.units import parse_bytes
 from dryfit.core.version import VERSION
-from dryfit.core.wire import Job, PlanAnswer, PlanRequest, PlanSubject, ResolveResult, StudyTokens, canonical_json
+from dryfit.core.wire import canonical_json
 from dryfit.runtime.faults import classify
 from dryfit.runtime.recovery import decide
 from dryfit.runtime.spec import ChildExited, ChildSpec

@@ -9,11 +9,11 @@ from typing import Final, TypeAlias
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerError
+from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, ResolveRequest, StudyTokens
 from dryfit.core.memory import VerdictKind
-from dryfit.core.plan import DeviceSpec, ExecutionSettings
+from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings import ModelSettings, Task, TrialSettings
 from dryfit.core.trial import Scalar
-from dryfit.core.wire import ChildResult, PlanAnswer, PlanRequest, PlanSubject, ResolveRequest, StudyTokens
 from dryfit.search.fields import apply_params, setting
 from dryfit.search.space import Space, first_value
 from dryfit.store.layout import StudyLayout

@@ -2,8 +2,8 @@
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import InternalError
+from dryfit.core.jobs import ResolveRequest, ResolveResult
 from dryfit.core.settings import Precision
-from dryfit.core.wire import ResolveRequest, ResolveResult
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.params import enumerated
 from dryfit.search.space import Space

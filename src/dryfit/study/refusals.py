@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import Effect, Rung, VerdictKind
 from dryfit.core.trial import Outcome
 from dryfit.core.units import gib
-from dryfit.core.wire import PlanAnswer
 from dryfit.store.replay import StudyState, TrialState
 
 

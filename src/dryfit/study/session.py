@@ -12,8 +12,9 @@ from dryfit.config.freeze import check_resumable, dump_toml
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import LedgerError, StudyMismatchError
+from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
-from dryfit.core.wire import Message, ResolveResult, write_text_atomic
+from dryfit.core.wire import Message, write_text_atomic
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor

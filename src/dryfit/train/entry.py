@@ -15,8 +15,9 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import InternalError
+from dryfit.core.jobs import ChildResult, TrainRequest, TrainResult
 from dryfit.core.trial import best_point
-from dryfit.core.wire import ChildResult, Note, Phase, TrainRequest, TrainResult
+from dryfit.core.wire import Note, Phase
 from dryfit.meta.source import model_folder
 from dryfit.tasks.classification import CriteriaTask, check_metric
 from dryfit.tasks.prepare import prepared_tokens

@@ -14,11 +14,12 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError
+from dryfit.core.jobs import StopReason, TrainRequest
 from dryfit.core.plan import DeviceKind
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import Precision
 from dryfit.core.trial import MetricPoint, best_point, better
-from dryfit.core.wire import Checkpointed, FirstStep, Phase, Progress, StopReason, TrainRequest
+from dryfit.core.wire import Checkpointed, FirstStep, Phase, Progress
 from dryfit.meta.matching import Wishes
 from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
 from dryfit.tasks.base import Batch, Task

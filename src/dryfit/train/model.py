@@ -5,9 +5,10 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
+from dryfit.core.jobs import TrainRequest
 from dryfit.core.plan import DeviceKind
 from dryfit.core.seeds import derive_seed
-from dryfit.core.wire import TrainRequest, write_text_atomic
+from dryfit.core.wire import write_text_atomic
 from dryfit.meta.construction import build
 from dryfit.meta.filling import materialise
 from dryfit.meta.pretrained import class_cannot_checkpoint, load_encoder

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
-from dryfit.core.wire import PlanSubject
 from dryfit.meta.adapters import new_adapter
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import set_dropouts

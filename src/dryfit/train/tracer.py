@@ -14,8 +14,8 @@ from torch import nn
 from dryfit.core.errors import InternalError, TraceError
 from dryfit.core.memory import MemoryCategory, StepPhase
 from dryfit.core.memory_key import memory_key
-from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.core.wire import PlanSubject, canonical_json
+from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.core.wire import canonical_json
 from dryfit.memory.events import Segment, SegmentKind, Shape
 from dryfit.memory.fake_cuda import FakeDevice
 from dryfit.memory.recorder import Recorder

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dryfit.core.memory_key import IRRELEVANT, NEUTRAL, memory_key
+from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import LoraSettings, Task, TrialSettings
-from dryfit.core.wire import PlanSubject
 
 OTHER: dict[str, Any] = {
     "model.name": "x",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import (
     Effect,
     ExecutionChoice,
@@ -15,7 +16,6 @@ from dryfit.core.memory import (
 )
 from dryfit.core.plan import DeviceSpec, OptimizerImpl
 from dryfit.core.trial import Scalar
-from dryfit.core.wire import PlanAnswer
 from dryfit.report.plan_tables import (
     headline,
     ladder_table,

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from dryfit.core.failure import ChildFault, Evidence, FailureKind
-from dryfit.core.wire import ChildResult, Job, PlanResult, StopReason, TrainResult
+from dryfit.core.jobs import ChildResult, Job, PlanResult, StopReason, TrainResult
 from dryfit.runtime.child import ChildStatus, describe_fault
 from dryfit.runtime.faults import ROWS, classify
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.wire import MARKER_VARIABLE, ChildResult, Note, Phase, TrainResult, write_model
+from dryfit.core.jobs import ChildResult, TrainResult
+from dryfit.core.wire import MARKER_VARIABLE, Note, Phase, write_model
 from dryfit.runtime.cgroup import oom_kills, rose
 from dryfit.runtime.environment import child_environment
 from dryfit.runtime.harvest import child_log_tail, clear, harvest, read_messages

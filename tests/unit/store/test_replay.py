@@ -6,11 +6,11 @@ import pytest
 
 from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
+from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.plan import DeviceSpec
 from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import MetricPoint, Outcome
-from dryfit.core.wire import PlanAnswer
 from dryfit.store.events import (
     EVENT,
     AttemptEnded,

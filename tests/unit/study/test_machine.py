@@ -6,9 +6,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import Outcome
-from dryfit.core.wire import StopReason, TrainResult
 from dryfit.store.events import SessionOpened, StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.replay import StudyState
 from dryfit.study.machine import (

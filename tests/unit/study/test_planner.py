@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import plan_jobs
+from dryfit.core.jobs import PlanAnswer, PlanRequest, ResolveResult
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.plan import (
     Allocator,
@@ -12,11 +13,11 @@ from dryfit.core.plan import (
     DeviceSpec,
     ExecutionSettings,
     OptimizerImpl,
+    PlanSubject,
     UnknownPolicy,
     plan_execution,
 )
 from dryfit.core.settings import OptimSettings, Task, TrainSettings, TrialSettings
-from dryfit.core.wire import PlanAnswer, PlanRequest, PlanSubject, ResolveResult
 from dryfit.store.replay import AttemptState, PlanState, TrialState
 from dryfit.study.machine import Readiness
 from dryfit.study.planner import plan_key, planning_device, readiness_of

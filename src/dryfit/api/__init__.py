@@ -1,0 +1,28 @@
+"""The Python face of dryfit: what each command of the command line does, as a function."""
+
+from dryfit.api.files import layout_of, load_config, space_of, study_file_of
+from dryfit.api.models import check
+from dryfit.api.planning import calibrate, plan, plan_input, plan_space
+from dryfit.api.studies import TuneResult, exit_status, init, open_study, owner, resume, status, stop, trial_of, tune
+
+__all__ = [
+    "TuneResult",
+    "calibrate",
+    "check",
+    "exit_status",
+    "init",
+    "layout_of",
+    "load_config",
+    "open_study",
+    "owner",
+    "plan",
+    "plan_input",
+    "plan_space",
+    "resume",
+    "space_of",
+    "status",
+    "stop",
+    "study_file_of",
+    "trial_of",
+    "tune",
+]

@@ -1,0 +1,60 @@
+"""Which files and folders are meant, and what stands in them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dryfit.config.load import LoadedStudy, load_study_file
+from dryfit.core.errors import ConfigError
+from dryfit.search.space import Space
+from dryfit.store.layout import StudyLayout
+
+
+def load_config(study_file: Path | str, overrides: Sequence[str] = ()) -> LoadedStudy:
+    """Read and check a study file without starting anything.
+
+    Raises:
+        ConfigError: All that is wrong with it, with file and line.
+    """
+    return load_study_file(study_file_of(Path(study_file)), overrides)
+
+
+def space_of(loaded: LoadedStudy) -> Space:
+    """The search space of a study file.
+
+    Raises:
+        ConfigError: A searched key, with the place where it stands.
+    """
+    try:
+        return Space.from_config(loaded.config)
+    except ConfigError as error:
+        places = [loaded.origins.get(f"space.{name}") for name in loaded.config.space if error.doing.endswith(name)]
+        place = next((place for place in places if place), None)
+        doing = f"{error.doing} ({place})" if place else error.doing
+        raise ConfigError(doing, error.found, error.allowed, error.hint) from None
+
+
+def study_file_of(path: Path) -> Path:
+    """The study file meant by a file or folder.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    file = path / "study.toml" if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError(
+            f"looking for a study at {path}",
+            f"there is no file {file}",
+            "a study file, or a folder with a study.toml",
+            f"write one with `dryfit init {path}`",
+        )
+    return file
+
+
+def layout_of(path: Path | str) -> StudyLayout:
+    """Where a study lives: a folder is itself, ``X/study.toml`` lives in ``X``, ``X/name.toml`` in ``X/name``."""
+    file = Path(path)
+    if file.is_dir() or file.suffix != ".toml":
+        return StudyLayout(file.resolve())
+    if file.name in ("study.toml", "frozen.toml"):
+        return StudyLayout(file.parent.resolve())
+    return StudyLayout(file.with_suffix("").resolve())

@@ -1,0 +1,119 @@
+"""What trials will take of a device, without using one; and measuring one."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from dryfit.api.files import layout_of, space_of, study_file_of
+from dryfit.config.checks import Use
+from dryfit.config.load import load_study_file, load_study_text
+from dryfit.core.devices import parse_device
+from dryfit.core.errors import ConfigError
+from dryfit.core.jobs import CalibrateResult, PlanAnswer
+from dryfit.core.plan import DeviceSpec
+from dryfit.core.units import parse_bytes
+from dryfit.starter.preset import preset_text
+from dryfit.store.layout import shared_traces
+from dryfit.study.calibrating import measure_and_compare
+from dryfit.study.devices import first_gpu, named_gpu
+from dryfit.study.plans import OnNote, PlanInput, SpacePlan
+from dryfit.study.plans import plan_one as _plan_one
+from dryfit.study.plans import plan_space as _plan_space
+
+
+def plan(
+    study_file: Path | str | None = None,
+    *,
+    device: str | None = None,
+    overrides: Sequence[str] = (),
+    preset: str | None = None,
+    ladder: bool = False,
+    on_note: OnNote = lambda _: None,
+) -> PlanAnswer:
+    """Say whether a trial with the study's own values fits a device, without using one.
+
+    Args:
+        study_file: A study file or its folder; None: the defaults, or ``preset``. Its data may be missing.
+        device: ``rtx4090``, ``a100-80``, ``24GiB``, ...; None: this machine's first GPU.
+        overrides: ``key=value`` pairs that replace keys of the file; ``execution.*`` keys are kept as given.
+        preset: A study file that comes with dryfit.
+        ladder: Price every change, also where none is needed; slower.
+        on_note: Hears what is being done.
+
+    Raises:
+        ConfigError: A key, a size or the device is wrong, or there is no GPU and none was named.
+        DryfitError: The data or the model is wrong.
+    """
+    asked = plan_input(study_file, device=device, overrides=overrides, preset=preset)
+    return _plan_one(asked, on_note, ladder=ladder)
+
+
+def plan_space(
+    study_file: Path | str | None = None,
+    *,
+    device: str | None = None,
+    overrides: Sequence[str] = (),
+    preset: str | None = None,
+    on_note: OnNote = lambda _: None,
+) -> SpacePlan:
+    """Say which part of a study's search space fits a device. The arguments are as in :func:`plan`.
+
+    Raises:
+        ConfigError: As :func:`plan`; or there are too many combinations.
+        DryfitError: The data or a model is wrong.
+    """
+    return _plan_space(plan_input(study_file, device=device, overrides=overrides, preset=preset), on_note)
+
+
+def plan_input(
+    study_file: Path | str | None, *, device: str | None, overrides: Sequence[str], preset: str | None
+) -> PlanInput:
+    """Read and check what is to be planned; nothing is started.
+
+    Raises:
+        ConfigError: As :func:`plan`.
+    """
+    if study_file is not None and preset is not None:
+        raise ConfigError("planning", f"a study file ({study_file}) and a preset ({preset})", "one of them")
+    layout = None
+    if study_file is not None:
+        loaded = load_study_file(study_file_of(Path(study_file)), overrides, Use.PLAN)
+        layout = layout_of(study_file)
+    elif preset is not None:
+        loaded = load_study_text(preset_text(preset), Path(f"preset {preset}"), overrides, Use.PLAN)
+    else:
+        loaded = load_study_text("", Path("the defaults"), overrides, Use.PLAN)
+    spec = _device(device)
+    limit = loaded.config.execution.memory_limit
+    if limit is not None:
+        spec = spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, parse_bytes(limit))})
+    return PlanInput(loaded.config, space_of(loaded), spec, shared_traces(os.environ, Path.home()), layout)
+
+
+def _device(text: str | None) -> DeviceSpec:
+    found = parse_device(text) if text is not None else first_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if found is None:
+        raise ConfigError(
+            "looking for a device to plan for",
+            "this machine has no GPU that can be seen",
+            "--device with a name or an amount of memory: rtx4090, a100-80, h200, 24GiB",
+        )
+    return found
+
+
+def calibrate(device: str = "cuda:0", *, quick: bool = False, on_note: OnNote = lambda _: None) -> CalibrateResult:
+    """Measure a handful of training steps on a GPU and keep what later plans for its kind of device can use.
+
+    Args:
+        device: ``cuda`` or ``cuda:N``, counted among those that this process may use.
+        quick: Fewer steps.
+        on_note: Hears what is being done.
+
+    Raises:
+        ConfigError: It is no such name.
+        MachineError: There is no such device.
+        ChildError: Nothing could be measured.
+    """
+    visible = named_gpu(device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    keep_in = shared_traces(os.environ, Path.home()).parent
+    return measure_and_compare(visible, keep_in, on_note, quick=quick)

@@ -1,0 +1,182 @@
+"""Studies: begin, run, go on, look at, stop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dryfit.api.files import layout_of, space_of, study_file_of
+from dryfit.config.load import load_study_file
+from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
+from dryfit.core.settings import Task
+from dryfit.core.trial import Outcome
+from dryfit.core.wire import write_text_atomic
+from dryfit.report.summary import StudySummary, summarise
+from dryfit.starter.template import init_folder
+from dryfit.store.layout import StudyLayout
+from dryfit.store.ledger import lock_owner
+from dryfit.store.replay import StudyState, TrialState
+from dryfit.study.machine import End
+from dryfit.study.observers import Observer
+from dryfit.study.refusals import nothing_fits_text
+from dryfit.study.session import SessionResult, read_study, run_session
+from dryfit.study.stops import GRACEFUL, NOW
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """How a run of a study ended.
+
+    Attributes:
+        end: Why it ended.
+        summary: The study in numbers.
+        folder: Where everything lies.
+        status: What the command line exits with.
+        advice: Where nothing fits the device: what came closest, and what would fit.
+    """
+
+    end: End
+    summary: StudySummary
+    folder: Path
+    status: ExitStatus
+    advice: str = ""
+
+
+def init(folder: Path | str, *, task: Task = Task.CRITERIA, force: bool = False) -> list[Path]:
+    """Write a commented ``study.toml`` and a small synthetic data set into ``folder``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ConfigError: A file is already there, and ``force`` is not set; or the task cannot be trained yet.
+    """
+    return init_folder(Path(folder), task=task, force=force)
+
+
+def tune(
+    study_file: Path | str,
+    *,
+    overrides: Sequence[str] = (),
+    trials: int | None = None,
+    folder: Path | str | None = None,
+    observers: Sequence[Observer] = (),
+) -> TuneResult:
+    """Search the hyperparameters of a study, going on where an earlier run stopped.
+
+    Args:
+        study_file: A study file, or a folder with a ``study.toml``.
+        overrides: ``key=value`` pairs that replace keys of the file.
+        trials: The study's total of counted trials; replaces ``study.trials``.
+        folder: Where the study lives; see :func:`layout_of` for the default.
+
+    Raises:
+        DryfitError: It could not run.
+    """
+    path = study_file_of(Path(study_file))
+    loaded = load_study_file(path, _with_total(overrides, trials))
+    layout = StudyLayout(Path(folder).resolve()) if folder is not None else layout_of(path)
+    return _result(run_session(loaded.config, space_of(loaded), layout, observers))
+
+
+def resume(
+    folder: Path | str,
+    *,
+    overrides: Sequence[str] = (),
+    trials: int | None = None,
+    observers: Sequence[Observer] = (),
+) -> TuneResult:
+    """Go on with a study exactly as it was last run, ``--set`` of that run included.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+        DryfitError: It could not run.
+    """
+    layout = layout_of(folder)
+    read_study(layout)
+    loaded = load_study_file(layout.frozen_file, _with_total(overrides, trials))
+    return _result(run_session(loaded.config, space_of(loaded), layout, observers))
+
+
+def open_study(folder: Path | str) -> StudyState:
+    """Read a study, running or not, without owning it.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+    """
+    return read_study(layout_of(folder))
+
+
+def status(folder: Path | str) -> StudySummary:
+    """The study in numbers, whether it runs or not.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+    """
+    return summarise(open_study(folder))
+
+
+def owner(folder: Path | str) -> int | None:
+    """The process that runs the study now; None where nobody does."""
+    return lock_owner(layout_of(folder).lock)
+
+
+def trial_of(state: StudyState, number: int) -> TrialState:
+    """A trial by its number.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if number < len(state.trials):
+        return state.trials[number]
+    raise ConfigError("looking for a trial", f"there is no trial {number}", f"0 to {len(state.trials) - 1}")
+
+
+def stop(folder: Path | str, *, now: bool = False) -> int | None:
+    """Ask the process that runs a study to stop.
+
+    Args:
+        now: Do not wait for checkpoints.
+
+    Returns:
+        The process asked; None where nobody runs the study.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+    """
+    layout = layout_of(folder)
+    if not layout.ledger.exists():
+        raise LedgerError(f"stopping the study in {layout.folder}", "there is none (no ledger.jsonl)")
+    asked = lock_owner(layout.lock)
+    if asked is not None:
+        write_text_atomic(layout.stop_request, NOW if now else GRACEFUL)
+    return asked
+
+
+def _with_total(overrides: Sequence[str], trials: int | None) -> tuple[str, ...]:
+    return (*overrides, f"study.trials={trials}") if trials is not None else tuple(overrides)
+
+
+def _result(session: SessionResult) -> TuneResult:
+    return TuneResult(
+        end=session.end,
+        summary=summarise(session.state),
+        folder=session.layout.folder,
+        status=exit_status(session.end, session.state),
+        advice=nothing_fits_text(session.state) if session.end is End.REFUSED else "",
+    )
+
+
+def exit_status(end: End, state: StudyState) -> ExitStatus:
+    """What a command exits with after a study's session."""
+    match end:
+        case End.DONE | End.NO_IMPROVEMENT:
+            useful = state.counts[Outcome.COMPLETE] + state.counts[Outcome.PRUNED]
+            return ExitStatus.DONE if useful else ExitStatus.ANSWER_IS_NO
+        case End.TOO_MANY_FAILURES | End.REFUSED:
+            return ExitStatus.ANSWER_IS_NO
+        case End.MAX_HOURS | End.STOPPED | End.PAUSED:
+            return ExitStatus.STOPPED
+        case End.INTERRUPTED:
+            return ExitStatus.INTERRUPTED
+        case End.BROKEN:
+            return ExitStatus.BUG

@@ -1,0 +1,14 @@
+"""Options and arguments that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file.")
+]
+TrialsOption = Annotated[int | None, typer.Option("--trials", min=1, help="The study's total of trials.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY_DIR", help="A study's folder, or its study.toml.")]

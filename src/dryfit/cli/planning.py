@@ -1,0 +1,68 @@
+"""Commands that say what trials will take, and measure a device."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dryfit.cli.options import JsonOption, QuietOption, SetOption
+from dryfit.core.errors import ConfigError, ExitStatus
+
+
+def plan(
+    study: Annotated[
+        Path | None, typer.Argument(metavar="STUDY.toml", help="A study file, or its folder; its data may be absent.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="A study file that comes with dryfit.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU.")
+    ] = None,
+    overrides: SetOption = None,
+    ladder: Annotated[
+        bool | None,
+        typer.Option("--ladder/--no-ladder", help="Price every change (slower); default: of a preset, or a refusal."),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Say whether trials fit a device, without a GPU; exit status 1 where they do not, or it is unknown."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_json, print_plan, print_space
+    from dryfit.report.plan_view import plan_view, space_view
+    from dryfit.study.plans import plan_one, plan_space
+
+    def on_note(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    asked = api.plan_input(study, device=device, overrides=overrides or (), preset=preset)
+    if asked.searched:
+        if ladder is not None:
+            raise ConfigError("planning a search space", "--ladder or --no-ladder", "them for a single trial only")
+        found = plan_space(asked, on_note)
+        print_json(space_view(found)) if as_json else print_space(found)
+        fits = found.fits
+    else:
+        answer = plan_one(asked, on_note, ladder=preset is not None if ladder is None else ladder)
+        print_json(plan_view(answer)) if as_json else print_plan(answer)
+        fits = answer.verdict.fits
+    raise typer.Exit(ExitStatus.DONE if fits else ExitStatus.ANSWER_IS_NO)
+
+
+def calibrate(
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cuda or cuda:N.")] = "cuda:0",
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure what training steps take of this machine's GPU, so that plans for it are surer."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_calibration, print_json
+    from dryfit.report.calibrations import calibration_view
+
+    def on_note(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    found = api.calibrate(device, quick=quick, on_note=on_note)
+    print_json(calibration_view(found)) if as_json else print_calibration(found)

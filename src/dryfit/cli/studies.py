@@ -1,0 +1,123 @@
+"""Commands about studies: begin, run, go on, look at, stop."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption
+from dryfit.core.errors import ExitStatus
+from dryfit.core.settings import Task
+
+if TYPE_CHECKING:
+    from dryfit.api import TuneResult
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made when absent.")],
+    task: Annotated[Task, typer.Option(help="What the model learns.")] = Task.CRITERIA,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write a commented study.toml and a small synthetic data set."""
+    import dryfit.api as api
+
+    for path in api.init(folder, task=task, force=force):
+        typer.echo(path)
+    typer.echo(f"search with: dryfit tune {folder / 'study.toml'}", err=True)
+
+
+def tune(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="A study file, or its folder.")],
+    trials: TrialsOption = None,
+    overrides: SetOption = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Where the study lives.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Search, or go on with a search. Ctrl-C once: checkpoint and stop; twice: now."""
+    import dryfit.api as api
+    from dryfit.cli.live import watching
+
+    with watching(quiet=quiet) as observer:
+        observers = [observer] if observer is not None else []
+        result = api.tune(study, overrides=overrides or (), trials=trials, folder=folder, observers=observers)
+    _finish(result, as_json=as_json)
+
+
+def resume(
+    study: StudyArgument,
+    trials: TrialsOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Go on with a study as it was last run."""
+    import dryfit.api as api
+    from dryfit.cli.live import watching
+
+    with watching(quiet=quiet) as observer:
+        observers = [observer] if observer is not None else []
+        result = api.resume(study, overrides=overrides or (), trials=trials, observers=observers)
+    _finish(result, as_json=as_json)
+
+
+def status(study: StudyArgument, as_json: JsonOption = False) -> None:
+    """Print how far a study is, whether it runs or not."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_json, print_status
+
+    if as_json:
+        print_json(api.status(study))
+    else:
+        print_status(api.status(study), api.owner(study))
+
+
+def show(
+    study: StudyArgument,
+    trial: Annotated[int | None, typer.Argument(min=0, help="Tell this trial's story.")] = None,
+) -> None:
+    """Print the trials of a study, or everything known of one."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_study
+    from dryfit.report.tables import trial_story
+
+    state, layout = api.open_study(study), api.layout_of(study)
+    if trial is None:
+        print_study(state, layout, trials=True)
+    else:
+        typer.echo("\n".join(trial_story(api.trial_of(state, trial), layout)))
+
+
+def stop(
+    study: StudyArgument,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for checkpoints.")] = False,
+) -> None:
+    """Ask a running study to checkpoint and stop."""
+    import dryfit.api as api
+
+    owner = api.stop(study, now=now)
+    if owner is None:
+        typer.echo("nobody runs this study", err=True)
+        raise typer.Exit(ExitStatus.ANSWER_IS_NO)
+    typer.echo(f"asked process {owner} to stop", err=True)
+
+
+def schema() -> None:
+    """Print the JSON schema of a study file."""
+    from dryfit.config.schema_json import study_json_schema
+
+    typer.echo(json.dumps(study_json_schema(), indent=2))
+
+
+def _finish(result: "TuneResult", *, as_json: bool) -> None:
+    import dryfit.api as api
+    from dryfit.cli.output import print_advice, print_end, print_json, print_study
+
+    if as_json:
+        print_json(result.summary)
+    else:
+        print_study(api.open_study(result.folder), api.layout_of(result.folder), trials=True)
+        print_end(result)
+    print_advice(result)
+    raise typer.Exit(result.status)

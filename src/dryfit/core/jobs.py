@@ -1,0 +1,251 @@
+"""The jobs of child processes: what each is asked, and what it answers."""
+
+from enum import StrEnum
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from dryfit.core.calibration import Calibration, CaseComparison, MemoryCase, Observation
+from dryfit.core.failure import ChildFault
+from dryfit.core.health import Health
+from dryfit.core.memory import Confidence, ExecutionChoice, MemoryPlan, Rung, VerdictKind
+from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan, ExecutionSettings, PlanSubject
+from dryfit.core.settings import DataSettings, ModelSettings, Settings, Task
+from dryfit.core.trial import TrialConfig
+from dryfit.core.wire import Wire
+
+
+class Job(StrEnum):
+    """What a child process is for."""
+
+    RESOLVE = "resolve"
+    TRAIN = "train"
+    CHECK = "check"
+    PLAN = "plan"
+    CALIBRATE = "calibrate"
+
+
+ENTRY_POINTS: dict[Job, str] = {
+    Job.RESOLVE: "dryfit.preflight:resolve",
+    Job.TRAIN: "dryfit.train.entry:train",
+    Job.CHECK: "dryfit.preflight:check",
+    Job.PLAN: "dryfit.planning:plan",
+    Job.CALIBRATE: "dryfit.calibration:calibrate",
+}
+"""Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
+
+
+class ResolveRequest(Wire):
+    """Check the data, tokenise it for some (model, length) pairs, say what the machine has."""
+
+    job: Literal[Job.RESOLVE] = Job.RESOLVE
+    task: Task
+    data: DataSettings
+    pairs: tuple[tuple[ModelSettings, int], ...] = Field(description="models and lengths to prepare")
+    cache_dir: str
+    device: str
+    precisions: tuple[str, ...] = ()
+
+
+class SplitFacts(Wire):
+    """Size and label counts of one split."""
+
+    rows: int
+    label_counts: dict[int, int]
+
+
+class ResolveResult(Wire):
+    """What RESOLVE found. Nothing is missing: a failed check is an error, not a result."""
+
+    data_fingerprint: str
+    splits: dict[str, SplitFacts]
+    revisions: dict[str, str] = Field(description="resolved revision or content hash of each model, by name")
+    device: DeviceKind
+    device_count: int
+    versions: dict[str, str]
+    device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
+
+
+class TrainRequest(Wire):
+    """Train one trial; go on from the newest good checkpoint if there is one."""
+
+    job: Literal[Job.TRAIN] = Job.TRAIN
+    config: TrialConfig
+    plan: ExecutionPlan
+    attempt: int = Field(ge=1)
+    cache_dir: str
+    checkpoint_dir: str = Field(description="resumable checkpoints of the trial, shared by its attempts")
+    best_dir: str = Field(description="the weights of the best validation so far")
+    load_report: str = Field(description="file that says where each tensor of the model came from")
+    checkpoint_every_s: float = Field(gt=0)
+    verdict_timeout_s: float = Field(gt=0)
+    visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
+
+
+class StopReason(StrEnum):
+    """Why training ended before its time."""
+
+    VERDICT = "verdict"
+    """The pruner said stop."""
+    REQUEST = "request"
+    """The control process asked: a checkpoint was written."""
+    SIGTERM = "sigterm"
+    """Somebody else asked: a checkpoint was written."""
+    EARLY_STOPPING = "early_stopping"
+    """No better validation for long enough: a full result."""
+
+
+class TrainResult(Wire):
+    """How training ended.
+
+    Attributes:
+        value: The best validation's metric; None where there is none.
+        also: Values of the study's further goals at the best validation, in their order.
+        best: Index of the best report.
+        steps: Optimizer steps done.
+        stopped_by: None where all epochs were done.
+        peak_allocated_bytes: Most memory its tensors took of the device; None on the CPU.
+        peak_reserved_bytes: Most that the allocator took of the device for them; None on the CPU.
+        peak_rss_bytes: Most host memory of the process; None on a device.
+    """
+
+    value: float | None
+    also: tuple[float, ...] = ()
+    best: int | None
+    steps: int
+    stopped_by: StopReason | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+
+
+class CheckRequest(Wire):
+    """Look at a checkpoint; no weight is read."""
+
+    job: Literal[Job.CHECK] = Job.CHECK
+    folder: str = Field(description="a model's folder, or `minilm`")
+    task: str | None = Field(description="as in `dryfit.load`; None: what the folder itself says")
+    trust: bool = Field(description="run code that comes with the model")
+
+
+class CheckResult(Wire):
+    """What CHECK found. A checkpoint that cannot be loaded is a finding, not an error."""
+
+    health: Health
+
+
+class StudyTokens(Settings):
+    """Where the lengths of a study's rows are known from."""
+
+    data: DataSettings
+    cache_dir: str
+    data_fingerprint: str
+
+
+class PlanRequest(Wire):
+    """Plan the memory of some subjects on a device; nothing is allocated there."""
+
+    job: Literal[Job.PLAN] = Job.PLAN
+    subjects: tuple[PlanSubject, ...]
+    device: DeviceSpec
+    wishes: ExecutionSettings
+    tokens: StudyTokens | None = Field(default=None, description="None: rows of train.max_length are taken")
+    trace_dir: str = Field(description="folder of recorded traces, shared by all studies")
+    every_rung: bool = Field(default=False, description="price every rung of the ladder, and changes nobody made")
+
+
+class PlanAnswer(Wire):
+    """What the planner found for one subject.
+
+    Attributes:
+        memory: The memory of ``execution``; of the plan as asked where it was refused; None where it is unknown.
+        execution: What the trial is to be run with; None where it was refused or is unknown.
+        fallbacks: What else fits with less memory, in the order to try.
+        shortfall_bytes: What the device lacks for the plan as asked; 0 where it fits.
+        ladder: Changes, each with what it saves.
+        reasons: Why it is unknown or refused.
+        torch: Version the traces speak for.
+    """
+
+    verdict: VerdictKind
+    device: DeviceSpec
+    memory: MemoryPlan | None = None
+    execution: ExecutionChoice | None = None
+    fallbacks: tuple[ExecutionChoice, ...] = ()
+    shortfall_bytes: int = 0
+    ladder: tuple[Rung, ...] = ()
+    reasons: tuple[str, ...] = ()
+    confidence: Confidence = Confidence.UNCALIBRATED
+    torch: str
+    planner_s: float
+
+
+class PlanResult(Wire):
+    """One answer for each subject, in order."""
+
+    answers: tuple[PlanAnswer, ...]
+
+
+class CalibrateRequest(Wire):
+    """Measure what training steps take of a GPU, or compare earlier measurements with plans.
+
+    Attributes:
+        case: What to measure; None: compare all that was measured, with every device hidden.
+        folder: The exchange: ``CASE.json`` holds a case with its observation, ``CASE.pickle`` the allocator's history.
+        calibration_dir: Where to keep what the comparison gives; None: nowhere.
+        visible_device: Value of CUDA_VISIBLE_DEVICES.
+    """
+
+    job: Literal[Job.CALIBRATE] = Job.CALIBRATE
+    case: MemoryCase | None
+    folder: str
+    calibration_dir: str | None = None
+    visible_device: str | None = None
+
+
+class CalibrateResult(Wire):
+    """What CALIBRATE found: an observation, or a calibration and what it was made from."""
+
+    observation: Observation | None = None
+    calibration: Calibration | None = None
+    comparisons: tuple[CaseComparison, ...] = ()
+
+
+class ErrorParts(Wire):
+    """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
+
+    code: str
+    doing: str
+    found: str
+    allowed: str = ""
+    hint: str = ""
+
+
+class ChildResult(Wire):
+    """A child's last word: one of ``resolve``, ``train``, ``check``, ``plan``, ``calibrate`` and ``fault`` is set."""
+
+    resolve: ResolveResult | None = None
+    train: TrainResult | None = None
+    check: CheckResult | None = None
+    plan: PlanResult | None = None
+    calibrate: CalibrateResult | None = None
+    fault: ChildFault | None = None
+    error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
+
+
+Body: TypeAlias = ResolveRequest | TrainRequest | CheckRequest | PlanRequest | CalibrateRequest
+"""A job."""
+
+
+class ChildRequest(Wire):
+    """What a child is started with.
+
+    Attributes:
+        placed_at_s: ``time.monotonic()`` of the control process when it decided to start this child.
+        doorbell: A FIFO the child rings after each message; None: the control process polls.
+        body: The job itself.
+    """
+
+    placed_at_s: float
+    doorbell: str | None
+    body: Annotated[Body, Field(discriminator="job")]
