@@ -5,7 +5,7 @@ from enum import Enum, auto
 from typing import Final
 
 from dryfit.config.problems import Problem, shown
-from dryfit.config.schema import StudyConfig
+from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
 from dryfit.core.plan import DeviceKind
@@ -38,11 +38,18 @@ _NEEDS: Final = (
     _Needs("loss.gamma", "loss.name", ("focal",)),
     _Needs("loss.label_smoothing", "loss.name", ("cross_entropy",)),
     _Needs("search.startup_trials", "search.sampler", ("tpe",)),
-    _Needs("search.warmup_reports", "search.pruner", ("median", "asha")),
-    _Needs("search.pruner_startup_trials", "search.pruner", ("median",)),
-    _Needs("search.reduction", "search.pruner", ("asha",)),
+    _Needs("search.qmc_sequence", "search.sampler", ("qmc",)),
+    _Needs("search.population_size", "search.sampler", ("nsga2",)),
+    _Needs("search.warmup_reports", "search.pruner", ("median", "asha", "hyperband", "patient")),
+    _Needs("search.pruner_startup_trials", "search.pruner", ("median", "patient")),
+    _Needs("search.reduction", "search.pruner", ("asha", "hyperband", "patient")),
+    _Needs("search.patient_of", "search.pruner", ("patient",)),
+    _Needs("search.patience_reports", "search.pruner", ("patient",)),
+    _Needs("search.min_delta", "search.pruner", ("patient",)),
 )
 _HIDDEN_LAYER_KEYS: Final = ("hidden", "activation")
+# What a patient pruner does not read: the numbers of the pruner it does not ask.
+_UNREAD_BY_PATIENT: Final = {PatientOf.MEDIAN: "reduction", PatientOf.ASHA: "pruner_startup_trials"}
 _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 _ENCODER_TABLES: Final = ("head", "loss")
 
@@ -50,7 +57,13 @@ _ENCODER_TABLES: Final = ("head", "loss")
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Everything that is wrong between the keys of a config whose single values are legal."""
     problems = [*_task(config), *_data(config, use), *_metric(config), *_precision(config), *_limit(config)]
-    return [*problems, *_unread(config), *(_plannable(config) if use is Use.PLAN else _trainable(config))]
+    return [
+        *problems,
+        *_goals(config),
+        *_unread(config),
+        *_unread_by_patient(config),
+        *(_plannable(config) if use is Use.PLAN else _trainable(config)),
+    ]
 
 
 def _task(config: StudyConfig) -> list[Problem]:
@@ -110,10 +123,34 @@ def _data(config: StudyConfig, use: Use) -> list[Problem]:
 
 
 def _metric(config: StudyConfig) -> list[Problem]:
-    if config.study.metric is Metric.F1 and config.data.num_labels != 2:
-        found = f"is f1, and data.num_labels is {config.data.num_labels}"
-        return [Problem(("study", "metric"), found, "f1 with two labels", "use f1_macro")]
-    return []
+    if config.data.num_labels == 2:
+        return []
+    study = config.study
+    named = [key for key, metrics in (("metric", (study.metric,)), ("also", study.also)) if Metric.F1 in metrics]
+    found = f"asks for f1, and data.num_labels is {config.data.num_labels}"
+    return [Problem(("study", key), found, "f1 with two labels", "use f1_macro") for key in named]
+
+
+def _goals(config: StudyConfig) -> list[Problem]:
+    """What several goals ask of each other and of the search."""
+    study, problems = config.study, list[Problem]()
+    metrics = (study.metric, *study.also)
+    repeated = [metric for index, metric in enumerate(metrics) if metric in metrics[:index]]
+    if repeated:
+        found = f"repeats {', '.join(dict.fromkeys(repeated))}"
+        problems.append(Problem(("study", "also"), found, f"metrics beside study.metric = {study.metric}, each once"))
+    if study.also_directions is not None and len(study.also_directions) != len(study.also):
+        found = f"has {len(study.also_directions)} direction(s) for {len(study.also)} metric(s) in study.also"
+        hint = "leave it out: each metric then has its own direction"
+        problems.append(Problem(("study", "also_directions"), found, "one direction for each, in their order", hint))
+    if study.also and config.search.pruner is not PrunerName.NONE:
+        found = (
+            f"is {config.search.pruner}, but with study.also no trial is worse than another by its validations alone: "
+            "one that is poor by one goal may be the best by another"
+        )
+        hint = "remove study.also to prune by study.metric"
+        problems.append(Problem(("search", "pruner"), found, str(PrunerName.NONE), hint))
+    return problems
 
 
 def _precision(config: StudyConfig) -> list[Problem]:
@@ -146,6 +183,16 @@ def _unread(config: StudyConfig) -> list[Problem]:
                 found = f"is {shown(_value(config, f'head.{key}'))}, but head.layers is 0"
                 problems.append(Problem(("head", key), found, "with head.layers of 1 or more"))
     return problems
+
+
+def _unread_by_patient(config: StudyConfig) -> list[Problem]:
+    search = config.search
+    key = _UNREAD_BY_PATIENT[search.patient_of]
+    if search.pruner is not PrunerName.PATIENT or not _changed(config, f"search.{key}"):
+        return []
+    found = f"is {shown(_value(config, f'search.{key}'))}, but search.patient_of = {search.patient_of} does not read it"
+    other = next(one for one, unread in _UNREAD_BY_PATIENT.items() if unread != key)
+    return [Problem(("search", key), found, f"with search.patient_of = {other}")]
 
 
 def _value(config: StudyConfig, key: str) -> object:

@@ -59,7 +59,8 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
             "starting a trial",
             f"the plan is for batches of {body.plan.effective_batch}, not of {config.settings.train.batch_size}",
         )
-    check_metric(config.metric, config.data.num_labels)
+    for metric in (config.metric, *config.also):
+        check_metric(metric, config.data.num_labels)
     check_effect(config)
     check_optimizer(config.settings.optim, optimizer_plan(body.plan), body.plan.device)
     tokens = prepared_tokens(
@@ -79,6 +80,7 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     peak = observed_memory(body.plan.device)
     result = TrainResult(
         value=best.value if best else None,
+        also=tuple(best.metrics[metric] for metric in config.also) if best else (),
         best=best.n if best else None,
         steps=run.step,
         stopped_by=run.stopped_by,
