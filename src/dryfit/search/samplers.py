@@ -210,22 +210,19 @@ def _nsga2(asked: Asked) -> Draw:
     random; here each group of parameters is crossed among the parents that have it.
     """
     at_random = _random(asked)
-    parents = [asked.space.read(record.params) for record in nsga2_parents(asked)]
+    parents = [(asked.space.read(record.params), record.values or ()) for record in nsga2_parents(asked)]
     names = {param.name for param in asked.space.params if not param.distribution.single()}
-    groups_drawn = 0
 
     def draw(free: Free) -> Mapping[str, Scalar]:
-        nonlocal groups_drawn
-        groups_drawn += 1
-        having = [parent for parent in parents if free.keys() <= parent.keys()]
+        having = [(params, values) for params, values in parents if free.keys() <= params.keys()]
         if not free or len(having) < 2:
             return at_random(free)
         sampler = NSGAIISampler(
             population_size=len(having),
             mutation_prob=1 / len(names),  # one value of a whole point, as Optuna has it without conditions
-            seed=derive_seed(asked.trial_seed, groups_drawn),
+            seed=derive_seed(asked.trial_seed, *free),
         )
-        study = _study(_generation(having, [(0.0,) * len(asked.directions)] * len(having)), asked, sampler)
+        study = _study(_generation(having), asked, sampler)
         child = sampler.sample_relative(study.study, study.trial, dict(free))
         mutated = {name: one for name, one in free.items() if name not in child}
         return {**child, **at_random(mutated)}
@@ -249,15 +246,12 @@ def nsga2_parents(asked: Asked) -> list[TrialRecord]:
 def _selected(pool: tuple[tuple[float, ...], ...], directions: tuple[Direction, ...], size: int) -> tuple[int, ...]:
     """Indices of those that Optuna's NSGA-II selects from a generation and its parents."""
     sampler = NSGAIISampler(population_size=size, seed=0)  # selection draws nothing
-    nothing: list[Mapping[str, Scalar]] = [{}] * len(pool)
     asked = sealed(TrialState.RUNNING)
-    study = ThrowAway(_generation(nothing, pool), asked, directions=directions, sampler=sampler)
+    study = ThrowAway(_generation([({}, own) for own in pool]), asked, directions=directions, sampler=sampler)
     return tuple(trial.number for trial in sampler.select_parent(study.study, 1))
 
 
-def _generation(points: Sequence[Mapping[str, Scalar]], values: Sequence[Sequence[float]]) -> list[Sealed]:
-    """Complete trials of generation 0."""
-    return [
-        sealed(TrialState.COMPLETE, params=params, values=own, system_attrs={_GENERATION: 0})
-        for params, own in zip(points, values, strict=True)
-    ]
+def _generation(trials: Sequence[tuple[Mapping[str, Scalar], Sequence[float]]]) -> list[Sealed]:
+    """Complete trials of generation 0, of their parameters and values."""
+    attrs = {_GENERATION: 0}
+    return [sealed(TrialState.COMPLETE, params=params, values=own, system_attrs=attrs) for params, own in trials]
