@@ -58,10 +58,13 @@ def rehearse(body: RehearseRequest, channel: ChildChannel) -> ChildResult:
     """Walk through every batch, then load the model and do one step of its largest batch and of each point."""
     trial = body.trial
     torch.set_num_threads(trial.plan.threads)
-    for note in prepare_device(trial.plan, os.environ).notes:
-        channel.send(Note(text=note))
-    channel.send(Phase(name="load"))
     found = _Findings()
+    with found.stage("device"):
+        for note in prepare_device(trial.plan, os.environ).notes:
+            channel.send(Note(text=note))
+    if found.stumbles:
+        return ChildResult(rehearse=found.result(), error=None)
+    channel.send(Phase(name="load"))
     tokens: Tokens | None = None
     for length in body.lengths:
         with found.stage(f"tokens, train.max_length = {length}"):
@@ -77,7 +80,7 @@ def rehearse(body: RehearseRequest, channel: ChildChannel) -> ChildResult:
     with found.stage("step"):
         check_effect(trial.config)
         batches = _Largest(trial.config, tokens)
-        found.step = _step(trial, tokens, (batches.longest, batches.median), channel.beat)
+        found.step = _step(trial, tokens, batches.longest, batches.median, channel.beat)
     for point in body.points:
         found.points.append(_point(trial, point, channel.beat))
     return ChildResult(rehearse=found.result(), error=None)
@@ -211,29 +214,34 @@ class _Largest:
 
 
 def _step(
-    trial: TrainRequest, tokens: Tokens, batches: tuple[list[int], ...], beat: Callable[[], None]
+    trial: TrainRequest, tokens: Tokens, rows: list[int], timed: list[int] | None, beat: Callable[[], None]
 ) -> StepFacts:
-    """Forward, loss and backward of some batches, the gradients of the first looked at; the model is built for it."""
+    """Build the model, do forward, loss and backward of some rows, and look at the gradients.
+
+    Args:
+        rows: Of the training split.
+        timed: Rows of another batch whose step is only timed; None: no such batch.
+    """
     config = trial.config
     task = trial_task(config, tokens)
     model = build_model(trial, cls_last=tokens.cls_last).train()
     beat()
     split = tokens.splits[TRAIN]
-    micro_batch, loss, largest_s = _backward(trial, model, task, _batch(task, split, batches[0], model), beat)
+    micro_batch, loss, largest_s = _backward(trial, model, task, _batch(task, split, rows, model), beat)
     gradients = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
     not_finite = [name for name, grad in gradients.items() if grad is not None and not bool(grad.isfinite().all())]
     untouched = [name for name, grad in gradients.items() if grad is None or not bool(grad.count_nonzero())]
     step_s = None
-    if len(batches) > 1 and not not_finite:
+    if timed is not None and not not_finite:
         model.zero_grad()
         again = _with_rows(trial, micro_batch)
-        _, _, step_s = _backward(again, model, task, _batch(task, split, batches[1], model), beat)
+        _, _, step_s = _backward(again, model, task, _batch(task, split, timed, model), beat)
     make_optimizer(model, config.settings.optim, optimizer_plan(trial.plan))
     return StepFacts(
         parameters=sum(one.numel() for one in model.parameters()),
         trainable=sum(one.numel() for one in model.parameters() if one.requires_grad),
-        rows=len(batches[0]),
-        length=int(split.lengths_R[batches[0]].max()),
+        rows=len(rows),
+        length=int(split.lengths_R[rows].max()),
         micro_batch=micro_batch,
         loss=loss,
         largest_s=largest_s,
@@ -304,7 +312,7 @@ def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) ->
         check_effect(point)
         tokens = _tokens(asked, point.settings.train.max_length)
         rows = _Largest(point, tokens).longest[:_POINT_ROWS]
-        step = _step(asked, tokens, (rows,), beat)
+        step = _step(asked, tokens, rows, None, beat)
     except DryfitError as error:
         return PointFacts(params=point.params, error=_parts(error))
     return PointFacts(params=point.params, step=step)

@@ -110,7 +110,9 @@ def _cache(check: str, facts: FolderFacts) -> Finding:
     found = f"{facts.folder}, {gib(facts.free_bytes)} free"
     variable = "HF_HOME" if check == "hub cache" else "DRYFIT_CACHE"
     if facts.not_writable:
-        return warned(ABOUT, check, f"{facts.folder}: {facts.not_writable}", f"set {variable} to a folder you may write")
+        return warned(
+            ABOUT, check, f"{facts.folder}: {facts.not_writable}", f"set {variable} to a folder you may write"
+        )
     if facts.free_bytes < _EASY_CACHE_BYTES:
         return warned(ABOUT, check, found, f"free some space, or set {variable} to a folder on another disk")
     return passed(ABOUT, check, found)
@@ -175,6 +177,5 @@ def _gpu(facts: MachineFacts, probe: ProbeResult | None) -> Finding:
 
 
 def _newer(probe: ProbeResult, seen: Driver) -> str:
-    return (
-        f"a driver for CUDA {probe.cuda_build} or newer (this one: {seen.cuda or 'unknown'}), or a torch for an older one"
-    )
+    there = f"this one: {seen.cuda}" if seen.cuda else "this one is unknown"
+    return f"a driver for CUDA {probe.cuda_build} or newer ({there}), or a torch for an older one"

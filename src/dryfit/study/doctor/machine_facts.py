@@ -173,7 +173,7 @@ def _package(requirement: Requirement, extras: tuple[str, ...]) -> Package:
 
 
 def hub_cache(environment: Mapping[str, str], home: Path) -> Path:
-    """Where models of the hub are kept; the rule is huggingface_hub's own (its constants ``HF_HUB_CACHE``, ``HF_HOME``)."""
+    """Where models of the hub are kept, by huggingface_hub's own rule (``huggingface_hub/constants.py``)."""
     if environment.get("HF_HUB_CACHE"):
         return Path(environment["HF_HUB_CACHE"]).expanduser()
     if environment.get("HF_HOME"):
