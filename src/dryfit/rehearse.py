@@ -35,6 +35,7 @@ from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import encoder_config
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import TRAIN
 from dryfit.tasks.tokens import Tokens, TokenSet
@@ -73,16 +74,19 @@ def rehearse(body: RehearseRequest, channel: ChildChannel) -> ChildResult:
             found.walks += walk_batches(trial.config, made, encoder, length, channel.beat)
             if length == trial.config.settings.train.max_length:
                 tokens = made
-    if tokens is None or any(walk.faults for walk in found.walks):
-        _only_load(trial, tokens, found)  # a batch that is wrong would end the step in an error that says less
-        return ChildResult(rehearse=found.result(), error=None)
-    channel.send(Phase(name="train"))
-    with found.stage("step"):
-        check_effect(trial.config)
-        batches = _Largest(trial.config, tokens)
-        found.step = _step(trial, tokens, batches.longest, batches.median, channel.beat)
-    for point in body.points:
-        found.points.append(_point(trial, point, channel.beat))
+    model: EncoderWithHead | None = None
+    with found.stage("weights"):
+        model = build_model(trial, cls_last=tokens is not None and tokens.cls_last)
+    # A batch that is wrong would end the step in an error that says less.
+    if tokens is not None and model is not None and not any(walk.faults for walk in found.walks):
+        channel.send(Phase(name="train"))
+        with found.stage("step"):
+            check_effect(trial.config)
+            batches = _Largest(trial.config, tokens)
+            found.step = _step(trial, model, tokens, (batches.longest, batches.median), channel.beat)
+        del model  # the points build their own
+        for point in body.points:
+            found.points.append(_point(trial, point, channel.beat))
     return ChildResult(rehearse=found.result(), error=None)
 
 
@@ -214,19 +218,21 @@ class _Largest:
 
 
 def _step(
-    trial: TrainRequest, tokens: Tokens, rows: list[int], timed: list[int] | None, beat: Callable[[], None]
+    trial: TrainRequest,
+    model: EncoderWithHead,
+    tokens: Tokens,
+    batches: tuple[list[int], list[int] | None],
+    beat: Callable[[], None],
 ) -> StepFacts:
-    """Build the model, do forward, loss and backward of some rows, and look at the gradients.
+    """Forward, loss and backward of some rows, and a look at the gradients; the optimizer is made, and not run.
 
     Args:
-        rows: Of the training split.
-        timed: Rows of another batch whose step is only timed; None: no such batch.
+        batches: Rows of the training split; and of another batch whose step is only timed, None: no such batch.
     """
-    config = trial.config
+    config, split = trial.config, tokens.splits[TRAIN]
     task = trial_task(config, tokens)
-    model = build_model(trial, cls_last=tokens.cls_last).train()
-    beat()
-    split = tokens.splits[TRAIN]
+    model.train()
+    rows, timed = batches
     micro_batch, loss, largest_s = _backward(trial, model, task, _batch(task, split, rows, model), beat)
     gradients = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
     not_finite = [name for name, grad in gradients.items() if grad is not None and not bool(grad.isfinite().all())]
@@ -298,12 +304,6 @@ def _backward(
         torch.cuda.empty_cache()
 
 
-def _only_load(trial: TrainRequest, tokens: Tokens | None, found: _Findings) -> None:
-    """Where no step can be done, at least say whether the weights can be read."""
-    with found.stage("weights"):
-        build_model(trial, cls_last=tokens is not None and tokens.cls_last)
-
-
 def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) -> PointFacts:
     """One small step of a trial that the space can ask for."""
     plan = trial.plan.model_copy(update={"effective_batch": _POINT_ROWS, "micro_batch": _POINT_ROWS, "accumulation": 1})
@@ -312,7 +312,8 @@ def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) ->
         check_effect(point)
         tokens = _tokens(asked, point.settings.train.max_length)
         rows = _Largest(point, tokens).longest[:_POINT_ROWS]
-        step = _step(asked, tokens, rows, None, beat)
+        model = build_model(asked, cls_last=tokens.cls_last)
+        step = _step(asked, model, tokens, (rows, None), beat)
     except DryfitError as error:
         return PointFacts(params=point.params, error=_parts(error))
     return PointFacts(params=point.params, step=step)
