@@ -1,4 +1,4 @@
-"""``dryfit doctor`` and ``tune --dry-run`` as a user meets them: what is found, the fix, exit statuses, and no trace."""
+"""``dryfit doctor`` and ``tune --dry-run`` as a user meets them: findings, fixes, exit statuses, and no trace."""
 
 import json
 import os
