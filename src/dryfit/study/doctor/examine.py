@@ -19,8 +19,8 @@ from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
 from dryfit.study.context import choose_device
 from dryfit.study.devices import available_cores
-from dryfit.study.disk import needed_disk
 from dryfit.study.doctor import study_checks
+from dryfit.study.doctor.disk import needed_disk
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
 from dryfit.study.doctor.machine_checks import folder_findings, machine_findings

@@ -20,7 +20,7 @@ from dryfit.search.suggest import suggest
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import lock_owner, read_ledger
 from dryfit.store.replay import StudyState
-from dryfit.study.disk import NeededDisk
+from dryfit.study.doctor.disk import NeededDisk
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
 

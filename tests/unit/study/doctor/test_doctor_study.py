@@ -16,7 +16,7 @@ from dryfit.store.events import SessionOpened, StudyCreated, TrialAsked, TrialFi
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, StudyLock
 from dryfit.store.replay import StudyState
-from dryfit.study.disk import STATE_NUMBERS, needed_disk
+from dryfit.study.doctor.disk import STATE_NUMBERS, needed_disk
 from dryfit.study.doctor.finding import Finding, Status, failed
 from dryfit.study.doctor.folder import FolderFacts
 from dryfit.study.doctor.study_checks import (
