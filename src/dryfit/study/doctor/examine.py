@@ -106,8 +106,7 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
     if probe is None:
         yield failed(DATA, "rows", "no child could be started to read them", "see the checks of the machine")
         return
-    device = list(device_findings(config, searched_precisions(config, patient.space), probe))
-    yield from device
+    yield from device_findings(config, searched_precisions(config, patient.space), probe)
     on_note("reading every row")
     cache_dir = layout.cache if layout.folder.is_dir() and not folder.not_writable else room.folder / "cache"
     try:

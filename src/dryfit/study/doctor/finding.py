@@ -1,7 +1,6 @@
 """What a check found: passed, to be looked at, or in the way; with what to do about it."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -79,9 +78,3 @@ def failed_by(about: str, check: str, error: DryfitError | ErrorParts) -> Findin
     allowed = f"allowed: {error.allowed}" if error.allowed else ""
     advice = "; ".join(part for part in (error.hint, allowed) if part)
     return failed(about, check, f"{error.doing}: {error.found}", advice or "put that right, and look again")
-
-
-def worst(findings: Sequence[Finding]) -> Status:
-    """The worst status among some findings; of none: PASS."""
-    ranks = list(Status)
-    return max((finding.status for finding in findings), key=ranks.index, default=Status.PASS)
