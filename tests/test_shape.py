@@ -37,6 +37,7 @@ CATCHES_EVERYTHING: dict[str, str] = {
 IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit": "the public names load lazily, so that the command line never imports torch",
     "dryfit.cli.app": "errors are printed by what is imported then: help stays fast",
+    "dryfit.cli.doctor": "commands import what they need: help stays fast",
     "dryfit.cli.models": "commands import what they need: help stays fast",
     "dryfit.cli.planning": "commands import what they need: help stays fast",
     "dryfit.cli.studies": "commands import what they need: help stays fast",

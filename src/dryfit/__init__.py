@@ -11,7 +11,20 @@ from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
-    from dryfit.api import TuneResult, calibrate, check, init, open_study, plan, plan_space, resume, status, stop, tune
+    from dryfit.api import (
+        TuneResult,
+        calibrate,
+        check,
+        doctor,
+        init,
+        open_study,
+        plan,
+        plan_space,
+        resume,
+        status,
+        stop,
+        tune,
+    )
     from dryfit.core.errors import DryfitError, LoadError
     from dryfit.tasks.load import load
 
@@ -21,6 +34,7 @@ _HOMES = {
     "TuneResult": "dryfit.api",
     "calibrate": "dryfit.api",
     "check": "dryfit.api",
+    "doctor": "dryfit.api",
     "init": "dryfit.api",
     "open_study": "dryfit.api",
     "plan": "dryfit.api",
@@ -39,6 +53,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "check",
+    "doctor",
     "init",
     "load",
     "open_study",

@@ -1,14 +1,24 @@
-"""Child jobs that look and train nothing: RESOLVE, all a study needs before its first trial, and CHECK."""
+"""Child jobs that look and train nothing: RESOLVE, all a study needs before its first trial, CHECK and PROBE."""
 
 import platform
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.jobs import CheckRequest, CheckResult, ChildResult, ResolveRequest, ResolveResult, SplitFacts
+from dryfit.core.jobs import (
+    CheckRequest,
+    CheckResult,
+    ChildResult,
+    ProbeRequest,
+    ProbeResult,
+    ResolveRequest,
+    ResolveResult,
+    SplitFacts,
+)
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.settings import Precision
 from dryfit.core.wire import Phase
@@ -62,6 +72,32 @@ def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:
     return ChildResult(check=CheckResult(health=folder_health(body.folder, body.task, trust=body.trust)))
 
 
+def probe(body: ProbeRequest, channel: ChildChannel) -> ChildResult:
+    """Let each CUDA device add eight numbers: a driver that is too old, or a build without its kernels, shows here."""
+    del body
+    channel.send(Phase(name="load"))
+    devices: list[DeviceSpec] = []
+    trouble = ""
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        try:
+            found = float(torch.ones(8, device=f"cuda:{index}").sum())
+        except RuntimeError as error:
+            trouble = f"cuda:{index}: {str(error).splitlines()[0]}"
+            continue
+        if found != 8:
+            trouble = f"cuda:{index} says that eight ones are {found}"
+            continue
+        devices.append(_spec(torch.cuda.get_device_properties(index)))
+    result = ProbeResult(
+        torch=torch.__version__,
+        cuda_build=torch.version.cuda,
+        devices=tuple(devices),
+        bf16=not devices or torch.cuda.is_bf16_supported(),
+        trouble=trouble,
+    )
+    return ChildResult(probe=result, error=None)
+
+
 def find_device(wish: str) -> tuple[DeviceKind, int]:
     """Where trials can run, and on how many devices.
 
@@ -93,9 +129,14 @@ def smallest_device(count: int) -> DeviceSpec:
         count: Devices that are there, at least one.
     """
     found = [torch.cuda.get_device_properties(index) for index in range(count)]
-    least = min(found, key=lambda properties: properties.total_memory)
+    return _spec(min(found, key=lambda properties: properties.total_memory))
+
+
+def _spec(properties: Any) -> DeviceSpec:
     return DeviceSpec(
-        name=least.name, capacity_bytes=least.total_memory, capability=(int(least.major), int(least.minor))
+        name=properties.name,
+        capacity_bytes=properties.total_memory,
+        capability=(int(properties.major), int(properties.minor)),
     )
 
 

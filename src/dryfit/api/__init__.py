@@ -1,14 +1,28 @@
 """The Python face of dryfit: what each command of the command line does, as a function."""
 
+from dryfit.api.doctor import doctor
 from dryfit.api.files import layout_of, load_config, space_of, study_file_of
 from dryfit.api.models import check
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
-from dryfit.api.studies import TuneResult, exit_status, init, open_study, owner, resume, status, stop, trial_of, tune
+from dryfit.api.studies import (
+    TuneResult,
+    exit_status,
+    init,
+    open_study,
+    owner,
+    resume,
+    status,
+    stop,
+    trial_of,
+    tune,
+    with_total,
+)
 
 __all__ = [
     "TuneResult",
     "calibrate",
     "check",
+    "doctor",
     "exit_status",
     "init",
     "layout_of",
@@ -25,4 +39,5 @@ __all__ = [
     "study_file_of",
     "trial_of",
     "tune",
+    "with_total",
 ]

@@ -73,7 +73,7 @@ def tune(
         DryfitError: It could not run.
     """
     path = study_file_of(Path(study_file))
-    loaded = load_study_file(path, _with_total(overrides, trials))
+    loaded = load_study_file(path, with_total(overrides, trials))
     layout = StudyLayout(Path(folder).resolve()) if folder is not None else layout_of(path)
     return _result(run_session(loaded.config, space_of(loaded), layout, observers))
 
@@ -93,7 +93,7 @@ def resume(
     """
     layout = layout_of(folder)
     read_study(layout)
-    loaded = load_study_file(layout.frozen_file, _with_total(overrides, trials))
+    loaded = load_study_file(layout.frozen_file, with_total(overrides, trials))
     return _result(run_session(loaded.config, space_of(loaded), layout, observers))
 
 
@@ -152,7 +152,8 @@ def stop(folder: Path | str, *, now: bool = False) -> int | None:
     return asked
 
 
-def _with_total(overrides: Sequence[str], trials: int | None) -> tuple[str, ...]:
+def with_total(overrides: Sequence[str], trials: int | None) -> tuple[str, ...]:
+    """Overrides, with the study's total of trials among them where one is given."""
     return (*overrides, f"study.trials={trials}") if trials is not None else tuple(overrides)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import models, planning, studies
+from dryfit.cli import doctor, models, planning, studies
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION
@@ -35,6 +35,7 @@ def _root(
 
 for command in (
     studies.init,
+    doctor.doctor,
     planning.plan,
     planning.calibrate,
     studies.tune,

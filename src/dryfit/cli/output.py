@@ -16,6 +16,7 @@ from dryfit.core.jobs import CalibrateResult, PlanAnswer
 from dryfit.core.memory import VerdictKind
 from dryfit.core.trial import Outcome
 from dryfit.report.calibrations import calibration_lines, calibration_table
+from dryfit.report.doctor import finding_lines, verdict_line
 from dryfit.report.health import health_table, verdict
 from dryfit.report.plan_tables import (
     headline,
@@ -42,6 +43,7 @@ from dryfit.report.tables import (
 )
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
+from dryfit.study.doctor.finding import Diagnosis, Finding, Status
 from dryfit.study.machine import End
 from dryfit.study.plans import SpacePlan
 
@@ -53,6 +55,8 @@ _VERDICT_STYLES = {
     VerdictKind.REFUSED: "red",
     VerdictKind.UNKNOWN: "yellow",
 }
+
+_STATUS_STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 _SENTENCES = {
     End.DONE: "done",
@@ -175,6 +179,22 @@ def print_calibration(found: CalibrateResult) -> None:
     out = console()
     for line in calibration_lines(found):
         out.print(Text(line))
+
+
+def print_finding(finding: Finding, *, quiet: bool) -> None:
+    """One check; with ``quiet`` only where something is to be done."""
+    if quiet and finding.status is Status.PASS:
+        return
+    out = console()
+    for line in finding_lines(finding):
+        text = Text(line)
+        text.stylize(_STATUS_STYLES[finding.status], 0, len(finding.status))
+        out.print(text)
+
+
+def print_verdict(diagnosis: Diagnosis) -> None:
+    """Whether anything is in the way."""
+    console().print(Text(verdict_line(diagnosis), style="green" if diagnosis.healthy else "red"))
 
 
 def print_status(summary: StudySummary, owner: int | None) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dryfit.cli.doctor import examine
 from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption
 from dryfit.core.errors import ExitStatus
 from dryfit.core.settings import Task
@@ -32,6 +33,7 @@ def tune(
     trials: TrialsOption = None,
     overrides: SetOption = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where the study lives.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the study as `doctor` does; run no trial.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -39,6 +41,9 @@ def tune(
     import dryfit.api as api
     from dryfit.cli.live import watching
 
+    if dry_run:
+        asked = api.with_total(overrides or (), trials)
+        examine(study, asked, folder, machine=False, as_json=as_json, quiet=quiet)
     with watching(quiet=quiet) as observer:
         observers = [observer] if observer is not None else []
         result = api.tune(study, overrides=overrides or (), trials=trials, folder=folder, observers=observers)

@@ -11,7 +11,7 @@ from dryfit.core.health import Health
 from dryfit.core.memory import Confidence, ExecutionChoice, MemoryPlan, Rung, VerdictKind
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan, ExecutionSettings, PlanSubject
 from dryfit.core.settings import DataSettings, ModelSettings, Settings, Task
-from dryfit.core.trial import TrialConfig
+from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.wire import Wire
 
 
@@ -23,6 +23,8 @@ class Job(StrEnum):
     CHECK = "check"
     PLAN = "plan"
     CALIBRATE = "calibrate"
+    PROBE = "probe"
+    REHEARSE = "rehearse"
 
 
 ENTRY_POINTS: dict[Job, str] = {
@@ -31,6 +33,8 @@ ENTRY_POINTS: dict[Job, str] = {
     Job.CHECK: "dryfit.preflight:check",
     Job.PLAN: "dryfit.planning:plan",
     Job.CALIBRATE: "dryfit.calibration:calibrate",
+    Job.PROBE: "dryfit.preflight:probe",
+    Job.REHEARSE: "dryfit.rehearse:rehearse",
 }
 """Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
 
@@ -211,6 +215,82 @@ class CalibrateResult(Wire):
     comparisons: tuple[CaseComparison, ...] = ()
 
 
+class ProbeRequest(Wire):
+    """Say what this build of torch can use of the machine."""
+
+    job: Literal[Job.PROBE] = Job.PROBE
+
+
+class ProbeResult(Wire):
+    """What PROBE found.
+
+    Attributes:
+        cuda_build: Version of CUDA that torch was built for; None: a CPU build.
+        devices: The CUDA devices on which a small sum came out right.
+        bf16: Whether all of them have bf16.
+        trouble: Why torch can use no device, or not all; empty where nothing went wrong.
+    """
+
+    torch: str
+    cuda_build: str | None
+    devices: tuple[DeviceSpec, ...] = ()
+    bf16: bool = True
+    trouble: str = ""
+
+
+class RehearseRequest(Wire):
+    """Walk through one model's batches and do one step of them; nothing is learned, and nothing is kept.
+
+    Attributes:
+        trial: The study's own values with this model, its largest batch and its longest input.
+        lengths: Every ``train.max_length`` that this model can get.
+        points: Further trials that the space can ask for with this model; each does one small step.
+    """
+
+    job: Literal[Job.REHEARSE] = Job.REHEARSE
+    trial: TrainRequest
+    lengths: tuple[int, ...]
+    points: tuple[TrialConfig, ...] = ()
+
+
+class BatchWalk(Wire):
+    """All batches of one split at one length.
+
+    Attributes:
+        longest: Tokens of the longest row.
+        faults: What is wrong with batches, in words; the first few.
+    """
+
+    max_length: int
+    split: str
+    rows: int
+    batches: int
+    longest: int
+    faults: tuple[str, ...] = ()
+
+
+class StepFacts(Wire):
+    """What one forward and backward pass gave.
+
+    Attributes:
+        step_s: Seconds of a step on rows of median length; None where the largest was the only one.
+        not_finite: Trainable parameters whose gradient is infinite or NaN.
+        untouched: Trainable parameters that got no gradient, or zeros alone.
+        micro_batch: Rows in memory at once; fewer than asked for where the device had no more room.
+    """
+
+    parameters: int
+    trainable: int
+    rows: int
+    length: int
+    micro_batch: int
+    loss: float
+    largest_s: float
+    step_s: float | None = None
+    not_finite: tuple[str, ...] = ()
+    untouched: tuple[str, ...] = ()
+
+
 class ErrorParts(Wire):
     """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
 
@@ -221,19 +301,55 @@ class ErrorParts(Wire):
     hint: str = ""
 
 
+class Stumble(Wire):
+    """A dryfit error that a rehearsal met on its way; it went on with what it could.
+
+    Attributes:
+        stage: What was being done: ``tokens``, ``weights``, ``step``, or a point's values.
+    """
+
+    stage: str
+    error: ErrorParts
+
+
+class PointFacts(Wire):
+    """One small step of a trial that the space can ask for."""
+
+    params: dict[str, Scalar]
+    step: StepFacts | None = None
+    error: ErrorParts | None = None
+
+
+class RehearseResult(Wire):
+    """What REHEARSE found. A model that cannot be trained is a finding, not an error.
+
+    Attributes:
+        step: The largest batch; None where it was not reached.
+    """
+
+    walks: tuple[BatchWalk, ...] = ()
+    step: StepFacts | None = None
+    points: tuple[PointFacts, ...] = ()
+    stumbles: tuple[Stumble, ...] = ()
+
+
 class ChildResult(Wire):
-    """A child's last word: one of ``resolve``, ``train``, ``check``, ``plan``, ``calibrate`` and ``fault`` is set."""
+    """A child's last word: the field of its job is set, or ``fault``."""
 
     resolve: ResolveResult | None = None
     train: TrainResult | None = None
     check: CheckResult | None = None
     plan: PlanResult | None = None
     calibrate: CalibrateResult | None = None
+    probe: ProbeResult | None = None
+    rehearse: RehearseResult | None = None
     fault: ChildFault | None = None
     error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
 
 
-Body: TypeAlias = ResolveRequest | TrainRequest | CheckRequest | PlanRequest | CalibrateRequest
+Body: TypeAlias = (
+    ResolveRequest | TrainRequest | CheckRequest | PlanRequest | CalibrateRequest | ProbeRequest | RehearseRequest
+)
 """A job."""
 
 

@@ -1,10 +1,11 @@
-"""How many processes the kernel killed here for want of memory."""
+"""What the control group of this process allows it, and how many processes the kernel killed for want of memory."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 _PROC = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
+_NO_LIMIT_BYTES = 1 << 60
 
 
 def _counters(membership: str, root: Path) -> Iterator[Path]:
@@ -40,6 +41,28 @@ def oom_kills(proc: Path = _PROC, root: Path = _ROOT) -> int | None:
             if name == "oom_kill":
                 return int(value)
     return None
+
+
+def memory_limit_bytes(proc: Path = _PROC, root: Path = _ROOT) -> int | None:
+    """The least memory limit of our cgroup (version 2, else 1); None where there is none.
+
+    Source: kernel documentation, admin-guide/cgroup-v2.rst (memory.max) and cgroup-v1/memory.rst
+    (memory.limit_in_bytes; "no limit" is a number above any machine's memory).
+    """
+    try:
+        membership = proc.read_text()
+    except OSError:
+        return None
+    names = {"memory.events": "memory.max", "memory.oom_control": "memory.limit_in_bytes"}
+    found: list[int] = []
+    for counter in _counters(membership, root):
+        try:
+            text = counter.with_name(names[counter.name]).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
+            found.append(int(text))
+    return min(found, default=None)
 
 
 def rose(before: int | None, after: int | None) -> bool:

@@ -24,7 +24,16 @@ from typing import NoReturn, cast
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DryfitError, InternalError
 from dryfit.core.failure import ChildFault
-from dryfit.core.jobs import Body, CalibrateRequest, ChildRequest, ChildResult, ErrorParts, PlanRequest, TrainRequest
+from dryfit.core.jobs import (
+    Body,
+    CalibrateRequest,
+    ChildRequest,
+    ChildResult,
+    ErrorParts,
+    PlanRequest,
+    RehearseRequest,
+    TrainRequest,
+)
 from dryfit.core.process import die_with_parent
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, Started, read_model
 from dryfit.runtime.environment import hide_devices
@@ -136,6 +145,8 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
     body = request.body
     if isinstance(body, TrainRequest | CalibrateRequest):
         hide_devices(body.visible_device)
+    elif isinstance(body, RehearseRequest):
+        hide_devices(body.trial.visible_device)
     elif isinstance(body, PlanRequest):
         hide_devices(None)  # a step is traced without a device: it must not make a context on one that trains
     function = _load_entry(entry)

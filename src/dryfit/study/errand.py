@@ -20,7 +20,8 @@ from dryfit.runtime.supervisor import Supervisor
 
 _RETRIES = 3
 _POLL_S = 0.5
-_PATIENT = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.0)
+PATIENT = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.0)
+"""Limits of jobs that belong to no study."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ def run_all_alone(
         server_log=folder / "forkserver.txt",
         preload=preload,
     )
-    errands = [Errand(doing, body, folder / f"job-{index}", _PATIENT) for index, body in enumerate(bodies)]
+    errands = [Errand(doing, body, folder / f"job-{index}", PATIENT) for index, body in enumerate(bodies)]
     keep = False
     try:
         with Supervisor(settings) as supervisor:

@@ -31,7 +31,7 @@ def prepare(
         pairs=tuple(space.model_length_pairs(config.trial_settings)),
         cache_dir=str(layout.cache),
         device=config.execution.device,
-        precisions=_precisions(config, space),
+        precisions=searched_precisions(config, space),
     )
 
     def stop_asked() -> bool:
@@ -47,7 +47,7 @@ def prepare(
     return result.resolve
 
 
-def _precisions(config: StudyConfig, space: Space) -> tuple[str, ...]:
+def searched_precisions(config: StudyConfig, space: Space) -> tuple[str, ...]:
     """Every number format a trial may ask for, so that one the device lacks is refused before the first trial."""
     drawn = [enumerated(param.distribution, limit=len(Precision)) for param in space.cases("train.precision")]
     searched = {str(value) for values in drawn for value in values or ()}

@@ -18,9 +18,12 @@ def prepared_tokens(
     *,
     cache_dir: Path,
     data_fingerprint: str,
-    only: tuple[str, ...],
+    only: tuple[str, ...] | None,
 ) -> Tokens:
     """Tokens of a study's data for one (model, length): from the cache, else made again.
+
+    Args:
+        only: As in :func:`dryfit.tasks.tokens.load_tokens`.
 
     Raises:
         DataError: They had to be made again and the data is no longer what the study was checked with.

@@ -16,7 +16,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import InternalError
 from dryfit.core.jobs import ChildResult, TrainRequest, TrainResult
-from dryfit.core.trial import best_point
+from dryfit.core.trial import TrialConfig, best_point
 from dryfit.core.wire import Note, Phase
 from dryfit.meta.source import model_folder
 from dryfit.tasks.classification import CriteriaTask
@@ -92,11 +92,10 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     return ChildResult(train=result, error=None)
 
 
-def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialParts:
-    config = body.config
-    train_set = tokens.splits[TRAIN]
-    data = config.data
-    task = CriteriaTask(
+def trial_task(config: TrialConfig, tokens: Tokens) -> CriteriaTask:
+    """What the trial learns: its batches, loss and metrics."""
+    data, train_set = config.data, tokens.splits[TRAIN]
+    return CriteriaTask(
         config.settings.loss,
         num_labels=data.num_labels,
         train_counts=train_set.label_counts(data.num_labels),
@@ -104,12 +103,15 @@ def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialPa
         train_rows=len(train_set),
         multi_label=data.multi_label,
     )
+
+
+def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialParts:
     return TrialParts(
         request=body,
         channel=channel,
         model=build_model(body, cls_last=tokens.cls_last),
-        task=task,
-        train=train_set,
+        task=trial_task(body.config, tokens),
+        train=tokens.splits[TRAIN],
         validation=tokens.splits[VALIDATION],
-        tokenizer_folder=model_folder(config.settings.model),
+        tokenizer_folder=model_folder(body.config.settings.model),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from dryfit.core.jobs import ChildResult, TrainResult
 from dryfit.core.wire import MARKER_VARIABLE, Note, Phase, write_model
-from dryfit.runtime.cgroup import oom_kills, rose
+from dryfit.runtime.cgroup import memory_limit_bytes, oom_kills, rose
 from dryfit.runtime.environment import child_environment
 from dryfit.runtime.harvest import child_log_tail, clear, harvest, read_messages
 from dryfit.runtime.protocol import LineBuffer
@@ -62,6 +62,27 @@ def test_the_count_is_found_in_both_versions(tmp_path: Path, membership, counter
     path.parent.mkdir(parents=True)
     path.write_text("low 0\noom 9\noom_kill 3\noom_group_kill 1\n")
     assert oom_kills(tmp_path / "membership", tmp_path / "root") == 3
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "limit"),
+    [
+        ("0::/a\n", {"a/memory.max": "1024", "memory.max": "4096"}, 1024),
+        ("0::/a\n", {"a/memory.max": "max"}, None),
+        ("0::/gone\n", {"memory.max": "4096"}, 4096),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "2048"}, 2048),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("0::/a\n", {}, None),
+    ],
+)
+def test_the_limit_is_found_in_both_versions(tmp_path: Path, membership, files, limit):
+    (tmp_path / "membership").write_text(membership)
+    for name, text in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert memory_limit_bytes(tmp_path / "membership", tmp_path / "root") == limit
+    assert memory_limit_bytes(tmp_path / "absent", tmp_path) is None
 
 
 def test_where_nobody_counts_nothing_rose(tmp_path):

@@ -1,0 +1,58 @@
+"""The command that looks before anybody leaps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from dryfit.cli.options import JsonOption, QuietOption, SetOption
+from dryfit.core.errors import ExitStatus
+
+
+def doctor(
+    study: Annotated[
+        Path | None, typer.Argument(metavar="STUDY.toml", help="A study file, or its folder; none: the machine alone.")
+    ] = None,
+    overrides: SetOption = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Where the study lives.")] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check this machine and a study: every row, batch and model. Exit status 1 where a check fails."""
+    examine(study, overrides or (), folder, machine=True, as_json=as_json, quiet=quiet)
+
+
+def examine(
+    study: Path | None,
+    overrides: Sequence[str],
+    folder: Path | None,
+    *,
+    machine: bool,
+    as_json: bool,
+    quiet: bool,
+) -> NoReturn:
+    """Print the checks, each as it ends, and exit with 1 where one of them fails.
+
+    Args:
+        machine: Whether the machine is checked beside the study.
+        quiet: Print only what is to be done something about.
+    """
+    import dryfit.api as api
+    from dryfit.cli.output import print_finding, print_json, print_verdict
+    from dryfit.report.doctor import diagnosis_view
+
+    def on_note(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    diagnosis = api.doctor(
+        study,
+        overrides=overrides,
+        folder=folder,
+        machine=machine,
+        on_note=on_note,
+        on_finding=lambda finding: None if as_json else print_finding(finding, quiet=quiet),
+    )
+    print_json(diagnosis_view(diagnosis)) if as_json else print_verdict(diagnosis)
+    raise typer.Exit(ExitStatus.DONE if diagnosis.healthy else ExitStatus.ANSWER_IS_NO)

@@ -1,0 +1,210 @@
+"""Looking before leaping: gathers facts, asks children, and hands both to those who judge them."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dryfit.config.schema import Isolation, StudyConfig
+from dryfit.core.errors import ChildError, DryfitError, InternalError
+from dryfit.core.jobs import ChildResult, ProbeResult, RehearseRequest, ResolveRequest, ResolveResult
+from dryfit.core.memory import VerdictKind
+from dryfit.core.plan import DeviceKind
+from dryfit.core.units import gib
+from dryfit.core.words import few
+from dryfit.search.space import Space
+from dryfit.store.layout import StudyLayout, shared_traces
+from dryfit.study.context import choose_device
+from dryfit.study.devices import available_cores
+from dryfit.study.doctor import study_checks
+from dryfit.study.doctor.disk import needed_disk
+from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
+from dryfit.study.doctor.folder import FolderFacts, look_at_folder
+from dryfit.study.doctor.machine_checks import folder_findings, machine_findings
+from dryfit.study.doctor.machine_facts import machine_facts
+from dryfit.study.doctor.room import Room, open_room
+from dryfit.study.doctor.walk import (
+    DATA,
+    Ground,
+    data_findings,
+    device_findings,
+    device_of,
+    model_findings,
+    rehearsals,
+)
+from dryfit.study.errand import PATIENT, Errand, run_errand, run_side_by_side
+from dryfit.study.planner import planning_device
+from dryfit.study.plans import PlanInput, plan_one
+from dryfit.study.prepare import searched_precisions
+from dryfit.study.refusals import needed_bytes, refusal_text
+
+OnNote = Callable[[str], None]
+
+_TOKEN_BYTES: Final = 5
+"""Of a cached token: its id and its segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """A study that is looked at.
+
+    Attributes:
+        config: Its file, overrides included.
+        space: What it searches.
+        layout: Where it lives, or will.
+    """
+
+    config: StudyConfig
+    space: Space
+    layout: StudyLayout
+
+
+def examine(patient: Patient | None, *, machine: bool, on_note: OnNote) -> Iterator[Finding]:
+    """Check a machine, a study, or both.
+
+    Args:
+        patient: The study; None: the machine alone.
+        machine: Whether the machine is checked too.
+        on_note: Hears what is being done.
+    """
+    on_note("starting children")
+    folder = Path(tempfile.mkdtemp(prefix="dryfit-doctor-"))
+    isolation = patient.config.runtime.isolation if patient is not None else Isolation.AUTO
+    told_of_log = False
+    try:
+        with open_room(folder, isolation, fresh=machine) as room:
+            for finding in _findings(patient, room, on_note, machine=machine):
+                told_of_log = told_of_log or str(folder) in f"{finding.found} {finding.fix}"
+                yield finding
+    finally:
+        if not told_of_log:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _findings(patient: Patient | None, room: Room, on_note: OnNote, *, machine: bool) -> Iterator[Finding]:
+    if machine:
+        yield from machine_findings(machine_facts(os.environ, Path.home()), room.trips)
+    if patient is not None:
+        yield from _study(patient, room, on_note)
+
+
+def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
+    config, layout = patient.config, patient.layout
+    folder = look_at_folder(layout.folder)
+    yield from folder_findings(study_checks.ABOUT, folder)
+    space, drawn = study_checks.space_findings(config, patient.space)
+    yield space
+    yield study_checks.lock_finding(layout)
+    record, state = study_checks.record_findings(config, patient.space, layout)
+    yield from record
+    yield study_checks.cache_finding(layout, folder)
+    yield study_checks.mirror_finding(config.search.mirror, layout)
+    probe = room.probe
+    if probe is None:
+        yield failed(DATA, "rows", "no child could be started to read them", "see the checks of the machine")
+        return
+    yield from device_findings(config, searched_precisions(config, patient.space), probe)
+    on_note("reading every row")
+    cache_dir = layout.cache if layout.folder.is_dir() and not folder.not_writable else room.folder / "cache"
+    try:
+        resolved = _rows(config, cache_dir, room)
+    except DryfitError as error:
+        yield failed_by(DATA, "rows", error)
+        return
+    yield from data_findings(resolved.splits, config.data.num_labels)
+    changed = study_checks.data_changed(state, resolved.data_fingerprint)
+    if changed is not None:
+        yield changed
+    resolved = _with_device(config, resolved, probe)
+    ground = Ground(
+        config=config,
+        space=patient.space,
+        fingerprint=resolved.data_fingerprint,
+        device=resolved.device,
+        visible_device=choose_device(resolved, ()),
+        cores=available_cores(),
+        cache_dir=cache_dir,
+        scratch=room.folder,
+    )
+    asked = rehearsals(ground, drawn)
+    answers = dict(zip(asked, _rehearse(asked, room, on_note), strict=True))
+    for name, answer in answers.items():
+        yield from model_findings(name, asked[name], answer, resolved.splits["train"].rows)
+    optimizers = {config.optim.name, *(one.optim.name for _, one in drawn)}
+    yield from _disk(patient, folder, list(answers.values()), optimizers)
+    own = layout if cache_dir == layout.cache else StudyLayout(room.folder)
+    yield from _memory(patient, resolved, own, on_note)
+
+
+def _rows(config: StudyConfig, cache_dir: Path, room: Room) -> ResolveResult:
+    """Read and check all rows; models are looked at later, each in a child of its own."""
+    body = ResolveRequest(task=config.study.task, data=config.data, pairs=(), cache_dir=str(cache_dir), device="cpu")
+    result = run_errand(Errand("reading every row", body, room.folder / "rows", PATIENT), room.supervisor)
+    if result is None or result.resolve is None:
+        raise InternalError("reading every row", "the child's answer is of another job")
+    return result.resolve
+
+
+def _with_device(config: StudyConfig, resolved: ResolveResult, probe: ProbeResult) -> ResolveResult:
+    """What RESOLVE would say of the device."""
+    if device_of(config, probe) is DeviceKind.CPU:
+        return resolved
+    smallest = min(probe.devices, key=lambda one: one.capacity_bytes)
+    found = {"device": DeviceKind.CUDA, "device_count": len(probe.devices), "device_spec": smallest}
+    return resolved.model_copy(update=found)
+
+
+def _rehearse(asked: dict[str, RehearseRequest], room: Room, on_note: OnNote) -> list[ChildResult | ChildError]:
+    """One child for each model, one after another: each may take most of the memory."""
+    names = list(asked)
+    errands = [
+        Errand(f"rehearsing {name}", body, room.folder / f"model-{index}", PATIENT)
+        for index, (name, body) in enumerate(asked.items())
+    ]
+    on_note(f"rehearsing {len(names)} model(s)")
+    return run_side_by_side(errands, room.supervisor, most=1, told=lambda index: on_note(f"rehearsed {names[index]}"))
+
+
+def _disk(
+    patient: Patient, folder: FolderFacts, answers: Sequence[ChildResult | ChildError], optimizers: set[str]
+) -> Iterator[Finding]:
+    """Whether there is room for what the largest model leaves behind; nothing where no model could be loaded."""
+    config = patient.config
+    reports = [answer.rehearse for answer in answers if isinstance(answer, ChildResult) and answer.rehearse is not None]
+    sizes = [report.step.parameters for report in reports if report.step is not None]
+    if not sizes or folder.not_writable:
+        return
+    needed = needed_disk(
+        max(sizes),
+        optimizers=tuple(sorted(optimizers)),
+        parallel=config.runtime.parallel,
+        keep=config.runtime.keep_best,
+        trials=config.study.trials,
+        tokens_bytes=sum(_TOKEN_BYTES * walk.rows * walk.longest for report in reports for walk in report.walks),
+    )
+    yield study_checks.disk_finding(needed, folder)
+
+
+def _memory(patient: Patient, resolved: ResolveResult, layout: StudyLayout, on_note: OnNote) -> Iterator[Finding]:
+    """What the planner says of the study's own values, where it would be asked: on a GPU, or under a limit."""
+    device = planning_device(resolved, patient.config.execution)
+    if device is None:
+        return
+    asked = PlanInput(patient.config, patient.space, device, shared_traces(os.environ, Path.home()), layout)
+    try:
+        answer = plan_one(asked, on_note)
+    except DryfitError as error:
+        yield failed_by(study_checks.ABOUT, "memory", error)
+        return
+    if answer.verdict.fits:
+        found = f"{gib(needed_bytes(answer))} needed of {gib(device.capacity_bytes)} on {device.name}"
+        yield passed(study_checks.ABOUT, "memory", found)
+    elif answer.verdict is VerdictKind.UNKNOWN:
+        fix = "nothing: such trials run with no other beside them (execution.unknown)"
+        yield warned(study_checks.ABOUT, "memory", f"unknown: {few(answer.reasons)}", fix)
+    else:
+        fix = "`dryfit plan` on this file names every change that would fit"
+        yield failed(study_checks.ABOUT, "memory", refusal_text(answer), fix)

@@ -1,0 +1,180 @@
+"""What a study's file, folder and record say, before anything is run."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from dryfit.config.freeze import check_resumable
+from dryfit.config.load import load_study_file
+from dryfit.config.schema import SamplerName, StudyConfig
+from dryfit.core.errors import ConfigError, LedgerError, StudyMismatchError
+from dryfit.core.settings import TrialSettings
+from dryfit.core.trial import Scalar
+from dryfit.core.units import gib
+from dryfit.search.compat import compare
+from dryfit.search.fields import apply_params
+from dryfit.search.space import Space
+from dryfit.search.suggest import suggest
+from dryfit.store.layout import StudyLayout
+from dryfit.store.ledger import lock_owner, read_ledger
+from dryfit.store.replay import StudyState
+from dryfit.study.doctor.disk import NeededDisk
+from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
+from dryfit.study.doctor.folder import FolderFacts, look_at_folder
+
+ABOUT: Final = "study"
+
+_DRAWS: Final = 64
+_CONNECT_S: Final = 5.0
+_PORTS: Final = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "redis": 6379}
+_ROOMY: Final = 2.0
+"""Free disk below so many times the need is worth a word: other programs write too."""
+
+Drawn = tuple[tuple[dict[str, Scalar], TrialSettings], ...]
+"""Points of a space, with the settings that they give."""
+
+
+def space_findings(config: StudyConfig, space: Space) -> tuple[Finding, Drawn]:
+    """Draw points of the space at random and put them into the settings; the points are those of no sampler."""
+    drawn: list[tuple[dict[str, Scalar], TrialSettings]] = []
+    search = config.search.model_copy(update={"sampler": SamplerName.RANDOM})
+    for number in range(_DRAWS if space.params else 0):
+        point = suggest(
+            space,
+            (),
+            search=search,
+            directions=(config.study.resolved_direction,),
+            points=(),
+            seed=config.study.seed,
+            number=number,
+        )
+        try:
+            drawn.append((point.params, apply_params(config.trial_settings, point.params)))
+        except ConfigError as error:
+            return failed_by(ABOUT, "space", error), tuple(drawn)
+    return passed(ABOUT, "space", _space_text(space, len(drawn))), tuple(drawn)
+
+
+def _space_text(space: Space, drawn: int) -> str:
+    if not space.params:
+        return "nothing is searched: every trial has the study's own values"
+    conditions = sum(1 for param in space.params if param.when)
+    legal = f"{drawn} points drawn at random give legal settings"
+    return f"{len(space.names)} keys, {conditions} cases with a condition; {legal}"
+
+
+def lock_finding(layout: StudyLayout) -> Finding:
+    """Whether somebody runs the study now."""
+    try:
+        owner = lock_owner(layout.lock)
+    except OSError as error:
+        return failed(ABOUT, "lock", f"{layout.lock}: {error.strerror}", "make the study's files yours (chown, chmod)")
+    if owner is not None:
+        fix = f"wait for it, or stop it with `dryfit stop {layout.folder}`"
+        return failed(ABOUT, "lock", f"process {owner} is running it", fix)
+    return passed(ABOUT, "lock", "nobody runs it")
+
+
+def record_findings(config: StudyConfig, space: Space, layout: StudyLayout) -> tuple[list[Finding], StudyState]:
+    """What the ledger says, and whether this file goes on with it."""
+    state = StudyState()
+    try:
+        events = read_ledger(layout.ledger)
+        for event in events:
+            state.apply(event)
+    except LedgerError as error:
+        return [failed_by(ABOUT, "ledger", error)], StudyState()
+    except OSError as error:
+        fix = "make the study's files readable for you"
+        return [failed(ABOUT, "ledger", f"{layout.ledger}: {error.strerror}", fix)], StudyState()
+    if state.created is None or not state.trials:
+        return [passed(ABOUT, "ledger", "no trial yet: `dryfit tune` begins the study")], StudyState()
+    ended = sum(1 for trial in state.trials if trial.outcome is not None)
+    found = passed(ABOUT, "ledger", f"{len(events)} events, {len(state.trials)} trials, {ended} of them ended")
+    return [found, *_going_on(config, space, layout, state)], state
+
+
+def _going_on(config: StudyConfig, space: Space, layout: StudyLayout, state: StudyState) -> Iterator[Finding]:
+    try:
+        check_resumable(load_study_file(layout.frozen_file).config, config)
+    except (StudyMismatchError, ConfigError) as error:
+        yield failed_by(ABOUT, "going on", error)
+        return
+    assert state.created is not None
+    changes = compare(Space.from_json(state.created.space), space).sentences
+    if changes:
+        fix = "nothing, if that is meant: earlier trials count as far as the space still has their values"
+        yield warned(ABOUT, "going on", f"the space has changed: {'; '.join(changes)}", fix)
+    else:
+        yield passed(ABOUT, "going on", "the file fits the study in the folder")
+
+
+def mirror_finding(target: str, layout: StudyLayout) -> Finding:
+    """Whether the Optuna mirror can be written; a study runs on without it, so nothing here is in its way.
+
+    Args:
+        target: ``search.mirror``; a URL may hold a password, and is not printed.
+        layout: Where the study lives.
+    """
+    if target == "none":
+        return passed(ABOUT, "mirror", "off")
+    if target == "journal":
+        return passed(ABOUT, "mirror", str(layout.journal))
+    kind, trouble = _url_trouble(target)
+    if trouble:
+        return warned(ABOUT, "mirror", f"{kind}: {trouble}", 'start the server, or set search.mirror = "journal"')
+    return passed(ABOUT, "mirror", f"{kind}: somebody answers")
+
+
+def _url_trouble(url: str) -> tuple[str, str]:
+    """The kind of a storage URL, and why it cannot be reached; nothing is written there."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return "search.mirror", "it is no URL"
+    kind = parts.scheme.partition("+")[0]
+    if kind == "sqlite":
+        facts = look_at_folder(Path(parts.path.removeprefix("/") or ".").parent)
+        return "sqlite", facts.not_writable and f"{facts.folder}: {facts.not_writable}"
+    if kind not in _PORTS:
+        return kind or "search.mirror", "it is no storage that Optuna knows"
+    try:
+        with socket.create_connection((host or "localhost", port or _PORTS[kind]), timeout=_CONNECT_S):
+            return f"{kind} on {host or 'localhost'}", ""
+    except OSError as error:
+        return f"{kind} on {host or 'localhost'}", error.strerror or str(error)
+
+
+def cache_finding(layout: StudyLayout, folder: FolderFacts) -> Finding:
+    """What the token cache holds."""
+    if not layout.cache.is_dir():
+        return passed(ABOUT, "token cache", "none yet: it is made from the rows")
+    sets = [entry for entry in layout.cache.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    size_bytes = sum(file.stat().st_size for entry in sets for file in entry.iterdir() if file.is_file())
+    found = f"{len(sets)} of (data, model, length), {gib(size_bytes)}"
+    if folder.not_writable:
+        return warned(ABOUT, "token cache", f"{found}, and no more can be added", "make the study's folder writable")
+    return passed(ABOUT, "token cache", found)
+
+
+def disk_finding(needed: NeededDisk, folder: FolderFacts) -> Finding:
+    """Whether the study's files have room."""
+    parts = f"{gib(needed.checkpoints_bytes)} checkpoints, {gib(needed.kept_bytes)} weights"
+    found = f"about {gib(needed.total_bytes)} needed ({parts}), {gib(folder.free_bytes)} free in {folder.folder}"
+    if needed.total_bytes > folder.free_bytes:
+        return failed(ABOUT, "disk", found, "free some space, use --dir on another disk, or keep fewer weights")
+    if _ROOMY * needed.total_bytes > folder.free_bytes:
+        return warned(ABOUT, "disk", found, "free some space: a full disk pauses a study")
+    return passed(ABOUT, "disk", found)
+
+
+def data_changed(state: StudyState, fingerprint: str) -> Finding | None:
+    """Whether the rows are still those that the study began with; None where it has not begun."""
+    before = state.resolved
+    if before is None or not state.trials or before.data_fingerprint == fingerprint:
+        return None
+    found = f"the rows have changed: fingerprint {fingerprint}, the study began with {before.data_fingerprint}"
+    return failed("data", "rows", found, "put the old files back, or start a new study folder")

@@ -1,0 +1,207 @@
+"""``dryfit doctor`` and ``tune --dry-run`` as a user meets them: findings, fixes, exit statuses, and no trace."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dryfit
+import sick
+import tiny
+from study_runs import DEADLINE_S, command, run, write_study
+
+SICK: dict[str, tuple[Callable[[Path], Path], str, str]] = {
+    "shard": (sick.shard_missing, "weights", "model-00002-of-00002.safetensors"),
+    "padding": (sick.without_padding, "tokens", "the tokenizer has no padding token"),
+    "embeddings": (sick.few_embeddings, "batches", "the model has embeddings for 0 to 19"),
+    "positions": (sick.few_positions, "tokens", "train.max_length is 48"),
+    "nan": (sick.nan_weights, "step", "loss nan"),
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a study but its token cache."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path): path.read_bytes() for path in files if "cache" not in path.relative_to(folder).parts}
+
+
+def checks_of(stdout: str) -> list[dict[str, Any]]:
+    found = json.loads(stdout)
+    assert found["schema"] == 1
+    assert found["counts"] == {
+        status: sum(one["status"] == status for one in found["checks"]) for status in ("pass", "warn", "fail")
+    }
+    assert found["healthy"] == (found["counts"]["fail"] == 0)
+    assert all(one["fix"] for one in found["checks"] if one["status"] != "pass")
+    return found["checks"]
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """One study whose space names a good model and five bad ones; what the doctor says of it."""
+    folder = tmp_path_factory.mktemp("ward")
+    file = write_study(folder / "study")
+    models = [str(make(folder / name)) for name, (make, _, _) in SICK.items()]
+    models.append(str(folder / "study" / "model"))
+    text = file.read_text(encoding="utf-8")
+    text = text.replace("[space]\n", f'[space]\n"model.name" = {json.dumps(models)}\n')
+    file.write_text(text, encoding="utf-8")
+    before = contents(folder / "study")
+    done = subprocess.run(
+        command("doctor", file, "--json"),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("tmp")), "HF_HOME": str(folder / "hub")},
+    )
+    assert done.returncode == 1, done.stderr
+    assert contents(folder / "study") == before
+    return folder, checks_of(done.stdout)
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_bad_model_is_told_with_its_fix(ward: tuple[Path, list[dict[str, Any]]], name: str) -> None:
+    folder, checks = ward
+    _, check, said = SICK[name]
+    failures = [one for one in checks if one["about"] == f"model {folder / name}" and one["status"] == "fail"]
+    assert failures, checks
+    assert any(one["check"].startswith(check) and said in one["found"] for one in failures), failures
+
+
+def test_bad_models_hide_no_good_one_and_no_machine(ward: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, checks = ward
+    good = [one for one in checks if one["about"] == f"model {folder / 'study' / 'model'}"]
+    assert {one["check"] for one in good} >= {"batches", "step", "time", "points"}
+    assert {one["status"] for one in good} == {"pass"}
+    (step,) = (one for one in good if one["check"] == "step")
+    assert "22,658 of 22,658 parameters have finite gradients" in step["found"]
+    machine = {one["check"]: one for one in checks if one["about"] == "machine"}
+    assert set(machine) >= {"Python", "libraries", "cores", "memory", "fork server", "fresh interpreter", "GPU"}
+    assert machine["fork server"]["status"] == machine["fresh interpreter"]["status"] == "pass"
+    data = {one["check"]: one["found"] for one in checks if one["about"] == "data"}
+    assert data["train"] == "64 rows; by label 0: 32, 1: 32"
+
+
+def test_a_broken_study_file_is_a_finding_with_its_line(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study")
+    text = study.read_text(encoding="utf-8").replace("batch_size = 8", "batchsize = 8")
+    study.write_text(text, encoding="utf-8")
+    line = text.splitlines().index("batchsize = 8") + 1
+    done = run("tune", study, "--dry-run")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"line {line}" in done.stdout
+    assert "fix: " in done.stdout
+    found = dryfit.doctor(study, machine=False)
+    assert [str(finding.status) for finding in found.findings] == ["fail"]
+
+
+def test_no_such_study_is_an_error(tmp_path: Path) -> None:
+    for words in (("doctor", tmp_path / "nowhere.toml"), ("tune", tmp_path, "--dry-run")):
+        done = run(*words)
+        assert done.returncode == 2
+        assert "dryfit init" in done.stderr
+
+
+def _without_file(data: Path) -> str:
+    (data / "train.jsonl").rename(data / "trains.jsonl")
+    return "did you mean"
+
+
+def _not_utf8(data: Path) -> str:
+    file = data / "validation.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"feel", b"f\xe9el", 1))
+    return "byte 0xe9"
+
+
+def _group_in_two(data: Path) -> str:
+    file = data / "validation.jsonl"
+    file.write_text(file.read_text().replace('"group": "g64"', '"group": "g3"', 1))
+    return "group 'g3' is in the split train too"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [_without_file, _not_utf8, _group_in_two])
+def test_bad_rows_of_every_kind_fail_a_dry_run(tmp_path: Path, spoil: Callable[[Path], str]) -> None:
+    study = write_study(tmp_path / "study")
+    said = spoil(tmp_path / "study/data")
+    done = run("tune", study, "--dry-run", "--json")
+    assert done.returncode == 1, done.stderr
+    (failure,) = (one for one in checks_of(done.stdout) if one["status"] == "fail")
+    assert (failure["about"], failure["check"]) == ("data", "rows")
+    assert said in failure["found"] + failure["fix"]
+
+
+@pytest.mark.slow
+def test_a_dry_run_names_the_bad_row_and_runs_no_trial(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study")
+    rows = tmp_path / "study/data/train.jsonl"
+    lines = rows.read_text(encoding="utf-8").splitlines()
+    rows.write_text("\n".join([*lines[:4], json.dumps(json.loads(lines[4]) | {"label": 7}), *lines[5:]]))
+    before = contents(tmp_path / "study")
+    done = run("tune", study, "--dry-run")
+    assert done.returncode == 1, done.stderr
+    (failure,) = (line for line in done.stdout.splitlines() if line.startswith("FAIL"))
+    assert failure.startswith("FAIL  data: rows: ")
+    assert "train.jsonl, line 5: label is 7" in failure
+    assert "      fix: allowed: an integer from 0 to 1 (data.num_labels = 2)" in done.stdout
+    assert "machine:" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("not ready: ")
+    assert contents(tmp_path / "study") == before
+
+
+@pytest.mark.slow
+def test_a_process_that_died_has_left_its_log(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study")
+    words = ("--set", f"model.name={sick.aborting(tmp_path / 'aborting')}", "--set", "model.trust_remote_code=true")
+    environment = os.environ | {"TMPDIR": str(tmp_path), "HF_HOME": str(tmp_path / "hub")}
+    asked = command("doctor", study, "--json", *words)
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
+    assert done.returncode == 1, done.stderr
+    (death,) = (one for one in checks_of(done.stdout) if one["status"] == "fail")
+    assert (death["about"], death["check"]) == (f"model {tmp_path / 'aborting'}", "rehearsal")
+    assert "SIGABRT" in death["found"]
+    log = Path(death["fix"].removeprefix("see "))
+    assert "dryfit rehearse child" in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_study_that_runs_and_one_that_has_run(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study", trials=2)
+    assert run("tune", study, "--quiet").returncode == 0
+    ledger = (tmp_path / "study/ledger.jsonl").read_bytes()
+    text = study.read_text(encoding="utf-8")
+    study.write_text(text.replace('["cls", "mean", "max"]', '["cls", "mean"]').replace('["mean", "max"]', '"mean"'))
+    done = run("tune", study, "--dry-run", "--set", "optim.weight_decay=0.02")
+    assert done.returncode == 1
+    assert "FAIL  study: going on" in done.stdout
+    assert "optim.weight_decay was 0.01, is now 0.02" in done.stdout
+    done = run("tune", study, "--dry-run")
+    assert done.returncode == 0, done.stdout
+    assert "WARN  study: going on: the space has changed" in done.stdout
+    assert (tmp_path / "study/ledger.jsonl").read_bytes() == ledger
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="a small file system takes root to mount")
+def test_a_small_disk_and_one_that_cannot_be_written(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study", trials=20)
+    tiny.model(tmp_path / "study" / "model", hidden_size=64, intermediate_size=512)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3M", "tmpfs", disk], check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        small = run("tune", study, "--dry-run", "--dir", disk)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        read_only = run("tune", study, "--dry-run", "--dir", disk)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert (small.returncode, read_only.returncode) == (1, 1)
+    assert "FAIL  study: disk: about" in small.stdout
+    assert "FAIL  study: folder" in read_only.stdout
+    assert "PASS  model" in read_only.stdout

@@ -1,0 +1,32 @@
+"""A diagnosis as lines that can be searched, and as JSON."""
+
+import json
+
+from dryfit.report.doctor import diagnosis_view, finding_lines, verdict_line
+from dryfit.study.doctor.finding import Diagnosis, failed, passed, warned
+
+GOOD, ODD, BAD = (
+    passed("machine", "cores", "2"),
+    warned("study", "mirror", "gone", "x"),
+    failed("data", "rows", "a\n b", "c"),
+)
+
+
+def test_a_line_for_each_check_and_one_for_each_fix() -> None:
+    assert list(finding_lines(GOOD)) == ["PASS  machine: cores: 2"]
+    assert list(finding_lines(ODD)) == ["WARN  study: mirror: gone", "      fix: x"]
+    assert list(finding_lines(BAD)) == ["FAIL  data: rows: a b", "      fix: c"]
+
+
+def test_the_verdict_counts() -> None:
+    assert verdict_line(Diagnosis((GOOD, ODD))) == "ready: 1 passed, 1 to look at, 0 failed"
+    assert verdict_line(Diagnosis((GOOD, ODD, BAD))) == "not ready: 1 passed, 1 to look at, 1 failed"
+    assert Diagnosis(()).healthy
+
+
+def test_json_has_a_schema_and_everything() -> None:
+    view = json.loads(diagnosis_view(Diagnosis((GOOD, BAD))).model_dump_json(by_alias=True))
+    assert view["schema"] == 1
+    assert view["healthy"] is False
+    assert view["counts"] == {"pass": 1, "warn": 0, "fail": 1}
+    assert view["checks"][1] == {"about": "data", "check": "rows", "status": "fail", "found": "a\n b", "fix": "c"}

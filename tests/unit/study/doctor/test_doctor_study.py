@@ -1,0 +1,166 @@
+"""What a study's file, folder and record say before anything is run."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import instant
+from dryfit.config.freeze import dump_toml
+from dryfit.config.schema import StudyConfig
+from dryfit.core.trial import Outcome
+from dryfit.search.space import Space
+from dryfit.store.events import SessionOpened, StudyCreated, TrialAsked, TrialFinished
+from dryfit.store.layout import StudyLayout
+from dryfit.store.ledger import Ledger, StudyLock
+from dryfit.store.replay import StudyState
+from dryfit.study.doctor.disk import STATE_NUMBERS, needed_disk
+from dryfit.study.doctor.finding import Finding, Status, failed
+from dryfit.study.doctor.folder import FolderFacts
+from dryfit.study.doctor.study_checks import (
+    cache_finding,
+    disk_finding,
+    lock_finding,
+    mirror_finding,
+    record_findings,
+    space_findings,
+)
+
+SPACE = {"optim.lr": {"low": 1e-5, "high": 1e-3, "log": True}, "head.pooling": ["cls", "mean", "max"]}
+
+
+def config(**tables: dict[str, Any]) -> StudyConfig:
+    data = {"train": "/a.jsonl", "validation": "/b.jsonl"}
+    return instant.config(**({"space": SPACE, "data": data} | tables))
+
+
+def begun(folder: Path, asked: StudyConfig) -> StudyLayout:
+    """A study of one trial, as an earlier run left it."""
+    layout = StudyLayout(folder)
+    space = Space.from_config(asked)
+    study = asked.study
+    ledger = Ledger(layout.ledger, fold=lambda event: None)
+    ledger.append(
+        StudyCreated(
+            id="i",
+            name=study.name,
+            task=study.task,
+            metric=study.metric,
+            direction=study.resolved_direction,
+            seed=study.seed,
+            space=space.to_json(),
+        )
+    )
+    ledger.append(SessionOpened(pid=1, host="h", version="0", total=4))
+    ledger.append(TrialAsked(number=0, params={}, internal={}, distributions={}, seed=0, fingerprint="f"))
+    ledger.append(TrialFinished(number=0, outcome=Outcome.COMPLETE, value=0.5))
+    ledger.close()
+    layout.frozen_file.write_text(dump_toml(asked), encoding="utf-8")
+    return layout
+
+
+def record(asked: StudyConfig, layout: StudyLayout) -> tuple[dict[str, Finding], StudyState]:
+    findings, state = record_findings(asked, Space.from_config(asked), layout)
+    return {finding.check: finding for finding in findings}, state
+
+
+def test_a_space_is_drawn_from() -> None:
+    found, drawn = space_findings(config(), Space.from_config(config()))
+    assert found.status is Status.PASS and len(drawn) == 64
+    assert {settings.head.pooling for _, settings in drawn} == {"cls", "mean", "max"}
+    nothing, none = space_findings(config(space={}), Space.from_config(config(space={})))
+    assert "nothing is searched" in nothing.found and none == ()
+
+
+def test_a_running_study_s_lock_is_in_the_way(tmp_path: Path) -> None:
+    layout = StudyLayout(tmp_path)
+    assert lock_finding(layout).status is Status.PASS
+    with StudyLock(layout.lock):
+        found = lock_finding(layout)
+        assert found.status is Status.FAIL
+        assert "is running it" in found.found and f"dryfit stop {tmp_path}" in found.fix
+    assert lock_finding(layout).status is Status.PASS
+
+
+def test_a_study_that_goes_on(tmp_path: Path) -> None:
+    found, _ = record(config(), StudyLayout(tmp_path))
+    assert "no trial yet" in found["ledger"].found
+    layout = begun(tmp_path, config())
+    before = layout.ledger.read_bytes()
+    found, state = record(config(), layout)
+    assert {finding.status for finding in found.values()} == {Status.PASS}
+    assert found["ledger"].found == "4 events, 1 trials, 1 of them ended"
+    assert len(state.trials) == 1
+    assert layout.ledger.read_bytes() == before
+
+
+def test_a_changed_setting_is_refused_and_a_lost_choice_is_said(tmp_path: Path) -> None:
+    layout = begun(tmp_path, config())
+    found, _ = record(config(optim={"weight_decay": 0.5}), layout)
+    assert found["going on"].status is Status.FAIL
+    assert "optim.weight_decay was 0.01, is now 0.5" in found["going on"].found
+    found, _ = record(config(space=SPACE | {"head.pooling": ["cls", "mean"]}), layout)
+    assert found["going on"].status is Status.WARN
+    assert "head.pooling" in found["going on"].found and "max" in found["going on"].found
+
+
+def test_a_torn_ledger_and_a_lost_frozen_file(tmp_path: Path) -> None:
+    layout = begun(tmp_path, config())
+    layout.frozen_file.unlink()
+    found, _ = record(config(), layout)
+    assert found["going on"].status is Status.FAIL
+    layout.ledger.write_bytes(layout.ledger.read_bytes().replace(b'"v":1', b'"v":9'))
+    found, state = record(config(), layout)
+    assert found["ledger"].status is Status.FAIL and "a newer dryfit wrote it" in found["ledger"].found
+    assert state.created is None
+
+
+def test_mirrors(tmp_path: Path) -> None:
+    layout = StudyLayout(tmp_path)
+    assert mirror_finding("none", layout).found == "off"
+    assert mirror_finding("journal", layout).status is Status.PASS
+    assert mirror_finding(f"sqlite:///{tmp_path}/x.db", layout).status is Status.PASS
+    assert list(tmp_path.iterdir()) == []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        url = f"postgresql+psycopg2://me:secret@127.0.0.1:{port}/db"
+        found = mirror_finding(url, layout)
+        assert found.status is Status.PASS, found
+    for gone in (url, "nonsense", "postgresql://me:secret@127.0.0.1:x/db", "oracle://h/db"):
+        found = mirror_finding(gone, layout)
+        assert found.status is Status.WARN and found.fix
+        assert "secret" not in found.found + found.fix
+
+
+def test_the_token_cache(tmp_path: Path) -> None:
+    layout, folder = StudyLayout(tmp_path), FolderFacts(tmp_path, "ext4", 1)
+    assert "none yet" in cache_finding(layout, folder).found
+    (layout.cache / "abc").mkdir(parents=True)
+    (layout.cache / "abc" / "train.safetensors").write_bytes(bytes(3 << 20))
+    assert "1 of (data, model, length), 3 MiB" in cache_finding(layout, folder).found
+    assert cache_finding(layout, replace(folder, not_writable="no")).status is Status.WARN
+
+
+def test_disk_is_counted_from_above_and_compared() -> None:
+    needed = needed_disk(1_000_000, optimizers=("sgd", "adamw"), parallel=2, keep=3, trials=10, tokens_bytes=500)
+    # Weights 4 MB; AdamW adds twice that; three checkpoints in each of two trials; weights of two and of three.
+    assert needed.checkpoints_bytes == 2 * 3 * 12_000_000
+    assert needed.kept_bytes == 5 * 4_000_000
+    assert needed.total_bytes == 72_000_000 + 20_000_000 + 500 + 10 * 2**20
+    folder = FolderFacts(Path("/x"), "ext4", 10 * needed.total_bytes)
+    assert disk_finding(needed, folder).status is Status.PASS
+    assert disk_finding(needed, replace(folder, free_bytes=round(1.5 * needed.total_bytes))).status is Status.WARN
+    short = disk_finding(needed, replace(folder, free_bytes=needed.total_bytes - 1))
+    assert short.status is Status.FAIL and "--dir" in short.fix
+
+
+def test_every_optimizer_s_state_is_counted() -> None:
+    names = set(StudyConfig.model_fields["optim"].annotation.model_fields["name"].annotation.__args__)
+    assert names <= set(STATE_NUMBERS)
+
+
+def test_a_finding_to_act_on_says_how() -> None:
+    with pytest.raises(ValueError, match="must say how"):
+        failed("study", "disk", "full", "")

@@ -1,0 +1,161 @@
+"""What a study's children are asked, and what their answers mean."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import instant
+from dryfit.core.errors import ChildError, InternalError
+from dryfit.core.jobs import (
+    BatchWalk,
+    ChildResult,
+    ErrorParts,
+    PointFacts,
+    ProbeResult,
+    RehearseRequest,
+    RehearseResult,
+    SplitFacts,
+    StepFacts,
+    Stumble,
+)
+from dryfit.core.plan import DeviceKind, DeviceSpec
+from dryfit.core.settings import TrialSettings
+from dryfit.search.space import Space
+from dryfit.study.doctor.finding import Finding, Status
+from dryfit.study.doctor.study_checks import space_findings
+from dryfit.study.doctor.walk import Ground, covering, data_findings, device_findings, model_findings, rehearsals
+
+CARD = DeviceSpec(name="A card", capacity_bytes=24 << 30, capability=(7, 5))
+STEP = StepFacts(parameters=100, trainable=80, rows=16, length=30, micro_batch=16, loss=0.7, largest_s=0.5, step_s=0.25)
+NAN = float("nan")
+ERROR = ErrorParts(code="LOAD", doing="reading m", found="shard 2 is missing", hint="get it again")
+
+
+def requests(**tables: dict[str, Any]) -> dict[str, RehearseRequest]:
+    config = instant.config(**({"execution": {}} | tables))
+    space = Space.from_config(config)
+    ground = Ground(config, space, "print", DeviceKind.CPU, None, 4, Path("/cache"), Path("/scratch"))
+    return rehearsals(ground, space_findings(config, space)[1])
+
+
+def test_one_request_a_model_with_the_largest_batch_and_the_longest_input() -> None:
+    space = {
+        "model.name": ["a", "b"],
+        "train.max_length": [{"choices": [64, 32], "when": {"model.name": "a"}}],
+        "train.batch_size": {"low": 8, "high": 256, "log": True},
+        "loss.name": ["cross_entropy", "focal"],
+    }
+    asked = requests(space=space, execution={"micro_batch": 16})
+    assert set(asked) == {"a", "b"}
+    assert asked["a"].lengths == (32, 64)
+    assert asked["b"].lengths == (160,)
+    trial = asked["a"].trial
+    assert trial.config.settings.train.max_length == 64
+    assert (trial.plan.effective_batch, trial.plan.micro_batch, trial.plan.accumulation) == (256, 16, 16)
+    for name, request in asked.items():
+        assert {point.settings.model.name for point in request.points} == {name}
+        assert {point.settings.loss.name for point in request.points} == {"cross_entropy", "focal"}
+        assert {point.data_fingerprint for point in request.points} == {"print"}
+    assert [*requests()] == ["minilm"]
+    assert requests()["minilm"].points == ()
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["head.pooling", "loss.name", "optim.lr"]), st.sampled_from("abc"))))
+def test_few_points_cover_every_value(drawn: list[dict[str, Any]]) -> None:
+    points = tuple((params, TrialSettings()) for params in drawn)
+    chosen = covering(points)
+
+    def values(some: Any) -> set[tuple[str, str]]:
+        return {pair for params, _ in some for pair in params.items() if pair[0] != "optim.lr"}
+
+    assert values(chosen) == values(points)
+    assert len(chosen) <= min(len(drawn), 6)
+    assert all(one in points for one in chosen)
+
+
+def judged(found: RehearseResult | ChildError) -> list[Finding]:
+    (asked,) = requests().values()
+    answer = ChildResult(rehearse=found) if isinstance(found, RehearseResult) else found
+    return list(model_findings("m", asked, answer, 160))
+
+
+def walked(*faults: str) -> tuple[BatchWalk, ...]:
+    return (BatchWalk(max_length=64, split="train", rows=160, batches=10, longest=30, faults=faults),)
+
+
+def test_a_good_model_passes_with_its_times() -> None:
+    found = {one.check: one for one in judged(RehearseResult(walks=walked(), step=STEP))}
+    assert {one.status for one in found.values()} == {Status.PASS}
+    assert "80 of 100 parameters have finite gradients" in found["step"].found
+    # 0.25 s for 16 rows, 160 rows, 2 epochs
+    assert "about 5.0 s a trial (320 rows)" in found["time"].found
+
+
+@pytest.mark.parametrize(
+    ("result", "check", "status", "said"),
+    [
+        (RehearseResult(walks=walked("ids of 30")), "batches", Status.FAIL, "train at 64: ids of 30"),
+        (RehearseResult(step=STEP.model_copy(update={"loss": NAN})), "step", Status.FAIL, "loss nan"),
+        (RehearseResult(step=STEP.model_copy(update={"not_finite": ("w",)})), "step", Status.FAIL, "NaN: w"),
+        (RehearseResult(step=STEP.model_copy(update={"untouched": ("head.0.w",)})), "step", Status.FAIL, "head.0.w"),
+        (RehearseResult(step=STEP.model_copy(update={"untouched": ("mask_emb",)})), "step", Status.WARN, "mask_emb"),
+        (RehearseResult(step=STEP.model_copy(update={"micro_batch": 4})), "memory", Status.WARN, "4 do"),
+        (RehearseResult(stumbles=(Stumble(stage="weights", error=ERROR),)), "weights", Status.FAIL, "shard 2"),
+        (
+            RehearseResult(points=(PointFacts(params={"head.pooling": "max"}, error=ERROR),)),
+            "point head.pooling=max",
+            Status.FAIL,
+            "shard 2",
+        ),
+        (
+            RehearseResult(
+                points=(PointFacts(params={"loss.name": "focal"}, step=STEP.model_copy(update={"loss": NAN})),)
+            ),
+            "point loss.name=focal",
+            Status.FAIL,
+            "loss nan",
+        ),
+        (ChildError("rehearsing", "killed by SIGSEGV", hint="see /log.txt"), "rehearsal", Status.FAIL, "SIGSEGV"),
+    ],
+)
+def test_what_is_wrong_with_a_model(result: RehearseResult | ChildError, check: str, status: Status, said: str) -> None:
+    found = next(one for one in judged(result) if one.check == check)
+    assert (found.status, said in found.found) == (status, True), found
+    assert found.about == "model m"
+
+
+def test_an_answer_of_another_job_is_a_bug() -> None:
+    (asked,) = requests().values()
+    with pytest.raises(InternalError, match="another job"):
+        list(model_findings("m", asked, ChildResult(), 1))
+
+
+def test_labels_are_counted_and_an_absent_one_is_said() -> None:
+    full, part = SplitFacts(rows=5, label_counts={0: 2, 1: 3}), SplitFacts(rows=2, label_counts={1: 2})
+    found = list(data_findings({"train": full, "validation": part}, 2))
+    assert [one.status for one in found] == [Status.PASS, Status.WARN]
+    assert found[0].found == "5 rows; by label 0: 2, 1: 3"
+    assert "label 0" in found[1].fix
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "probe", "status", "said"),
+    [
+        ("auto", "fp32", {}, Status.PASS, "cpu, fp32"),
+        ("auto", "fp16", {"devices": (CARD,)}, Status.PASS, "cuda, fp16"),
+        ("cuda", "fp32", {}, Status.FAIL, "can use no CUDA device"),
+        ("auto", "fp16", {}, Status.FAIL, "fp16 needs a CUDA device"),
+        ("cpu", "bf16", {"devices": (CARD,), "bf16": False}, Status.PASS, "cpu, bf16"),
+        ("auto", "bf16", {"devices": (CARD,), "bf16": False}, Status.FAIL, "A card has no bf16"),
+    ],
+)
+def test_devices_and_number_formats(
+    device: str, precision: str, probe: dict[str, Any], status: Status, said: str
+) -> None:
+    config = instant.config(execution={"device": device})
+    answer = ProbeResult(torch="2.13", cuda_build=None, **probe)
+    (found,) = device_findings(config, (precision,), answer)
+    assert (found.status, said in found.found) == (status, True), found

@@ -1,0 +1,197 @@
+"""The rehearsal of a model, in this process: what it finds in batches, weights and gradients."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig
+
+import sick
+import tiny
+import trials
+from dryfit import rehearse as rehearsing
+from dryfit.core.errors import ConfigError
+from dryfit.core.jobs import ProbeRequest, RehearseRequest, RehearseResult
+from dryfit.core.settings import TrialSettings
+from dryfit.preflight import probe
+from dryfit.rehearse import batch_faults, rehearse
+from trials import ScriptedChannel, Trial
+
+
+def rehearsed(
+    trial: Trial, *, lengths: tuple[int, ...] = (32,), points: tuple[dict[str, Any], ...] = ()
+) -> RehearseResult:
+    request = trial.request()
+    tables = [json.loads(trial.settings.model_dump_json()) for _ in points]
+    for table, changes in zip(tables, points, strict=True):
+        for name, value in changes.items():
+            table[name.split(".")[0]][name.split(".")[1]] = value
+    configs = tuple(
+        request.config.model_copy(
+            update={"settings": TrialSettings.model_validate_json(json.dumps(table)), "params": changes}
+        )
+        for table, changes in zip(tables, points, strict=True)
+    )
+    body = RehearseRequest(trial=request, lengths=lengths, points=configs)
+    result = rehearse(body, ScriptedChannel(trial.folder / "rehearsal")).rehearse
+    assert result is not None
+    return result
+
+
+def test_a_good_model_walks_every_batch_and_does_a_step(tmp_path: Path) -> None:
+    trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"), execution={"micro_batch": 3})
+    points = ({"loss.name": "focal", "head.pooling": "max"}, {"optim.name": "sgd", "head.pooling": "cls"})
+    found = rehearsed(trial, lengths=(16, 32), points=points)
+    assert found.stumbles == ()
+    assert {(walk.split, walk.max_length): (walk.rows, walk.batches) for walk in found.walks} == {
+        ("train", 16): (40, 5),
+        ("validation", 16): (20, 1),
+        ("train", 32): (40, 5),
+        ("validation", 32): (20, 1),
+    }
+    assert max(walk.longest for walk in found.walks if walk.max_length == 16) == 16
+    step = found.step
+    assert step is not None
+    assert (step.rows, step.micro_batch, step.not_finite, step.untouched) == (8, 3, (), ())
+    assert 0.3 < step.loss < 1.5 and step.step_s is not None
+    assert step.length == max(walk.longest for walk in found.walks if walk.split == "train")
+    assert [point.params for point in found.points] == list(points)
+    assert all(point.step is not None and point.error is None for point in found.points)
+    assert {path.name for path in tmp_path.iterdir()} <= {"model", "data", "cache", "resolve", "rehearsal", "load.json"}
+
+
+def test_frozen_layers_are_not_asked_for_gradients(tmp_path: Path) -> None:
+    trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"), regularization={"freeze_layers": 1})
+    step = rehearsed(trial).step
+    assert step is not None and step.untouched == ()
+    assert step.trainable < step.parameters
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_gradients_that_are_not_finite_are_named(tmp_path: Path, precision: str) -> None:
+    trial = trials.small(tmp_path, encoder=sick.nan_weights(tmp_path / "model"), train={"precision": precision})
+    step = rehearsed(trial).step
+    assert step is not None
+    assert step.loss != step.loss
+    assert "head.1.weight" in step.not_finite
+
+
+def test_parameters_without_a_gradient_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = rehearsing.build_model
+
+    def with_an_idle_part(*args: Any, **kwargs: Any) -> Any:
+        model = built(*args, **kwargs)
+        model.encoder.idle = torch.nn.Linear(2, 2)
+        return model
+
+    monkeypatch.setattr(rehearsing, "build_model", with_an_idle_part)
+    step = rehearsed(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))).step
+    assert step is not None
+    assert step.untouched == ("encoder.idle.weight", "encoder.idle.bias")
+
+
+@pytest.mark.parametrize(
+    ("make", "stage", "said"),
+    [
+        (sick.shard_missing, "weights", "model-00002-of-00002.safetensors"),
+        (sick.few_positions, "tokens, train.max_length = 32", "train.max_length is 32"),
+        (sick.without_padding, "tokens, train.max_length = 32", "no padding token"),
+    ],
+)
+def test_errors_are_part_of_the_answer(tmp_path: Path, make: Callable[[Path], Path], stage: str, said: str) -> None:
+    trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))
+    trial.request()  # its rows are checked with a model that is well
+    make(tmp_path / "sick")
+    model = trial.settings.model.model_copy(update={"name": str(tmp_path / "sick")})
+    request = trial.request()
+    settings = trial.settings.model_copy(update={"model": model})
+    request = request.model_copy(update={"config": request.config.model_copy(update={"settings": settings})})
+    body = RehearseRequest(trial=request, lengths=(32,))
+    found = rehearse(body, ScriptedChannel(tmp_path / "rehearsal")).rehearse
+    assert found is not None and found.step is None
+    assert [one.stage for one in found.stumbles] == [stage]
+    assert said in found.stumbles[0].error.found
+
+
+def test_wrong_ids_end_no_step_in_a_worse_error(tmp_path: Path) -> None:
+    found = rehearsed(trials.small(tmp_path, encoder=sick.few_embeddings(tmp_path / "model")))
+    assert found.step is None and found.stumbles == ()
+    assert any("the model has embeddings for 0 to 19" in fault for walk in found.walks for fault in walk.faults)
+
+
+def test_a_point_that_cannot_be_trained_hides_no_other(tmp_path: Path) -> None:
+    trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))
+    found = rehearsed(trial, points=({"regularization.freeze_layers": 9}, {"head.pooling": "max"}))
+    bad, good = found.points
+    assert bad.error is not None and "the encoder has 2" in bad.error.found
+    assert good.step is not None
+
+
+def test_where_the_device_has_no_room_fewer_rows_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, asked = rehearsing.backward_batch, []
+
+    def small_device(*args: Any, micro_batch: int, **kwargs: Any) -> Any:
+        asked.append(micro_batch)
+        if micro_batch > 2:
+            raise torch.OutOfMemoryError("no room")
+        return real(*args, micro_batch=micro_batch, **kwargs)
+
+    monkeypatch.setattr(rehearsing, "backward_batch", small_device)
+    step = rehearsed(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))).step
+    assert step is not None and step.micro_batch == 2
+    assert asked == [8, 4, 2, 2]
+
+
+CONFIG = BertConfig(vocab_size=10, max_position_embeddings=4, type_vocab_size=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"input_ids": [[1, 10]]}, ["input_ids from 1 to 10, and the model has embeddings for 0 to 9"]),
+        ({"input_ids": [[-1, 1]]}, ["input_ids from -1 to 1"]),
+        ({"token_type_ids": [[0, 2]]}, ["token_type_ids from 0 to 2"]),
+        ({"labels": [2]}, ["labels from 2 to 2, and classes are 0 to 1"]),
+        ({"labels": [-100]}, ["labels from -100"]),
+        ({"attention_mask": [[0, 0]]}, ["a row has no token"]),
+        ({"input_ids": [[1] * 5], "attention_mask": [[1] * 5]}, ["5 tokens, and the model has 4 positions"]),
+    ],
+)
+def test_what_a_model_has_no_place_for(changes: dict[str, Any], said: list[str]) -> None:
+    good = {"input_ids": [[1, 9]], "attention_mask": [[1, 1]], "token_type_ids": [[0, 1]], "labels": [1]}
+    batch = {name: torch.tensor(values) for name, values in (good | changes).items()}
+    found = list(batch_faults(batch, CONFIG, 2))
+    assert len(found) == len(said)
+    assert all(one.startswith(want) for one, want in zip(found, said, strict=True)), found
+
+
+def test_a_probe_adds_up_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = probe(ProbeRequest(), ScriptedChannel(tmp_path / "none")).probe
+    assert found is not None and (found.devices, found.trouble, found.bf16) == ((), "", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+
+    def no_kernel(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available\nmore")
+
+    monkeypatch.setattr(torch, "ones", no_kernel)
+    found = probe(ProbeRequest(), ScriptedChannel(tmp_path / "old")).probe
+    assert found is not None and found.devices == ()
+    assert found.trouble == "cuda:0: CUDA error: no kernel image is available"
+
+
+def test_a_limit_below_the_context_is_told_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise ConfigError("limiting the trial to 1 MiB of its device", "its CUDA context alone takes more")
+
+    monkeypatch.setattr(rehearsing, "prepare_device", refuse)
+    found = rehearsed(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model")))
+    assert [one.stage for one in found.stumbles] == ["device"] and found.walks == ()
