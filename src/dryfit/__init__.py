@@ -11,7 +11,21 @@ from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
-    from dryfit.api import TuneResult, calibrate, check, init, open_study, plan, plan_space, resume, status, stop, tune
+    from dryfit.api import (
+        TuneResult,
+        calibrate,
+        check,
+        export,
+        init,
+        open_study,
+        plan,
+        plan_space,
+        resume,
+        status,
+        stop,
+        tune,
+        write_report,
+    )
     from dryfit.core.errors import DryfitError, LoadError
     from dryfit.tasks.load import load
 
@@ -21,6 +35,7 @@ _HOMES = {
     "TuneResult": "dryfit.api",
     "calibrate": "dryfit.api",
     "check": "dryfit.api",
+    "export": "dryfit.api",
     "init": "dryfit.api",
     "open_study": "dryfit.api",
     "plan": "dryfit.api",
@@ -29,6 +44,7 @@ _HOMES = {
     "status": "dryfit.api",
     "stop": "dryfit.api",
     "tune": "dryfit.api",
+    "write_report": "dryfit.api",
     "load": "dryfit.tasks.load",
 }
 
@@ -39,6 +55,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "check",
+    "export",
     "init",
     "load",
     "open_study",
@@ -48,6 +65,7 @@ __all__ = [
     "status",
     "stop",
     "tune",
+    "write_report",
 ]
 
 

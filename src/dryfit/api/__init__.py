@@ -3,6 +3,7 @@
 from dryfit.api.files import layout_of, load_config, space_of, study_file_of
 from dryfit.api.models import check
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
+from dryfit.api.reports import export, write_report
 from dryfit.api.studies import TuneResult, exit_status, init, open_study, owner, resume, status, stop, trial_of, tune
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "calibrate",
     "check",
     "exit_status",
+    "export",
     "init",
     "layout_of",
     "load_config",
@@ -25,4 +27,5 @@ __all__ = [
     "study_file_of",
     "trial_of",
     "tune",
+    "write_report",
 ]

@@ -86,8 +86,11 @@ class TrialState:
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     attempts: list[AttemptState] = field(default_factory=list[AttemptState])
     plan: PlanState | None = None
+    asked_at_s: float = 0.0
+    finished_at_s: float | None = None
     outcome: Outcome | None = None
     value: float | None = None
+    also: tuple[float, ...] = ()
     best: int | None = None
     steps: int = 0
     reason: str = ""
@@ -112,6 +115,7 @@ class TrialState:
             value=self.value,
             reports=tuple(self.reports),
             system_attrs=dict(self.system_attrs),
+            also=self.also,
         )
 
 
@@ -122,6 +126,9 @@ class SessionState:
     opened_at_s: float
     last_at_s: float
     total: int
+    host: str = ""
+    version: str = ""
+    notes: tuple[str, ...] = ()
     closed: str | None = None
 
 
@@ -203,7 +210,7 @@ class StudyState:
     def _open(self, event: SessionOpened) -> None:
         if not self.sessions or self.sessions[-1].closed is not None:
             self.refused_in_a_row = 0  # a killed session goes on, its count of refusals too
-        self.sessions.append(SessionState(event.at, event.at, event.total))
+        self.sessions.append(SessionState(event.at, event.at, event.total, event.host, event.version, event.notes))
         self.failed_in_a_row = 0
 
     def _plan(self, event: TrialPlanned) -> None:
@@ -222,6 +229,7 @@ class StudyState:
                 distributions=event.distributions,
                 seed=event.seed,
                 fingerprint=event.fingerprint,
+                asked_at_s=event.at,
             )
         )
 
@@ -252,7 +260,9 @@ class StudyState:
 
     def _finish(self, trial: TrialState, event: TrialFinished) -> None:
         trial.outcome = event.outcome
+        trial.finished_at_s = event.at
         trial.value = event.value
+        trial.also = event.also
         trial.best = event.best
         trial.steps = event.steps
         trial.reason = event.reason

@@ -1,0 +1,96 @@
+"""A report as one HTML file that needs nothing else: no network, no other file.
+
+Every text is escaped by the template engine, and a content security policy allows only the three scripts made here,
+by their hashes, and no request at all: what a study's name or an error's text says stays text.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from dryfit.core.version import VERSION
+from dryfit.report.plots import Figure
+from dryfit.report.sections import Section, moment
+from dryfit.report.verdict import Verdict
+
+MARK = '<meta name="generator" content="dryfit report">'
+"""What tells a report from any other file."""
+
+_MEASURED = re.compile(r"-|-?[\d.,]+(?:e[+-]?\d+)?%?(?: (?:s|h|min|[KMG]iB))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a page says.
+
+    Attributes:
+        title: The study's name.
+        subtitle: One line below it.
+        tiles: Names and values of the key figures.
+        source: What the page was made from.
+        made_at_s: Unix time.
+    """
+
+    title: str
+    subtitle: str
+    verdict: Verdict
+    tiles: tuple[tuple[str, str], ...]
+    sections: tuple[Section, ...]
+    source: str
+    made_at_s: float
+
+
+def render(page: Page) -> str:
+    """The HTML of a page."""
+    figures: list[Figure] = []
+    sections: list[dict[str, Any]] = []
+    for section in page.sections:
+        charts = [{"at": len(figures) + at} for at in range(len(section.charts))]
+        figures += [chart.figure for chart in section.charts]
+        sections.append({**{name: getattr(section, name) for name in Section.__slots__}, "charts": charts})
+    plotly, script = get_plotlyjs(), _asset("page.js")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    environment.tests["measured"] = _is_measured
+    return environment.from_string(_asset("page.html")).render(
+        title=page.title,
+        subtitle=page.subtitle,
+        verdict=page.verdict,
+        tiles=page.tiles,
+        sections=sections,
+        source=page.source,
+        version=VERSION,
+        made_at=moment(page.made_at_s),
+        script_hashes=Markup(" ".join(_hash(text) for text in (plotly, script))),
+        style=Markup(_asset("page.css")),
+        figures=Markup(_script_json(figures)),
+        plotly=Markup(plotly),
+        script=Markup(script),
+    )
+
+
+def _asset(name: str) -> str:
+    return files("dryfit.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _is_measured(cell: str) -> bool:
+    return _MEASURED.fullmatch(cell) is not None
+
+
+def _hash(script: str) -> str:
+    """A script as a content security policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _script_json(value: Sequence[Figure]) -> str:
+    """JSON that no HTML parser takes for anything else: no end of a script, no comment, no character reference."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
