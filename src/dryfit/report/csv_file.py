@@ -1,9 +1,9 @@
 """A study as CSV, one row a trial (RFC 4180, UTF-8, lines end with CR LF).
 
 A cell is empty where a trial has no such thing; numbers are written so that reading them gives the same number, NaN and
-infinities as ``nan``, ``inf`` and ``-inf``; truth is ``true`` and ``false``. A text that a spreadsheet could take for a
-formula (it begins with ``=``, ``+``, ``-``, ``@``, a tab or a line end) gets an apostrophe in front, and so does one that
-begins with an apostrophe, so that taking one leading apostrophe off every text gives the text.
+infinities as ``nan``, ``inf`` and ``-inf``; truth is ``true`` and ``false``. A text that a spreadsheet could take for
+a formula (it begins with ``=``, ``+``, ``-``, ``@``, a tab or a line end) gets an apostrophe in front, and so does one
+that begins with an apostrophe: taking one leading apostrophe off a text always gives the text.
 """
 
 import csv

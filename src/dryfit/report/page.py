@@ -15,16 +15,18 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
+from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs]  # plotly has no types
 
 from dryfit.core.version import VERSION
 from dryfit.report.plots import Figure
-from dryfit.report.sections import Section, moment
+from dryfit.report.sections import Section
+from dryfit.report.tables import moment
 from dryfit.report.verdict import Verdict
 
 MARK = '<meta name="generator" content="dryfit report">'
 """What tells a report from any other file."""
 
+_LONG_CELL = 60
 _MEASURED = re.compile(r"-|-?[\d.,]+(?:e[+-]?\d+)?%?(?: (?:s|h|min|[KMG]iB))?")
 
 
@@ -52,14 +54,9 @@ class Page:
 def render(page: Page) -> str:
     """The HTML of a page."""
     figures: list[Figure] = []
-    sections: list[dict[str, Any]] = []
-    for section in page.sections:
-        charts = [{"at": len(figures) + at} for at in range(len(section.charts))]
-        figures += [chart.figure for chart in section.charts]
-        sections.append({**{name: getattr(section, name) for name in Section.__slots__}, "charts": charts})
+    sections = [_view(section, figures) for section in page.sections]
     plotly, script = get_plotlyjs(), _asset("page.js")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
-    environment.tests["measured"] = _is_measured
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(_asset("page.html")).render(
         title=page.title,
         subtitle=page.subtitle,
@@ -81,8 +78,30 @@ def _asset(name: str) -> str:
     return files("dryfit.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _is_measured(cell: str) -> bool:
-    return _MEASURED.fullmatch(cell) is not None
+def _view(section: Section, figures: list[Figure]) -> dict[str, Any]:
+    """A section as the template takes it; its figures go to the end of ``figures``, and it keeps their places."""
+    charts = list(range(len(figures), len(figures) + len(section.charts)))
+    figures += section.charts
+    tables = [
+        (caption, table.heads, [[(cell, _class(cell)) for cell in row] for row in table.rows])
+        for caption, table in section.tables
+    ]
+    return {
+        "anchor": section.anchor,
+        "title": section.title,
+        "texts": section.texts,
+        "warnings": section.warnings,
+        "charts": charts,
+        "tables": tables,
+        "code": section.code,
+        "notes": section.notes,
+    }
+
+
+def _class(cell: str) -> str:
+    if _MEASURED.fullmatch(cell):
+        return "number"
+    return "long" if len(cell) > _LONG_CELL else ""
 
 
 def _hash(script: str) -> str:

@@ -65,7 +65,7 @@ def history_figure(records: StudyRecords) -> Figure:
     ):
         trials = [trial for trial in records.trials if trial.outcome is outcome]
         trace = _markers(name, trials, [0.03] * len(trials), color, symbol, named=named)
-        data.append(trace | {"yaxis": "y2"})
+        data.append(trace | {"yaxis": "y2", "marker": {**trace["marker"], "opacity": 1, "line": {"width": 2}}})
     layout = {
         "xaxis": {"title": {"text": "trial"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": goal}},
@@ -149,17 +149,13 @@ def importance_figure(found: Importances) -> Figure:
     return {"data": [bars], "layout": layout}
 
 
-def slice_figures(records: StudyRecords, names: Sequence[str]) -> list[tuple[str, Figure]]:
-    """For each parameter, the score of the complete trials that drew it over its values."""
-    return [(name, _slice(records, name)) for name in names]
-
-
-def _slice(records: StudyRecords, name: str) -> Figure:
+def slice_figure(records: StudyRecords, name: str) -> Figure:
+    """The score of the complete trials that drew a parameter over its values."""
     trials = [trial for trial in records.complete if name in trial.params]
     values = [trial.params[name] for trial in trials]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     xaxis: dict[str, Any] = {"title": {"text": text(name)}, "type": "linear" if numeric else "category"}
-    if numeric and _spans_decades(values):
+    if numeric and name in records.logarithmic:
         xaxis |= {"type": "log", "exponentformat": "power", "dtick": 1}
     points = {
         "type": "scatter",
@@ -186,11 +182,6 @@ def _slice(records: StudyRecords, name: str) -> Figure:
 
 def _shown(value: Scalar) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _spans_decades(values: Sequence[Scalar]) -> bool:
-    numbers = [value for value in values if isinstance(value, int | float)]
-    return bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) >= 20
 
 
 def curves_figure(records: StudyRecords) -> tuple[Figure, str]:

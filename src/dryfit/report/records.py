@@ -10,6 +10,7 @@ from dryfit.core.memory_key import IRRELEVANT, NEUTRAL
 from dryfit.core.settings import Direction
 from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar, better
 from dryfit.report.plans import compared_bytes
+from dryfit.search.params import from_text, public_name
 from dryfit.store.replay import AttemptState, SessionState, StudyState, TrialState
 from dryfit.study.refusals import needed_bytes
 
@@ -26,7 +27,7 @@ class AttemptEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """One trial. ``seconds`` is the time of all its processes; bytes are peaks, observed and planned for the same run."""
+    """One trial. ``seconds`` is the time of all its processes; bytes are peaks, planned for the run observed."""
 
     number: int
     outcome: Outcome | None
@@ -103,6 +104,8 @@ class StudyRecords:
     trials: tuple[TrialRow, ...]
     attempts: tuple[AttemptRow, ...]
     sessions: tuple[SessionState, ...]
+    logarithmic: frozenset[str] = frozenset()
+    """Parameters that were drawn on a logarithmic scale."""
 
     @property
     def goal(self) -> Goal:
@@ -144,7 +147,13 @@ def records_of(state: StudyState) -> StudyRecords:
         trials=tuple(_row(trial, seconds.get(trial.number, 0.0)) for trial in state.trials),
         attempts=attempts,
         sessions=tuple(state.sessions),
+        logarithmic=_logarithmic(state),
     )
+
+
+def _logarithmic(state: StudyState) -> frozenset[str]:
+    kinds = {(name, text) for trial in state.trials for name, text in trial.distributions.items()}
+    return frozenset(public_name(name) for name, text in kinds if getattr(from_text(text), "log", False))
 
 
 def _row(trial: TrialState, seconds: float) -> TrialRow:

@@ -1,7 +1,6 @@
 """What stands on a report's page, section by section: texts, figures, tables. How it looks is the template's."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.trial import Outcome, Scalar
@@ -16,10 +15,10 @@ from dryfit.report.plots import (
     history_figure,
     importance_figure,
     memory_figure,
-    slice_figures,
+    slice_figure,
 )
 from dryfit.report.records import AttemptEnd, FailureRow, StudyRecords, TrialRow, failures, front, refusals
-from dryfit.report.tables import Table, duration_text, number_text, value_text
+from dryfit.report.tables import Table, duration_text, moment, number_text, value_text
 from dryfit.report.timeline import timeline_figure
 from dryfit.search.importance import ENOUGH_TRIALS, Importances
 from dryfit.store.replay import StudyState
@@ -34,14 +33,6 @@ _LONGEST_CELL = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
-    """A figure and, where there are several, what it shows."""
-
-    figure: Figure
-    caption: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
     """One part of the page. ``notes`` stand below the figures, ``warnings`` above them."""
 
@@ -49,7 +40,7 @@ class Section:
     title: str
     texts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    charts: tuple[Chart, ...] = ()
+    charts: tuple[Figure, ...] = ()
     tables: tuple[tuple[str, Table], ...] = ()
     code: str = ""
     notes: tuple[str, ...] = field(default=())
@@ -93,7 +84,7 @@ def _best(records: StudyRecords, best_file: str, best_missing: str) -> Section |
     heads = ("parameter", f"trial {best.number} (best)", "trial 0")
     if best.number == 0:
         heads, rows = heads[:2], [row[:2] for row in rows]
-    texts = ("As a study file without the search: save it and run `dryfit tune` on it.",) if best_file else ()
+    texts = ("As a study file without the search: save it anywhere and run dryfit tune on it.",) if best_file else ()
     return Section(
         "best",
         "Best configuration",
@@ -111,7 +102,7 @@ def _cell(trial: TrialRow, name: str) -> str:
 def _history(records: StudyRecords) -> Section | None:
     if not records.trials:
         return None
-    return Section("history", "Optimisation history", charts=(Chart(history_figure(records)),))
+    return Section("history", "Optimisation history", charts=(history_figure(records),))
 
 
 def _front(records: StudyRecords) -> Section | None:
@@ -130,7 +121,7 @@ def _front(records: StudyRecords) -> Section | None:
         "front",
         "Pareto front",
         texts=("No other complete trial is as good in every goal and better in one.",),
-        charts=(Chart(front_figure(records)),),
+        charts=(front_figure(records),),
         tables=(("", Table(heads, tuple(rows[:_MOST_TRIALS]))),),
         notes=others,
     )
@@ -163,12 +154,9 @@ def _importance(records: StudyRecords, found: Importances) -> Section | None:
         "Parameter importance",
         texts=(text,),
         warnings=tuple(warnings),
-        charts=(Chart(importance_figure(found)),),
+        charts=(importance_figure(found),),
         tables=(("", Table(("parameter", "share", "trials that drew it"), rows)),),
-        notes=(
-            "A parameter under a condition counts by the trials that met it: one that is rarely drawn can only "
-            "explain little.",
-        ),
+        notes=("A parameter under a condition counts only through trials that met it: rarely drawn explains little.",),
     )
 
 
@@ -179,7 +167,7 @@ def _slices(records: StudyRecords, found: Importances) -> Section | None:
     ranked = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
     if len(records.complete) < 2 or not ranked:
         return None
-    charts = [Chart(figure, name) for name, figure in slice_figures(records, ranked[:MOST_SLICES])]
+    charts = [slice_figure(records, name) for name in ranked[:MOST_SLICES]]
     left_out = len(ranked) - len(charts)
     notes = [f"Darker points are later trials of the {len(records.complete)} complete ones."]
     if left_out:
@@ -193,7 +181,7 @@ def _curves(records: StudyRecords) -> Section | None:
         return None
     colors = "Green is the best trial, blue are complete, orange pruned, red failed and grey unfinished ones."
     notes = (colors, left_out) if left_out else (colors,)
-    return Section("curves", "Learning curves", charts=(Chart(figure),), notes=notes)
+    return Section("curves", "Learning curves", charts=(figure,), notes=notes)
 
 
 def _outcomes(records: StudyRecords) -> Section | None:
@@ -245,7 +233,7 @@ def _timeline(records: StudyRecords) -> Section | None:
     sessions = len(records.sessions)
     text = "One bar is one process of a trial; shaded is the time of "
     text += f"{sessions} sessions of work, long pauses between them cut out." if sessions > 1 else "the one session."
-    return Section("timeline", "Timeline of processes", texts=(text,), charts=(Chart(timeline_figure(records)),))
+    return Section("timeline", "Timeline of processes", texts=(text,), charts=(timeline_figure(records),))
 
 
 def _refused(state: StudyState) -> Section | None:
@@ -268,7 +256,7 @@ def _refused(state: StudyState) -> Section | None:
     return Section(
         "refused",
         "Refused part of the space",
-        texts=(f"{count} trials in {len(rows)} different memory plans were refused before they started.",),
+        texts=(f"{_counted(count, 'trial')} with {_counted(len(rows), 'different memory plan')} never started.",),
         tables=(("", Table(heads, tuple(rows[:_MOST_REFUSALS]))),),
         notes=notes,
     )
@@ -281,7 +269,7 @@ def _memory(state: StudyState, records: StudyRecords) -> Section | None:
         return None
     texts = (f"Plans: {totals_text(totals)}.",) if totals is not None else ()
     none = ("No trial has both a planned and an observed peak of the same execution.",) if figure is None else ()
-    charts = (Chart(figure),) if figure is not None else ()
+    charts = (figure,) if figure is not None else ()
     return Section("memory", "Planned and observed memory", texts=texts, charts=charts, notes=none)
 
 
@@ -307,7 +295,7 @@ def _trials(records: StudyRecords) -> Section | None:
         for trial in shown
     ]
     left_out = len(best_first) - len(shown)
-    notes = (f"{left_out} more trials are not shown: `dryfit export --to csv` writes all.",) if left_out else ()
+    notes = (f"{left_out} more trials are not shown: dryfit export --to csv writes all.",) if left_out else ()
     table = Table((*heads, "parameters", "reason"), tuple(rows))
     return Section("trials", "Trials, the best first", tables=(("", table),), notes=notes)
 
@@ -357,14 +345,13 @@ def _device(resolved: ResolveResult) -> str:
     return f"{count}{spec.name}, {gib(spec.capacity_bytes)}" if spec is not None else f"{count}{resolved.device}"
 
 
-def moment(at_s: float) -> str:
-    """A moment as people read it, UTC."""
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
 def _params(params: dict[str, Scalar]) -> str:
     return _short(", ".join(f"{name} = {value_text(value)}" for name, value in params.items()))
 
 
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_CELL else text[: _LONGEST_CELL - 1] + "…"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"

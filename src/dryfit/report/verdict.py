@@ -59,8 +59,8 @@ def _found(records: StudyRecords, ranked: Sequence[TrialRow], *, defaults_first:
     baseline = "the defaults (trial 0)" if defaults_first else "trial 0"
     parts = [f"Trial {best.number} has the best {goal.name}, {number_text(best.score)}"]
     if len(records.goals) > 1:
-        parts[0] = f"{_trials(len(front(records)))} form the Pareto front; trial {best.number} has the best {goal.name}"
-        parts[0] += f", {number_text(best.score)}"
+        size = _trials(len(front(records)))
+        parts[0] = f"The Pareto front has {size}; {parts[0][0].lower()}{parts[0][1:]}"
     if best.number == 0:
         parts.append("and that is the study file's own configuration" if defaults_first else "the first one tried")
     else:

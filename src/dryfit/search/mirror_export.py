@@ -1,7 +1,10 @@
 """The whole of a ledger as an Optuna storage in a fresh file, by the same code that mirrors a running study."""
 
 import hashlib
+import logging
 import tempfile
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from optuna.storages import JournalStorage, RDBStorage
@@ -49,8 +52,10 @@ def export_ledger(ledger: Path, file: Path, *, study: str, direction: Direction,
         event = parse(line)
         if event is not None:
             model.fold(event)
-    with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent))
         made = Path(folder) / file.name
+        stack.enter_context(_unlogged())
         storage = RDBStorage(f"{_SQLITE_PREFIX}{made}") if sqlite else JournalStorage(JournalFileBackend(str(made)))
         store = MirrorStore(storage, study, direction=direction, ledger_id=hashlib.sha256(lines[0]).hexdigest()[:16])
         for number in sorted(model.trials):
@@ -58,6 +63,23 @@ def export_ledger(ledger: Path, file: Path, *, study: str, direction: Direction,
         if isinstance(storage, RDBStorage):
             storage.engine.dispose()
         made.replace(file)
+
+
+@contextmanager
+def _unlogged() -> Generator[None, None, None]:
+    """Drop the line with which Optuna greets each new study; its loggers stay as the user set them."""
+
+    def dropped(record: logging.LogRecord) -> bool:
+        return False
+
+    loggers = [logging.getLogger(f"optuna.storages.{name}") for name in ("_rdb.storage", "journal._storage")]
+    for logger in loggers:
+        logger.addFilter(dropped)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(dropped)
 
 
 def is_sqlite(target: str) -> bool:
