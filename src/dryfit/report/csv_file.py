@@ -8,7 +8,7 @@ that begins with an apostrophe: taking one leading apostrophe off a text always 
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from dryfit.core.trial import Scalar
@@ -22,10 +22,10 @@ def csv_text(records: StudyRecords) -> str:
     out = io.StringIO(newline="")
     writer = csv.writer(out)
     further = [f"value.{goal.name}" for goal in records.goals[1:]]
-    params = [f"param.{name}" for name in records.searched]
-    writer.writerow(_row([*_FIRST, *further, *_FACTS, *params, "reason"]))
+    names = records.searched
+    writer.writerow(_row([*_FIRST, *further, *_FACTS, *(f"param.{name}" for name in names), "reason"]))
     for trial in records.trials:
-        writer.writerow(_row(_cells(trial, records)))
+        writer.writerow(_row(_cells(trial, names, len(further))))
     return out.getvalue()
 
 
@@ -36,14 +36,13 @@ _FACTS = (
 )
 
 
-def _cells(trial: TrialRow, records: StudyRecords) -> list[Scalar]:
-    count = len(records.goals) - 1
-    also: list[Scalar] = [*trial.also, *[None] * count]
+def _cells(trial: TrialRow, names: Sequence[str], further: int) -> list[Scalar]:
+    also: list[Scalar] = [*trial.also, *[None] * further]
     return [
         trial.number,
         str(trial.outcome) if trial.outcome is not None else None,
         trial.value,
-        *also[:count],
+        *also[:further],
         trial.last_value,
         trial.seed,
         trial.steps,
@@ -53,7 +52,7 @@ def _cells(trial: TrialRow, records: StudyRecords) -> list[Scalar]:
         trial.observed_bytes,
         _moment(trial.asked_at_s),
         _moment(trial.finished_at_s),
-        *(trial.params.get(name) for name in records.searched),
+        *(trial.params.get(name) for name in names),
         trial.reason or None,
     ]
 
