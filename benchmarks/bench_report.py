@@ -5,8 +5,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import dryfit
 import ledgers

@@ -56,21 +56,20 @@ def render(page: Page) -> str:
     figures: list[Figure] = []
     sections = [_view(section, figures) for section in page.sections]
     plotly, script = get_plotlyjs(), _asset("page.js")
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(_asset("page.html")).render(
-        title=page.title,
-        subtitle=page.subtitle,
-        verdict=page.verdict,
-        tiles=page.tiles,
+    assets = {
+        "style": Markup(_asset("page.css")),
+        "plotly": Markup(plotly),
+        "script": Markup(script),
+        "hashes": Markup(" ".join(_hash(text) for text in (plotly, script))),
+    }
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))
+    return template.render(
+        page=page,
         sections=sections,
-        source=page.source,
+        figures=Markup(_script_json(figures)),
+        assets=assets,
         version=VERSION,
         made_at=moment(page.made_at_s),
-        script_hashes=Markup(" ".join(_hash(text) for text in (plotly, script))),
-        style=Markup(_asset("page.css")),
-        figures=Markup(_script_json(figures)),
-        plotly=Markup(plotly),
-        script=Markup(script),
     )
 
 

@@ -156,7 +156,7 @@ def slice_figure(records: StudyRecords, name: str) -> Figure:
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     xaxis: dict[str, Any] = {"title": {"text": text(name)}, "type": "linear" if numeric else "category"}
     if numeric and name in records.logarithmic:
-        xaxis |= {"type": "log", "exponentformat": "power", "dtick": 1}
+        xaxis |= {"type": "log", "exponentformat": "power"}
     points = {
         "type": "scatter",
         "mode": "markers",

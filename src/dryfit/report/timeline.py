@@ -18,7 +18,7 @@ _LOOKS = {
 }
 _LONG_PAUSE = 0.05
 """Pauses between sessions above this share of the time worked are cut out of the axis."""
-_MOST_TICKS = 8
+_MOST_TICKS = 6
 _HOUR_S = 3600
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, *(_HOUR_S * n for n in (1, 2, 3, 6, 12, 24, 48, 168)))
 _MANY = 500
@@ -75,7 +75,7 @@ class WorkAxis:
         shown: list[tuple[float, str]] = []
         for at_s, name in (*starts, *rounds):
             drawn_s = self.at(at_s)
-            if all(abs(drawn_s - other_s) >= length_s / _MOST_TICKS / 2 for other_s, _ in shown):
+            if all(abs(drawn_s - other_s) >= 0.75 * length_s / _MOST_TICKS for other_s, _ in shown):
                 shown.append((drawn_s, name))
         return sorted(shown)
 
