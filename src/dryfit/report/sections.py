@@ -1,6 +1,6 @@
 """What stands on a report's page, section by section: texts, figures, tables. How it looks is the template's."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.trial import Outcome, Scalar
@@ -43,7 +43,7 @@ class Section:
     charts: tuple[Figure, ...] = ()
     tables: tuple[tuple[str, Table], ...] = ()
     code: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def sections_of(
@@ -132,7 +132,7 @@ def _importance(records: StudyRecords, found: Importances) -> Section | None:
         return None
     if not found.params:
         reason = found.missing or "nothing was found"
-        said = f"Not computed: {reason}, and there are {found.trials}."
+        said = f"Not computed from {found.trials} complete trials: {reason}."
         return Section("importance", "Parameter importance", texts=(said if found.missing else f"None: {reason}.",))
     warnings: list[str] = []
     if found.trials < ENOUGH_TRIALS:
