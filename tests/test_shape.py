@@ -40,10 +40,12 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.cli.doctor": "commands import what they need: help stays fast",
     "dryfit.cli.models": "commands import what they need: help stays fast",
     "dryfit.cli.planning": "commands import what they need: help stays fast",
+    "dryfit.cli.reports": "commands import what they need: help stays fast",
     "dryfit.cli.studies": "commands import what they need: help stays fast",
     "dryfit.meta.adapters": "PEFT is an optional extra",
     "dryfit.runtime.child": "resolves a job's entry point in the child only",
     "dryfit.runtime.forkserver": "the fork server imports the compute plane, nobody else may",
+    "dryfit.search.importance_process": "optuna.importance brings scikit-learn and scipy: only this process pays",
     "dryfit.tasks.sources": "pyarrow and datasets cost a second and threads: only rows of those kinds pay for them",
 }
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         calibrate,
         check,
         doctor,
+        export,
         init,
         open_study,
         plan,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         status,
         stop,
         tune,
+        write_report,
     )
     from dryfit.core.errors import DryfitError, LoadError
     from dryfit.tasks.load import load
@@ -35,6 +37,7 @@ _HOMES = {
     "calibrate": "dryfit.api",
     "check": "dryfit.api",
     "doctor": "dryfit.api",
+    "export": "dryfit.api",
     "init": "dryfit.api",
     "open_study": "dryfit.api",
     "plan": "dryfit.api",
@@ -43,6 +46,7 @@ _HOMES = {
     "status": "dryfit.api",
     "stop": "dryfit.api",
     "tune": "dryfit.api",
+    "write_report": "dryfit.api",
     "load": "dryfit.tasks.load",
 }
 
@@ -54,6 +58,7 @@ __all__ = [
     "calibrate",
     "check",
     "doctor",
+    "export",
     "init",
     "load",
     "open_study",
@@ -63,6 +68,7 @@ __all__ = [
     "status",
     "stop",
     "tune",
+    "write_report",
 ]
 
 

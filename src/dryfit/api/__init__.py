@@ -4,6 +4,7 @@ from dryfit.api.doctor import doctor
 from dryfit.api.files import layout_of, load_config, space_of, study_file_of
 from dryfit.api.models import check
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
+from dryfit.api.reports import export, write_report
 from dryfit.api.studies import (
     TuneResult,
     exit_status,
@@ -24,6 +25,7 @@ __all__ = [
     "check",
     "doctor",
     "exit_status",
+    "export",
     "init",
     "layout_of",
     "load_config",
@@ -40,4 +42,5 @@ __all__ = [
     "trial_of",
     "tune",
     "with_total",
+    "write_report",
 ]

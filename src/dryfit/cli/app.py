@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import doctor, models, planning, studies
+from dryfit.cli import doctor, models, planning, reports, studies
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION
@@ -42,6 +42,8 @@ for command in (
     studies.resume,
     studies.status,
     studies.show,
+    reports.report,
+    reports.export,
     studies.stop,
     models.load,
     studies.schema,

@@ -92,14 +92,34 @@ def memory_cell(trial: TrialState) -> str:
 
     On a device it is what the allocator has given out, on the CPU the whole process.
     """
-    plan, observed = trial.plan, trial.observed
-    memory = plan.answer.memory if plan is not None else None
-    if plan is not None and plan.answer.device.kind is DeviceKind.CPU:
-        seen, expected = (observed.rss_bytes if observed else None), (_process_bytes(memory) if memory else None)
-    else:
-        seen = observed.allocated_bytes if observed else None
-        expected = memory.peak_allocated_bytes if memory else None
-    return f"{_size(seen)} / {_size(expected)}"
+    plan = trial.plan
+    return f"{_size(_observed_bytes(trial))} / {_size(_planned_bytes(plan) if plan is not None else None)}"
+
+
+def compared_bytes(trial: TrialState) -> tuple[int | None, int | None]:
+    """Observed and planned peak, as in :func:`memory_cell`; planned only where both speak of the same execution."""
+    plan = trial.plan
+    comparable = plan is not None and (trial.observed is None or not _memory_is_of_another(plan))
+    return _observed_bytes(trial), _planned_bytes(plan) if plan is not None and comparable else None
+
+
+def _on_cpu(plan: PlanState | None) -> bool:
+    return plan is not None and plan.answer.device.kind is DeviceKind.CPU
+
+
+def _observed_bytes(trial: TrialState) -> int | None:
+    """What the allocator has given out; without a device, what the whole process took."""
+    observed = trial.observed
+    if observed is None:
+        return None
+    return observed.rss_bytes if _on_cpu(trial.plan) or observed.allocated_bytes is None else observed.allocated_bytes
+
+
+def _planned_bytes(plan: PlanState) -> int | None:
+    memory = plan.answer.memory
+    if memory is None:
+        return None
+    return _process_bytes(memory) if _on_cpu(plan) else memory.peak_allocated_bytes
 
 
 def _process_bytes(memory: MemoryPlan) -> int:
@@ -154,8 +174,7 @@ def _observed_lines(observed: Observed, plan: PlanState | None) -> list[str]:
         planned_bytes = memory.peak_reserved_bytes if memory is not None else None
         lines.append(f"  reserved: {_compared(observed.reserved_bytes, planned_bytes)}")
     if observed.rss_bytes is not None:
-        on_cpu = plan is not None and plan.answer.device.kind is DeviceKind.CPU
-        planned_bytes = _process_bytes(memory) if on_cpu and memory is not None else None
+        planned_bytes = _process_bytes(memory) if _on_cpu(plan) and memory is not None else None
         lines.append(f"  host memory: {_compared(observed.rss_bytes, planned_bytes)}")
     return lines
 

@@ -111,6 +111,11 @@ class StudyLayout:
         return self.folder / "prepare"
 
     @property
+    def report(self) -> Path:
+        """The page that ``dryfit report`` makes."""
+        return self.folder / "report" / "index.html"
+
+    @property
     def trials(self) -> Path:
         """Folders of the trials."""
         return self.folder / "trials"

@@ -88,6 +88,8 @@ class TrialState:
     attempts: list[AttemptState] = field(default_factory=list[AttemptState])
     plan: PlanState | None = None
     given: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
+    asked_at_s: float = 0.0
+    finished_at_s: float | None = None
     outcome: Outcome | None = None
     value: float | None = None
     also: tuple[float, ...] = ()
@@ -132,6 +134,9 @@ class SessionState:
     opened_at_s: float
     last_at_s: float
     total: int
+    host: str = ""
+    version: str = ""
+    notes: tuple[str, ...] = ()
     closed: str | None = None
 
 
@@ -225,7 +230,7 @@ class StudyState:
     def _open(self, event: SessionOpened) -> None:
         if not self.sessions or self.sessions[-1].closed is not None:
             self.refused_in_a_row = 0  # a killed session goes on, its count of refusals too
-        self.sessions.append(SessionState(event.at, event.at, event.total))
+        self.sessions.append(SessionState(event.at, event.at, event.total, event.host, event.version, event.notes))
         self.failed_in_a_row = 0
 
     def _plan(self, event: TrialPlanned) -> None:
@@ -245,6 +250,7 @@ class StudyState:
                 seed=event.seed,
                 fingerprint=event.fingerprint,
                 given=event.given,
+                asked_at_s=event.at,
             )
         )
 
@@ -275,6 +281,7 @@ class StudyState:
 
     def _finish(self, trial: TrialState, event: TrialFinished) -> None:
         trial.outcome = event.outcome
+        trial.finished_at_s = event.at
         trial.value = event.value
         trial.also = event.also
         trial.best = event.best

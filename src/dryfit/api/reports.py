@@ -1,0 +1,121 @@
+"""What a study leaves behind for people and other programs: a page, a table, an Optuna storage."""
+
+import time
+from pathlib import Path
+
+from dryfit.api.files import layout_of
+from dryfit.config.load import load_study_file
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import ConfigError
+from dryfit.core.wire import write_text_atomic
+from dryfit.report.build import build_page
+from dryfit.report.csv_file import csv_text
+from dryfit.report.formats import ExportFormat
+from dryfit.report.page import MARK, render
+from dryfit.report.records import records_of
+from dryfit.search.mirror_export import export_ledger, is_sqlite, storage_file
+from dryfit.store.layout import StudyLayout
+from dryfit.store.ledger import lock_owner
+from dryfit.study.session import read_study
+
+_HEAD_BYTES = 1024
+
+
+def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
+    """Make one HTML page about a study, running or not; it needs no network and no other file.
+
+    Args:
+        folder: The study's folder.
+        file: What to write; ``report/index.html`` in the study's folder by default. An earlier report is replaced.
+
+    Returns:
+        The file.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+        ConfigError: The file is there and is no report, or it cannot be written.
+    """
+    layout = layout_of(folder)
+    state = read_study(layout)
+    target = Path(file).expanduser().absolute() if file is not None else layout.report
+    _refuse_foreign(target)
+    page = build_page(
+        state,
+        _config(layout),
+        source=layout.ledger.name,
+        running=lock_owner(layout.lock) is not None,
+        now_s=time.time(),
+    )
+    _make_folder(target, own=file is None)
+    write_text_atomic(target, render(page), durable=False)
+    return target
+
+
+def export(folder: Path | str, to: ExportFormat | str, file: Path | str | None = None) -> Path:
+    """Write a study, running or not, in a format of other programs.
+
+    Args:
+        folder: The study's folder.
+        to: ``"csv"`` or ``"optuna"``.
+        file: What to write; in the study's folder ``report/trials.csv`` or ``report/optuna.journal`` by default. For
+            Optuna a name ending in ``.db``, ``.sqlite`` or ``.sqlite3``, or a ``sqlite:///PATH``, gives a database.
+
+    Returns:
+        The file.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+        ConfigError: The format is unknown, or the file is already there.
+    """
+    layout = layout_of(folder)
+    state = read_study(layout)
+    wanted = _format(to)
+    text = str(file) if file is not None else str(layout.report.with_name(wanted.file_name))
+    target = (storage_file(text) if wanted is ExportFormat.OPTUNA else Path(text)).expanduser().absolute()
+    if target.exists():
+        raise ConfigError(f"exporting to {target}", "there is such a file", "a new one", "remove it, or give -o FILE")
+    _make_folder(target, own=file is None)
+    match wanted:
+        case ExportFormat.CSV:
+            write_text_atomic(target, csv_text(records_of(state)), durable=False)
+        case ExportFormat.OPTUNA:
+            assert state.created is not None
+            name, directions = state.created.name, state.directions
+            export_ledger(layout.ledger, target, study=name, directions=directions, sqlite=is_sqlite(text))
+    return target
+
+
+def _format(to: ExportFormat | str) -> ExportFormat:
+    try:
+        return ExportFormat(to)
+    except ValueError:
+        raise ConfigError("exporting a study", f"the format {to!r} is unknown", " or ".join(ExportFormat)) from None
+
+
+def _config(layout: StudyLayout) -> StudyConfig | ConfigError:
+    """What the study was last run with; why that cannot be read, where it cannot."""
+    try:
+        return load_study_file(layout.frozen_file).config
+    except ConfigError as error:
+        return error
+
+
+def _refuse_foreign(target: Path) -> None:
+    """A report may replace a report, nothing else."""
+    if not target.exists():
+        return
+    found = ""
+    if target.is_file():
+        with target.open("rb") as file:
+            found = file.read(_HEAD_BYTES).decode("utf-8", errors="replace")
+    if MARK not in found:
+        what = "there is a folder" if target.is_dir() else "there is a file that is no report of dryfit"
+        raise ConfigError(f"writing the report to {target}", what, "a new file, or an earlier report")
+
+
+def _make_folder(target: Path, *, own: bool) -> None:
+    """The file's folder. Only our own is made: a wrong ``-o`` is to be told, not to grow folders."""
+    if own:
+        target.parent.mkdir(exist_ok=True)
+    elif not target.parent.is_dir():
+        raise ConfigError(f"writing {target}", f"there is no folder {target.parent}", "a folder that is there")

@@ -1,0 +1,79 @@
+"""A study as CSV, one row a trial (RFC 4180, UTF-8, lines end with CR LF).
+
+A cell is empty where a trial has no such thing; numbers are written so that reading them gives the same number, NaN and
+infinities as ``nan``, ``inf`` and ``-inf``; truth is ``true`` and ``false``. A text that a spreadsheet could take for
+a formula (it begins with ``=``, ``+``, ``-``, ``@``, a tab or a line end) gets an apostrophe in front, and so does one
+that begins with an apostrophe: taking one leading apostrophe off a text always gives the text.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from dryfit.core.trial import Scalar
+from dryfit.report.records import StudyRecords, TrialRow
+
+_GUARDED = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
+
+
+def csv_text(records: StudyRecords) -> str:
+    """The whole table, heads first."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    further = [f"value.{goal.name}" for goal in records.goals[1:]]
+    names = records.searched
+    writer.writerow(_row([*_FIRST, *further, *_FACTS, *(f"param.{name}" for name in names), "reason"]))
+    for trial in records.trials:
+        writer.writerow(_row(_cells(trial, names, len(further))))
+    return out.getvalue()
+
+
+_FIRST = ("number", "outcome", "value")
+_FACTS = (
+    *("last_value", "seed", "steps", "attempts", "seconds", "planned_bytes", "observed_bytes"),
+    *("asked_at", "finished_at"),
+)
+
+
+def _cells(trial: TrialRow, names: Sequence[str], further: int) -> list[Scalar]:
+    also: list[Scalar] = [*trial.also, *[None] * further]
+    return [
+        trial.number,
+        str(trial.outcome) if trial.outcome is not None else None,
+        trial.value,
+        *also[:further],
+        trial.last_value,
+        trial.seed,
+        trial.steps,
+        trial.attempts,
+        round(trial.seconds, 3),
+        trial.planned_bytes,
+        trial.observed_bytes,
+        _moment(trial.asked_at_s),
+        _moment(trial.finished_at_s),
+        *(trial.params.get(name) for name in names),
+        trial.reason or None,
+    ]
+
+
+def _row(cells: Iterable[Scalar]) -> list[str]:
+    return [cell_text(cell) for cell in cells]
+
+
+def cell_text(value: Scalar) -> str:
+    """One cell; see the module's text."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f"'{value}" if value.startswith(_GUARDED) else value
+        case _:
+            return repr(value)
+
+
+def _moment(at_s: float | None) -> str | None:
+    """ISO 8601, UTC."""
+    return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,268 @@
+"""Records of a study, its verdict and its figures: what they say of studies that never ran."""
+
+import itertools
+import random
+
+import plotly.graph_objects
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dryfit.core.failure import Action, FailureKind
+from dryfit.core.settings import Direction
+from dryfit.core.trial import Goal, Outcome
+from dryfit.report.plots import (
+    MOST_CURVE_POINTS,
+    MOST_CURVES,
+    curves_figure,
+    evenly,
+    front_figure,
+    history_figure,
+    importance_figure,
+    memory_figure,
+    slice_figure,
+    text,
+)
+from dryfit.report.records import AttemptEnd, failures, front, lanes, records_of, refusals
+from dryfit.report.timeline import WorkAxis, timeline_figure
+from dryfit.report.verdict import verdict_of
+from dryfit.search.importance import Importance, Importances
+from dryfit.store.replay import SessionState
+from ledgers import Script, drawn, eventful
+
+
+def begun(**facts) -> Script:
+    script = Script()
+    script.begin(**facts)
+    return script
+
+
+def test_a_lost_attempt_ends_with_its_session_not_after_the_night() -> None:
+    records = records_of(eventful().state())
+    lost = next(attempt for attempt in records.attempts if attempt.kind is FailureKind.LOST)
+    assert lost.end is AttemptEnd.FAILED
+    assert lost.seconds < 60
+    assert lost.ended_s == records.sessions[0].last_at_s
+    assert records.attempts[-1].end is AttemptEnd.RUNNING
+    assert records.trials[lost.trial].seconds < 120
+    last = eventful()
+    last.open()
+    assert records_of(last.state()).attempts[-1].end is AttemptEnd.LOST
+
+
+def test_failures_are_counted_by_kind_with_the_time_of_their_processes() -> None:
+    records = records_of(eventful().state())
+    rows = {row.kind: row for row in failures(records)}
+    assert set(rows) == {FailureKind.LOST, FailureKind.NATIVE_CRASH, FailureKind.USER_CODE}
+    crashes = [attempt for attempt in records.attempts if attempt.kind is FailureKind.NATIVE_CRASH]
+    assert rows[FailureKind.NATIVE_CRASH].attempts == len(crashes) == 4
+    assert rows[FailureKind.NATIVE_CRASH].trials == (7, 17, 27, 37)
+    assert rows[FailureKind.NATIVE_CRASH].seconds == pytest.approx(sum(attempt.seconds for attempt in crashes))
+
+
+def test_refusals_with_one_plan_are_one_row_with_what_decides_memory_alone() -> None:
+    state = eventful().state()
+    rows = refusals(state)
+    numbers = [trial.number for trial in state.trials if trial.outcome is Outcome.REFUSED]
+    assert sorted(number for row in rows for number in row.trials) == numbers
+    assert len(rows) < len(numbers)
+    for row in rows:
+        assert {"train.batch_size", "train.max_length"} <= set(row.params)
+        assert "optim.lr" not in row.params
+        assert row.needed_bytes is not None and row.capacity_bytes is not None
+        assert row.needed_bytes > row.capacity_bytes
+
+
+def dominated(one: tuple[float, float], by: tuple[float, float]) -> bool:
+    """By the definition: larger first values and smaller second ones are better."""
+    return by[0] >= one[0] and by[1] <= one[1] and by != one
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
+def test_the_front_is_what_the_definition_says(points: list[tuple[int, int]]) -> None:
+    script = begun(also=[Goal(name="loss", direction=Direction.MINIMIZE)])
+    for number, (first, second) in enumerate(points):
+        script.ask(number, {})
+        script.finish(number, Outcome.COMPLETE, float(first), also=(float(second),))
+    found = {trial.number for trial in front(records_of(script.state()))}
+    expected = {at for at, one in enumerate(points) if not any(dominated(one, other) for other in points)}
+    assert found == expected
+
+
+def test_the_front_leaves_out_trials_without_every_value() -> None:
+    script = begun(also=[Goal(name="loss", direction=Direction.MINIMIZE)])
+    for number, also in enumerate([(), (float("nan"),), (0.4,)]):
+        script.ask(number, {})
+        script.finish(number, Outcome.COMPLETE, 0.9 - number / 10, also=also)
+    records = records_of(script.state())
+    assert [trial.number for trial in front(records)] == [2]
+    said = verdict_of(records, defaults_first=False)
+    assert said.found.startswith("The Pareto front has 1 trial; trial 0 has the best f1_macro, 0.9000")
+
+
+def test_the_verdict_says_by_how_much_and_how_sure() -> None:
+    script = begun()
+    for number, value in enumerate([0.70, 0.80, 0.75, 0.78]):
+        script.complete(number, {"optim.lr": 1e-4}, [value])
+    said = verdict_of(records_of(script.state()), defaults_first=True)
+    assert said.found == (
+        "Trial 1 has the best f1_macro, 0.8000, 0.1000 higher than the defaults (trial 0), "
+        "0.0350 higher than the median of 4 complete trials."
+    )
+    assert "4 complete trials of one seed each" in said.sureness
+    assert "the best 4 lie within 0.1000 of each other" in said.sureness
+    assert "first impression" in said.sureness
+    unknown = verdict_of(records_of(script.state()), defaults_first=False)
+    assert "defaults" not in unknown.found
+
+
+def test_the_verdict_knows_that_less_loss_is_better() -> None:
+    script = begun(metric="loss")
+    script.events[0] = script.events[0].model_copy(update={"direction": Direction.MINIMIZE})
+    script.complete(0, {}, [0.7])
+    script.complete(1, {}, [0.4])
+    said = verdict_of(records_of(script.state()), defaults_first=True)
+    assert "Trial 1 has the best loss, 0.4000, 0.3000 lower than the defaults" in said.found
+
+
+def test_the_verdict_on_little_or_nothing() -> None:
+    empty = begun()
+    assert verdict_of(records_of(empty.state()), defaults_first=True).found == "This study has no trial yet."
+    bad = begun()
+    bad.ask(0, {})
+    bad.finish(0, Outcome.FAILED)
+    bad.ask(1, {})
+    bad.finish(1, Outcome.REFUSED)
+    bad.ask(2, {})
+    bad.finish(2, Outcome.COMPLETE, float("nan"))
+    bad.ask(3, {})
+    said = verdict_of(records_of(bad.state()), defaults_first=True)
+    assert said.found == (
+        "No trial has a result: of 4 trials 1 complete, 1 failed, 1 refused, 1 not finished; "
+        "1 trial completed without a finite f1_macro."
+    )
+    one = begun()
+    one.complete(0, {}, [0.5])
+    lone = verdict_of(records_of(one.state()), defaults_first=True)
+    assert lone.found == "Trial 0 has the best f1_macro, 0.5000, and that is the study file's own configuration."
+    assert "nothing to compare" in lone.sureness
+    failed_first = begun()
+    failed_first.ask(0, {})
+    failed_first.finish(0, Outcome.FAILED)
+    failed_first.complete(1, {}, [0.5])
+    said = verdict_of(records_of(failed_first.state()), defaults_first=True)
+    assert "the defaults (trial 0) gave no result to compare it with" in said.found
+
+
+def test_parallel_attempts_get_rows_of_their_own() -> None:
+    script = begun()
+    for number, device in enumerate(["0", "1", "0", None, None]):
+        script.ask(number, {})
+        script.place(number, device=device)
+    rows = [row for _, row in lanes(records_of(script.state()).attempts)]
+    assert rows == ["device 0 1", "device 1", "device 0 2", "slot 1", "slot 2"]
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.1, 1e6)), min_size=1, max_size=6))
+def test_time_is_drawn_in_order_and_pauses_cost_little(stretches: list[tuple[float, float]]) -> None:
+    sessions, now = [], 1e9
+    for pause, worked in stretches:
+        sessions.append(SessionState(now + pause, now + pause + worked, 1))
+        now += pause + worked
+    axis = WorkAxis.of(sessions)
+    moments = [at for session in sessions for at in (session.opened_at_s, session.last_at_s)]
+    drawn_at = [axis.at(at) for at in moments]
+    assert all(before <= after for before, after in itertools.pairwise(drawn_at))
+    for session in sessions:
+        length = axis.at(session.last_at_s) - axis.at(session.opened_at_s)
+        assert length == pytest.approx(session.last_at_s - session.opened_at_s, abs=1e-3)
+    worked = sum(worked for _, worked in stretches)
+    assert drawn_at[-1] <= worked * (1 + 0.05 * len(stretches)) + 1e-3
+    ticks = axis.ticks()
+    assert ticks[0][0] == 0
+    assert len(ticks) <= 2 * 8 + 1
+
+
+def test_every_figure_is_one_that_plotly_takes() -> None:
+    script = eventful()
+    for number, also in ((41, 0.3), (42, 0.2)):
+        script.ask(number, drawn(random.Random(number)))
+        script.finish(number, Outcome.COMPLETE, 0.5, also=(also,))
+    script.events[0] = script.events[0].model_copy(update={"also": (Goal(name="loss", direction=Direction.MINIMIZE),)})
+    records = records_of(script.state())
+    found = Importances(30, 5, (Importance("optim.lr", 0.7, 30), Importance("loss.gamma", 0.3, 12)))
+    memory = memory_figure(records)
+    assert memory is not None
+    figures = [
+        history_figure(records),
+        front_figure(records),
+        importance_figure(found),
+        *(slice_figure(records, name) for name in records.searched),
+        curves_figure(records)[0],
+        timeline_figure(records),
+        memory,
+    ]
+    for figure in figures:
+        checked = plotly.graph_objects.Figure(figure)  # raises where a property is unknown or a value illegal
+        assert len(checked.data) > 0
+    names = {trace["name"] for trace in figures[0]["data"]}
+    assert names == {"complete", "pruned (last value)", "best so far", "failed", "refused", "not finished"}
+
+
+def test_the_best_so_far_never_gets_worse_and_ends_at_the_best() -> None:
+    records = records_of(eventful(60).state())
+    line = next(trace for trace in history_figure(records)["data"] if trace["name"] == "best so far")
+    known = [value for value in line["y"] if value is not None]
+    assert known == sorted(known)
+    assert known[-1] == records.ranked[0].score
+
+
+def test_scales_are_those_the_parameters_were_drawn_on() -> None:
+    records = records_of(eventful().state())
+    assert slice_figure(records, "optim.lr")["layout"]["xaxis"]["type"] == "log"
+    assert slice_figure(records, "head.dropout")["layout"]["xaxis"]["type"] == "linear"
+    assert slice_figure(records, "head.pooling")["layout"]["xaxis"]["type"] == "category"
+
+
+def test_many_curves_are_thinned_and_it_is_said() -> None:
+    script = begun()
+    for number in range(MOST_CURVES + 40):
+        values = [0.5] * (MOST_CURVE_POINTS + 50) if number == 3 else [0.4 + number / 1000]
+        script.complete(number, {}, values)
+    figure, said = curves_figure(records_of(script.state()))
+    assert len(figure["data"]) == MOST_CURVES
+    assert f"{MOST_CURVES} of {MOST_CURVES + 40} trials" in said
+    shown = {trace["name"] for trace in figure["data"]}
+    assert {f"trial {number}" for number in range(MOST_CURVES + 20, MOST_CURVES + 40)} <= shown
+    long = [trace for trace in figure["data"] if len(trace["x"]) == MOST_CURVE_POINTS]
+    assert [trace["name"] for trace in long] == ["trial 3"]
+    assert (long[0]["x"][0], long[0]["x"][-1]) == (20, 20 * (MOST_CURVE_POINTS + 50))
+    assert f"{MOST_CURVE_POINTS} validations" in said
+    few, nothing = curves_figure(records_of(eventful(5).state()))
+    assert few["data"]
+    assert nothing == ""
+
+
+@given(st.lists(st.integers(), max_size=50), st.integers(2, 20))
+def test_thinning_keeps_order_and_ends(items: list[int], most: int) -> None:
+    kept = evenly(items, most)
+    assert len(kept) == min(len(items), most)
+    if items:
+        assert (kept[0], kept[-1]) == (items[0], items[-1])
+    left = iter(items)
+    assert all(item in left for item in kept)
+
+
+def test_labels_say_tags_instead_of_meaning_them() -> None:
+    script = begun(name="x", metric="<a href='https://x.org'>f1</a>")
+    script.ask(0, {"head.pooling": "<b onclick=1>cls</b>"})
+    script.place(0)
+    script.fail(0, 1, FailureKind.USER_CODE, "<img src=x onerror=alert(1)>", Action.GIVE_UP)
+    script.finish(0, Outcome.COMPLETE, 0.5)
+    records = records_of(script.state())
+    figures = [history_figure(records), slice_figure(records, "head.pooling"), timeline_figure(records)]
+    for figure in figures:
+        assert "<a href" not in str(figure)
+        assert "<b onclick" not in str(figure)
+        assert "<img" not in str(figure)
+    assert text("<b>&") == "&lt;b&gt;&amp;"
