@@ -84,14 +84,14 @@ def test_tpe_with_several_goals_reads_the_whole_front_of_a_long_history() -> Non
     made = space(LR_AND_DECAY)
     both = (Direction.MINIMIZE, Direction.MINIMIZE)
     history = [
-        replace(record, also=(float(np.log10(record.params["optim.lr"])),))  # type: ignore[arg-type]
+        replace(record, also=(float(record.params["optim.weight_decay"] or 0),))
         for record in run(made, settings(sampler="random"), 1000, seed=7)
     ]
     front = set(non_dominated(np.array([record.values for record in history])).tolist())
     read = {record.number for record in _window(history, both)}
     assert 1 < len(front) < 50
     assert front | set(range(850, 1000)) < read
-    assert 190 <= len(read) <= 200
+    assert 150 + 20 < len(read) <= 200
     worst = {number for number in range(850) if (history[number].value or 0) > 10}
     assert worst and not worst & read
     told = ask(made, history, settings(), directions=both)
