@@ -144,7 +144,8 @@ def _window(told: Sequence[TrialRecord], directions: Sequence[Direction]) -> Seq
         ranked = [(signs[0] * record.value, record.number) for record in complete if record.value is not None]
         best = {number for _, number in heapq.nsmallest(_BEST, ranked)}
     else:
-        chosen: list[int] = best_spread(np.array([record.values for record in complete]) * signs, _BEST).tolist()
+        values = np.array([record.values for record in complete]).reshape(-1, len(directions))
+        chosen: list[int] = best_spread(values * signs, _BEST).tolist()
         best = {complete[index].number for index in chosen}
     return [*(record for record in older if record.number in best), *last]
 

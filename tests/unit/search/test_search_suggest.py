@@ -98,6 +98,8 @@ def test_tpe_with_several_goals_reads_the_whole_front_of_a_long_history() -> Non
     rest = [replace(record, outcome=Outcome.FAILED) if record.number not in read else record for record in history]
     assert told == ask(made, rest, settings(), directions=both)
     assert told != ask(made, history, settings(), directions=(Direction.MINIMIZE, Direction.MAXIMIZE))
+    refused = [replace(record, outcome=Outcome.REFUSED, value=None, also=()) for record in history[:210]]
+    assert ask(made, refused, settings(), directions=both).params.keys() == LR_AND_DECAY.keys()
 
 
 def test_tpe_with_several_goals_finds_a_better_front_than_random() -> None:
