@@ -26,7 +26,7 @@ Condition = dict[str, Value | tuple[Value, ...]]
 Point = Annotated[dict[str, Value], Field(min_length=1)]
 """A known point of the search space: values of searched keys, by dotted name."""
 
-_MINIMIZED = frozenset({Metric.LOSS})
+_MINIMIZED = frozenset({Metric.LOSS, Metric.ECE})
 
 
 def _own_direction(metric: Metric) -> Direction:
