@@ -82,13 +82,13 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.jsonl")
 
 
-def mirror_of(ledger: Ledger, storage: str) -> MirrorProcess:
+def mirror_of(ledger: Ledger, storage: str, directions: tuple[Direction, ...] = (Direction.MAXIMIZE,)) -> MirrorProcess:
     folder = ledger.path.parent
     return MirrorProcess(
         ledger.path,
         storage=storage,
         study="toy",
-        directions=(Direction.MAXIMIZE,),
+        directions=directions,
         status=folder / "mirror.json",
         log=folder / "mirror.log",
     )
@@ -146,6 +146,27 @@ def test_a_running_study_can_be_loaded(ledger: Ledger, storage: str) -> None:
     finally:
         mirror.stop()
     assert not mirror.alive
+
+
+def test_several_goals(ledger: Ledger, storage: str) -> None:
+    first = json.loads(ledger.path.read_text())
+    also = [{"name": "loss", "direction": "minimize"}]
+    ledger.path.write_text(json.dumps(first | {"also": also}) + "\n")
+    for number, other in enumerate((0.25, float("nan"), 0.125)):
+        ledger.ask(number)
+        ledger.report(number, 0, 0.5)
+        ledger.add("trial_finished", number=number, outcome="complete", value=0.5, also=[other])
+    ledger.ask(3)
+    ledger.report(3, 0, 0.5)
+    ledger.finish(3, "pruned")
+    mirror = mirror_of(ledger, storage, (Direction.MAXIMIZE, Direction.MINIMIZE))
+    mirror.start()
+    assert mirror.flush(FLUSH_S)
+    mirror.stop()
+    found = trials(storage)
+    assert [trial.state.name for trial in found] == ["COMPLETE", "FAIL", "COMPLETE", "PRUNED"]
+    assert [trial.values for trial in found] == [[0.5, 0.25], None, [0.5, 0.125], None]
+    assert found[3].intermediate_values == {0: 0.5}
 
 
 def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:

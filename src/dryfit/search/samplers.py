@@ -18,7 +18,6 @@ from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSample
 from optuna.trial import TrialState
 
 from dryfit.config.schema import SamplerName, SearchSettings
-from dryfit.core.pareto import Losses, as_losses
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import Direction
 from dryfit.core.trial import Outcome, Scalar, TrialRecord
@@ -139,19 +138,16 @@ def _window(told: Sequence[TrialRecord], directions: Sequence[Direction]) -> Seq
     if len(told) <= _BEST + _LAST:
         return told
     last, older = told[-_LAST:], told[:-_LAST]
-    complete = [(losses, record.number) for record in told if (losses := _losses(record, directions)) is not None]
+    complete = [record for record in told if record.outcome is Outcome.COMPLETE]
+    signs = [-1.0 if direction is Direction.MAXIMIZE else 1.0 for direction in directions]
     if len(directions) == 1:
-        best = {number for _, number in heapq.nsmallest(_BEST, complete)}
+        ranked = [(signs[0] * record.value, record.number) for record in complete if record.value is not None]
+        best = {number for _, number in heapq.nsmallest(_BEST, ranked)}
     else:
-        chosen: list[int] = best_spread(np.array([losses for losses, _ in complete]), _BEST).tolist()
-        best = {complete[index][1] for index in chosen}
+        values = np.array([record.values for record in complete]).reshape(-1, len(directions))
+        chosen: list[int] = best_spread(values * signs, _BEST).tolist()
+        best = {complete[index].number for index in chosen}
     return [*(record for record in older if record.number in best), *last]
-
-
-def _losses(record: TrialRecord, directions: Sequence[Direction]) -> Losses | None:
-    if record.outcome is not Outcome.COMPLETE or record.values is None:
-        return None
-    return as_losses(record.values, directions)
 
 
 def _as_trial(asked: Asked, record: TrialRecord) -> Sealed:

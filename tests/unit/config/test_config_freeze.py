@@ -43,6 +43,7 @@ def test_what_may_change_may_change(tmp_path):
         ("study.metric=accuracy", 'study.metric was "f1_macro"', 'is now "accuracy"', "--set study.metric=f1_macro"),
         ("study.seed=4", "study.seed was 0", "is now 4", "--set study.seed=0"),
         ("study.direction=minimize", "study.direction was unset", "minimize", "remove study.direction"),
+        ('study.also=["loss"]', "study.also was []", 'is now ["loss"]', "--set study.also=[]"),
         ("data.train=/x.csv", "data.train was", '"/x.csv"', "--set data.train="),
     ],
 )

@@ -191,11 +191,45 @@ def test_a_missing_or_unreadable_file(tmp_path):
         ('[train]\nprecision = "fp16"\n[execution]\ndevice = "cpu"\n', DATA, "train.precision is fp16"),
         ("[loss]\ngamma = 1.0\n", DATA, "loss.gamma is 1.0, but loss.name = cross_entropy does not read it"),
         ("[head]\nhidden = 64\n", DATA, "head.hidden is 64, but head.layers = 0 does not read it"),
+        ('num_labels = 3\n[study]\nalso = ["f1"]\n', DATA, "study.also is f1"),
         ("[search]\nreduction = 4\n", DATA, "search.reduction is 4"),
+        ("[search]\nqmc_sequence = 'halton'\n", DATA, "search.qmc_sequence is"),
+        ("[search]\npopulation_size = 4\n", DATA, "search.population_size is 4"),
+        ("[search]\npruner = 'median'\nmin_delta = 0.1\n", DATA, "search.min_delta is 0.1"),
+        ("[search]\npruner = 'asha'\npatience_reports = 3\n", DATA, "search.patience_reports is 3"),
+        ("[search]\npruner = 'asha'\npatient_of = 'asha'\n", DATA, "search.patient_of is"),
+        ("[search]\npruner = 'patient'\nreduction = 4\n", DATA, "search.patient_of = median does not read it"),
+        (
+            "[search]\npruner = 'patient'\npatient_of = 'asha'\npruner_startup_trials = 2\n",
+            DATA,
+            "search.patient_of = asha does not read it",
+        ),
+        ('[study]\nalso = ["loss", "mcc", "loss"]\n', DATA, "study.also repeats loss"),
+        ('[study]\nalso = ["f1_macro"]\n', DATA, "study.also repeats f1_macro"),
+        ('[study]\nalso_directions = ["minimize"]\n', DATA, "1 direction(s) for 0 metric(s)"),
+        ('[study]\nalso = ["loss", "mcc"]\nalso_directions = ["minimize"]\n', DATA, "1 direction(s) for 2 metric(s)"),
+        ('[study]\nalso = ["loss"]\n[search]\npruner = "asha"\n', DATA, "search.pruner is asha, but with study.also"),
     ],
 )
 def test_keys_that_do_not_go_together(tmp_path, text, data, key):
     assert key in refusal(tmp_path, text, data=data).found
+
+
+def test_each_goal_has_its_own_direction_unless_one_is_given(tmp_path):
+    text = '[study]\nalso = ["loss", "mcc"]\n'
+    assert [goal.direction for goal in load_study_file(write(tmp_path, text)).config.study.further_goals] == [
+        "minimize",
+        "maximize",
+    ]
+    asked = text + 'also_directions = ["maximize", "minimize"]\n'
+    goals = load_study_file(write(tmp_path, asked)).config.study.further_goals
+    assert [(goal.name, goal.direction) for goal in goals] == [("loss", "maximize"), ("mcc", "minimize")]
+
+
+def test_what_a_patient_pruner_asks_may_be_set(tmp_path):
+    for numbers in ("pruner_startup_trials = 2", "patient_of = 'asha'\nreduction = 4"):
+        text = f"[search]\npruner = 'patient'\npatience_reports = 2\nmin_delta = 0.1\n{numbers}\n"
+        assert load_study_file(write(tmp_path, text)).config.search.patience_reports == 2
 
 
 def test_a_setting_is_read_where_its_owner_is_searched(tmp_path):

@@ -11,7 +11,9 @@ import pytest
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
 from dryfit.core.settings import Direction, TrialSettings
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
+from dryfit.search.pareto import non_dominated
 from dryfit.search.points import known_points
+from dryfit.search.samplers import _window
 from dryfit.search.space import Space
 from dryfit.search.suggest import Suggestion, suggest
 
@@ -75,6 +77,46 @@ def test_random_reads_no_history() -> None:
     search = settings(sampler="random")
     history = run(made, search, 15, seed=7)
     assert ask(made, history, search) == ask(made, [], search, number=15)
+
+
+def test_tpe_with_several_goals_reads_the_whole_front_of_a_long_history() -> None:
+    """Of 1 000 trials it reads 200: the best by both goals, wherever they stand, and the last."""
+    made = space(LR_AND_DECAY)
+    both = (Direction.MINIMIZE, Direction.MINIMIZE)
+    history = [
+        replace(record, also=(float(record.params["optim.weight_decay"] or 0),))
+        for record in run(made, settings(sampler="random"), 1000, seed=7)
+    ]
+    front = set(non_dominated(np.array([record.values for record in history])).tolist())
+    read = {record.number for record in _window(history, both)}
+    assert 1 < len(front) < 50
+    assert front | set(range(850, 1000)) < read
+    assert 150 + 20 < len(read) <= 200
+    worst = {number for number in range(850) if (history[number].value or 0) > 10}
+    assert worst and not worst & read
+    told = ask(made, history, settings(), directions=both)
+    rest = [replace(record, outcome=Outcome.FAILED) if record.number not in read else record for record in history]
+    assert told == ask(made, rest, settings(), directions=both)
+    assert told != ask(made, history, settings(), directions=(Direction.MINIMIZE, Direction.MAXIMIZE))
+    refused = [replace(record, outcome=Outcome.REFUSED, value=None, also=()) for record in history[:210]]
+    assert ask(made, refused, settings(), directions=both).params.keys() == LR_AND_DECAY.keys()
+
+
+def test_tpe_with_several_goals_finds_a_better_front_than_random() -> None:
+    """Both goals want a small weight decay, and they pull lr to different ends."""
+    made = space(LR_AND_DECAY)
+    both = (Direction.MINIMIZE, Direction.MINIMIZE)
+    decays: dict[str, float] = {}
+    for sampler in ("tpe", "random"):
+        history: list[TrialRecord] = []
+        for number in range(50):
+            point = ask(made, history, settings(sampler=sampler), directions=both)
+            lr, decay = point.params["optim.lr"], point.params["optim.weight_decay"]
+            assert isinstance(lr, float) and isinstance(decay, float)
+            values = (np.log10(lr) ** 2 + 40 * decay, (np.log10(lr) + 6) ** 2 + 40 * decay)
+            history.append(replace(finished(number, point, values[0]), also=values[1:]))
+        decays[sampler] = statistics.median(float(record.params["optim.weight_decay"] or 0) for record in history[-25:])
+    assert decays["tpe"] < decays["random"] / 2
 
 
 def test_startup_counts_the_whole_history_and_only_what_is_told() -> None:

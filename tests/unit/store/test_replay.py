@@ -10,7 +10,7 @@ from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.plan import DeviceSpec
 from dryfit.core.settings import Direction, Metric, Task
-from dryfit.core.trial import MetricPoint, Outcome
+from dryfit.core.trial import Goal, MetricPoint, Outcome
 from dryfit.store.events import (
     EVENT,
     AttemptEnded,
@@ -71,6 +71,24 @@ def test_the_best_trial_follows_the_direction_and_the_earlier_of_equals_wins() -
         assert state.best is not None
         assert state.best.number == expected
         assert state.finished_since_best == len(ends) - 1 - expected
+
+
+def test_patience_with_several_goals_is_with_the_front() -> None:
+    also = (Goal(name="loss", direction=Direction.MINIMIZE),)
+    ends = [(0.9, 0.5), (0.8, 0.4), (0.7, 0.6), (0.9, 0.5), (0.6, 0.3)]
+    events: list[Event] = [created().model_copy(update={"also": also})]
+    waited: list[int] = []
+    for number, (value, other) in enumerate(ends):
+        end = TrialFinished(number=number, outcome=Outcome.COMPLETE, value=value, also=(other,))
+        events += [asked(number), end]
+        waited.append(fold(*events).finished_since_best)
+    state = fold(*events)
+    assert waited == [0, 0, 1, 2, 0]
+    assert [trial.number for trial in state.front] == [0, 1, 3, 4]
+    assert state.best is not None and state.best.number == 0
+    assert state.history()[1].values == (0.8, 0.4)
+    assert state.directions == (Direction.MAXIMIZE, Direction.MINIMIZE)
+    assert fold(created(), asked(0), finished(0, Outcome.COMPLETE, 0.5)).front == []
 
 
 def test_failures_in_a_row_are_counted_within_a_session() -> None:

@@ -1,0 +1,122 @@
+"""A study with several goals, in real processes: from the child's validations to the Pareto front that is printed."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from dryfit.core.trial import Outcome
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+from study_runs import fold, run, write_study
+
+POINT = {"optim.lr": 5e-3, "head.pooling": "max"}
+SEARCH = """sampler = "nsga2"
+population_size = 2
+[[search.enqueue]]
+optim.lr = 5e-3
+"head.pooling" = "max"
+"""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A study that has run to its end."""
+
+    folder: Path
+    done: subprocess.CompletedProcess[str]
+    state: StudyState
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    folder = tmp_path_factory.mktemp("goals") / "study"
+    write_study(folder, trials=4, study='also = ["loss", "accuracy"]', search=SEARCH)
+    done = run("tune", folder, "--json", "--set", "search.mirror=journal", "--set", "train.epochs=1")
+    assert done.returncode == 0, done.stderr
+    return Tuned(folder, done, fold(folder))
+
+
+def beaten(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether ``other`` beats ``one``; f1_macro and accuracy are to be large, the loss small."""
+    pairs = [(one[0], other[0]), (-one[1], -other[1]), (one[2], other[2])]
+    return all(theirs >= mine for mine, theirs in pairs) and any(theirs > mine for mine, theirs in pairs)
+
+
+def test_every_goal_is_that_of_the_best_validation(tuned: Tuned) -> None:
+    assert tuned.state.created is not None
+    assert [goal.name for goal in tuned.state.created.goals] == ["f1_macro", "loss", "accuracy"]
+    assert [trial.outcome for trial in tuned.state.trials] == [Outcome.COMPLETE] * 4
+    for trial in tuned.state.trials:
+        assert trial.best is not None
+        point = trial.reports[trial.best]
+        assert trial.values == tuple(point.metrics[name] for name in ("f1_macro", "loss", "accuracy"))
+        assert point.value == max(report.value for report in trial.reports)
+
+
+def test_known_points_are_the_first_trials(tuned: Tuned) -> None:
+    defaults, point, *rest = tuned.state.trials
+    assert defaults.given["optim.lr"] == 5e-5
+    assert point.given == POINT
+    assert point.params.items() >= POINT.items()
+    assert [trial.given for trial in rest] == [{}, {}]
+
+
+def test_the_front_is_printed_and_in_the_json(tuned: Tuned) -> None:
+    trials = tuned.state.trials
+    values = {trial.number: trial.values or () for trial in trials}
+    front = [n for n, one in values.items() if not any(beaten(one, other) for other in values.values())]
+    assert sorted(trial.number for trial in tuned.state.front) == front
+    summary: dict[str, Any] = json.loads(tuned.done.stdout)
+    assert sorted(one["number"] for one in summary["pareto"]) == front
+    assert all(tuple(one["values"]) == values[one["number"]] for one in summary["pareto"])
+    assert summary["goals"] == [
+        {"metric": "f1_macro", "direction": "maximize"},
+        {"metric": "loss", "direction": "minimize"},
+        {"metric": "accuracy", "direction": "maximize"},
+    ]
+    shown = run("show", tuned.folder).stdout
+    assert f"Pareto front: {len(front)} trial(s)" in shown
+    assert "trial\toutcome\tf1_macro\tloss\taccuracy\tsteps" in shown
+    assert run("show", tuned.folder, "0").stdout.count(f"{values[0][1]:.4f}") >= 2
+    status = run("status", tuned.folder).stdout
+    assert "f1_macro, loss, accuracy" in status
+    assert "Pareto front: trials" in status
+    assert "(on the Pareto front)" in tuned.done.stderr
+    assert f"f1_macro {values[0][0]:.4f}, loss {values[0][1]:.4f}, accuracy" in tuned.done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_optuna_reads_the_same_study(tuned: Tuned) -> None:
+    backend = optuna.storages.journal.JournalFileBackend(str(StudyLayout(tuned.folder).journal))
+    study = optuna.load_study(study_name="study", storage=optuna.storages.JournalStorage(backend))
+    assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE", "MAXIMIZE"]
+    assert [tuple(trial.values) for trial in study.trials] == [trial.values for trial in tuned.state.trials]
+    ours = sorted(trial.number for trial in tuned.state.front)
+    assert sorted(trial.number for trial in study.best_trials) == ours
+
+
+def test_the_goals_of_a_study_that_exists_cannot_change(tuned: Tuned) -> None:
+    done = run("resume", tuned.folder, "--trials", "5", "--set", 'study.also=["loss"]')
+    assert done.returncode == 2
+    assert 'study.also was ["loss", "accuracy"], is now ["loss"]' in done.stderr
+    assert "start a new study in a new folder" in done.stderr
+
+
+def test_a_ledger_from_before_there_were_goals_can_be_read(tuned: Tuned, tmp_path: Path) -> None:
+    old = StudyLayout(tmp_path / "old")
+    old.folder.mkdir()
+    lines = [json.loads(line) for line in StudyLayout(tuned.folder).ledger.read_text().splitlines()]
+    for line in lines:
+        line.pop("also", None)
+        line.pop("given", None)
+    old.ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads(run("status", old.folder, "--json").stdout)
+    assert summary["goals"] == [{"metric": "f1_macro", "direction": "maximize"}]
+    assert summary["pareto"] is None
+    assert summary["trials"]["complete"] == 4
+    assert summary["best"]["number"] in range(4)
