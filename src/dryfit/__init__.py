@@ -13,11 +13,13 @@ from dryfit.core.version import VERSION as __version__  # noqa: N811
 if TYPE_CHECKING:
     from dryfit.api import TuneResult, calibrate, check, init, open_study, plan, plan_space, resume, status, stop, tune
     from dryfit.core.errors import DryfitError, LoadError
+    from dryfit.objective.trial import Trial
     from dryfit.tasks.load import load
 
 _HOMES = {
     "DryfitError": "dryfit.core.errors",
     "LoadError": "dryfit.core.errors",
+    "Trial": "dryfit.objective.trial",
     "TuneResult": "dryfit.api",
     "calibrate": "dryfit.api",
     "check": "dryfit.api",
@@ -35,6 +37,7 @@ _HOMES = {
 __all__ = [
     "DryfitError",
     "LoadError",
+    "Trial",
     "TuneResult",
     "__version__",
     "calibrate",

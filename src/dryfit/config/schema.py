@@ -11,10 +11,12 @@ from dryfit.core.settings import (
     Direction,
     LoraSettings,
     Metric,
+    ObjectiveSettings,
     Settings,
     Task,
     TrialSettings,
 )
+from dryfit.core.trial import Goal
 
 Value = bool | int | float | str
 """A value of a choice in the search space, as TOML writes it."""
@@ -190,8 +192,18 @@ class StudyConfig(TrialSettings):
     space: dict[str, Cases] = Field(default_factory=dict[str, Cases], description="searched keys, by dotted name")
     search: SearchSettings = SearchSettings()
     lora: LoraSettings | None = Field(default=None, description="adapters, for the task causal-lm")
+    objective: ObjectiveSettings | None = Field(default=None, description="your own function, for the task objective")
     execution: ExecutionSettings = ExecutionSettings()
     runtime: RuntimeSettings = RuntimeSettings()
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What is optimised; `best` and pruning go by the first."""
+        own = self.objective
+        if own is None:
+            return (Goal(name=self.study.metric, direction=self.study.resolved_direction),)
+        directions = own.directions or (Direction.MINIMIZE,) * len(own.goals)
+        return tuple(Goal(name=name, direction=one) for name, one in zip(own.goals, directions, strict=True))
 
     @property
     def trial_settings(self) -> TrialSettings:

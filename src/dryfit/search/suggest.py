@@ -50,7 +50,7 @@ def suggest(
     *,
     search: SearchSettings,
     direction: Direction,
-    base: TrialSettings,
+    base: TrialSettings | None,
     seed: int,
     number: int,
 ) -> Suggestion:
@@ -65,7 +65,7 @@ def suggest(
         history: All trials so far; those with this number or a later one are ignored.
         search: Which sampler, and its settings.
         direction: What is better.
-        base: The study file's own values; trial 0 takes them where it may.
+        base: The study file's own values; trial 0 takes them where it may. None: there are none.
         seed: The study's seed.
         number: The number of the trial to be.
     """

@@ -30,7 +30,7 @@ from dryfit.store.events import (
     VerdictGiven,
 )
 from dryfit.store.replay import TrialState
-from dryfit.study.context import StudyContext, child_spec, choose_device, trial_config
+from dryfit.study.context import StudyContext, child_spec, choose_device, trial_fingerprint
 from dryfit.study.machine import (
     Ask,
     End,
@@ -186,12 +186,11 @@ class StudyLoop:
             study.state.history(),
             search=study.config.search,
             direction=study.state.direction,
-            base=study.config.trial_settings,
+            base=study.config.trial_settings if study.config.objective is None else None,
             seed=study.config.study.seed,
             number=number,
         )
         seed = derive_seed(study.config.study.seed, "trial", number)
-        config = trial_config(study, number, suggestion.params, seed)
         self._write(
             TrialAsked(
                 number=number,
@@ -199,7 +198,7 @@ class StudyLoop:
                 internal=dict(suggestion.internal),
                 distributions=dict(suggestion.distributions),
                 seed=seed,
-                fingerprint=config.fingerprint,
+                fingerprint=trial_fingerprint(study, number, suggestion.params, seed),
             )
         )
 
@@ -314,7 +313,7 @@ class StudyLoop:
                 self._write(AttemptEnded(number=child.number, attempt=child.attempt))
             self._finish(finished)
             return
-        failure = classify(evidence, result)
+        failure = classify(evidence, result, job=self._study.trial_job)
         progress = trial.attempts[-1].checkpoint_step is not None
         retries = self._study.config.runtime.retries
         answer = decide(
