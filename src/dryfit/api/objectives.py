@@ -60,7 +60,8 @@ def objective_study(
     for table in ("study", "objective"):
         if not isinstance(plain.setdefault(table, {}), dict):
             raise ConfigError(doing, f"{table} is {plain[table]!r}", "a table of keys")
-    goals: dict[str, str] = {_GOAL: direction} if isinstance(direction, str) else dict(direction or {_GOAL: "minimize"})
+    wanted = "minimize" if direction is None else direction
+    goals = {_GOAL: wanted} if isinstance(wanted, str) else dict(wanted)
     document = {
         **plain,
         "study": {"name": _study_name(objective), **plain["study"], "task": Task.OBJECTIVE.value},

@@ -51,7 +51,7 @@ def event_line(event: Event, state: StudyState) -> str | None:
             return f"trial {number}: attempt {attempt}"
         case ReportMade(number=number, point=point):
             metric = state.created.metric if state.created else "value"
-            return f"trial {number}: validation {point.n}, step {point.step}: {metric} {number_text(point.value)}"
+            return f"trial {number}: report {point.n}, step {point.step}: {metric} {number_text(point.value)}"
         case VerdictGiven(number=number, proceed=False, reason=reason):
             return f"trial {number}: stop ({reason})"
         case AttemptEnded(number=number, failure=failure) if failure is not None and failure.action is not Action.PAUSE:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from dryfit.config.problems import Problem
-from dryfit.config.schema import StudyConfig
+from dryfit.config.schema import PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.settings import Settings, Task
 
@@ -62,6 +62,9 @@ def objective_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
         problems.append(Problem(("space",), "is empty", "at least one parameter of your function"))
     if len(set(own.goals)) != len(own.goals) or not all(own.goals):
         problems.append(Problem(("objective", "goals"), "repeats a name, or has an empty one", "each name once"))
+    if len(own.goals) > 1 and config.search.pruner is not PrunerName.NONE:
+        found = f"is {config.search.pruner}, and there are {len(own.goals)} goals: reports know only the first"
+        problems.append(Problem(("search", "pruner"), found, str(PrunerName.NONE)))
     if own.directions is not None and len(own.directions) != len(own.goals):
         found = f"has {len(own.directions)} directions for {len(own.goals)} goals"
         problems.append(Problem(("objective", "directions"), found, "one for each, or none at all"))

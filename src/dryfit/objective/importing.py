@@ -97,6 +97,7 @@ def _run_script(place: str, paths: Sequence[str]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(_SCRIPT_MODULE, file)
     assert spec is not None and spec.loader is not None  # a .py file always has both
     module = importlib.util.module_from_spec(spec)
+    module.__spec__ = None  # as of any script: multiprocessing then hands on the file, not a name nobody can import
     # Under both names: what the function pickles for processes of its own says __main__.
     sys.modules[_SCRIPT_MODULE] = sys.modules["__main__"] = module
     spec.loader.exec_module(module)
