@@ -18,7 +18,7 @@ from dryfit.core.wire import LOG_FILE
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState, TrialState
 from dryfit.study.machine import End
-from study_runs import fold, marked_processes, run, start, wait_for
+from study_runs import DEADLINE_S, fold, marked_processes, run, start, wait_for
 
 RANDOM = {"sampler": "random", "mirror": "none"}
 SUPPORT = str(Path(objectives.__file__).parent)
@@ -314,29 +314,26 @@ def objective(trial: dryfit.Trial) -> float:
         return float(pool.map(square, [trial.params["x"]])[0])
 
 {guard}
-print(dryfit.tune(objective=objective, space={{"x": [2, 3]}}, trials=2, folder="here").summary.best.value)
+print(dryfit.tune(objective=objective, space={{"x": [3]}}, trials=1, folder="here").summary.best.value)
 """
 
 
+def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "search.py").write_text(text)
+    command = [sys.executable, "search.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+
+
 def test_a_script_searches_a_function_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "search.py").write_text(
-        SCRIPT.format(guard='if __name__ == "__main__":').replace("\nprint", "\n    print")
-    )
-    done = subprocess.run(
-        [sys.executable, "search.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) in (4.0, 9.0)
-    assert [trial.outcome for trial in fold(tmp_path / "here").trials] == [Outcome.COMPLETE] * 2
-    assert run("resume", tmp_path / "here", "--quiet", "--trials", "3").returncode == 0
-    assert fold(tmp_path / "here").counted == 3
+    guarded = SCRIPT.format(guard='if __name__ == "__main__":').replace("\nprint", "\n    print")
+    done = run_script(tmp_path, guarded)
+    assert (done.returncode, done.stdout) == (0, "9.0\n"), done.stderr
+    assert run("resume", tmp_path / "here", "--quiet", "--trials", "2").returncode == 0
+    assert [trial.value for trial in fold(tmp_path / "here").trials] == [9.0, 9.0]
 
 
 def test_a_script_without_the_guard_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "search.py").write_text(SCRIPT.format(guard=""))
-    done = subprocess.run(
-        [sys.executable, "search.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_script(tmp_path, SCRIPT.format(guard=""))
     assert done.returncode != 0
     assert 'write `if __name__ == "__main__":` above the call of dryfit.tune' in done.stderr
 
@@ -360,3 +357,14 @@ def test_what_runs_no_function_of_ones_own(tmp_path: Path) -> None:
     assert begun.returncode == ExitStatus.CANNOT_RUN
     assert "dryfit.tune(objective=..., space=...)" in begun.stderr
     assert not (tmp_path / "new").exists()
+
+
+def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "examples" / "objective.py").read_text(encoding="utf-8")
+    assert "trials=20" in text
+    for trials in (2, 3):
+        done = run_script(tmp_path, text.replace("trials=20", f"trials={trials}"))
+        assert done.returncode == 0, done.stderr
+        assert fold(tmp_path / "noisy_moons-study").counted == trials
+    best = fold(tmp_path / "noisy_moons-study").best
+    assert best is not None and best.value is not None and 0 < best.value < 0.69

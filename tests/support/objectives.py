@@ -32,7 +32,7 @@ def stepwise(trial: dryfit.Trial) -> float | None:
         draw = random.Random(f"{trial.seed}-{state['step']}")
         state["total"] += trial.params["x"] ** 2 + draw.random()
         state["step"] += 1
-        time.sleep(trial.params.get("pause_s", 0.0))
+        time.sleep(float(os.environ.get("STEP_PAUSE_S", "0")))
         temporary = trial.checkpoint_dir / "state.tmp"
         temporary.write_text(json.dumps(state))
         temporary.replace(file)
