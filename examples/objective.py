@@ -50,11 +50,12 @@ def noisy_moons(trial: dryfit.Trial) -> float | None:
         if step % 10 == 0:
             right = [abs(1 - label - probability(weights, features)) for features, label in validation]
             loss = -sum(math.log(max(share, 1e-12)) for share in right) / len(right)
+            stop = trial.report(loss, step)  # before the checkpoint: a kill between the two then loses no report
             temporary = saved.with_suffix(".tmp")
             temporary.write_text(json.dumps([step, weights, loss]))
             temporary.replace(saved)  # in one step: a kill leaves the old state or the new one
             trial.checkpointed(step)
-            if trial.report(loss, step):
+            if stop:
                 return None  # pruned, or asked to stop: the checkpoint is written
     return loss
 

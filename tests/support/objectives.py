@@ -33,11 +33,12 @@ def stepwise(trial: dryfit.Trial) -> float | None:
         state["total"] += trial.params["x"] ** 2 + draw.random()
         state["step"] += 1
         time.sleep(float(os.environ.get("STEP_PAUSE_S", "0")))
+        stop = trial.report(state["total"], state["step"])
         temporary = trial.checkpoint_dir / "state.tmp"
         temporary.write_text(json.dumps(state))
         temporary.replace(file)
         trial.checkpointed(state["step"])
-        if trial.report(state["total"], state["step"]):
+        if stop:
             return None
     return state["total"]
 

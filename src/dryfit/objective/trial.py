@@ -61,7 +61,8 @@ class Trial:
     def report(self, value: float, step: int) -> bool:
         """Report how good the trial is by now, and hear whether to stop.
 
-        An attempt that goes over steps again that an earlier one has reported gets the answers of then.
+        An attempt that goes over steps again that an earlier one has reported gets the answers of then. So report
+        before a checkpoint of the step is written: a trial that is killed between the two then loses no report.
 
         Args:
             value: The first of the study's goals, as far as it is known. May be NaN.
@@ -79,8 +80,9 @@ class Trial:
         if self._last_step is not None and at <= self._last_step:
             raise ObjectiveError(doing, f"the report before was of step {self._last_step}", "steps that grow")
         self._last_step = at
-        if self.should_stop:
+        if self._stopped_by is StopReason.VERDICT:
             return True
+        # Also where a stop was asked for: a checkpoint may follow, behind which nobody would report this step again.
         n = self._index(at)
         if n is not None:
             point = MetricPoint(n=n, step=at, epoch=0.0, value=number, metrics={self._goals[0]: number})

@@ -142,8 +142,15 @@ def test_a_request_to_stop_counts_only_where_the_function_has_heard_of_it(asked)
     wire = Wire(asked=asked)
     hears = trial(wire)
     assert hears.report(1.0, 1)
-    assert wire.points == []
+    assert [point.n for point in wire.points] == [0]  # a checkpoint may follow, behind which it would be lost
     assert hears.result(2.0).stopped_by is asked
+
+
+def test_a_verdict_outweighs_a_request_to_stop():
+    one = trial(Wire(pruned_at=0, asked=StopReason.REQUEST))
+    assert one.should_stop
+    assert one.report(1.0, 1)
+    assert one.result(None).stopped_by is StopReason.VERDICT
 
 
 def test_only_new_checkpoints_are_progress():
