@@ -228,13 +228,16 @@ def test_several_goals_are_kept(tmp_path: Path) -> None:
         direction=goals,
         trials=3,
         folder=folder,
-        search=RANDOM,
+        search={**RANDOM, "enqueue": [{"x": 0.25}, {"x": 1}]},
     )
+    assert [trial.params["x"] for trial in fold(folder).trials][:2] == [0.25, 1.0]
     created = fold(folder).created
     assert created is not None
     assert [(goal.name, goal.direction) for goal in (*created.also,)] == [("gain", "maximize")]
     assert (created.metric, created.direction) == ("error", "minimize")
     assert result.summary.trials.complete == 3
+    for trial in fold(folder).trials:
+        assert (trial.value, trial.also) == (trial.params["x"] ** 2, (-trial.params["x"],))
 
 
 def test_a_request_to_stop_reaches_the_function_and_the_trial_goes_on(tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ def objective_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
     if len(own.goals) > 1 and config.search.pruner is not PrunerName.NONE:
         found = f"is {config.search.pruner}, and there are {len(own.goals)} goals: reports know only the first"
         problems.append(Problem(("search", "pruner"), found, str(PrunerName.NONE)))
+    elif config.search.pruner is PrunerName.HYPERBAND:
+        found = "is hyperband, which must know how many reports a trial makes: of your own function nobody does"
+        problems.append(Problem(("search", "pruner"), found, "none, median, asha or patient"))
     if own.directions is not None and len(own.directions) != len(own.goals):
         found = f"has {len(own.directions)} directions for {len(own.goals)} goals"
         problems.append(Problem(("objective", "directions"), found, "one for each, or none at all"))

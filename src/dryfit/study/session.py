@@ -250,7 +250,7 @@ def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
         layout.ledger,
         storage=storage,
         study=work.created.name,
-        direction=work.created.direction,
+        directions=[goal.direction for goal in work.created.goals],
         status=layout.mirror_status,
         log=layout.logs / "mirror.txt",
     )

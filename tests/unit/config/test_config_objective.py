@@ -65,6 +65,7 @@ def test_conditions_and_cases_work_with_free_names() -> None:
         (HEAD + OWN + 'directions = ["minimize", "maximize"]\n' + SPACE, "2 directions for 1 goals"),
         (HEAD + OWN + 'directions = ["up"]\n' + SPACE, "objective.directions is"),
         (HEAD + OWN + 'goals = ["a", "b"]\n' + SPACE + '[search]\npruner = "median"\n', "search.pruner is median"),
+        (HEAD + OWN + SPACE + '[search]\npruner = "hyperband"\n', "how many reports a trial makes"),
         (HEAD + 'metric = "mcc"\n' + OWN + SPACE, "name what the function returns in objective.goals"),
         (HEAD + 'direction = "maximize"\n' + OWN + SPACE, 'write directions = ["maximize"] into [objective]'),
         (HEAD + OWN + SPACE + "[train]\nepochs = 3\n", "train.epochs is not read by study.task = objective"),
