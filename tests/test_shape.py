@@ -28,6 +28,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.memory.attention:_scaled_dot_product_attention_math": "torch's operator",
     "dryfit.memory.attention:_scaled_dot_product_cudnn_attention": "torch's operator",
     "dryfit.memory.attention:_scaled_dot_product_efficient_attention": "torch's operator",
+    "dryfit.api.studies:tune": "the public face of searching: of a study file or of a function, each with its keywords",
     "dryfit.tasks.load:load": "the public face of loading: each argument is a question only the caller can answer",
 }
 CATCHES_EVERYTHING: dict[str, str] = {

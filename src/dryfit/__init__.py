@@ -28,11 +28,13 @@ if TYPE_CHECKING:
         write_report,
     )
     from dryfit.core.errors import DryfitError, LoadError
+    from dryfit.objective.trial import Trial
     from dryfit.tasks.load import load
 
 _HOMES = {
     "DryfitError": "dryfit.core.errors",
     "LoadError": "dryfit.core.errors",
+    "Trial": "dryfit.objective.trial",
     "TuneResult": "dryfit.api",
     "calibrate": "dryfit.api",
     "check": "dryfit.api",
@@ -53,6 +55,7 @@ _HOMES = {
 __all__ = [
     "DryfitError",
     "LoadError",
+    "Trial",
     "TuneResult",
     "__version__",
     "calibrate",

@@ -14,6 +14,7 @@ DOCUMENTS = [
     ROOT / "ARCHITECTURE.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+FILE = re.compile(r"<!-- file: (?P<name>\S+) -->\n```\w+\n(?P<body>.*?)```", re.DOTALL)
 FENCE = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>sh|python)\n(?P<body>.*?)```", re.DOTALL)
 
 
@@ -25,7 +26,8 @@ def fences(path: Path) -> list[re.Match[str]]:
 def test_every_command_is_run_or_says_why_not(path: Path) -> None:
     for fence in fences(path):
         mark = fence["mark"] or ""
-        assert mark == "run by the long tests" or re.match(r"not run here: .{10,}", mark), fence["body"]
+        said = ("run by the long tests", r"not run here: .{10,}", r"file: \S+")
+        assert any(re.fullmatch(words, mark) for words in said), fence["body"]
 
 
 def run_as_written(fence: re.Match[str], folder: Path, *flags: str) -> int:
@@ -55,6 +57,8 @@ def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.parent.name == "docs"], ids=lambda path: path.name)
 def test_examples_of_the_documents_work_as_written(tmp_path: Path, path: Path) -> None:
+    for file in FILE.finditer(path.read_text(encoding="utf-8")):
+        (tmp_path / file["name"]).write_text(file["body"], encoding="utf-8")
     for fence in fences(path):
         if fence["mark"] == "run by the long tests":
             run_as_written(fence, tmp_path, "-W", "error")

@@ -1,10 +1,12 @@
 """Studies: begin, run, go on, look at, stop."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dryfit.api.files import layout_of, space_of, study_file_of
+from dryfit.api.objectives import Objective, objective_study
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
 from dryfit.core.settings import Task
@@ -54,24 +56,52 @@ def init(folder: Path | str, *, task: Task = Task.CRITERIA, force: bool = False)
 
 
 def tune(
-    study_file: Path | str,
+    study_file: Path | str | None = None,
     *,
+    objective: Objective | None = None,
+    space: Mapping[str, Any] | None = None,
+    direction: str | Mapping[str, str] | None = None,
     overrides: Sequence[str] = (),
     trials: int | None = None,
     folder: Path | str | None = None,
     observers: Sequence[Observer] = (),
+    **tables: Mapping[str, Any],
 ) -> TuneResult:
-    """Search the hyperparameters of a study, going on where an earlier run stopped.
+    """Search hyperparameters, of a study file or of a function of your own, going on where an earlier run stopped.
 
     Args:
-        study_file: A study file, or a folder with a ``study.toml``.
+        study_file: A study file, or a folder with a ``study.toml``; not beside ``objective``.
+        objective: A function that takes a :class:`dryfit.Trial` and returns a number. Each call is in a process of its
+            own, so it must be importable: defined at the top of a module, or of the script that runs.
+        space: With ``objective``: its parameters, each as ``[space]`` of a study file has it, a list of choices or a
+            table with ``low`` and ``high``.
+        direction: With ``objective``: ``"minimize"`` (the default) or ``"maximize"``; of a function that returns a
+            tuple, the names of its numbers, in order, each with its direction.
         overrides: ``key=value`` pairs that replace keys of the file.
         trials: The study's total of counted trials; replaces ``study.trials``.
-        folder: Where the study lives; see :func:`layout_of` for the default.
+        folder: Where the study lives. Of a file, see :func:`layout_of` for the default; of an objective, a folder with
+            its name and ``-study`` in the current one.
+        observers: Who is told of what happens.
+        tables: With ``objective``: further tables of a study file, ``search={"sampler": "random"}``.
 
     Raises:
         DryfitError: It could not run.
     """
+    if objective is not None:
+        if study_file is not None:
+            raise ConfigError("starting a study", f"an objective and a study file ({study_file})", "one of them")
+        loaded, layout = objective_study(
+            objective,
+            {**tables, "space": space or {}},
+            direction=direction,
+            folder=folder,
+            overrides=with_total(overrides, trials),
+        )
+        return _result(run_session(loaded.config, space_of(loaded), layout, observers))
+    if study_file is None or space is not None or direction is not None or tables:
+        given = ", ".join(tables) or "no study file"
+        found = "a space or a direction" if space is not None or direction is not None else given
+        raise ConfigError("starting a study", f"{found}, and no objective", "a study file, or objective= and space=")
     path = study_file_of(Path(study_file))
     loaded = load_study_file(path, with_total(overrides, trials))
     layout = StudyLayout(Path(folder).resolve()) if folder is not None else layout_of(path)

@@ -51,7 +51,7 @@ def event_line(event: Event, state: StudyState) -> str | None:
             return f"trial {number}: attempt {attempt}"
         case ReportMade(number=number, point=point):
             shown = _goals_text(point, state)
-            return f"trial {number}: validation {point.n}, step {point.step}: {shown}"
+            return f"trial {number}: report {point.n}, step {point.step}: {shown}"
         case VerdictGiven(number=number, proceed=False, reason=reason):
             return f"trial {number}: stop ({reason})"
         case AttemptEnded(number=number, failure=failure) if failure is not None and failure.action is not Action.PAUSE:

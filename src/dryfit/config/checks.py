@@ -3,6 +3,7 @@
 from enum import Enum, auto
 from typing import Final
 
+from dryfit.config.objective import objective_problems
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
@@ -41,6 +42,9 @@ _ENCODER_TABLES: Final = ("head", "loss")
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Everything that is wrong between the keys of a config whose single values are legal."""
+    if config.study.task is Task.OBJECTIVE:
+        own = objective_problems(config, planned=use is Use.PLAN)
+        return [*own, *_unread(config), *_unread_by_patient(config)]
     problems = [*_task(config), *_data(config, use), *_classes(config), *_metric(config)]
     problems += [*_precision(config), *_limit(config), *_goals(config)]
     problems += [*_unread(config), *_unread_by_patient(config)]
@@ -50,6 +54,9 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
 def _task(config: StudyConfig) -> list[Problem]:
     """Tables that the task does not read."""
     task = config.study.task
+    if config.objective is not None:
+        found = f"is read only with study.task = {Task.OBJECTIVE}, and it is {task}"
+        return [Problem(("objective",), found, hint='remove the table, or write study.task = "objective"')]
     if task is not Task.CAUSAL_LM:
         found = f"is read only with study.task = {Task.CAUSAL_LM}, and it is {task}"
         return [Problem(("lora",), found, hint="remove the table")] if config.lora is not None else []

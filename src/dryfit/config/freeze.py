@@ -5,13 +5,17 @@ import os
 from pathlib import Path
 from typing import Any, Final, cast
 
+from dryfit.config.objective import is_read
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import StudyMismatchError
+from dryfit.core.settings import Task
 
 _HEADER: Final = "# What this study was created from. Written by dryfit; edit study.toml instead.\n"
 _SOURCES: Final = ("train", "validation", "test", "file")
 
-FREE_KEYS: Final = frozenset({"study.trials", "study.max_hours", "study.patience"})
+FREE_KEYS: Final = frozenset(
+    {"study.trials", "study.max_hours", "study.patience", "objective.paths", "objective.preload"}
+)
 """Keys that may change on an existing study."""
 
 FREE_TABLES: Final = frozenset({"space", "search", "execution", "runtime"})
@@ -39,10 +43,16 @@ def dump_toml(config: StudyConfig, folder: Path | None = None) -> str:
 
 def _make_relative(document: dict[str, Any], folder: Path) -> None:
     for table, names in (("data", _SOURCES), ("model", ("name",))):
-        for name in names:
-            value = document[table][name]
-            if isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(folder):
-                document[table][name] = "./" + os.path.relpath(value, folder)
+        for name in names if table in document else ():
+            document[table][name] = _relative(document[table][name], folder)
+    if "objective" in document:
+        document["objective"]["paths"] = [_relative(path, folder) for path in document["objective"]["paths"]]
+
+
+def _relative(value: object, folder: Path) -> object:
+    if isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(folder):
+        return "./" + os.path.relpath(value, folder)
+    return value
 
 
 def _key(key: str) -> str:
@@ -100,7 +110,7 @@ def check_resumable(old: StudyConfig, new: StudyConfig) -> None:
     raise StudyMismatchError(
         f"going on with study {old.study.name}",
         "; ".join(changes),
-        "changes of study.trials, study.max_hours, study.patience, [space], [search], [execution] and [runtime]",
+        f"changes of {', '.join(sorted(FREE_KEYS))}, [space], [search], [execution] and [runtime]",
         f"start a new study in a new folder, or go back: {' '.join(backs)}",
     )
 
@@ -114,8 +124,12 @@ def _flat(config: StudyConfig) -> dict[str, Any]:
 
 
 def _document(config: StudyConfig) -> dict[str, dict[str, Any]]:
-    """Every table that is there."""
-    return {table: keys for table, keys in config.model_dump(mode="json").items() if keys is not None}
+    """Every table that is there, and that the study's task reads."""
+    tables = {table: keys for table, keys in config.model_dump(mode="json").items() if keys is not None}
+    if config.study.task is not Task.OBJECTIVE:
+        return tables
+    read = {table: {key: keys[key] for key in keys if is_read(table, key)} for table, keys in tables.items()}
+    return {table: keys for table, keys in read.items() if keys}
 
 
 def _text_of(flat: dict[str, Any], key: str) -> str:

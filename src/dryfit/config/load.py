@@ -24,6 +24,7 @@ from dryfit.config.problems import Problem, config_error, explain, unknown_searc
 from dryfit.config.schema import StudyConfig, dotted
 from dryfit.config.schema_json import CASE_KEYS, TABLES
 from dryfit.core.errors import ConfigError
+from dryfit.core.settings import Task
 
 STUDY_FILE: Final = "study.toml"
 DEFAULT_ORIGIN: Final = "default"
@@ -81,6 +82,30 @@ def load_study_text(text: str, path: Path, overrides: Sequence[str] = (), use: U
     """
     document = _parse(path, text)
     places = {place: f"line {line}" for place, line in locate_keys(text).items()}
+    return load_document(document, path, overrides, use, places=places)
+
+
+def load_document(
+    document: Document,
+    path: Path,
+    overrides: Sequence[str] = (),
+    use: Use = Use.TRAIN,
+    *,
+    places: dict[KeyPath, str] | None = None,
+) -> LoadedStudy:
+    """Check a study file that has been parsed already, or was never written.
+
+    Args:
+        document: Its tables; they are changed.
+        path: As in :func:`load_study_text`.
+        overrides: As in :func:`load_study_file`.
+        use: What it is read for.
+        places: Where each key was written, ``line 12``.
+
+    Raises:
+        ConfigError: Something in it or in the overrides is wrong; all problems at once.
+    """
+    places = {} if places is None else places
     _join_searched_names(document, places)
     _join_enqueued_names(places)
     _refuse_dates(path, document, places)
@@ -198,12 +223,24 @@ def _override_value(text: str) -> Any:
     return text if len(parsed) != 1 or has_date else value
 
 
+def _has_own_function(document: Document) -> bool:
+    study = document.get("study")
+    return isinstance(study, dict) and cast("Document", study).get("task") == Task.OBJECTIVE
+
+
 def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, str]) -> None:
-    """Make relative paths in ``[data]`` and ``[model]`` absolute, each from where it was written."""
+    """Make relative paths in ``[data]``, ``[model]`` and ``[objective]`` absolute, each from where it was written."""
 
     def base(place: KeyPath) -> Path:
         return Path.cwd() if places.get(place) == SET_ORIGIN else folder
 
+    own = document.get("objective")
+    if isinstance(own, dict):
+        paths = cast("Document", own).setdefault("paths", [str(folder), str(Path.cwd())])
+        if isinstance(paths, list):
+            around = base(("objective", "paths"))
+            found = [_absolute(one, around) if isinstance(one, str) else one for one in cast("list[object]", paths)]
+            own["paths"] = list(dict.fromkeys(found)) if all(isinstance(one, str) for one in found) else found
     data = document.get("data")
     if isinstance(data, dict):
         for name in _SOURCES:
@@ -213,6 +250,8 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
     model = document.get("model")
     if isinstance(model, dict) and isinstance(name := cast("Document", model).get("name"), str):
         model["name"] = _model(name, base(("model", "name")))
+    if _has_own_function(document):
+        return  # its names are the user's own: none of them is a model
     search = document.get("search")
     if isinstance(search, dict) and isinstance(points := cast("Document", search).get("enqueue"), list):
         search["enqueue"] = [_enqueued_model(point, base(("search", "enqueue"))) for point in cast("list[Any]", points)]
@@ -259,7 +298,8 @@ def _absolute(path: str, base: Path) -> str:
 
 def _checked(path: Path, document: Document, places: Mapping[KeyPath, str], use: Use) -> StudyConfig:
     space = document.get("space")
-    problems = unknown_searched_keys(cast("Document", space)) if isinstance(space, dict) else []
+    settings_searched = isinstance(space, dict) and not _has_own_function(document)
+    problems = unknown_searched_keys(cast("Document", space)) if settings_searched else []
     try:
         # Strict models take the text of an enum, and a list for a tuple, from JSON only.
         config = StudyConfig.model_validate_json(json.dumps(document))

@@ -110,6 +110,8 @@ def _problem(path: KeyPath, kind: str, message: str, value: object) -> Problem:
     names = tuple(str(part) for part in path if isinstance(part, str))
     if kind == "extra_forbidden":
         return _unknown_key(path, names)
+    if kind == "missing":
+        return Problem(path, "is missing", legal_values(names))
     found = "is wrong" if value is _MISSING else f"is {shown(value)}"
     if kind == "value_error":
         return Problem(path, message.removeprefix("Value error, "))

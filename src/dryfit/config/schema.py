@@ -11,6 +11,7 @@ from dryfit.core.settings import (
     Direction,
     LoraSettings,
     Metric,
+    ObjectiveSettings,
     Settings,
     Task,
     TrialSettings,
@@ -263,8 +264,19 @@ class StudyConfig(TrialSettings):
     space: dict[str, Cases] = Field(default_factory=dict[str, Cases], description="searched keys, by dotted name")
     search: SearchSettings = SearchSettings()
     lora: LoraSettings | None = Field(default=None, description="adapters, for the task causal-lm")
+    objective: ObjectiveSettings | None = Field(default=None, description="your own function, for the task objective")
     execution: ExecutionSettings = ExecutionSettings()
     runtime: RuntimeSettings = RuntimeSettings()
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What is optimised; `best` and pruning go by the first."""
+        own = self.objective
+        if own is None:
+            first = Goal(name=self.study.metric, direction=self.study.resolved_direction)
+            return (first, *self.study.further_goals)
+        directions = own.directions or (Direction.MINIMIZE,) * len(own.goals)
+        return tuple(Goal(name=name, direction=one) for name, one in zip(own.goals, directions, strict=True))
 
     @property
     def trial_settings(self) -> TrialSettings:

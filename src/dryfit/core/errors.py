@@ -14,6 +14,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── StudyMismatchError     MISMATCH    2   the study file no longer describes this study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
     ├── TraceError             TRACE       2   a model's step cannot be traced: its memory is unknown
+    ├── ObjectiveError         OBJECTIVE   2   a function of the user's own cannot be used, or gave no result
     ├── ChildError             CHILD       2   a preparing child process failed
     └── InternalError          INTERNAL    4   an invariant of ours broke
 """
@@ -119,6 +120,12 @@ class TraceError(DryfitError):
     """A model's training step cannot be traced without a device, so its memory is unknown."""
 
     code = "TRACE"
+
+
+class ObjectiveError(DryfitError):
+    """A function of the user's own cannot be called by a trial's process, or did not keep to what is asked of it."""
+
+    code = "OBJECTIVE"
 
 
 class ChildError(DryfitError):

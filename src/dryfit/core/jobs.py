@@ -10,7 +10,7 @@ from dryfit.core.failure import ChildFault
 from dryfit.core.health import Health
 from dryfit.core.memory import Confidence, ExecutionChoice, MemoryPlan, Rung, VerdictKind
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan, ExecutionSettings, PlanSubject
-from dryfit.core.settings import DataSettings, ModelSettings, Settings, Task
+from dryfit.core.settings import DataSettings, ModelSettings, ObjectiveSettings, Settings, Task
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.wire import Wire
 
@@ -25,6 +25,8 @@ class Job(StrEnum):
     CALIBRATE = "calibrate"
     PROBE = "probe"
     REHEARSE = "rehearse"
+    IMPORT = "import"
+    OBJECTIVE = "objective"
 
 
 ENTRY_POINTS: dict[Job, str] = {
@@ -35,6 +37,8 @@ ENTRY_POINTS: dict[Job, str] = {
     Job.CALIBRATE: "dryfit.calibration:calibrate",
     Job.PROBE: "dryfit.preflight:probe",
     Job.REHEARSE: "dryfit.rehearse:rehearse",
+    Job.IMPORT: "dryfit.objective.entry:check",
+    Job.OBJECTIVE: "dryfit.objective.entry:run",
 }
 """Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
 
@@ -100,7 +104,7 @@ class StopReason(StrEnum):
 
 
 class TrainResult(Wire):
-    """How training ended.
+    """How a trial's process ended that trained, or called the user's own function.
 
     Attributes:
         value: The best validation's metric; None where there is none.
@@ -291,6 +295,48 @@ class StepFacts(Wire):
     untouched: tuple[str, ...] = ()
 
 
+class ImportRequest(Wire):
+    """Look whether a function of the user's own can be called; it is not."""
+
+    job: Literal[Job.IMPORT] = Job.IMPORT
+    objective: ObjectiveSettings
+
+
+class ImportResult(Wire):
+    """What IMPORT found. A function that cannot be called is an error, not a result.
+
+    Attributes:
+        source_hash: Of the file that the function is from.
+        versions: Of Python and of the packages that importing the function brought in.
+    """
+
+    source_hash: str
+    versions: dict[str, str]
+
+
+class ObjectiveRequest(Wire):
+    """Call a function of the user's own for one trial; its answer is a `TrainResult`.
+
+    Attributes:
+        reported: Steps of the reports that earlier attempts have made.
+        checkpoint_step: The newest step that an earlier attempt said it could go on from.
+        threads: CPU threads that numerical libraries are told to use.
+    """
+
+    job: Literal[Job.OBJECTIVE] = Job.OBJECTIVE
+    objective: ObjectiveSettings
+    number: int = Field(ge=0)
+    params: dict[str, Scalar]
+    seed: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+    reported: tuple[int, ...]
+    checkpoint_step: int | None
+    checkpoint_dir: str
+    verdict_timeout_s: float = Field(gt=0)
+    threads: int = Field(ge=1)
+    visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None: no device")
+
+
 class ErrorParts(Wire):
     """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
 
@@ -343,12 +389,21 @@ class ChildResult(Wire):
     calibrate: CalibrateResult | None = None
     probe: ProbeResult | None = None
     rehearse: RehearseResult | None = None
+    imported: ImportResult | None = None
     fault: ChildFault | None = None
     error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
 
 
 Body: TypeAlias = (
-    ResolveRequest | TrainRequest | CheckRequest | PlanRequest | CalibrateRequest | ProbeRequest | RehearseRequest
+    ResolveRequest
+    | TrainRequest
+    | CheckRequest
+    | PlanRequest
+    | CalibrateRequest
+    | ProbeRequest
+    | RehearseRequest
+    | ImportRequest
+    | ObjectiveRequest
 )
 """A job."""
 

@@ -1,7 +1,8 @@
-"""Processes that die with their parent, so that a kill of one leaves nobody behind."""
+"""This process: that it dies with its parent, so that a kill of one leaves nobody behind; what memory it took."""
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -40,3 +41,9 @@ def die_with_parent(parent_pid: int) -> None:
         threading.Thread(target=_watch, args=(parent_pid,), name="dryfit-parent-watch", daemon=True).start()
     if os.getppid() != parent_pid:
         os._exit(_PARENT_GONE)
+
+
+def peak_rss_bytes() -> int:
+    """The most host memory this process has had."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

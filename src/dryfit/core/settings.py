@@ -28,6 +28,8 @@ class Task(StrEnum):
     CRITERIA = "criteria"
     CAUSAL_LM = "causal-lm"
     """Planned, not trained yet."""
+    OBJECTIVE = "objective"
+    """Whatever a function of the user's own does."""
 
 
 class Metric(StrEnum):
@@ -223,6 +225,28 @@ class LoraSettings(Settings):
         default="all-linear", description="linear layers that get one: all-linear, or names with commas: q_proj,v_proj"
     )
     base: Precision = Field(default=Precision.FP16, description="number format of the frozen weights")
+
+
+class ObjectiveSettings(Settings):
+    """``[objective]``: a function of your own, for the task ``objective``."""
+
+    function: str = Field(
+        pattern=r"^[^:]+:[\w.]+$",
+        description="what is called for each trial: `package.module:function`, or `file.py:function`",
+    )
+    goals: tuple[str, ...] = Field(
+        default=("value",), min_length=1, description="names of the numbers it returns, in their order"
+    )
+    directions: tuple[Direction, ...] | None = Field(
+        default=None, description="a direction for each of the goals; unset: all are minimized"
+    )
+    paths: tuple[str, ...] = Field(
+        default=(".",),
+        description="folders it is imported from, beside installed packages; unset: this file's, and the current one",
+    )
+    preload: tuple[str, ...] = Field(
+        default=(), description="installed modules that are imported once, before any trial: what it needs and is slow"
+    )
 
 
 class TrialSettings(Settings):

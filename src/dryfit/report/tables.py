@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dryfit.core.load_report import LoadReport
-from dryfit.core.settings import Direction
+from dryfit.core.settings import Direction, Task
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.core.wire import LOG_FILE
 from dryfit.core.words import few
@@ -116,7 +116,7 @@ def outcomes_table(state: StudyState) -> Table:
 def places(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
     """Where everything lies: what it is, and its path."""
     found: list[tuple[str, Path]] = []
-    if state.best is not None:
+    if state.best is not None and state.created is not None and state.created.task is not Task.OBJECTIVE:
         found.append(("best weights", layout.trial(state.best.number).best))
     found += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]
     journal = _mirrored_journal(layout)
@@ -183,7 +183,9 @@ def trial_story(trial: TrialState, layout: StudyLayout) -> list[str]:
         verdict = trial.verdicts.get(point.n)
         said = "" if verdict is None else ("" if verdict.proceed else f"  -> stop: {verdict.reason}")
         others = "  ".join(f"{name} {number_text(value)}" for name, value in point.metrics.items())
-        lines.append(f"  validation {point.n}: step {point.step}, epoch {point.epoch:.2f}: {others}{said}")
+        # Only a trial that trains has epochs: a validation comes after at least a part of one.
+        kind, epoch = ("validation", f", epoch {point.epoch:.2f}") if point.epoch else ("report", "")
+        lines.append(f"  {kind} {point.n}: step {point.step}{epoch}: {others}{said}")
     for attempt in trial.attempts:
         lines += _attempt_lines(attempt, paths.attempt(attempt.number))
     lines += _origin_lines(paths.load_report)

@@ -30,6 +30,8 @@ from dryfit.core.jobs import (
     ChildRequest,
     ChildResult,
     ErrorParts,
+    ImportRequest,
+    ObjectiveRequest,
     PlanRequest,
     RehearseRequest,
     TrainRequest,
@@ -143,12 +145,12 @@ def _load_entry(entry: str) -> Entry:
 
 def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
     body = request.body
-    if isinstance(body, TrainRequest | CalibrateRequest):
+    if isinstance(body, TrainRequest | CalibrateRequest | ObjectiveRequest):
         hide_devices(body.visible_device)
     elif isinstance(body, RehearseRequest):
         hide_devices(body.trial.visible_device)
-    elif isinstance(body, PlanRequest):
-        hide_devices(None)  # a step is traced without a device: it must not make a context on one that trains
+    elif isinstance(body, PlanRequest | ImportRequest):
+        hide_devices(None)  # neither needs a device: it must not make a context on one that trains
     function = _load_entry(entry)
     channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
     result = function(body, channel)

@@ -91,7 +91,9 @@ def _oom_rose(case: Case) -> bool:
 
 def _has_result(case: Case) -> bool:
     result = case.result
-    return result is not None and any(one is not None for one in (result.train, result.resolve, result.plan))
+    if result is None:
+        return False
+    return any(one is not None for one in (result.train, result.resolve, result.plan, result.imported))
 
 
 def _has_fault(case: Case) -> bool:
@@ -100,6 +102,16 @@ def _has_fault(case: Case) -> bool:
 
 def _plans(case: Case) -> bool:
     return case.job is Job.PLAN
+
+
+def _calls_own_function(case: Case) -> bool:
+    return case.job is Job.OBJECTIVE
+
+
+def _left_by_itself(case: Case) -> bool:
+    """It ended with a status that is not ours: its own code did that, and would do it again."""
+    ours = (ChildStatus.DISK_FULL, ChildStatus.NO_LAST_WORD)
+    return case.evidence.started and case.evidence.exit_code is not None and case.evidence.exit_code not in ours
 
 
 _OFFLINE = "huggingface_hub.errors.OfflineModeIsEnabled"
@@ -147,6 +159,8 @@ _NATIVE_TEXTS = (
     "unspecified launch failure",  # CUDA runtime, cudaErrorLaunchFailure
 )
 
+_OUT_OF_DEVICE_MEMORY = _any(_type("torch.OutOfMemoryError"), _text(*_DEVICE_MEMORY_TEXTS))
+
 # torch/utils/data: DataLoader tells of a worker's death by signal in words only.
 _WORKER_KILLED = _text("is killed by signal: Killed")
 _WORKER_CRASHED = _text(
@@ -180,9 +194,15 @@ ROWS: tuple[Row, ...] = (
     Row(FailureKind.PLANNER, _all(_plans, _has_fault), "planning its memory failed: {said}"),
     Row(FailureKind.DATA, _code("DATA"), "{said}"),
     Row(FailureKind.CONFIG, _code("CONFIG", "LOAD", "MACHINE", "CHECKPOINT"), "{said}"),
+    Row(FailureKind.USER_CODE, _code("OBJECTIVE"), "{said}"),
     Row(
         FailureKind.OOM_DEVICE,
-        _any(_type("torch.OutOfMemoryError"), _text(*_DEVICE_MEMORY_TEXTS)),
+        _all(_calls_own_function, _OUT_OF_DEVICE_MEMORY),
+        "the device's memory did not suffice ({said})",
+    ),
+    Row(
+        FailureKind.OOM_DEVICE,
+        _OUT_OF_DEVICE_MEMORY,
         "the device's memory did not suffice; lower execution.micro_batch ({said})",
     ),
     Row(
@@ -235,6 +255,11 @@ ROWS: tuple[Row, ...] = (
         "no space left on the disk, not even for its last word; free some, then resume",
     ),
     Row(FailureKind.PLANNER, _plans, "planning its memory ended without an answer ({status})"),
+    Row(
+        FailureKind.USER_CODE,
+        _all(_calls_own_function, _left_by_itself),
+        "it ended its own process ({status}) instead of returning a number",
+    ),
     Row(
         FailureKind.OOM_HOST,
         _all(_signal({signal.SIGKILL}), _oom_rose),

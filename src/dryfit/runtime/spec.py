@@ -13,6 +13,9 @@ from dryfit.core.wire import Message
 PRELOAD = ("dryfit.train.entry", "dryfit.preflight", "dryfit.planning", "dryfit.rehearse")
 """Modules the fork server imports once for all children."""
 
+OBJECTIVE_PRELOAD = ("dryfit.objective.entry",)
+"""The same where children call a function of the user's own: no torch, so the server is small and there at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:

@@ -13,37 +13,37 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from dryfit.config.schema import Case, Cases
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Scalar
-from dryfit.search.fields import as_set, legal_range, number_type, require_searchable, suggestion
+from dryfit.search.fields import suggestion
+from dryfit.search.keys import Keys
 from dryfit.search.params import Distribution, Param, When, describe_when, is_one_of
 
 _Wanted = Mapping[str, tuple[Scalar, ...]]
 
 
-def declare(space: Mapping[str, Cases], base: TrialSettings) -> tuple[Param, ...]:
+def declare(space: Mapping[str, Cases], keys: Keys) -> tuple[Param, ...]:
     """Check the searched keys and bring them into an order where conditions look back only.
 
     Args:
         space: The ``[space]`` table.
-        base: The study file's own values.
+        keys: What may be searched.
 
     Raises:
         ConfigError: A key, value, range or condition is wrong, conditions go in a circle, or cases overlap.
     """
     params: dict[str, tuple[Param, ...]] = {}
-    for key in _in_order(space):
+    for key in _in_order(space, keys):
         cases = space[key]
         names = [key] if len(cases) == 1 else [f"{key}#{index}" for index in range(len(cases))]
         params[key] = tuple(
-            Param(key, name, _distribution(key, case, base), _when(key, case, params, base))
+            Param(key, name, _distribution(key, case, keys), _when(key, case, params, keys))
             for name, case in zip(names, cases, strict=True)
         )
         _check_cases(params[key], params)
     return tuple(param for cases in params.values() for param in cases)
 
 
-def _in_order(space: Mapping[str, Cases]) -> list[str]:
+def _in_order(space: Mapping[str, Cases], keys: Keys) -> list[str]:
     """Keys in the file's order, except that a condition's keys come first."""
     ordered: list[str] = []
 
@@ -65,7 +65,7 @@ def _in_order(space: Mapping[str, Cases]) -> list[str]:
         ordered.append(key)
 
     for key in space:
-        require_searchable(key, _doing(key))
+        keys.require(key, _doing(key))
         place(key, ())
     return ordered
 
@@ -78,35 +78,35 @@ def _parents(cases: Cases) -> list[str]:
     return list(dict.fromkeys(parent for case in cases for parent in case.when or {}))
 
 
-def _distribution(key: str, case: Case, base: TrialSettings) -> Distribution:
+def _distribution(key: str, case: Case, keys: Keys) -> Distribution:
     doing = _doing(key)
     if case.choices is not None:
-        choices = tuple(as_set(base, key, choice, doing) for choice in case.choices)
+        choices = tuple(keys.as_set(key, choice, doing) for choice in case.choices)
         for index, choice in enumerate(choices):
             if is_one_of(choice, choices[:index]):
                 raise ConfigError(doing, f"the choices repeat {json.dumps(choice)}", "each value once")
         return CategoricalDistribution(choices)
     assert case.low is not None and case.high is not None  # Case has checked that it is one or the other
-    kind = number_type(key)
+    kind = keys.number_type(key, (case.low, case.high) if case.step is None else (case.low, case.high, case.step))
     if kind is None:
-        raise ConfigError(doing, "it has low and high, but holds no number", legal_range(key), "give a list of choices")
+        raise ConfigError(doing, "it has low and high, but holds no number", keys.legal(key), "give a list of choices")
     if kind is int:
-        return _int_range(key, case, base)
+        return _int_range(key, case, keys)
     low, high = float(case.low), float(case.high)
-    as_set(base, key, low, doing)
-    as_set(base, key, high, doing)
+    keys.as_set(key, low, doing)
+    keys.as_set(key, high, doing)
     _check_grid(key, case)
     return FloatDistribution(low, high, log=case.log, step=None if case.step is None else float(case.step))
 
 
-def _int_range(key: str, case: Case, base: TrialSettings) -> IntDistribution:
+def _int_range(key: str, case: Case, keys: Keys) -> IntDistribution:
     doing = _doing(key)
     low, high, step = case.low, case.high, 1 if case.step is None else case.step
     if not isinstance(low, int) or not isinstance(high, int) or not isinstance(step, int):
         found = f"low {low}, high {high}, step {step}: not all are integers"
-        raise ConfigError(doing, found, legal_range(key), "write 8, not 8.0")
-    as_set(base, key, low, doing)
-    as_set(base, key, high, doing)
+        raise ConfigError(doing, found, keys.legal(key), "write 8, not 8.0")
+    keys.as_set(key, low, doing)
+    keys.as_set(key, high, doing)
     _check_grid(key, case)
     return IntDistribution(low, high, log=case.log, step=step)
 
@@ -125,11 +125,11 @@ def _check_grid(key: str, case: Case) -> None:
         )
 
 
-def _when(key: str, case: Case, earlier: Mapping[str, tuple[Param, ...]], base: TrialSettings) -> When:
+def _when(key: str, case: Case, earlier: Mapping[str, tuple[Param, ...]], keys: Keys) -> When:
     when: list[tuple[str, tuple[Scalar, ...]]] = []
     for parent, wanted in (case.when or {}).items():
         doing = f"{_doing(key)}, when {parent}"
-        values = tuple(as_set(base, parent, v, doing) for v in (wanted if isinstance(wanted, tuple) else (wanted,)))
+        values = tuple(keys.as_set(parent, v, doing) for v in (wanted if isinstance(wanted, tuple) else (wanted,)))
         if not values:
             raise ConfigError(doing, "no value is given", "a value, or a list of values")
         for value in values:

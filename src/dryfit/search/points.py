@@ -25,8 +25,8 @@ def known_points(space: Space, config: StudyConfig, number: int) -> tuple[Point,
         ConfigError: An enqueued value is not searched, outside its range, or its condition is not met.
     """
     enqueued = tuple(_checked(space, point, index) for index, point in enumerate(config.search.enqueue))
-    if number > 0 or not config.search.defaults_first:
-        return enqueued
+    if number > 0 or not config.search.defaults_first or config.objective is not None:
+        return enqueued  # of a function of the user's own nobody knows defaults
     settings = config.trial_settings
     return ({name: setting(settings, name) for name in space.names}, *enqueued)
 

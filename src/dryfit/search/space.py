@@ -15,6 +15,7 @@ from dryfit.core.trial import Scalar
 from dryfit.core.wire import canonical_json
 from dryfit.search.declare import declare
 from dryfit.search.fields import apply_params
+from dryfit.search.keys import keys_of
 from dryfit.search.params import Distribution, Param, enumerated, from_text, public_name, to_text, when_from_json
 
 _MOST_PAIRS = 64
@@ -56,7 +57,7 @@ class Space:
         Raises:
             ConfigError: A searched key, one of its values or a condition is wrong; see :mod:`dryfit.search.declare`.
         """
-        return cls(declare(config.space, config.trial_settings))
+        return cls(declare(config.space, keys_of(config)))
 
     @classmethod
     def from_json(cls, text: str) -> "Space":

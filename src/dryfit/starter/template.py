@@ -164,6 +164,13 @@ def init_folder(
     Raises:
         ConfigError: One of the files exists and ``force`` is not set, or the task cannot be trained yet.
     """
+    if task is Task.OBJECTIVE:
+        raise ConfigError(
+            f"writing a study to {folder}",
+            f"a study of the task {task} is about a function of your own",
+            str(Task.CRITERIA),
+            "call dryfit.tune(objective=..., space=...); docs/objective.md has an example",
+        )
     if task is Task.CAUSAL_LM:
         raise ConfigError(
             f"writing a study to {folder}",

@@ -1,15 +1,17 @@
 """What a study's loop works on, and what it makes of it: a trial's configuration, and the child that trains it."""
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dryfit.config.schema import RuntimeSettings, StudyConfig
-from dryfit.core.jobs import ResolveResult, TrainRequest
+from dryfit.core.jobs import Job, ObjectiveRequest, ResolveResult, TrainRequest
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import DeviceKind, plan_execution
-from dryfit.core.settings import TrialSettings
+from dryfit.core.settings import ObjectiveSettings, TrialSettings
 from dryfit.core.trial import Scalar, TrialConfig
+from dryfit.core.wire import canonical_json
 from dryfit.runtime.spec import ChildLimits, ChildSpec
 from dryfit.search.fields import apply_params
 from dryfit.search.space import Space
@@ -31,6 +33,11 @@ class StudyContext:
     resolved: ResolveResult
     total: int
     cores: int
+
+    @property
+    def trial_job(self) -> Job:
+        """What the process of a trial is for."""
+        return Job.TRAIN if self.config.objective is None else Job.OBJECTIVE
 
 
 def trial_settings(study: StudyContext, params: Mapping[str, Scalar]) -> TrialSettings:
@@ -61,6 +68,15 @@ def trial_config(study: StudyContext, number: int, params: Mapping[str, Scalar],
     )
 
 
+def trial_fingerprint(study: StudyContext, number: int, params: Mapping[str, Scalar], seed: int) -> str:
+    """Hash of all that changes a trial's result; of a function of the user's own, its name stands for what it does."""
+    own = study.config.objective
+    if own is None:
+        return trial_config(study, number, params, seed).fingerprint
+    decides = {"function": own.function, "params": dict(params), "seed": seed}
+    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
+
+
 def choose_device(resolved: ResolveResult, in_use: Sequence[str | None]) -> str | None:
     """The CUDA device the next trial sees; None on a machine without."""
     if resolved.device is not DeviceKind.CUDA:
@@ -71,7 +87,7 @@ def choose_device(resolved: ResolveResult, in_use: Sequence[str | None]) -> str 
 def child_spec(
     study: StudyContext, trial: TrialState, attempt: int, device: str | None, choice: ExecutionChoice | None = None
 ) -> ChildSpec:
-    """The child that trains a trial.
+    """The child that trains a trial, or calls the user's own function for it.
 
     Args:
         study: What is run.
@@ -80,6 +96,44 @@ def child_spec(
         device: What the child sees of the machine's CUDA devices; None: nothing.
         choice: What the planner chose; None: the trial is run as wished.
     """
+    runtime, own = study.config.runtime, study.config.objective
+    limits = ChildLimits(
+        start_s=runtime.start_timeout_s,
+        hang_s=runtime.hang_timeout_s,
+        total_s=runtime.trial_timeout_s,
+        stop_grace_s=runtime.stop_grace_s,
+    )
+    if own is None:
+        body = _train_request(study, trial, attempt, device, choice)
+    else:
+        body = _objective_request(study, own, trial, attempt, device)
+    folder = study.layout.trial(trial.number).attempt(attempt)
+    return ChildSpec(key=f"trial-{trial.number}-{attempt}", folder=folder, body=body, limits=limits)
+
+
+def _objective_request(
+    study: StudyContext, own: ObjectiveSettings, trial: TrialState, attempt: int, device: str | None
+) -> ObjectiveRequest:
+    runtime = study.config.runtime
+    steps = [one.checkpoint_step for one in trial.attempts if one.checkpoint_step is not None]
+    return ObjectiveRequest(
+        objective=own,
+        number=trial.number,
+        params=dict(trial.params),
+        seed=trial.seed,
+        attempt=attempt,
+        reported=tuple(point.step for point in trial.reports),
+        checkpoint_step=max(steps, default=None),
+        checkpoint_dir=str(study.layout.trial(trial.number).checkpoints),
+        verdict_timeout_s=runtime.verdict_timeout_s,
+        threads=study.config.execution.threads or max(1, study.cores // runtime.parallel),
+        visible_device=device,
+    )
+
+
+def _train_request(
+    study: StudyContext, trial: TrialState, attempt: int, device: str | None, choice: ExecutionChoice | None
+) -> TrainRequest:
     runtime, paths = study.config.runtime, study.layout.trial(trial.number)
     config = trial_config(study, trial.number, trial.params, trial.seed)
     plan = plan_execution(
@@ -89,7 +143,7 @@ def child_spec(
         cores=study.cores,
         parallel=runtime.parallel,
     )
-    body = TrainRequest(
+    return TrainRequest(
         config=config,
         plan=plan if choice is None else choice.carried_out(plan),
         attempt=attempt,
@@ -101,10 +155,3 @@ def child_spec(
         verdict_timeout_s=runtime.verdict_timeout_s,
         visible_device=device,
     )
-    limits = ChildLimits(
-        start_s=runtime.start_timeout_s,
-        hang_s=runtime.hang_timeout_s,
-        total_s=runtime.trial_timeout_s,
-        stop_grace_s=runtime.stop_grace_s,
-    )
-    return ChildSpec(key=f"trial-{trial.number}-{attempt}", folder=paths.attempt(attempt), body=body, limits=limits)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.plan import DeviceSpec
+from dryfit.core.plan import DeviceKind, DeviceSpec
 
 _SMI_TIMEOUT_S = 20.0
 
@@ -95,3 +95,39 @@ def first_gpu(variable: str | None) -> DeviceSpec | None:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
     return DeviceSpec(name=name, capacity_bytes=capacity_bytes, capability=(major, minor))
+
+
+def gpu_count(variable: str | None) -> int:
+    """How many GPUs trials may use, as the driver's own tool counts them; 0 where there is none to ask.
+
+    Args:
+        variable: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
+    """
+    if variable is not None and not variable.strip():
+        return 0
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    count = sum(line.strip().isdigit() for line in said.splitlines())
+    return len(visible_devices(count, variable))
+
+
+def devices_without_torch(wish: str, count: int) -> tuple[DeviceKind, int]:
+    """Where trials run that call a function of the user's own, and on how many devices.
+
+    Args:
+        wish: ``auto``, ``cpu`` or ``cuda``.
+        count: GPUs that are there.
+
+    Raises:
+        MachineError: CUDA is asked for and not there.
+    """
+    if wish == "cuda" and not count:
+        raise MachineError(
+            'looking for execution.device = "cuda"',
+            "nvidia-smi finds no GPU",
+            hint='set execution.device = "auto" to run without one',
+        )
+    return (DeviceKind.CPU, 1) if wish == "cpu" or not count else (DeviceKind.CUDA, count)

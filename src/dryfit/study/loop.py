@@ -31,7 +31,7 @@ from dryfit.store.events import (
     VerdictGiven,
 )
 from dryfit.store.replay import TrialState
-from dryfit.study.context import StudyContext, child_spec, choose_device, trial_config
+from dryfit.study.context import StudyContext, child_spec, choose_device, trial_fingerprint
 from dryfit.study.machine import (
     Ask,
     End,
@@ -198,7 +198,6 @@ class StudyLoop:
             number=number,
         )
         seed = derive_seed(study.config.study.seed, "trial", number)
-        config = trial_config(study, number, suggestion.params, seed)
         self._write(
             TrialAsked(
                 number=number,
@@ -207,7 +206,7 @@ class StudyLoop:
                 distributions=dict(suggestion.distributions),
                 given=dict(suggestion.given),
                 seed=seed,
-                fingerprint=config.fingerprint,
+                fingerprint=trial_fingerprint(study, number, suggestion.params, seed),
             )
         )
 
@@ -317,7 +316,7 @@ class StudyLoop:
                 self._write(AttemptEnded(number=child.number, attempt=child.attempt))
             self._finish(finished)
             return
-        failure = classify(evidence, result)
+        failure = classify(evidence, result, job=self._study.trial_job)
         progress = trial.attempts[-1].checkpoint_step is not None
         retries = self._study.config.runtime.retries
         answer = decide(

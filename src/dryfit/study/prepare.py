@@ -1,14 +1,21 @@
-"""The child that looks before anything is trained: data checked and tokenised, machine facts read."""
+"""The child that looks before anything is trained: data checked and tokenised, machine facts read.
+
+Where trials call a function of the user's own, it looks whether that can be imported, and nothing else.
+"""
+
+import os
+from collections.abc import Callable
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import InternalError
-from dryfit.core.jobs import ResolveRequest, ResolveResult
-from dryfit.core.settings import Precision
+from dryfit.core.jobs import Body, ChildResult, ImportRequest, ResolveRequest, ResolveResult
+from dryfit.core.settings import ObjectiveSettings, Precision
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.params import enumerated
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.study.context import preparing_limits
+from dryfit.study.devices import devices_without_torch, gpu_count
 from dryfit.study.errand import Errand, run_errand
 from dryfit.study.stops import StopRequests
 
@@ -16,15 +23,27 @@ from dryfit.study.stops import StopRequests
 def prepare(
     config: StudyConfig, layout: StudyLayout, space: Space, supervisor: Supervisor, stops: StopRequests
 ) -> ResolveResult | None:
-    """Run RESOLVE.
+    """Run RESOLVE, or IMPORT where trials call a function of the user's own.
 
     Returns:
         What it found; None where a stop was asked for meanwhile.
 
     Raises:
-        DryfitError: What the child raised: bad data, an unknown model, a machine that cannot do what was asked.
+        DryfitError: What the child raised: bad data, an unknown model, a machine that cannot do what was asked, a
+            function that cannot be imported.
         ChildError: The child failed in another way, or died several times.
     """
+
+    def answer(doing: str, body: Body) -> ChildResult | None:
+        errand = Errand(doing, body, layout.preparations, preparing_limits(config.runtime))
+        return run_errand(errand, supervisor, stop_asked)
+
+    def stop_asked() -> bool:
+        stops.look()
+        return stops.why is not None
+
+    if config.objective is not None:
+        return _import_function(config, config.objective, answer)
     body = ResolveRequest(
         task=config.study.task,
         data=config.data,
@@ -34,17 +53,33 @@ def prepare(
         precisions=searched_precisions(config, space),
     )
 
-    def stop_asked() -> bool:
-        stops.look()
-        return stops.why is not None
-
-    errand = Errand("checking data and machine", body, layout.preparations, preparing_limits(config.runtime))
-    result = run_errand(errand, supervisor, stop_asked)
+    doing = "checking data and machine"
+    result = answer(doing, body)
     if result is None:
         return None
     if result.resolve is None:
-        raise InternalError("checking data and machine", "the child's answer is of another job")
+        raise InternalError(doing, "the child's answer is of another job")
     return result.resolve
+
+
+def _import_function(
+    config: StudyConfig, own: ObjectiveSettings, answer: Callable[[str, Body], ChildResult | None]
+) -> ResolveResult | None:
+    device, count = devices_without_torch(config.execution.device, gpu_count(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    doing = f"importing {own.function}"
+    result = answer(doing, ImportRequest(objective=own))
+    if result is None:
+        return None
+    if result.imported is None:
+        raise InternalError(doing, "the child's answer is of another job")
+    return ResolveResult(
+        data_fingerprint="",
+        splits={},
+        revisions={own.function: result.imported.source_hash},
+        device=device,
+        device_count=count,
+        versions=result.imported.versions,
+    )
 
 
 def searched_precisions(config: StudyConfig, space: Space) -> tuple[str, ...]:

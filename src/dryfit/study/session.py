@@ -16,7 +16,7 @@ from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Message, write_text_atomic
 from dryfit.runtime.orphans import sweep
-from dryfit.runtime.spec import SupervisorSettings
+from dryfit.runtime.spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.compat import compare
 from dryfit.search.mirror import MirrorProcess
@@ -129,12 +129,16 @@ def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Seq
 
 
 def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observers: Sequence[Observer]) -> End:
-    _note(observers, "checking data and models")
+    own = work.config.objective
+    _note(observers, "checking data and models" if own is None else f"importing {own.function}")
     resolved = prepare(work.config, work.layout, work.space, supervisor, stops)
     if resolved is None:
         return stops.why or End.STOPPED
     _check_data_unchanged(work.state, resolved, work.layout)
-    if resolved != work.state.resolved:
+    before = work.state.resolved
+    if own is not None and before is not None and before.revisions != resolved.revisions:
+        _note(observers, f"{own.function} has changed since the trials so far: it is up to you whether they compare")
+    if resolved != before:
         _tell(observers, work.ledger.append(Resolved(result=resolved)), work.state)
     context = StudyContext(
         config=work.config,
@@ -160,13 +164,14 @@ def _note(observers: Sequence[Observer], text: str) -> None:
 
 
 def _created(config: StudyConfig, space: Space) -> StudyCreated:
+    goal, *also = config.goals
     return StudyCreated(
         id=uuid.uuid4().hex,
         name=config.study.name,
         task=config.study.task,
-        metric=config.study.metric,
-        direction=config.study.resolved_direction,
-        also=config.study.further_goals,
+        metric=goal.name,
+        direction=goal.direction,
+        also=tuple(also),
         seed=config.study.seed,
         space=space.to_json(),
     )
@@ -202,11 +207,13 @@ def _check_data_unchanged(state: StudyState, resolved: ResolveResult, layout: St
 
 def _supervisor_settings(work: StudyWork) -> SupervisorSettings:
     work.layout.logs.mkdir(exist_ok=True)
+    own = work.config.objective
     return SupervisorSettings(
         marker=work.created.id,
         doorbell=work.layout.doorbell,
         isolation=work.config.runtime.isolation,
         server_log=work.layout.logs / "forkserver.txt",
+        preload=PRELOAD if own is None else (*OBJECTIVE_PRELOAD, *own.preload),
     )
 
 

@@ -1,6 +1,5 @@
 """What a trial's process does to its device before anything is put there, and what it has used of it in the end."""
 
-import resource
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import torch
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.plan import Allocator, DeviceKind, ExecutionPlan
+from dryfit.core.process import peak_rss_bytes
 from dryfit.core.units import gib
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -120,8 +120,7 @@ def observed_memory(device: DeviceKind) -> ObservedMemory:
             allocated_bytes=torch.cuda.max_memory_allocated(_DEVICE),
             reserved_bytes=torch.cuda.max_memory_reserved(_DEVICE),
         )
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return ObservedMemory(rss_bytes=most if sys.platform == "darwin" else most * 1024)
+    return ObservedMemory(rss_bytes=peak_rss_bytes())
 
 
 def _context_bytes(cuda: Cuda) -> int | None:

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from dryfit.core.errors import InternalError
 from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
 from dryfit.meta.adapters import new_adapter
@@ -74,6 +75,8 @@ def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) ->
             return _criteria(subject, checkpointing=checkpointing, reentrant=reentrant)
         case Task.CAUSAL_LM:
             return _causal_lm(subject, checkpointing=checkpointing, reentrant=reentrant)
+        case Task.OBJECTIVE:
+            raise InternalError("building what is planned", f"the task is {subject.task}, which has no model")
 
 
 def _criteria(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:

@@ -134,3 +134,27 @@ def test_a_chain_with_a_circle_and_a_huge_message_is_described():
         "builtins.LookupError",
     )
     assert len(described.message) == 4_000 and len(described.traceback) <= 16_000
+
+
+@pytest.mark.parametrize(
+    ("evidence", "kind", "said"),
+    [
+        (fault(code="OBJECTIVE", message="it is None"), FailureKind.USER_CODE, "it is None"),
+        (Evidence(exit_code=0), FailureKind.USER_CODE, "it ended its own process (exit status 0)"),
+        (Evidence(exit_code=5), FailureKind.USER_CODE, "it ended its own process (exit status 5)"),
+        (Evidence(exit_code=0, started=False), FailureKind.START, "before its first line"),
+        (Evidence(exit_code=int(ChildStatus.NO_LAST_WORD)), FailureKind.KILLED, "without a last word"),
+        (Evidence(exit_code=int(ChildStatus.DISK_FULL)), FailureKind.DISK_FULL, "no space left"),
+        (fault("torch.OutOfMemoryError"), FailureKind.OOM_DEVICE, "the device's memory did not suffice (torch"),
+        (Evidence(signal=9), FailureKind.KILLED, "killed from outside"),
+    ],
+)
+def test_ends_of_a_function_of_the_users_own(evidence, kind, said):
+    failure = classify(evidence, None, job=Job.OBJECTIVE)
+    assert failure.kind is kind
+    assert said in failure.sentence
+    assert "execution." not in failure.sentence
+
+
+def test_only_a_function_of_the_users_own_ends_itself():
+    assert classify(Evidence(exit_code=0), None).kind is FailureKind.KILLED

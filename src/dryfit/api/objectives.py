@@ -1,0 +1,163 @@
+"""A function of the user's own as a study: how another process will find it, and the study file it stands for."""
+
+import inspect
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, Final, TypeAlias, cast
+
+from dryfit.config.load import LoadedStudy, load_document
+from dryfit.core.errors import ConfigError, ObjectiveError
+from dryfit.core.functions import FunctionName
+from dryfit.core.settings import Task
+from dryfit.core.wire import MARKER_VARIABLE
+from dryfit.store.layout import StudyLayout
+
+Objective: TypeAlias = Callable[[Any], float | Sequence[float] | None]
+"""Takes a ``dryfit.Trial``; its number, or its numbers. None is for a trial that was told to stop."""
+
+_MAIN: Final = "__main__"
+_IMPORTABLE: Final = "a function defined at the top of a module, or of a script that lies in a file"
+_GOAL: Final = "value"
+
+
+def objective_study(
+    objective: Objective,
+    tables: Mapping[str, Any],
+    *,
+    direction: str | Mapping[str, str] | None,
+    folder: Path | str | None,
+    overrides: Sequence[str],
+) -> tuple[LoadedStudy, StudyLayout]:
+    """The study that optimises a function, as if a study file had said so.
+
+    Args:
+        objective: The function.
+        tables: Tables of the study file, ``space`` among them.
+        direction: As in :func:`dryfit.tune`.
+        folder: As in :func:`dryfit.tune`.
+        overrides: ``key=value`` pairs.
+
+    Raises:
+        ObjectiveError: Another process cannot import the function.
+        ConfigError: A key or a value is wrong.
+    """
+    if MARKER_VARIABLE in os.environ:
+        raise ObjectiveError(
+            "starting a study",
+            "this process is itself a trial of one, and importing its script has come to dryfit.tune again",
+            hint='write `if __name__ == "__main__":` above the call of dryfit.tune',
+        )
+    name, first_path = function_name(objective)
+    doing = f"reading the arguments of dryfit.tune({name})"
+    plain = {table: _plain(value, table, doing) for table, value in tables.items()}
+    for table in ("study", "objective"):
+        if not isinstance(plain.setdefault(table, {}), dict):
+            raise ConfigError(doing, f"{table} is {plain[table]!r}", "a table of keys")
+    wanted = "minimize" if direction is None else direction
+    goals = {_GOAL: wanted} if isinstance(wanted, str) else dict(wanted)
+    document = {
+        **plain,
+        "study": {"name": _study_name(objective), **plain["study"], "task": Task.OBJECTIVE.value},
+        "objective": {
+            **plain["objective"],
+            "function": str(name),
+            "goals": list(goals),
+            "directions": [str(one) for one in goals.values()],
+            "paths": [first_path, *caller_paths()] if first_path else caller_paths(),
+        },
+    }
+    loaded = load_document(document, Path(f"dryfit.tune({name})"), overrides)
+    place = Path(folder) if folder is not None else Path(f"{_study_name(objective)}-study")
+    return loaded, StudyLayout(place.resolve())
+
+
+def function_name(objective: Callable[..., object]) -> tuple[FunctionName, str]:
+    """The name under which another process can import a function, and the folder of its script if it is in one.
+
+    Raises:
+        ObjectiveError: It has none.
+    """
+    if not isinstance(objective, FunctionType):
+        bound = inspect.ismethod(objective)
+        found = "a bound method" if bound else f"a {type(objective).__name__}"
+        hint = "write a function that makes the object and calls it" if bound else "write `def objective(trial): ...`"
+        raise ObjectiveError("taking the objective", f"it is {found}", _IMPORTABLE, hint)
+    qualname = objective.__qualname__
+    doing = f"taking the objective {qualname}"
+    if "<lambda>" in qualname:
+        raise ObjectiveError(doing, "it is a lambda", _IMPORTABLE, "give it a name: def objective(trial): ...")
+    if "<locals>" in qualname:
+        hint = "move it to the top, and hand what it took from around it over in the space or in a file"
+        raise ObjectiveError(doing, "it is defined inside a function", _IMPORTABLE, hint)
+    module = sys.modules.get(objective.__module__)
+    if module is None or _found_in(module, qualname) is not objective:
+        found = f"{objective.__module__}.{qualname} is something else than the function that was given"
+        raise ObjectiveError(doing, found, _IMPORTABLE, "let the name at the top of the module be the function given")
+    if objective.__module__ != _MAIN:
+        return FunctionName(objective.__module__, qualname), ""
+    return _in_main(module, qualname, doing)
+
+
+def _in_main(module: ModuleType, qualname: str, doing: str) -> tuple[FunctionName, str]:
+    if module.__spec__ is not None:  # python -m package.module
+        return FunctionName(module.__spec__.name, qualname), ""
+    file = getattr(module, "__file__", None)
+    script = Path(os.path.abspath(file)) if isinstance(file, str) else None
+    if script is None or script.suffix != ".py" or not script.is_file():
+        found = "it is defined in a notebook or an interactive session, which no other process can import"
+        raise ObjectiveError(doing, found, _IMPORTABLE, "write it into a file objective.py, and import it from there")
+    return FunctionName(script.name, qualname), str(script.parent)
+
+
+def _found_in(module: ModuleType, qualname: str) -> object:
+    found: object = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def caller_paths() -> list[str]:
+    """Folders that this process imports from and a new one would not: all but Python's own and installed packages."""
+    python = sysconfig.get_paths()
+    own = {Path(path).resolve() for path in (*python.values(), *site.getsitepackages(), site.getusersitepackages())}
+    standard = Path(python["stdlib"]).resolve()
+    found: dict[str, None] = {}
+    for entry in sys.path:
+        path = Path(entry).resolve()
+        if path.is_dir() and path not in own and path.parent != standard:
+            found[os.path.abspath(entry)] = None
+    return list(found)
+
+
+def _study_name(objective: Callable[..., object]) -> str:
+    name = objective.__qualname__.rpartition(".")[2]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:100] or "objective"
+
+
+def _plain(value: object, place: str, doing: str) -> Any:
+    """Python's and NumPy's values as TOML has them.
+
+    Raises:
+        ConfigError: A value is of a kind that a study file cannot hold.
+    """
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+        return {str(key): _plain(one, f"{place}.{key}", doing) for key, one in items if one is not None}
+    if isinstance(value, list | tuple | range):
+        return [_plain(one, place, doing) for one in cast("Sequence[object]", value)]
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise ConfigError(
+        doing, f"{place} has {value!r} ({type(value).__name__})", "numbers, text, booleans, lists and tables"
+    )

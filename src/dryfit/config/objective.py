@@ -1,0 +1,89 @@
+"""What may stand in the study file of a user's own function: everything about the model stays out of it."""
+
+from typing import Final
+
+from dryfit.config.problems import Problem
+from dryfit.config.schema import PrunerName, StudyConfig
+from dryfit.config.schema_json import TABLES
+from dryfit.core.settings import Settings, Task
+
+# Tables, and where it is not all of them their keys, that such a study reads; a key that is not here is an error.
+_READ: Final[dict[str, tuple[str, ...] | None]] = {
+    "study": ("name", "task", "trials", "seed", "max_hours", "patience"),
+    "objective": None,
+    "space": None,
+    "search": None,
+    "execution": ("device", "threads"),
+    "runtime": (
+        "parallel",
+        "isolation",
+        "start_timeout_s",
+        "hang_timeout_s",
+        "trial_timeout_s",
+        "stop_grace_s",
+        "verdict_timeout_s",
+        "retries",
+        "max_failed_in_a_row",
+    ),
+}
+_UNREAD_SEARCH: Final = ("defaults_first",)
+_ELSEWHERE: Final = {
+    "study.metric": "name what the function returns in objective.goals",
+    "study.also": "name all that the function returns in objective.goals",
+    "study.direction": 'write directions = ["maximize"] into [objective]',
+    "study.also_directions": "write objective.directions, one for each goal",
+    "search.defaults_first": "your function's parameters have no defaults that dryfit knows",
+}
+
+
+def is_read(table: str, key: str) -> bool:
+    """Whether a study of a user's own function reads a key."""
+    if table not in _READ or (table == "search" and key in _UNREAD_SEARCH):
+        return False
+    keys = _READ[table]
+    return keys is None or key in keys
+
+
+def objective_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
+    """Everything that is wrong between the keys of a study of the task ``objective``.
+
+    Args:
+        planned: It is read for its memory, which nobody can tell.
+    """
+    if planned:
+        found = f"is {Task.OBJECTIVE}: what your own function takes of a device cannot be planned"
+        return [Problem(("study", "task"), found, f"{Task.CRITERIA} or {Task.CAUSAL_LM}")]
+    problems = _unread(config)
+    own = config.objective
+    if own is None:
+        hint = 'add [objective] with function = "package.module:function"'
+        return [*problems, Problem(("study", "task"), f"is {Task.OBJECTIVE}, and there is no [objective]", hint=hint)]
+    if not config.space:
+        problems.append(Problem(("space",), "is empty", "at least one parameter of your function"))
+    if len(set(own.goals)) != len(own.goals) or not all(own.goals):
+        problems.append(Problem(("objective", "goals"), "repeats a name, or has an empty one", "each name once"))
+    if len(own.goals) > 1 and config.search.pruner is not PrunerName.NONE:
+        found = f"is {config.search.pruner}, and there are {len(own.goals)} goals: reports know only the first"
+        problems.append(Problem(("search", "pruner"), found, str(PrunerName.NONE)))
+    elif config.search.pruner is PrunerName.HYPERBAND:
+        found = "is hyperband, which must know how many reports a trial makes: of your own function nobody does"
+        problems.append(Problem(("search", "pruner"), found, "none, median, asha or patient"))
+    if own.directions is not None and len(own.directions) != len(own.goals):
+        found = f"has {len(own.directions)} directions for {len(own.goals)} goals"
+        problems.append(Problem(("objective", "directions"), found, "one for each, or none at all"))
+    return problems
+
+
+def _unread(config: StudyConfig) -> list[Problem]:
+    problems: list[Problem] = []
+    for table, keys in TABLES.items():
+        settings: Settings | None = getattr(config, table)
+        if settings is None:
+            continue
+        for key in keys:
+            # A frozen study file spells out the defaults too, so only a value that differs was meant.
+            default = type(settings).model_fields[key].default
+            if not is_read(table, key) and getattr(settings, key) != default:
+                found = f"is not read by study.task = {Task.OBJECTIVE}"
+                problems.append(Problem((table, key), found, hint=_ELSEWHERE.get(f"{table}.{key}", "remove it")))
+    return problems
