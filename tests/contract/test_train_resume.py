@@ -97,7 +97,7 @@ def test_last_weights_are_equal_too(tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # importing bitsandbytes warns of what it does itself
-@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lion", "adamw8bit"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lion", "radam", "nadam", "adamw8bit"])
 @pytest.mark.parametrize("step", [4, 5])
 def test_other_optimizers_go_on_too(tmp_path: Path, model: Path, optimizer: str, step: int) -> None:
     if optimizer == "adamw8bit":
@@ -110,6 +110,25 @@ def test_other_optimizers_go_on_too(tmp_path: Path, model: Path, optimizer: str,
     have, after = trial.run()
     assert have == want
     assert before.points + after.points == channel.points
+
+
+@pytest.mark.parametrize("sched", ["cosine_restarts", "polynomial", "one_cycle"])
+def test_other_schedules_go_on_too(tmp_path: Path, model: Path, sched: str) -> None:
+    """With groups that have rates of their own; and rows with several classes."""
+    optim = {"lr": 1e-2, "layer_decay": 0.7, "head_lr_factor": 3.0}
+    tables = TABLES | {"optim": optim, "sched": {"name": sched, "warmup_ratio": 0.3}}
+
+    def trial(name: str) -> trials.Trial:
+        data = tiny.multi_label_data(tmp_path / name / "data")
+        return trials.Trial(tmp_path / name, encoder=model, data=data, **tables)
+
+    want, channel = trial("whole").run()
+    parts = trial("parts")
+    _, before = parts.run(stop_at=4)
+    have, after = parts.run()
+    assert have == want
+    assert before.points + after.points == channel.points
+    assert same_weights(parts.best_weights(), load_file(tmp_path / "whole" / "best" / "model.safetensors"))
 
 
 def test_micro_batches_workers_and_checkpointing_go_on_too(tmp_path: Path, model: Path) -> None:

@@ -209,6 +209,15 @@ def test_a_missing_or_unreadable_file(tmp_path):
         ('[study]\nalso_directions = ["minimize"]\n', DATA, "1 direction(s) for 0 metric(s)"),
         ('[study]\nalso = ["loss", "mcc"]\nalso_directions = ["minimize"]\n', DATA, "1 direction(s) for 2 metric(s)"),
         ('[study]\nalso = ["loss"]\n[search]\npruner = "asha"\n', DATA, "search.pruner is asha, but with study.also"),
+        ("num_labels = 1\n", DATA, "data.num_labels is 1, and data.multi_label is false"),
+        ('multi_label = true\n[study]\nmetric = "mcc"\n', DATA, "study.metric is mcc, and data.multi_label is true"),
+        ('multi_label = true\n[study]\nalso = ["f1"]\n', DATA, "study.also is f1, and data.multi_label is true"),
+        ('num_labels = 3\n[loss]\nname = "focal"\nalpha = 0.3\n', DATA, "loss.alpha weighs class 1 against class 0"),
+        ("[loss]\nalpha = 0.3\n", DATA, "loss.alpha is 0.3, but loss.name = cross_entropy does not read it"),
+        ("[loss]\neffective_beta = 0.9\n", DATA, "but loss.class_balance = none does not read it"),
+        ("[sched]\ncycles = 3\n", DATA, "sched.cycles is 3, but sched.name = linear does not read it"),
+        ('[optim]\nname = "sgd"\n[space]\n"optim.eps" = [1e-6]\n', DATA, "is searched, but optim.name = sgd does not"),
+        ('[space]\n"head.hidden" = [64]\n', DATA, "is searched, but head.layers = 0 does not read it"),
     ],
 )
 def test_keys_that_do_not_go_together(tmp_path, text, data, key):
@@ -235,6 +244,17 @@ def test_what_a_patient_pruner_asks_may_be_set(tmp_path):
 def test_a_setting_is_read_where_its_owner_is_searched(tmp_path):
     path = write(tmp_path, '[loss]\ngamma = 1.0\n[space]\n"loss.name" = ["cross_entropy", "focal"]\n')
     assert load_study_file(path).config.loss.gamma == 1.0
+
+
+def test_alpha_is_read_where_each_class_is_decided_for_itself(tmp_path):
+    path = write(tmp_path, '[loss]\nname = "focal"\nalpha = 0.3\n', data=DATA + "num_labels = 9\nmulti_label = true\n")
+    assert load_study_file(path).config.loss.alpha == 0.3
+
+
+def test_calibration_error_and_loss_are_minimised(tmp_path):
+    for metric, direction in {"ece": "minimize", "loss": "minimize", "auroc": "maximize"}.items():
+        path = write(tmp_path, f'[study]\nmetric = "{metric}"\n')
+        assert load_study_file(path).config.study.resolved_direction == direction
 
 
 def test_values_keep_their_types(tmp_path):

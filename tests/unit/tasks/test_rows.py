@@ -222,3 +222,76 @@ def test_fingerprint_sees_every_column(tmp_path: Path, column: str) -> None:
     rows = json.loads(json.dumps(rows))
     rows[2][column] = value
     assert fingerprint(splits_of(tmp_path / "b", rows, good(4, start=6))) != before
+
+
+def several(count: int = 6, start: int = 0) -> list[dict]:
+    rows = good(count, start)
+    for index, row in enumerate(rows):
+        row["label"] = [[], [2, 0], [1], [0, 1, 2], [0], [1, 2]][index % 6]
+    return rows
+
+
+def test_rows_may_have_any_number_of_classes(tmp_path: Path) -> None:
+    splits = splits_of(tmp_path, several(), several(4, start=6), multi_label=True, num_labels=3)
+    assert [row.label for row in splits["train"]] == [(), (0, 2), (1,), (0, 1, 2), (0,), (1, 2)]
+    assert label_counts(splits["train"]) == {0: 3, 1: 3, 2: 3}
+    other = several()
+    other[2]["label"] = [2]
+    changed = splits_of(tmp_path / "b", other, several(4, start=6), multi_label=True, num_labels=3)
+    assert fingerprint(changed) != fingerprint(splits)
+
+
+@pytest.mark.parametrize(
+    ("label", "found"),
+    [
+        (1, "label is 1, not a list"),
+        (None, "label is None, not a list"),
+        ("[1]", "label is '[1]', not a list"),
+        ([3], "label has 3"),
+        ([0, -1], "label has -1"),
+        ([True], "label has True"),
+        ([0.0], "label has 0.0"),
+        (["0"], "label has '0'"),
+        ([[0]], "label has [0]"),
+        ([1, 0, 1], "label is [1, 0, 1], with a class twice"),
+    ],
+)
+def test_bad_lists_of_classes(tmp_path: Path, label: object, found: str) -> None:
+    rows = several()
+    rows[3]["label"] = label
+    with pytest.raises(DataError) as caught:
+        splits_of(tmp_path, rows, several(4, start=6), multi_label=True, num_labels=3)
+    assert "train.jsonl, line 4" in caught.value.doing
+    assert found in caught.value.found
+    assert "different integers from 0 to 2" in caught.value.allowed
+
+
+def test_a_list_where_a_row_has_one_class(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"label is \[\], not an integer"):
+        splits_of(tmp_path, several(), several(4, start=6), num_labels=3)
+
+
+@pytest.mark.parametrize("cell", ["", "1", "[1", "[4]", "{}"])
+def test_lists_of_classes_in_csv_are_json(tmp_path: Path, cell: str) -> None:
+    def write(name: str, cells: list[str]) -> str:
+        lines = [f'{name}{index},words,"{one}"' for index, one in enumerate(cells)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,text,label", *lines]) + "\n", encoding="utf-8")
+        return str(tmp_path / f"{name}.csv")
+
+    def read(train: list[str]) -> list[object]:
+        data = DataSettings(train=write("a", train), validation=write("b", ["[0]"]), multi_label=True, num_labels=2)
+        return [row.label for row in load_splits(data)["train"]]
+
+    assert read(["[0, 1]", "[]", "[1]"]) == [(0, 1), (), (1,)]
+    with pytest.raises(DataError, match=r"a\.csv, line 3"):
+        read(["[0, 1]", cell])
+
+
+def test_a_class_that_no_row_has_or_every_row_has(tmp_path: Path) -> None:
+    everyone = several()
+    for row in everyone:
+        row["label"] = sorted({*row["label"], 1})
+    with pytest.raises(DataError, match="every row has label 1"):
+        splits_of(tmp_path / "a", everyone, several(4, start=6), multi_label=True, num_labels=3)
+    with pytest.raises(DataError, match="no row has label 3"):
+        splits_of(tmp_path / "b", several(), several(4, start=6), multi_label=True, num_labels=4)

@@ -11,7 +11,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings import HeadSettings
 from dryfit.meta.pretrained import load_encoder
 from dryfit.meta.source import FolderSource
-from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
+from dryfit.tasks.heads import AttentionPooling, EncoderWithHead, HeadSpec, freeze
 from dryfit.train.model import enable_checkpointing
 
 WITHOUT = ("albert", "xlnet")
@@ -126,3 +126,36 @@ def test_only_the_last_hidden_states_are_returned(architecture: str) -> None:
     held = {name: value for name, value in returned[0].items() if value is not None}
     assert held.keys() <= {"last_hidden_state", "pooler_output"}
     assert config.use_cache, "the config is saved with the model"
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
+def test_pooling_sees_no_padding(folders: dict[str, Path], pooling: str) -> None:
+    encoder, _ = load_encoder(FolderSource.of(folders["bert"]), dtype=torch.float64)
+    torch.manual_seed(0)
+    model = EncoderWithHead(encoder, HeadSpec(HeadSettings(pooling=pooling), num_outputs=3)).double().eval()
+    ids = torch.randint(5, 30, (4, 12))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    padded = torch.nn.functional.pad(ids, (0, 6), value=7), torch.nn.functional.pad(mask, (0, 6))
+    with torch.no_grad():
+        assert torch.allclose(model(ids, mask), model(*padded), rtol=1e-12, atol=1e-12)
+        alone = model(ids[1:2, :5], mask[1:2, :5])
+        assert torch.allclose(model(ids, mask)[1:2], alone, rtol=1e-12, atol=1e-12)
+
+
+def test_attention_pooling_is_its_formula() -> None:
+    torch.manual_seed(0)
+    pooling = AttentionPooling(5).double()
+    hidden, mask = torch.randn(3, 7, 5, dtype=torch.float64), torch.ones(3, 7, dtype=torch.int64)
+    mask[1, 4:] = 0
+    have = pooling((hidden, mask))
+    weight, bias, query = pooling.project.weight, pooling.project.bias, pooling.query.weight[0]
+    for row, length in enumerate((7, 4, 7)):
+        tokens_TD = hidden[row, :length]
+        weights_T = torch.stack([(query @ (weight @ token_D + bias).tanh()).exp() for token_D in tokens_TD])
+        want = (weights_T.unsqueeze(1) * tokens_TD).sum(0) / weights_T.sum()
+        assert torch.allclose(have[row], want, rtol=1e-12, atol=1e-15)
+    have.sum().backward()
+    for parameter in pooling.parameters():
+        assert parameter.grad is not None
+        assert float(parameter.grad.abs().sum()) > 0

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from dryfit.core.settings import SchedSettings
 from dryfit.train.offload import Groups, HostOptimizer
+from dryfit.train.optim import make_schedule
 
 MAKERS: dict[str, Callable[[Groups], Optimizer]] = {
     "adamw": lambda groups: AdamW(groups, fused=True),
@@ -30,7 +32,7 @@ class Run:
             {"params": parameters[3:], "lr": 3e-2, "weight_decay": 0.0},
         ]
         self.optimizer = HostOptimizer(groups, make) if host else make(groups)
-        self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
+        self.schedule: LRScheduler = LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
 
     def steps(self, seeds: range) -> None:
         for seed in seeds:
@@ -121,3 +123,12 @@ def test_the_loss_scaler_of_fp16_reaches_the_host() -> None:
         parameter.grad = torch.full_like(parameter, float("inf"))
     scaler.step(scaled.optimizer)
     assert torch.equal(scaled.weights(), before)
+
+
+@pytest.mark.parametrize("name", ["cosine_restarts", "polynomial", "one_cycle"])
+def test_every_schedule_reaches_the_host(name: str) -> None:
+    runs = [Run(MAKERS["adamw"], host=host) for host in (False, True)]
+    for run in runs:
+        run.schedule = make_schedule(run.optimizer, SchedSettings(name=name, warmup_ratio=0.3), 8)
+        run.steps(range(8))
+    assert torch.equal(runs[0].weights(), runs[1].weights())
