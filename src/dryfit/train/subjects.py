@@ -16,7 +16,7 @@ from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind, make_model, one_stack
 from dryfit.tasks.base import Loss
 from dryfit.tasks.causal_lm import CausalLm, CausalLmLoss
-from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
+from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze, takes_types
 from dryfit.tasks.losses import ClassificationLoss
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim import OptimizerPlan, make_optimizer
@@ -70,8 +70,7 @@ def _criteria(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> 
     freeze(model, regularization.freeze_layers)
     counts = dict.fromkeys(range(subject.num_labels), 1)
     loss = ClassificationLoss(settings.loss, num_labels=subject.num_labels, train_counts=counts)
-    segments = getattr(config, "type_vocab_size", 0) or 0
-    inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if segments > 1 else ()))
+    inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if takes_types(encoder) else ()))
     return StepParts(model, loss, inputs, False, partial(make_optimizer, model, settings.optim), settings)
 
 
