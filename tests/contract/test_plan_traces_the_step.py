@@ -79,7 +79,7 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         model,
         parts.task,
         built.inputs,
-        False,
+        built.labels,
         lambda how: loop.make_optimizer(model, trial.settings.optim, how),
         trial.settings,
     )

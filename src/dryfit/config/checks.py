@@ -1,6 +1,5 @@
 """Checks between keys of a study file that need no data and no machine."""
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -8,8 +7,9 @@ from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
+from dryfit.core.needs import TRIAL_NEEDS, Needs
 from dryfit.core.plan import DeviceKind
-from dryfit.core.settings import Metric, Precision, Settings, Task
+from dryfit.core.settings import Precision, Settings, Task, metrics_of
 from dryfit.core.units import parse_bytes
 
 
@@ -21,35 +21,21 @@ class Use(Enum):
     """Its memory is asked about: no rows are needed, and tasks may be named that cannot be trained yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Needs:
-    """``key`` is read only where ``other`` has one of ``values``."""
-
-    key: str
-    other: str
-    values: tuple[str, ...]
-
-
-# A setting that nothing reads is an error: whoever wrote it expects an effect.
 _NEEDS: Final = (
-    _Needs("optim.beta2", "optim.name", ("adamw", "adamw8bit", "lion")),
-    _Needs("optim.eps", "optim.name", ("adamw", "adamw8bit")),
-    _Needs("optim.beta1", "optim.name", ("adamw", "adamw8bit", "lion", "sgd")),
-    _Needs("loss.gamma", "loss.name", ("focal",)),
-    _Needs("loss.label_smoothing", "loss.name", ("cross_entropy",)),
-    _Needs("search.startup_trials", "search.sampler", ("tpe",)),
-    _Needs("search.warmup_reports", "search.pruner", ("median", "asha")),
-    _Needs("search.pruner_startup_trials", "search.pruner", ("median",)),
-    _Needs("search.reduction", "search.pruner", ("asha",)),
+    *TRIAL_NEEDS,
+    Needs("search.startup_trials", "search.sampler", ("tpe",)),
+    Needs("search.warmup_reports", "search.pruner", ("median", "asha")),
+    Needs("search.pruner_startup_trials", "search.pruner", ("median",)),
+    Needs("search.reduction", "search.pruner", ("asha",)),
 )
-_HIDDEN_LAYER_KEYS: Final = ("hidden", "activation")
 _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 _ENCODER_TABLES: Final = ("head", "loss")
 
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Everything that is wrong between the keys of a config whose single values are legal."""
-    problems = [*_task(config), *_data(config, use), *_metric(config), *_precision(config), *_limit(config)]
+    problems = [*_task(config), *_data(config, use), *_classes(config), *_metric(config)]
+    problems += [*_precision(config), *_limit(config)]
     return [*problems, *_unread(config), *(_plannable(config) if use is Use.PLAN else _trainable(config))]
 
 
@@ -109,11 +95,34 @@ def _data(config: StudyConfig, use: Use) -> list[Problem]:
     return problems
 
 
+def _classes(config: StudyConfig) -> list[Problem]:
+    """Settings that need another number of classes."""
+    data = config.data
+    if data.multi_label:
+        return []
+    problems: list[Problem] = []
+    if data.num_labels < 2:
+        found = f"is {data.num_labels}, and data.multi_label is false"
+        problems.append(Problem(("data", "num_labels"), found, "2 or more, or 1 or more with data.multi_label = true"))
+    if data.num_labels > 2 and (config.loss.alpha is not None or "loss.alpha" in config.space):
+        path = ("space", "loss.alpha") if "loss.alpha" in config.space else ("loss", "alpha")
+        found = f"weighs class 1 against class 0, and data.num_labels is {data.num_labels}"
+        hint = 'balance more classes with loss.class_balance = "weighted" or "effective"'
+        problems.append(Problem(path, found, "alpha with two classes, or with data.multi_label = true", hint))
+    return problems
+
+
 def _metric(config: StudyConfig) -> list[Problem]:
-    if config.study.metric is Metric.F1 and config.data.num_labels != 2:
-        found = f"is f1, and data.num_labels is {config.data.num_labels}"
-        return [Problem(("study", "metric"), found, "f1 with two labels", "use f1_macro")]
-    return []
+    data = config.data
+    known = metrics_of(data.num_labels, multi_label=data.multi_label)
+    classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
+    asked = {("study", "metric"): (config.study.metric,), ("study", "also"): config.study.also}
+    return [
+        Problem(path, f"is {metric}, and {classes}", ", ".join(known), "use f1_macro")
+        for path, metrics in asked.items()
+        for metric in metrics
+        if metric not in known
+    ]
 
 
 def _precision(config: StudyConfig) -> list[Problem]:
@@ -133,18 +142,16 @@ def _limit(config: StudyConfig) -> list[Problem]:
 
 def _unread(config: StudyConfig) -> list[Problem]:
     problems: list[Problem] = []
-    for need in _NEEDS:
-        value = _value(config, need.other)
-        if _changed(config, need.key) and need.other not in config.space and value not in need.values:
-            found = f"is {shown(_value(config, need.key))}, but {need.other} = {value} does not read it"
-            problems.append(
-                Problem(tuple(need.key.split(".")), found, f"with {need.other} " + " or ".join(need.values))
-            )
-    if config.head.layers == 0 and "head.layers" not in config.space:
-        for key in _HIDDEN_LAYER_KEYS:
-            if _changed(config, f"head.{key}"):
-                found = f"is {shown(_value(config, f'head.{key}'))}, but head.layers is 0"
-                problems.append(Problem(("head", key), found, "with head.layers of 1 or more"))
+    for needs in _NEEDS:
+        value = _value(config, needs.switch)
+        if needs.switch in config.space or value in needs.values:
+            continue
+        reason = f"but {needs.switch} = {value} does not read it"
+        if needs.key in config.space:
+            problems.append(Problem(("space", needs.key), f"is searched, {reason}", f"with {needs.condition}"))
+        elif _changed(config, needs.key):
+            found = f"is {shown(_value(config, needs.key))}, {reason}"
+            problems.append(Problem(tuple(needs.key.split(".")), found, f"with {needs.condition}"))
     return problems
 
 

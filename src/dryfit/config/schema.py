@@ -22,7 +22,7 @@ Value = bool | int | float | str
 Condition = dict[str, Value | tuple[Value, ...]]
 """Dotted names of other searched keys, each with the value or values under which a case applies."""
 
-_MINIMIZED = frozenset({Metric.LOSS})
+_MINIMIZED = frozenset({Metric.LOSS, Metric.ECE})
 
 
 class StudySettings(Settings):

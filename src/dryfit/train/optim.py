@@ -1,13 +1,14 @@
 """Parameter groups, optimizers and schedules of a trial."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
@@ -24,6 +25,8 @@ IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
     "adamw": _TORCH_HAS,
     "sgd": _TORCH_HAS,
     "lion": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
+    "radam": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
+    "nadam": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
     "adafactor": (OptimizerImpl.PLAIN,),
     "adamw8bit": (OptimizerImpl.FUSED,),
 }
@@ -146,6 +149,13 @@ def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: Optimiz
     match optim.name:
         case "adamw":
             return torch.optim.AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps, **flags)
+        case "radam" | "nadam":
+            # Decoupled as AdamW's: one value of weight_decay then means the same for all of them.
+            adaptive = torch.optim.RAdam if optim.name == "radam" else torch.optim.NAdam
+            foreach = impl is OptimizerImpl.FOREACH
+            return adaptive(
+                groups, lr=optim.lr, betas=betas, eps=optim.eps, decoupled_weight_decay=True, foreach=foreach
+            )
         case "sgd":
             return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.beta1, **flags)
         case "adafactor":
@@ -187,7 +197,38 @@ def implementations(name: str, device: DeviceKind) -> tuple[OptimizerImpl, ...]:
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_steps: int) -> LRScheduler:
-    """The learning rate over a trial's steps."""
-    name = "constant_with_warmup" if sched.name == "constant" else sched.name
-    warmup_steps = math.ceil(sched.warmup_ratio * total_steps)
-    return get_scheduler(name, optimizer, num_warmup_steps=warmup_steps, num_training_steps=total_steps)
+    """The learning rate over a trial's steps; each group keeps its share of it.
+
+    ``one_cycle`` leaves the optimizer's momentum as the study has it.
+    """
+    if sched.name == "one_cycle":
+        return _one_cycle(optimizer, sched, total_steps)
+    name, specific = _IN_TRANSFORMERS[sched.name]
+    return get_scheduler(
+        name,
+        optimizer,
+        num_warmup_steps=math.ceil(sched.warmup_ratio * total_steps),
+        num_training_steps=total_steps,
+        scheduler_specific_kwargs=specific(sched),
+    )
+
+
+_IN_TRANSFORMERS: Final[dict[str, tuple[str, Callable[[SchedSettings], dict[str, float]]]]] = {
+    "linear": ("linear", lambda _: {}),
+    "cosine": ("cosine", lambda _: {}),
+    "cosine_restarts": ("cosine_with_restarts", lambda sched: {"num_cycles": sched.cycles}),
+    "polynomial": ("polynomial", lambda sched: {"power": sched.power, "lr_end": 0.0}),
+    "constant": ("constant_with_warmup", lambda _: {}),
+}
+
+
+def _one_cycle(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_steps: int) -> LRScheduler:
+    # torch 2.13 divides by zero where the warm-up is just one step: it then starts at the peak, as without one.
+    warms_up = sched.warmup_ratio * total_steps > 1
+    return OneCycleLR(
+        optimizer,
+        max_lr=[group["lr"] for group in optimizer.param_groups],
+        total_steps=total_steps,
+        pct_start=sched.warmup_ratio if warms_up else 0.0,
+        cycle_momentum=False,
+    )
