@@ -262,9 +262,9 @@ def test_so_it_is_where_a_tokenizer_is_loaded(folders: dict[str, Path]) -> None:
         "    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    both = "sentencepiece and protobuf"
     assert done.stdout.splitlines() == [
-        f"loading the tokenizer in {folders['xlnet'] / 'spiece.model'}: "
-        "sentencepiece and protobuf are not installed    [MACHINE]",
-        "  allowed: sentencepiece and protobuf, or a folder with a tokenizer.json",
+        f"loading the tokenizer in {folders['xlnet'] / 'spiece.model'}: {both} are not installed    [MACHINE]",
+        f"  allowed: {both}, or a folder with a tokenizer.json",
         "  next: pip install sentencepiece protobuf",
     ]

@@ -156,7 +156,7 @@ def test_scores_of_a_row_do_not_depend_on_its_padding(tmp_path: Path, made: Made
     assert others > 1e-6
     if name == "convbert":
         # Its convolutions run over padding; that is the architecture's own. Once this is zero, the docs may drop it.
-        assert 1e-12 < difference < others
+        assert 1e-12 < difference < others / 10
     else:
         assert difference < 1e-12
 
