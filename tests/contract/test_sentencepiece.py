@@ -35,6 +35,7 @@ COMPLAINTS = ("huggingface/tokenizers", "TOKENIZERS_PARALLELISM", "Descriptors c
 STUDY = """
 [study]
 trials = 4
+seed = 1  # both models are drawn
 
 [train]
 epochs = 1
@@ -206,16 +207,16 @@ def test_a_study_needs_no_variable_and_says_nothing_of_tokenizers(
 ) -> None:
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    models_ = [str(encoders.model(tmp_path / name, name)) for name in ("xlnet", "deberta-v3")]
+    both = [str(encoders.model(tmp_path / name, name)) for name in ("xlnet", "deberta-v3")]
     data = tiny.data(tmp_path / "data", train=32, validation=16)
     study = tmp_path / "study.toml"
     study.write_text(STUDY, encoding="utf-8")
     sets = [f"data.{split}={path}" for split, path in data.items()]
-    sets += [f"model.name={models_[0]}", f"space.model.name={json.dumps(models_)}"]
+    sets += [f"model.name={both[0]}", f"space.model.name={json.dumps(both)}"]
     done = run("tune", study, "--quiet", *(word for value in sets for word in ("--set", value)))
     assert done.returncode == 0, done.stderr
     assert summary_of(tmp_path)["trials"]["complete"] == 4
-    assert {trial.params["model.name"] for trial in fold(tmp_path).trials} == set(models_)
+    assert {trial.params["model.name"] for trial in fold(tmp_path).trials} == set(both)
     logs = [*tmp_path.rglob("*.log"), *tmp_path.rglob(LOG_FILE)]
     assert len(logs) >= 5
     for log in logs:

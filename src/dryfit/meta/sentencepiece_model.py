@@ -46,10 +46,11 @@ def check_algorithm(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         LoadError: So it was.
     """
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if type(getattr(backend, "model", None)).__name__ != "Unigram":
+        return
     proto: Any = import_protobuf().ModelProto()
     proto.ParseFromString(path.read_bytes())
-    is_bpe = proto.trainer_spec.model_type == proto.trainer_spec.BPE
-    if is_bpe and type(getattr(backend, "model", None)).__name__ == "Unigram":
+    if proto.trainer_spec.model_type == proto.trainer_spec.BPE:
         reader = f"{type(tokenizer).__name__} of transformers {transformers.__version__}"
         raise LoadError(
             f"loading the tokenizer in {path}",
