@@ -48,7 +48,8 @@ def check_algorithm(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if type(getattr(backend, "model", None)).__name__ != "Unigram":
         return
-    proto: Any = import_protobuf().ModelProto()
+    generated: Any = import_protobuf()  # its classes are made when it is imported: no stub knows them
+    proto = generated.ModelProto()
     proto.ParseFromString(path.read_bytes())
     if proto.trainer_spec.model_type == proto.trainer_spec.BPE:
         reader = f"{type(tokenizer).__name__} of transformers {transformers.__version__}"
