@@ -103,10 +103,12 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         {"train": {"precision": "bf16"}},
         {"optim": {"name": "sgd"}},
         {"optim": {"name": "adafactor"}},
+        {"optim": {"name": "nadam"}},
         {"regularization": {"max_grad_norm": 0.0}},
         {"regularization": {"freeze_layers": 1}},
         {"execution": {"checkpointing": True}},
         {"loss": {"name": "focal", "class_balance": "weighted"}, "head": {"layers": 1, "pooling": "max"}},
+        {"loss": {"name": "focal", "alpha": 0.3}, "head": {"pooling": "attention", "activation": "silu", "layers": 1}},
     ],
     ids=str,
 )

@@ -4,7 +4,7 @@ from enum import Enum, auto
 from typing import Final
 
 from dryfit.config.problems import Problem, shown
-from dryfit.config.schema import StudyConfig
+from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
 from dryfit.core.needs import TRIAL_NEEDS, Needs
@@ -24,10 +24,17 @@ class Use(Enum):
 _NEEDS: Final = (
     *TRIAL_NEEDS,
     Needs("search.startup_trials", "search.sampler", ("tpe",)),
-    Needs("search.warmup_reports", "search.pruner", ("median", "asha")),
-    Needs("search.pruner_startup_trials", "search.pruner", ("median",)),
-    Needs("search.reduction", "search.pruner", ("asha",)),
+    Needs("search.qmc_sequence", "search.sampler", ("qmc",)),
+    Needs("search.population_size", "search.sampler", ("nsga2",)),
+    Needs("search.warmup_reports", "search.pruner", ("median", "asha", "hyperband", "patient")),
+    Needs("search.pruner_startup_trials", "search.pruner", ("median", "patient")),
+    Needs("search.reduction", "search.pruner", ("asha", "hyperband", "patient")),
+    Needs("search.patient_of", "search.pruner", ("patient",)),
+    Needs("search.patience_reports", "search.pruner", ("patient",)),
+    Needs("search.min_delta", "search.pruner", ("patient",)),
 )
+# What a patient pruner does not read: the numbers of the pruner it does not ask.
+_UNREAD_BY_PATIENT: Final = {PatientOf.MEDIAN: "reduction", PatientOf.ASHA: "pruner_startup_trials"}
 _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 _ENCODER_TABLES: Final = ("head", "loss")
 
@@ -35,8 +42,9 @@ _ENCODER_TABLES: Final = ("head", "loss")
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Everything that is wrong between the keys of a config whose single values are legal."""
     problems = [*_task(config), *_data(config, use), *_classes(config), *_metric(config)]
-    problems += [*_precision(config), *_limit(config)]
-    return [*problems, *_unread(config), *(_plannable(config) if use is Use.PLAN else _trainable(config))]
+    problems += [*_precision(config), *_limit(config), *_goals(config)]
+    problems += [*_unread(config), *_unread_by_patient(config)]
+    return [*problems, *(_plannable(config) if use is Use.PLAN else _trainable(config))]
 
 
 def _task(config: StudyConfig) -> list[Problem]:
@@ -125,6 +133,28 @@ def _metric(config: StudyConfig) -> list[Problem]:
     ]
 
 
+def _goals(config: StudyConfig) -> list[Problem]:
+    """What several goals ask of each other and of the search."""
+    study, problems = config.study, list[Problem]()
+    metrics = (study.metric, *study.also)
+    repeated = [metric for index, metric in enumerate(metrics) if metric in metrics[:index]]
+    if repeated:
+        found = f"repeats {', '.join(dict.fromkeys(repeated))}"
+        problems.append(Problem(("study", "also"), found, f"metrics beside study.metric = {study.metric}, each once"))
+    if study.also_directions is not None and len(study.also_directions) != len(study.also):
+        found = f"has {len(study.also_directions)} direction(s) for {len(study.also)} metric(s) in study.also"
+        hint = "leave it out: each metric then has its own direction"
+        problems.append(Problem(("study", "also_directions"), found, "one direction for each, in their order", hint))
+    if study.also and config.search.pruner is not PrunerName.NONE:
+        found = (
+            f"is {config.search.pruner}, but with study.also no trial is worse than another by its validations alone: "
+            "one that is poor by one goal may be the best by another"
+        )
+        hint = "remove study.also to prune by study.metric"
+        problems.append(Problem(("search", "pruner"), found, str(PrunerName.NONE), hint))
+    return problems
+
+
 def _precision(config: StudyConfig) -> list[Problem]:
     if config.train.precision is Precision.FP16 and config.execution.device == DeviceKind.CPU:
         found = "is fp16, and execution.device is cpu"
@@ -153,6 +183,16 @@ def _unread(config: StudyConfig) -> list[Problem]:
             found = f"is {shown(_value(config, needs.key))}, {reason}"
             problems.append(Problem(tuple(needs.key.split(".")), found, f"with {needs.condition}"))
     return problems
+
+
+def _unread_by_patient(config: StudyConfig) -> list[Problem]:
+    search = config.search
+    key = _UNREAD_BY_PATIENT[search.patient_of]
+    if search.pruner is not PrunerName.PATIENT or not _changed(config, f"search.{key}"):
+        return []
+    found = f"is {shown(_value(config, f'search.{key}'))}, but search.patient_of = {search.patient_of} does not read it"
+    other = next(one for one, unread in _UNREAD_BY_PATIENT.items() if unread != key)
+    return [Problem(("search", key), found, f"with search.patient_of = {other}")]
 
 
 def _value(config: StudyConfig, key: str) -> object:

@@ -81,6 +81,7 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     peak = observed_memory(body.plan.device)
     result = TrainResult(
         value=best.value if best else None,
+        also=tuple(best.metrics[metric] for metric in config.also) if best else (),
         best=best.n if best else None,
         steps=run.step,
         stopped_by=run.stopped_by,

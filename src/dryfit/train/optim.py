@@ -32,6 +32,9 @@ IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
 }
 """What each optimizer has, the fastest first."""
 
+_RECTIFIED_AFTER_STEPS: Final = 5
+"""Of RAdam: Liu et al. 2020, arXiv:1908.03265, algorithm 2, for any ``beta2`` from 0.9 on."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizerPlan:
@@ -106,6 +109,8 @@ def make_optimizer(
         return ModelledOptimizer(groups, state_of)
     if plan.offload:
         return HostOptimizer(groups, lambda host_groups: _optimizer(host_groups, optim, plan.impl, "cpu"))
+    if plan.modelled and optim.name == "radam":
+        return _rectified(groups, optim, plan.impl, device)
     return _optimizer(groups, optim, plan.impl, device)
 
 
@@ -167,6 +172,21 @@ def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: Optimiz
             return bitsandbytes().optim.AdamW8bit(groups, lr=optim.lr, betas=betas, eps=optim.eps)
 
 
+def _rectified(groups: list[dict[str, Any]], optim: OptimSettings, impl: OptimizerImpl, device: str) -> Optimizer:
+    """RAdam with what it takes from its sixth step on, in the second already; before, it divides by no second moment.
+
+    With a small ``beta2`` it never does: the one that does is taken for all.
+    """
+    optimizer = _optimizer(groups, optim.model_copy(update={"beta2": 0.999}), impl, device)
+
+    def jump(stepped: Optimizer, args: Any, kwargs: Any) -> None:
+        for state in stepped.state.values():
+            state["step"] += _RECTIFIED_AFTER_STEPS
+
+    optimizer.register_step_post_hook(jump)
+    return optimizer
+
+
 def _modelled_state(optim: OptimSettings, plan: OptimizerPlan, device: str) -> StateOf | None:
     """The state of an optimizer that takes no fake tensors; None for those that do."""
     if plan.offload:
@@ -207,7 +227,9 @@ def make_schedule(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_
     return get_scheduler(
         name,
         optimizer,
-        num_warmup_steps=math.ceil(sched.warmup_ratio * total_steps),
+        # At least one step is past the warm-up: else the only step of a short trial would learn at a rate of zero, and
+        # transformers 5.23 divides by zero in its polynomial.
+        num_warmup_steps=min(math.ceil(sched.warmup_ratio * total_steps), total_steps - 1),
         num_training_steps=total_steps,
         scheduler_specific_kwargs=specific(sched),
     )
