@@ -96,7 +96,9 @@ def test_random_points_are_valid_trials(name: str, count: int) -> None:
     search = SearchSettings(sampler=SamplerName.RANDOM)
     drawn: set[str] = set()
     for number in range(count):
-        point = suggest(space, (), search=search, direction=Direction.MAXIMIZE, base=base, seed=5, number=number).params
+        point = suggest(
+            space, (), search=search, directions=(Direction.MAXIMIZE,), points=(), seed=5, number=number
+        ).params
         found = apply_params(base, point)
         assert {key: getattr(getattr(found, key.split(".")[0]), key.split(".")[1]) for key in point} == point
         for needs in TRIAL_NEEDS:  # nothing is drawn that nothing reads
