@@ -66,6 +66,19 @@ def test_init_writes_a_study_once(tmp_path: Path) -> None:
     assert run("init", tmp_path / "new", "--force").returncode == 0
 
 
+def test_init_writes_a_preset_that_runs(tmp_path: Path) -> None:
+    """The smoke preset on its own data, with a tiny model in the place of the packaged one."""
+    done = run("init", tmp_path / "new", "--preset", "smoke")
+    assert done.returncode == 0, done.stderr
+    model = tiny.model(tmp_path / "model")
+    ran = run("tune", tmp_path / "new", "--set", f"model.name={model}", "--json", "--quiet")
+    assert ran.returncode == 0, ran.stderr
+    assert summary_of(tmp_path / "new")["trials"]["complete"] == 2
+    refused = run("init", tmp_path / "other", "--preset", "smok")
+    assert refused.returncode == 2
+    assert "did you mean smoke?" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import encoders
 import tiny
 from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import Task
@@ -113,6 +114,16 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
 )
 def test_rehearsal_runs_the_operators_of_the_live_trainer(tmp_path: Path, live: dict[str, Any], tables: Any) -> None:
     trial = small(tmp_path, encoder=tiny.model(tmp_path / "m"), **tables)
+    trial.run()
+    seen = rehearsed(trial, live["parts"], live["batch"])
+    assert len(seen) > 100
+    assert seen == live["seen"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(encoders.CONFIGS))
+def test_so_it_does_for_every_architecture(tmp_path: Path, live: dict[str, Any], name: str) -> None:
+    trial = small(tmp_path, encoder=encoders.model(tmp_path / "m", name))
     trial.run()
     seen = rehearsed(trial, live["parts"], live["batch"])
     assert len(seen) > 100

@@ -43,16 +43,26 @@ class TuneResult:
     advice: str = ""
 
 
-def init(folder: Path | str, *, task: Task = Task.CRITERIA, force: bool = False) -> list[Path]:
+def init(
+    folder: Path | str, *, task: Task = Task.CRITERIA, force: bool = False, preset: str | None = None
+) -> list[Path]:
     """Write a commented ``study.toml`` and a small synthetic data set into ``folder``.
+
+    Args:
+        folder: Where; made if absent.
+        task: What the model learns.
+        force: Replace files that are there.
+        preset: A study file that comes with dryfit: ``smoke``, ``standard``, ``max`` or ``supermax``; None: the
+            starter's own.
 
     Returns:
         The files written.
 
     Raises:
-        ConfigError: A file is already there, and ``force`` is not set; or the task cannot be trained yet.
+        ConfigError: A file is already there, and ``force`` is not set; there is no such preset; or the task cannot be
+            trained yet.
     """
-    return init_folder(Path(folder), task=task, force=force)
+    return init_folder(Path(folder), task=task, force=force, preset=preset)
 
 
 def tune(

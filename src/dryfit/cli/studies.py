@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made when absent.")],
     task: Annotated[Task, typer.Option(help="What the model learns.")] = Task.CRITERIA,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="smoke, standard, max or supermax; default: a small study.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Write a commented study.toml and a small synthetic data set."""
     import dryfit.api as api
 
-    for path in api.init(folder, task=task, force=force):
+    for path in api.init(folder, task=task, force=force, preset=preset):
         typer.echo(path)
     typer.echo(f"search with: dryfit tune {folder / 'study.toml'}", err=True)
 

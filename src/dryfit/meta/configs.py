@@ -4,7 +4,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.meta.source import ModelSource, local_folder
+from dryfit.meta.sentencepiece_model import check_algorithm, check_packages, sentencepiece_file
+from dryfit.meta.source import ModelSource, local_folder, model_folder
 
 # Each architecture names its dropouts in its own way; the first row whose names the config knows is used.
 _HIDDEN_DROPOUTS = (
@@ -60,21 +61,27 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer.
 
     Raises:
-        LoadError: The folder holds none.
+        LoadError: The folder holds none, or one that transformers would read wrongly.
+        MachineError: It is a sentencepiece model, and a package that reads them is not installed.
     """
     folder = local_folder(source)
     where = str(folder or source.name)
     try:
-        return AutoTokenizer.from_pretrained(
+        found = AutoTokenizer.from_pretrained(
             where,
             revision=source.revision if folder is None else None,
             trust_remote_code=source.trust_remote_code,
             local_files_only=folder is not None,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:  # TypeError: a class that was not made for this tokenizer.json
+        if (path := sentencepiece_file(model_folder(source))) is not None:
+            check_packages(path)
         if folder is None:
             raise
         raise LoadError(f"loading the tokenizer of {where}", str(error).strip().splitlines()[0]) from error
+    if (path := sentencepiece_file(model_folder(source))) is not None:
+        check_algorithm(path, found)
+    return found
 
 
 def set_dropouts(config: PreTrainedConfig, *, dropout: float | None, attention_dropout: float | None) -> None:

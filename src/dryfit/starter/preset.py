@@ -1,10 +1,16 @@
 """Study files that come with dryfit, by name."""
 
 import difflib
+import json
+from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
+from dryfit.config.checks import Use
+from dryfit.config.load import load_study_text
 from dryfit.core.errors import ConfigError
+from dryfit.core.settings import Task
 
 _FOLDER: Final = files("dryfit.starter") / "presets"
 _SUFFIX: Final = ".toml"
@@ -28,3 +34,32 @@ def preset_text(name: str) -> str:
         hint = f"did you mean {near[0]}?" if near else ""
         raise ConfigError("looking for a preset", f"there is no preset {name!r}", ", ".join(names), hint)
     return (_FOLDER / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+
+
+def preset_study(name: str, study_name: str, data: Mapping[str, str]) -> str:
+    """The study file of a preset, for a study of another name and with data.
+
+    Args:
+        name: The preset.
+        study_name: What the study is called.
+        data: Keys of ``[data]`` that name files.
+
+    Raises:
+        ConfigError: There is no such preset, or it can be planned and not trained.
+    """
+    text = preset_text(name)
+    if _task(name) is not Task.CRITERIA:
+        trainable = [other for other in preset_names() if _task(other) is Task.CRITERIA]
+        raise ConfigError(
+            f"writing a study of the preset {name}",
+            f"its task {_task(name)} can be planned, not trained yet",
+            ", ".join(trainable),
+            f"ask for its memory: dryfit plan --preset {name} --device 24GiB",
+        )
+    paths = "".join(f"{key} = {json.dumps(value)}\n" for key, value in data.items())
+    named = text.replace(f'[study]\nname = "{name}"', f"[study]\nname = {json.dumps(study_name)}", 1)
+    return named.replace("[data]\n", f"[data]\n{paths}", 1)
+
+
+def _task(name: str) -> Task:
+    return load_study_text(preset_text(name), Path(f"preset {name}"), use=Use.PLAN).config.study.task

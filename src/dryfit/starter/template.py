@@ -11,9 +11,12 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings import Task
 from dryfit.core.wire import write_text_atomic
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
+from dryfit.starter.preset import preset_study
 
 STUDY_FILE: Final = "study.toml"
 DATA_FOLDER: Final = "data"
+
+_DATA_FILES: Final = {split: f"{DATA_FOLDER}/{split}.jsonl" for split in ("train", "validation", "test")}
 
 Written = str | int | float | bool
 
@@ -39,9 +42,7 @@ _KEYS: Final[dict[str, dict[str, Written | None]]] = {
         "patience": None,
     },
     "data": {
-        "train": f"{DATA_FOLDER}/train.jsonl",
-        "validation": f"{DATA_FOLDER}/validation.jsonl",
-        "test": f"{DATA_FOLDER}/test.jsonl",
+        **_DATA_FILES,
         "num_labels": 2,
         "multi_label": None,
     },
@@ -150,6 +151,7 @@ def init_folder(
     seed: int = 1,
     difficulty: float = DEFAULT_DIFFICULTY,
     force: bool = False,
+    preset: str | None = None,
 ) -> list[Path]:
     """Write a study file and a synthetic data set.
 
@@ -160,12 +162,14 @@ def init_folder(
         seed: Seed of the data.
         difficulty: Of the data, from 0 to 1.
         force: Overwrite what is there.
+        preset: The study file that comes with dryfit to write; None: a small commented one.
 
     Returns:
         The files written, the study file first.
 
     Raises:
-        ConfigError: One of the files exists and ``force`` is not set, or the task cannot be trained yet.
+        ConfigError: One of the files exists and ``force`` is not set, there is no such preset, or its task or the one
+            asked for cannot be trained yet.
     """
     if task is Task.OBJECTIVE:
         raise ConfigError(
@@ -181,8 +185,12 @@ def init_folder(
             str(Task.CRITERIA),
             f"ask for its memory: dryfit plan --set study.task={task}",
         )
+    if preset is None:
+        text = study_toml(task, _name(folder))
+    else:
+        text = f"{_HEAD}#\n{preset_study(preset, _name(folder), _DATA_FILES)}"
     study = folder / STUDY_FILE
-    targets = [study, *(folder / DATA_FOLDER / f"{split}.jsonl" for split in ("train", "validation", "test"))]
+    targets = [study, *(folder / file for file in _DATA_FILES.values())]
     for target in targets:
         if target.exists() and not force:
             raise ConfigError(
@@ -193,7 +201,7 @@ def init_folder(
             )
     (folder / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
     written = write_splits(folder / DATA_FOLDER, (sizes.train, sizes.validation, sizes.test), seed, difficulty)
-    write_text_atomic(study, study_toml(task, _name(folder)))
+    write_text_atomic(study, text)
     return [study, *written]
 
 

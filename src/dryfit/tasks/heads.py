@@ -74,7 +74,7 @@ class EncoderWithHead(nn.Module):
         self.encoder = encoder
         self.spec = spec
         self.head = _head(_width(encoder), spec)
-        self._takes_types = _takes_types(encoder)
+        self._takes_types = takes_types(encoder)
         self._unneeded = _unneeded_outputs(encoder)
 
     def forward(
@@ -115,6 +115,11 @@ class EncoderWithHead(nn.Module):
                 return hidden_BLD, mask_BL
 
 
+# Parameters that stand after the list of layers and belong before its end: the norm of DeBERTa's relative embeddings,
+# which every layer reads, and the convolution that is added to its first layer.
+_PLACED = {"deberta-v2": {"encoder.LayerNorm.": 0, "encoder.conv.": 1}}
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderParts:
     """The layers of an encoder, for settings that treat them differently.
@@ -151,9 +156,13 @@ def encoder_parts(encoder: PreTrainedModel) -> EncoderParts:
             allowed="regularization.freeze_layers = 0 and optim.layer_decay = 1 for this model",
         )
     depth_of: dict[str, int] = {}
+    placed = _PLACED.get(encoder.config.model_type, {})
     passed = False
     for name, _ in encoder.named_parameters():
-        if name.startswith(f"{path}."):
+        known = next((place for prefix, place in placed.items() if name.startswith(prefix)), None)
+        if known is not None:
+            depth_of[name] = known
+        elif name.startswith(f"{path}."):
             passed = True
             depth_of[name] = int(name.removeprefix(f"{path}.").split(".")[0]) + 1
         else:
@@ -191,7 +200,8 @@ def _width(encoder: PreTrainedModel) -> int:
     return encoder.config.hidden_size
 
 
-def _takes_types(encoder: PreTrainedModel) -> bool:
+def takes_types(encoder: PreTrainedModel) -> bool:
+    """Whether an encoder reads the segment of each token."""
     takes = "token_type_ids" in inspect.signature(encoder.forward).parameters
     return takes and getattr(encoder.config, "type_vocab_size", 2) > 1
 

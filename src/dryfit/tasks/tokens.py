@@ -18,9 +18,11 @@ from transformers import PreTrainedTokenizerBase
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.tasks.rows import TRAIN, Row, Splits
 
-_FORMAT = 1
+_FORMAT = 2
 _CHUNK_ROWS = 1000
 _META_FILE = "tokens.json"
+# transformers 5 no longer has these number the segments, which their models were pretrained with.
+_SEGMENTED = frozenset({"AlbertTokenizer", "XLNetTokenizer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ def _token_set(
             truncation="only_second" if criteria else True,
             max_length=max_length,
             return_attention_mask=False,
+            return_token_type_ids=True if type(tokenizer).__name__ in _SEGMENTED else None,
         )
         for index, row_ids in enumerate(encoded["input_ids"]):
             ids.append(torch.tensor(row_ids, dtype=torch.int32))

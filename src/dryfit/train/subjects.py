@@ -17,7 +17,7 @@ from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind, make_model, one_stack
 from dryfit.tasks.base import Loss
 from dryfit.tasks.causal_lm import CausalLm, CausalLmLoss
-from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
+from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze, takes_types
 from dryfit.tasks.losses import make_loss
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim import OptimizerPlan, make_optimizer
@@ -99,8 +99,7 @@ def _criteria(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> 
         multi_label=subject.multi_label,
     )
     labels = Labels(2, classes) if subject.multi_label else Labels(classes)
-    segments = getattr(config, "type_vocab_size", 0) or 0
-    inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if segments > 1 else ()))
+    inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if takes_types(encoder) else ()))
     return StepParts(model, loss, inputs, labels, partial(make_optimizer, model, settings.optim), settings)
 
 

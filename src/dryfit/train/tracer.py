@@ -28,7 +28,7 @@ from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.subjects import StepParts, step_parts
 
 _TINY = Shape(rows=2, length=16)
-_FORMAT = 1
+_FORMAT = 2
 
 
 @final

@@ -1,16 +1,22 @@
 """Presets: each is a legal study file, and its space can be searched."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from dryfit.config.checks import Use
-from dryfit.config.load import LoadedStudy, load_study_text
+from dryfit.config.load import LoadedStudy, load_study_file, load_study_text
 from dryfit.config.problems import SEARCHABLE
+from dryfit.config.schema import SamplerName, SearchSettings
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Precision, Task
+from dryfit.core.needs import TRIAL_NEEDS
+from dryfit.core.settings import Direction, Precision, Task, TrialSettings
+from dryfit.search.fields import apply_params
 from dryfit.search.space import Space
+from dryfit.search.suggest import suggest
 from dryfit.starter.preset import preset_names, preset_text
+from dryfit.starter.template import SplitSizes, init_folder
 
 DATA = ("data.train=a.jsonl", "data.validation=b.jsonl")
 
@@ -19,29 +25,114 @@ def load(name: str, use: Use = Use.PLAN, overrides: tuple[str, ...] = ()) -> Loa
     return load_study_text(preset_text(name), Path(f"preset {name}"), overrides, use)
 
 
-def test_every_preset_is_legal() -> None:
-    assert preset_names() == ("lora-7b-24gb", "supermax")
+TRAINABLE = ("max", "smoke", "standard", "supermax")
+# Keys that no trial of supermax varies, each with its reason.
+NOT_SEARCHED = {
+    "model.revision": "which files a model is, is no matter of luck",
+    "model.trust_remote_code": "so is whose code is run",
+    "train.evals_per_epoch": "it decides what trials are compared at",
+    "train.early_stopping": "it would cut trials short that the pruner is to judge",
+}
+
+
+def test_every_preset_is_legal_for_all_it_is_for() -> None:
+    assert preset_names() == tuple(sorted([*TRAINABLE, "lora-7b-24gb"]))
     for name in preset_names():
         config = load(name).config
         assert config.study.name == name
         Space.from_config(config)
+    for name in TRAINABLE:
+        config = load(name, Use.TRAIN, DATA).config
+        assert Space.from_config(config).names
 
 
-def test_supermax_searches_every_key_and_can_be_trained() -> None:
+def test_what_the_presets_promise() -> None:
+    configs = {name: load(name, Use.TRAIN, DATA).config for name in TRAINABLE}
+    trials = {name: config.study.trials for name, config in configs.items()}
+    assert trials == {"smoke": 2, "standard": 20, "max": 200, "supermax": 5000}
+    assert {configs[name].model.name for name in ("smoke", "standard")} == {"minilm"}
+    assert not any("model.name" in configs[name].space for name in ("smoke", "standard"))
+    standard = configs["standard"]
+    assert (standard.search.sampler, standard.search.pruner) == ("tpe", "median")
+    # A user, and the benchmark, may take another sampler without taking anything out of the file.
+    assert load("standard", Use.TRAIN, (*DATA, "search.sampler=random")).config.search.sampler == "random"
+    spaces = {name: set(config.space) for name, config in configs.items()}
+    assert spaces["standard"] - {"regularization.freeze_layers"} < spaces["max"] < spaces["supermax"]
+    assert len(configs["max"].space["model.name"][0].choices or ()) == 3
+    assert configs["supermax"].space["model.name"][0].choices == (
+        "bert-base-uncased",
+        "bert-large-uncased",
+        "roberta-base",
+        "roberta-large",
+        "microsoft/deberta-v3-base",
+        "microsoft/deberta-v3-large",
+        "xlm-roberta-base",
+    )
+
+
+def test_supermax_searches_every_key_but_a_few() -> None:
     config = load("supermax", Use.TRAIN, DATA).config
-    assert set(SEARCHABLE) - set(config.space) == {
-        "model.revision",
-        "model.trust_remote_code",
-        "train.evals_per_epoch",
-        "train.early_stopping",
-    }
-    assert config.study.trials == 5000
+    assert set(SEARCHABLE) - set(config.space) == NOT_SEARCHED.keys()
     space = Space.from_config(config)
     names = ("model.name", "train.max_length", "train.batch_size")
     points = space.points(names, 1000)
     assert points is not None and len(points) == 7 * 4 * 4
     assert {point["train.batch_size"] for point in points} == {8, 16, 32, 64}
     assert {point["train.max_length"] for point in points} == {128, 256, 384, 512}
+
+
+@pytest.mark.parametrize("key", ["head.pooling", "head.activation", "loss.name", "loss.class_balance", "sched.name"])
+def test_supermax_searches_every_value_there_is(key: str) -> None:
+    table, _, name = key.partition(".")
+    there_are = get_args(TrialSettings.model_fields[table].annotation.model_fields[name].annotation)  # type: ignore[union-attr]
+    choices = [choice for case in load("supermax").config.space[key] for choice in case.choices or ()]
+    assert set(choices) == set(there_are)
+
+
+@pytest.mark.parametrize(("name", "count"), [("supermax", 300), ("max", 60), ("standard", 60), ("smoke", 10)])
+def test_random_points_are_valid_trials(name: str, count: int) -> None:
+    config = load(name, Use.TRAIN, DATA).config
+    space, base = Space.from_config(config), config.trial_settings
+    search = SearchSettings(sampler=SamplerName.RANDOM)
+    drawn: set[str] = set()
+    for number in range(count):
+        point = suggest(
+            space, (), search=search, directions=(Direction.MAXIMIZE,), points=(), seed=5, number=number
+        ).params
+        found = apply_params(base, point)
+        assert {key: getattr(getattr(found, key.split(".")[0]), key.split(".")[1]) for key in point} == point
+        for needs in TRIAL_NEEDS:  # nothing is drawn that nothing reads
+            table, _, field = needs.switch.partition(".")
+            assert needs.key not in point or getattr(getattr(found, table), field) in needs.values, needs.key
+        drawn |= set(point)
+    assert drawn == set(config.space)
+
+
+def test_a_preset_becomes_a_study_with_data(tmp_path: Path) -> None:
+    for name in TRAINABLE:
+        folder = tmp_path / f"my {name}"
+        written = init_folder(folder, preset=name, sizes=SplitSizes(20, 8, 8))
+        assert [path.name for path in written] == ["study.toml", "train.jsonl", "validation.jsonl", "test.jsonl"]
+        mine, preset = load_study_file(folder).config, load(name).config
+        assert mine.study.name == f"my-{name}"
+        assert mine.data.train == str(folder / "data/train.jsonl")
+        assert mine.data.test == str(folder / "data/test.jsonl")
+        own = {"study", "data"}
+        assert mine.model_dump(exclude=own) == preset.model_dump(exclude=own)
+        assert mine.study == preset.study.model_copy(update={"name": f"my-{name}"})
+        assert mine.data.train_limit == preset.data.train_limit
+        text = (folder / "study.toml").read_text("utf-8")
+        assert all(line in text for line in preset_text(name).splitlines() if line.startswith("#") or " = {" in line)
+
+
+def test_init_refuses_presets_that_cannot_be_trained_or_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="causal-lm can be planned, not trained yet") as caught:
+        init_folder(tmp_path / "a", preset="lora-7b-24gb")
+    assert "dryfit plan --preset lora-7b-24gb" in caught.value.hint
+    assert caught.value.allowed == "max, smoke, standard, supermax"
+    with pytest.raises(ConfigError, match="did you mean standard"):
+        init_folder(tmp_path / "a", preset="standart")
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_seven_billion_preset() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+import encoders
 import tiny
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import HeadSettings
@@ -15,13 +16,13 @@ from dryfit.tasks.heads import AttentionPooling, EncoderWithHead, HeadSpec, free
 from dryfit.train.model import enable_checkpointing
 
 WITHOUT = ("albert", "xlnet")
-SHARES = ("deberta-v2",)
-WITH = [name for name in tiny.ARCHITECTURES if name not in WITHOUT]
+SHARES = ("deberta-v2", "deberta-v3")
+WITH = [name for name in encoders.CONFIGS if name not in WITHOUT]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: tiny.model(tmp_path_factory.mktemp(name), name) for name in tiny.ARCHITECTURES}
+    return {name: encoders.model(tmp_path_factory.mktemp(name), name) for name in encoders.CONFIGS}
 
 
 def gradients(folder: Path, *, reentrant: bool | None, frozen: int, dropout: float) -> dict[str, torch.Tensor]:
@@ -95,7 +96,7 @@ def test_a_model_that_cannot_checkpoint_is_refused(
     folders: dict[str, Path], name: str, reentrant: bool, found: str
 ) -> None:
     encoder, _ = load_encoder(FolderSource.of(folders[name]))
-    with pytest.raises(ConfigError, match=f"{name} {found}"):
+    with pytest.raises(ConfigError, match=f"{encoders.CONFIGS[name][0]} {found}"):
         enable_checkpointing(encoder, reentrant=reentrant)
 
 
