@@ -1,5 +1,6 @@
 """Checks between keys of a study file that need no data and no machine."""
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -9,6 +10,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
 from dryfit.core.plan import DeviceKind
+from dryfit.core.secrets import redacted
 from dryfit.core.settings import Metric, Precision, Settings, Task
 from dryfit.core.units import parse_bytes
 
@@ -50,6 +52,7 @@ _ENCODER_TABLES: Final = ("head", "loss")
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Everything that is wrong between the keys of a config whose single values are legal."""
     problems = [*_task(config), *_data(config, use), *_metric(config), *_precision(config), *_limit(config)]
+    problems += _mirror(config)
     return [*problems, *_unread(config), *(_plannable(config) if use is Use.PLAN else _trainable(config))]
 
 
@@ -128,6 +131,17 @@ def _limit(config: StudyConfig) -> list[Problem]:
         parse_bytes(config.execution.memory_limit or "1B")
     except ConfigError as error:
         return [Problem(("execution", "memory_limit"), f"is {error.found}", f"above 0: {error.allowed}")]
+    return []
+
+
+def _mirror(config: StudyConfig) -> list[Problem]:
+    """A password in a study file would be copied into frozen.toml, and from there into reports."""
+    mirror = config.search.mirror
+    if redacted(mirror, {}) != mirror:
+        hint = 'put the URL into a variable, such as DRYFIT_STORAGE, and write mirror = "env:DRYFIT_STORAGE"'
+        return [Problem(("search", "mirror"), "is a URL with a password in it", "env:NAME, a URL without", hint)]
+    if mirror.startswith("env:") and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", mirror):
+        return [Problem(("search", "mirror"), f"is {shown(mirror)}", "env:NAME, NAME a variable of the environment")]
     return []
 
 

@@ -114,7 +114,7 @@ class SearchSettings(Settings):
     )
     mirror: str = Field(
         default="journal",
-        description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, or `none`",
+        description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, `env:NAME` or `none`",
     )
 
 

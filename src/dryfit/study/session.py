@@ -19,7 +19,7 @@ from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.compat import compare
-from dryfit.search.mirror import MirrorProcess
+from dryfit.search.mirror import MirrorProcess, storage_url
 from dryfit.search.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
@@ -79,6 +79,7 @@ def run_session(
         DryfitError: It could not start: bad data, another process, another study in the folder.
         OSError: The ledger could not be written for another reason than a full disk; what it holds is safe.
     """
+    storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
     layout.folder.mkdir(parents=True, exist_ok=True)
     with StudyLock(layout.lock), ExitStack() as stack:
         work = _open(config, space, layout, observers)
