@@ -122,6 +122,7 @@ class SessionState:
     opened_at_s: float
     last_at_s: float
     total: int
+    parallel: int = 1
     closed: str | None = None
 
 
@@ -203,7 +204,7 @@ class StudyState:
     def _open(self, event: SessionOpened) -> None:
         if not self.sessions or self.sessions[-1].closed is not None:
             self.refused_in_a_row = 0  # a killed session goes on, its count of refusals too
-        self.sessions.append(SessionState(event.at, event.at, event.total))
+        self.sessions.append(SessionState(event.at, event.at, event.total, event.parallel))
         self.failed_in_a_row = 0
 
     def _plan(self, event: TrialPlanned) -> None:

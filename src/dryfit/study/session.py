@@ -82,6 +82,8 @@ def run_session(
     storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
     layout.folder.mkdir(parents=True, exist_ok=True)
     with StudyLock(layout.lock), ExitStack() as stack:
+        for observer in observers:
+            observer.on_open(layout)
         work = _open(config, space, layout, observers)
         stack.callback(work.ledger.close)
         supervisor = stack.enter_context(Supervisor(_supervisor_settings(work)))
@@ -123,7 +125,12 @@ def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Seq
         notes = (*notes, f"ended {len(killed)} process(es) that an earlier run left behind")
     write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
     opened = SessionOpened(
-        pid=os.getpid(), host=platform.node(), version=VERSION, total=config.study.trials, notes=notes
+        pid=os.getpid(),
+        host=platform.node(),
+        version=VERSION,
+        total=config.study.trials,
+        parallel=config.runtime.parallel,
+        notes=notes,
     )
     _tell(observers, ledger.append(opened), state)
     return StudyWork(config, layout, space, ledger, state, study)
@@ -215,6 +222,9 @@ class MirrorKeeper:
     """Looks after the mirror whenever the ledger has grown."""
 
     mirror: MirrorProcess
+
+    def on_open(self, layout: StudyLayout) -> None:
+        """The mirror knows where the ledger is."""
 
     def on_event(self, event: Event, state: StudyState) -> None:
         """Start the mirror again where it died."""

@@ -98,10 +98,22 @@ class _Look:
         limit = self.bounds.segments or 0
         self.refuse(f"segment {value}", rows, f"0 to {limit - 1}: the model has {limit} token types", _VOCABULARY_HINT)
 
-    def refuse_label(self, value: int, rows: Sequence[int]) -> NoReturn:
-        """Tell of a label without a class."""
-        limit = self.bounds.labels or 0
-        self.refuse(f"label {value}", rows, f"0 to {limit - 1} (data.num_labels = {limit})")
+    def check_labels(self, labels_N: NDArray[Any], rows: Callable[[], Sequence[int]]) -> None:
+        """Look at the labels of some rows: a class for each, or for each row and class whether it has it.
+
+        Raises:
+            DataError: There is no such class, or not one entry for each.
+        """
+        classes = self.bounds.labels
+        if classes is None:
+            return
+        if labels_N.ndim > 1 and labels_N.shape[1:] != (classes,):
+            self.refuse(f"labels {labels_N.shape}", rows(), f"(rows, {classes}) (data.num_labels = {classes})")
+        limit = classes if labels_N.ndim == 1 else 2
+        if _outside(labels_N, limit):
+            bad_N = _bad(labels_N, limit)
+            allowed = f"0 to {limit - 1}" + (f" (data.num_labels = {classes})" if labels_N.ndim == 1 else "")
+            self.refuse(f"label {_worst(labels_N[bad_N])}", _named(rows(), bad_N), allowed)
 
 
 def check_tokens(split: str, tokens: TokenSet, bounds: Bounds) -> None:
@@ -133,10 +145,7 @@ def check_tokens(split: str, tokens: TokenSet, bounds: Bounds) -> None:
         if values is not None and _outside(values.numpy(), limit):
             bad_T = _bad(values.numpy(), limit)
             refuse(_worst(values.numpy()[bad_T]), rows_of(bad_T))
-    labels_R = tokens.labels_R.numpy()
-    if _outside(labels_R, bounds.labels):
-        bad_R = _bad(labels_R, bounds.labels)
-        look.refuse_label(_worst(labels_R[bad_R]), _at(bad_R))
+    look.check_labels(tokens.labels_R.numpy(), lambda: range(len(tokens)))
 
 
 @final
@@ -164,31 +173,29 @@ class BatchGuard:
         """
         look, bounds = self._look, self._look.bounds
         arrays = {name: values.numpy() for name, values in batch.items()}
-        ids_BL, mask_BL, labels_B = arrays["input_ids"], arrays["attention_mask"], arrays["labels"]
+        ids_BL, mask_BL, labels_N = arrays["input_ids"], arrays["attention_mask"], arrays["labels"]
         types_BL = arrays.get("token_type_ids", mask_BL)
-        if not (mask_BL.shape == ids_BL.shape == types_BL.shape and labels_B.shape == ids_BL.shape[:1]):
+        if not (mask_BL.shape == ids_BL.shape == types_BL.shape and labels_N.shape[:1] == ids_BL.shape[:1]):
             shapes = ", ".join(f"{name} {tuple(values.shape)}" for name, values in batch.items())
-            look.refuse(shapes, rows(), "(rows, tokens) for all inputs, (rows) for the labels")
+            look.refuse(shapes, rows(), "(rows, tokens) for all inputs, as many labels")
         if bounds.length is not None and ids_BL.shape[1] > bounds.length:
             allowed = f"at most {bounds.length}: the model has no more positions"
             look.refuse(f"{ids_BL.shape[1]} positions", rows(), allowed)
         if _outside(ids_BL, bounds.tokens):
             bad_BL = _bad(ids_BL, bounds.tokens)
-            look.refuse_token(_worst(ids_BL[bad_BL]), _named(rows(), bad_BL.any(axis=1)))
+            look.refuse_token(_worst(ids_BL[bad_BL]), _named(rows(), bad_BL))
         if "token_type_ids" in arrays and _outside(types_BL, bounds.segments):
             bad_BL = _bad(types_BL, bounds.segments)
-            look.refuse_segment(_worst(types_BL[bad_BL]), _named(rows(), bad_BL.any(axis=1)))
-        if _outside(labels_B, bounds.labels):
-            bad_B = _bad(labels_B, bounds.labels)
-            look.refuse_label(_worst(labels_B[bad_B]), _named(rows(), bad_B))
+            look.refuse_segment(_worst(types_BL[bad_BL]), _named(rows(), bad_BL))
+        look.check_labels(labels_N, rows)
         if _outside(mask_BL, 2):
             bad_BL = _bad(mask_BL, 2)
             found = f"attention mask {_worst(mask_BL[bad_BL])}"
-            look.refuse(found, _named(rows(), bad_BL.any(axis=1)), "1 for tokens, 0 for padding")
+            look.refuse(found, _named(rows(), bad_BL), "1 for tokens, 0 for padding")
         # Rows are padded on the right, so that the first token tells for nearly all of them.
         if not mask_BL[:, 0].all() and not mask_BL.any(axis=1).all():
-            empty_B = ~mask_BL.any(axis=1)
-            look.refuse("an attention mask without a token", _named(rows(), empty_B), "a token in each row")
+            empty = [row for row, mask_L in zip(rows(), mask_BL, strict=False) if not mask_L.any()]
+            look.refuse("an attention mask without a token", empty, "a token in each row")
 
     def check_outputs(self, outputs: torch.Tensor, batch_rows: int, rows: Callable[[], Sequence[int]]) -> None:
         """Look at the shape and the dtype of a model's outputs, which the host knows without waiting.
@@ -233,5 +240,6 @@ def _at(bad_R: NDArray[np.bool_]) -> list[int]:
     return bad_R.nonzero()[0].tolist()
 
 
-def _named(rows: Sequence[int], bad_B: NDArray[np.bool_]) -> list[int]:
-    return [row for row, bad in zip(rows, bad_B, strict=False) if bad]
+def _named(rows: Sequence[int], bad_N: NDArray[Any]) -> list[int]:
+    """The rows that have anything bad; the first dimension is theirs."""
+    return [row for row, bad in zip(rows, bad_N, strict=False) if bad.any()]

@@ -30,6 +30,7 @@ from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, save_checkpoint
+from dryfit.train.device import taken_of_device
 from dryfit.train.evaluate import evaluate, evaluation_rows, evaluation_steps, stopped_early
 from dryfit.train.optim import make_optimizer, make_schedule, optimizer_plan
 from dryfit.train.step import backward_batch
@@ -231,7 +232,15 @@ class Steward(TrainerCallback):
             self._progress_s = now_s
             loss = float(self._trainer.step_loss)
             epoch = step / self._parts.steps_per_epoch
-            channel.send(Progress(step=step, total_steps=self._parts.total_steps, epoch=epoch, loss=loss))
+            channel.send(
+                Progress(
+                    step=step,
+                    total_steps=self._parts.total_steps,
+                    epoch=epoch,
+                    loss=loss,
+                    device_bytes=taken_of_device(self._parts.request.plan.device),
+                )
+            )
 
     def _validate(self, step: int) -> StopReason | None:
         parts, run = self._parts, self._run

@@ -125,6 +125,22 @@ def test_a_damaged_batch(damage: Callable[[Batch], None], found: str) -> None:
     assert caught.value.allowed and "loader_workers" in caught.value.hint + "loader_workers" * ("segment" in found)
 
 
+def test_several_labels_of_a_row() -> None:
+    flags = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]], dtype=torch.uint8)
+    tokens = replace(token_set(), labels_R=flags)
+    guard = BatchGuard("train", tokens, BOUNDS)
+    check_tokens("train", tokens, BOUNDS)
+    guard.check_batch(batch_of(tokens), lambda: ROWS)
+    flags[1, 2] = 2
+    with pytest.raises(DataError, match="label 2 in 1 row: b") as caught:
+        check_tokens("train", tokens, BOUNDS)
+    assert caught.value.allowed == "0 to 1"
+    with pytest.raises(DataError, match="label 2 in 1 row: b"):
+        guard.check_batch(batch_of(tokens), lambda: ROWS)
+    with pytest.raises(DataError, match=r"labels \(4, 2\) in 4 rows"):
+        check_tokens("train", replace(tokens, labels_R=flags[:, :2]), BOUNDS)
+
+
 def test_a_batch_wider_than_the_models_positions() -> None:
     guard = BatchGuard("train", token_set(), replace(BOUNDS, length=7))
     with pytest.raises(DataError, match="8 positions in 3 rows: c, a, b"):
