@@ -57,7 +57,7 @@ def read_vitals(folder: Path, pid: int | None, now_s: float) -> Vitals:
         beat_age_s = max(0.0, now_s - (folder / BEAT_FILE).stat().st_mtime)
     if pid is not None:
         with suppress(psutil.Error, OSError):  # gone meanwhile
-            rss_bytes = int(psutil.Process(pid).memory_info().rss)
+            rss_bytes = int(psutil.Process(pid).memory_info().rss) or None  # 0: it has ended and was not reaped yet
     return Vitals(rss_bytes, beat_age_s)
 
 
