@@ -9,9 +9,11 @@ import pytest
 
 from dryfit.config.schema import Isolation
 from dryfit.core.secrets import forget_secrets
+from dryfit.core.settings import DataSettings, ModelSettings
+from dryfit.runtime import child
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import child_log_tail, harvest, read_messages
-from runtime_jobs import House
+from runtime_jobs import House, request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 
@@ -55,6 +57,25 @@ def test_what_a_child_could_not_know_to_be_secret_is_taken_out_by_its_reader(tmp
     assert result.fault.message == "401 Unauthorized: <HF_TOKEN>"
     said = f"{result}{read_messages(folder)}{child_log_tail(folder)}"
     assert TOKEN not in said and "see <HF_TOKEN>" in said and "{<HF_TOKEN>" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "kept"),
+    [
+        ("minilm", "a.jsonl", set()),
+        ("/models/mine", "a.jsonl", set()),
+        ("org/name", "a.jsonl", {"HF_TOKEN"}),
+        ("minilm", "hub:org/rows", {"HF_TOKEN"}),
+    ],
+)
+def test_a_trial_keeps_the_hubs_token_only_where_it_may_need_it(monkeypatch, model, rows, kept):
+    monkeypatch.setattr(os, "environ", {"HF_TOKEN": TOKEN, "SOME_API_KEY": KEY, "HOME": "/home/me"})
+    body = request("noop")
+    settings = body.config.settings.model_copy(update={"model": ModelSettings(name=model)})
+    data = DataSettings(train=rows, validation="b.jsonl")
+    config = body.config.model_copy(update={"settings": settings, "data": data})
+    child._forget_secrets(body.model_copy(update={"config": config}))
+    assert set(os.environ) == {"HOME"} | kept
 
 
 def test_forgotten_variables_are_gone_for_grandchildren_too(tmp_path, monkeypatch):
