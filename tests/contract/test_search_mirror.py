@@ -88,7 +88,7 @@ def mirror_of(ledger: Ledger, storage: str) -> MirrorProcess:
         ledger.path,
         storage=storage,
         study="toy",
-        direction=Direction.MAXIMIZE,
+        directions=(Direction.MAXIMIZE,),
         status=folder / "mirror.json",
         log=folder / "mirror.log",
     )
@@ -168,7 +168,7 @@ def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:
 def in_process(ledger: Ledger, journal: Path) -> Mirror:
     where = f"journal:{journal}"
     return Mirror(
-        ledger.path, storage=where, study="toy", direction=Direction.MAXIMIZE, status=journal.with_suffix(".json")
+        ledger.path, storage=where, study="toy", directions=(Direction.MAXIMIZE,), status=journal.with_suffix(".json")
     )
 
 
@@ -269,7 +269,7 @@ from dryfit.search.mirror import MirrorProcess
 from dryfit.search.mirror_process import Mirror
 folder = Path(sys.argv[1])
 mirror = MirrorProcess(folder / "ledger.jsonl", storage=f"journal:{folder / 'j'}", study="toy",
-    direction=Direction.MAXIMIZE, status=folder / "mirror.json", log=folder / "mirror.log")
+    directions=(Direction.MAXIMIZE,), status=folder / "mirror.json", log=folder / "mirror.log")
 mirror.start()
 mirror.flush(60)
 print(mirror.pid, flush=True)
@@ -323,7 +323,7 @@ def test_a_mirror_that_cannot_open_its_database_does_not_tell_the_password(tmp_p
         ledger.path,
         storage="env:MY_STORAGE",
         study="toy",
-        direction=Direction.MAXIMIZE,
+        directions=(Direction.MAXIMIZE,),
         status=tmp_path / "status.json",
         log=tmp_path / "mirror.txt",
     )
@@ -340,7 +340,7 @@ def test_what_a_mirrors_driver_says_is_told_without_the_password(tmp_path, monke
     monkeypatch.setenv("MY_STORAGE", "sqlite://host/db?password=planted-password")
     ledger = Ledger(tmp_path / "ledger.jsonl")
     command = [sys.executable, "-m", "dryfit.search.mirror_process", "--ledger", str(ledger.path)]
-    command += ["--storage", "env:MY_STORAGE", "--study", "toy", "--direction", "maximize"]
+    command += ["--storage", "env:MY_STORAGE", "--study", "toy", "--directions", "maximize"]
     done = subprocess.run(
         [*command, "--status", str(tmp_path / "status.json")], capture_output=True, text=True, check=False
     )

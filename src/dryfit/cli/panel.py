@@ -58,7 +58,9 @@ def study_line(view: StudyView) -> str:
 def _study_parts(view: StudyView) -> list[str]:
     said = [f"{view.counts[outcome]} {outcome}" for outcome in Outcome if view.counts[outcome]]
     parts = [f"{view.counted}/{view.total} trials" + (f" ({', '.join(said)})" if said else "")]
-    if view.best is not None:
+    if view.front:
+        parts.append(f"{view.front} on the Pareto front")
+    elif view.best is not None:
         number, value = view.best
         parts.append(f"best {view.goals[0]} {number_text(value)} (trial {number})")
     parts.append(duration_text(view.elapsed_s))

@@ -105,6 +105,7 @@ class StudyView:
         elapsed_s: Of work on the study, earlier sessions included.
         left_s: To its end.
         best: The best trial and its value of the study's metric.
+        front: How many trials are on the Pareto front; 0 with one goal.
         note: What the control process does besides.
     """
 
@@ -116,6 +117,7 @@ class StudyView:
     elapsed_s: float
     left_s: float | None
     best: tuple[int, float] | None
+    front: int
     note: str
 
 
@@ -216,7 +218,7 @@ class LiveStudy:
         now_s, state = self._clock(), self._state
         trials = tuple(self._trial_view(number, now_s) for number in sorted(self._trials))
         if state is None or not state.sessions:
-            return StudyView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, self._note)
+            return StudyView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, 0, self._note)
         best = state.best
         return StudyView(
             goals=_goal_names(state),
@@ -227,6 +229,7 @@ class LiveStudy:
             elapsed_s=state.wall_until_s(now_s),
             left_s=self._left_s(state, now_s),
             best=(best.number, best.value) if best is not None and best.value is not None else None,
+            front=len(state.front),
             note=self._note,
         )
 

@@ -31,7 +31,8 @@ class TokenSet:
         ids_T: Token ids of all rows, int32.
         types_T: Segment of each token, uint8; None where the tokenizer has no segments.
         starts_R: Where each row begins, int64, and a last entry where the last one ends.
-        labels_R: Label of each row, int64.
+        labels_R: Label of each row, int64; where a row may have any number of them (rows, classes), uint8, 1 for each
+            that it has.
         row_ids: ``id`` of each row, or the file that has them: only a message about some rows needs it.
     """
 
@@ -53,6 +54,12 @@ class TokenSet:
     def lengths_R(self) -> torch.Tensor:
         """Tokens of each row."""
         return self.starts_R[1:] - self.starts_R[:-1]
+
+    def label_counts(self, num_labels: int) -> dict[int, int]:
+        """Rows that have each label."""
+        has_several = self.labels_R.ndim > 1
+        counts = self.labels_R.sum(dim=0) if has_several else torch.bincount(self.labels_R, minlength=num_labels)
+        return dict(enumerate(counts.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,8 @@ def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
     if not isinstance(pad_id, int):
         raise ConfigError("tokenising the data", "the tokenizer has no padding token", allowed="an encoder's tokenizer")
     _check_criteria(splits, tokenizer, max_length)
-    sets = {name: _token_set(rows, tokenizer, max_length) for name, rows in splits.items()}
+    labels = _labels(splits)
+    sets = {name: _token_set(rows, labels[name], tokenizer, max_length) for name, rows in splits.items()}
     train = sets[TRAIN]
     first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
     cls_last = last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
@@ -170,7 +178,22 @@ def _check_criteria(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_leng
             )
 
 
-def _token_set(rows: tuple[Row, ...], tokenizer: PreTrainedTokenizerBase, max_length: int) -> TokenSet:
+def _labels(splits: Splits) -> dict[str, torch.Tensor]:
+    """Labels of each split; lists of them as (rows, classes). No class is without a training row: that was checked."""
+    several = {name: [row.label for row in rows if isinstance(row.label, tuple)] for name, rows in splits.items()}
+    if not several[TRAIN]:
+        return {name: torch.tensor([row.label for row in rows], dtype=torch.int64) for name, rows in splits.items()}
+    classes = 1 + max(label for labels in several[TRAIN] for label in labels)
+    found = {name: torch.zeros((len(rows), classes), dtype=torch.uint8) for name, rows in splits.items()}
+    for name, rows in several.items():
+        for row, labels in enumerate(rows):
+            found[name][row, list(labels)] = 1
+    return found
+
+
+def _token_set(
+    rows: tuple[Row, ...], labels_R: torch.Tensor, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> TokenSet:
     ids: list[torch.Tensor] = []
     types: list[torch.Tensor] = []
     lengths: list[int] = []
@@ -196,6 +219,6 @@ def _token_set(rows: tuple[Row, ...], tokenizer: PreTrainedTokenizerBase, max_le
         ids_T=torch.cat(ids),
         types_T=torch.cat(types) if types else None,
         starts_R=starts_R,
-        labels_R=torch.tensor([row.label for row in rows], dtype=torch.int64),
+        labels_R=labels_R,
         row_ids=tuple(row.id for row in rows),
     )
