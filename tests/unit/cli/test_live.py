@@ -95,7 +95,9 @@ class Script:
 
     def finish(self, number: int, outcome: Outcome, value: float | None, steps: int) -> None:
         self.event(events.AttemptEnded, number=number, attempt=len(self.state.trials[number].attempts))
-        self.event(events.TrialFinished, number=number, outcome=outcome, value=value, steps=steps)
+        further = self.state.created.also if self.state.created is not None and value is not None else ()
+        also = tuple(0.3 for _ in further)
+        self.event(events.TrialFinished, number=number, outcome=outcome, value=value, also=also, steps=steps)
 
     def panel(self, width: int = 120, encoding: str = "utf-8") -> list[str]:
         stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
@@ -176,6 +178,7 @@ def test_several_goals_have_a_column_each():
     heads, first, *_ = script.panel(120)
     assert cells(heads)[4:7] == ["loss", "f1_macro", "loss"]
     assert cells(first)[4:7] == ["0.4123", "0.8123", "0.2000"]
+    assert "1 on the Pareto front" in script.panel(120)[-1]
 
 
 def test_the_phases_of_planning():
