@@ -34,6 +34,7 @@ MANY_ARGUMENTS: dict[str, str] = {
 CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.runtime.child": "the child's outermost frame turns any exception into its last word",
     "dryfit.cli.app": "the outermost frame of a command turns a bug into exit status 4",
+    "dryfit.search.mirror_process": "the process's outermost frame takes passwords out of what drivers say",
 }
 IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit": "the public names load lazily, so that the command line never imports torch",

@@ -333,3 +333,38 @@ def test_running_state_is_plain_optuna(ledger: Ledger, storage: str) -> None:
     mirror.stop()
     only = trials(storage)[0]
     assert (only.state, only.value, only.intermediate_values) == (TrialState.PRUNED, 0.6, {0: 0.6})
+
+
+def test_a_mirror_that_cannot_open_its_database_does_not_tell_the_password(tmp_path, monkeypatch):
+    url = "nosuchdialect://me:planted-password@127.0.0.1:1/db"
+    monkeypatch.setenv("MY_STORAGE", url)
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.ask(0)
+    mirror = MirrorProcess(
+        ledger.path,
+        storage="env:MY_STORAGE",
+        study="toy",
+        directions=(Direction.MAXIMIZE,),
+        status=tmp_path / "status.json",
+        log=tmp_path / "mirror.txt",
+    )
+    mirror.start()
+    assert not mirror.flush(FLUSH_S)
+    mirror.stop()
+    log = (tmp_path / "mirror.txt").read_text()
+    assert "nosuchdialect" in log and "Traceback" in log
+    assert all(b"planted-password" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_what_a_mirrors_driver_says_is_told_without_the_password(tmp_path, monkeypatch):
+    """SQLAlchemy and drivers quote what they cannot read."""
+    monkeypatch.setenv("MY_STORAGE", "sqlite://host/db?password=planted-password")
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    command = [sys.executable, "-m", "dryfit.search.mirror_process", "--ledger", str(ledger.path)]
+    command += ["--storage", "env:MY_STORAGE", "--study", "toy", "--directions", "maximize"]
+    done = subprocess.run(
+        [*command, "--status", str(tmp_path / "status.json")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "Invalid SQLite URL: <env:MY_STORAGE>" in done.stderr
+    assert "planted-password" not in done.stdout + done.stderr

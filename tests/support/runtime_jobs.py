@@ -121,6 +121,13 @@ def _crash(_channel: ChildChannel) -> ChildResult:
     raise AssertionError("unreachable")
 
 
+def _spill(channel: ChildChannel) -> ChildResult:
+    """Tell all it knows: its environment, and a secret from a file."""
+    channel.send(Note(text=str(dict(os.environ))))
+    print(dict(os.environ), flush=True)
+    raise RuntimeError(f"401 Unauthorized: {Path(os.environ['SPILL_FROM']).read_text()}")
+
+
 def _print_much(_channel: ChildChannel) -> ChildResult:
     for _ in range(200_000):
         print("x" * 100)
@@ -136,6 +143,7 @@ JOBS: Mapping[str, Callable[[ChildChannel], ChildResult]] = {
     "facts": _facts,
     "crash": _crash,
     "print": _print_much,
+    "spill": _spill,
     "hang": lambda _channel: time.sleep(600) or done(),
     "exit": lambda _channel: os._exit(0) or done(),
     "fault": lambda _channel: _cause_chain() or done(),

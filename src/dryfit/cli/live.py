@@ -1,25 +1,24 @@
 """What is going on, on stderr: a panel that moves on a terminal, one line an event elsewhere."""
 
-import os
 import sys
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from rich.console import Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from dryfit.cli.output import console
+from dryfit.cli.panel import StudyPanel, progress_line, study_line
 from dryfit.core.failure import Action
 from dryfit.core.memory import VerdictKind
 from dryfit.core.trial import MetricPoint, Outcome
-from dryfit.core.wire import Message, Note, Phase, Progress
+from dryfit.core.wire import Message, Note, Progress
+from dryfit.report.live import LiveStudy
 from dryfit.report.plans import choice_text, plan_text
-from dryfit.report.tables import duration_text, number_text, params_text
+from dryfit.report.tables import number_text, params_text
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -31,10 +30,12 @@ from dryfit.store.events import (
     TrialPlanned,
     VerdictGiven,
 )
+from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState, TrialState
 from dryfit.study.observers import Observer
 
 _REFRESH_PER_S = 4
+_PROGRESS_LINE_EVERY_S = 60.0
 
 
 def event_line(event: Event, state: StudyState) -> str | None:
@@ -85,68 +86,92 @@ def _planned_line(trial: TrialState) -> str | None:
 
 
 class PlainLines:
-    """One line an event, for logs and pipes."""
+    """One line an event, for logs and pipes, and now and then one on how far a trial or the study is.
+
+    Args:
+        clock: Seconds of any clock.
+        study: What the lines on progress are made of.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, study: LiveStudy | None = None) -> None:
+        self._clock = clock
+        self._study = study or LiveStudy()
+        self._told_s: dict[int | None, float] = {None: clock()}
+
+    def on_open(self, layout: StudyLayout) -> None:
+        """Learn where the trials' folders are."""
+        self._study.on_open(layout)
 
     def on_event(self, event: Event, state: StudyState) -> None:
         """Print the event, if it is worth a line."""
+        self._study.on_event(event, state)
         line = event_line(event, state)
         if line is not None:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+            self._print(line)
+        match event:
+            case AttemptPlaced(number=number):
+                self._told_s[number] = self._clock()
+            case TrialFinished(number=number):
+                self._told_s.pop(number, None)
+                if self._due(None):
+                    self._print(study_line(self._study.view()))
+            case _:
+                pass
 
     def on_message(self, number: int, message: Message) -> None:
-        """Print notes; progress would be too much."""
+        """Print notes, and progress where the last line on it is long ago."""
+        self._study.on_message(number, message)
         if isinstance(message, Note):
-            sys.stderr.write(f"trial {number}: {message.text}\n")
+            self._print(f"trial {number}: {message.text}")
+        elif isinstance(message, Progress) and number in self._told_s and self._due(number):
+            view = self._study.view()
+            self._print(*(progress_line(trial, view.goals) for trial in view.trials if trial.number == number))
 
     def on_note(self, text: str) -> None:
         """Print what the control process is doing."""
-        sys.stderr.write(text + "\n")
+        self._study.on_note(text)
+        self._print(text)
+
+    def _due(self, what: int | None) -> bool:
+        """Whether a line on a trial (None: on the study) is due; if so, the next is not before long."""
+        now_s = self._clock()
+        if now_s - self._told_s[what] < _PROGRESS_LINE_EVERY_S:
+            return False
+        self._told_s[what] = now_s
+        return True
+
+    def _print(self, *lines: str) -> None:
+        for line in lines:
+            sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
 
-@dataclass(slots=True)
-class _Row:
-    """A running trial, as the panel shows it."""
-
-    placed_s: float
-    phase: str = "starting"
-    step: int = 0
-    total_steps: int = 0
-    loss: float | None = None
-    values: list[float] = field(default_factory=list[float])
-
-
 class LivePanel:
-    """A panel with a row for each running trial; the lines of :func:`event_line` scroll by above it."""
+    """A panel with a row for each trial that is worked on; the lines of :func:`event_line` scroll by above it."""
 
-    def __init__(self) -> None:
-        self._rows: dict[int, _Row] = {}
-        self._state: StudyState | None = None
-        self._note = ""
-        self._began_s = time.monotonic()
-        self._live = Live(console=console(stderr=True), refresh_per_second=_REFRESH_PER_S, get_renderable=self.render)
+    def __init__(self, out: Console | None = None) -> None:
+        self._study = LiveStudy()
+        # The panel is drawn by a thread of its own: nothing it reads from disk delays the study.
+        self._lock = threading.Lock()
+        self._live = Live(
+            console=out or console(stderr=True), refresh_per_second=_REFRESH_PER_S, get_renderable=self.render
+        )
 
     @contextmanager
     def shown(self) -> Generator[None, None, None]:
         """Show the panel while the block runs."""
         with self._live:
             yield
-            self._rows.clear()
+
+    def on_open(self, layout: StudyLayout) -> None:
+        """Learn where the trials' folders are."""
+        with self._lock:
+            self._study.on_open(layout)
 
     def on_event(self, event: Event, state: StudyState) -> None:
         """Update the rows, and print the event's line."""
-        self._state = state
-        match event:
-            case AttemptPlaced(number=number):
-                self._rows[number] = _Row(time.monotonic())
-                self._note = ""
-            case ReportMade(number=number, point=point) if number in self._rows:
-                self._rows[number].values.append(point.value)
-            case AttemptEnded(number=number):
-                self._rows.pop(number, None)
-            case _:
-                pass
+        with self._lock:
+            self._study.on_event(event, state)
         line = event_line(event, state)
         if line is not None:
             style = "bold green" if line.endswith(("(best so far)", "(on the Pareto front)")) else _line_style(event)
@@ -154,53 +179,20 @@ class LivePanel:
 
     def on_message(self, number: int, message: Message) -> None:
         """Update the row of a running trial."""
-        row = self._rows.get(number)
-        if row is None:
-            return
-        match message:
-            case Phase(name=name):
-                row.phase = name
-            case Progress(step=step, total_steps=total_steps, loss=loss):
-                row.step, row.total_steps, row.loss = step, total_steps, loss
-            case Note(text=text):
-                self._live.console.print(f"trial {number}: {text}", highlight=False)
-            case _:
-                pass
+        with self._lock:
+            self._study.on_message(number, message)
+        if isinstance(message, Note):
+            self._live.console.print(Text(f"trial {number}: {message.text}"))
 
     def on_note(self, text: str) -> None:
         """Show what the control process is doing."""
-        self._note = text
+        with self._lock:
+            self._study.on_note(text)
 
     def render(self) -> RenderableType:
         """The panel as it is now."""
-        table = Table.grid(padding=(0, 2))
-        for number, row in sorted(self._rows.items()):
-            table.add_row(
-                Text(f"trial {number}", style="bold"),
-                row.phase,
-                ProgressBar(total=row.total_steps or None, completed=row.step, width=24, pulse=not row.total_steps),
-                f"step {row.step}/{row.total_steps or '?'}",
-                f"loss {row.loss:.4f}" if row.loss is not None else "",
-                " ".join(number_text(value) for value in row.values[-4:]),
-                duration_text(time.monotonic() - row.placed_s),
-            )
-        return Group(table, self._summary())
-
-    def _summary(self) -> Text:
-        state = self._state
-        if state is None or not state.sessions:
-            return Text(self._note, style="dim")
-        counts = state.counts
-        parts = [
-            f"{state.counted}/{state.sessions[-1].total} trials",
-            f"{counts[Outcome.COMPLETE]} complete, {counts[Outcome.PRUNED]} pruned, {counts[Outcome.FAILED]} failed",
-            duration_text(time.monotonic() - self._began_s),
-        ]
-        if state.best is not None:
-            parts.append(f"best {number_text(state.best.value)} (trial {state.best.number})")
-        if self._note:
-            parts.append(self._note)
-        return Text("  |  ".join(parts), style="dim")
+        with self._lock:
+            return StudyPanel(self._study.view())
 
 
 def _line_style(event: Event) -> str:
@@ -220,8 +212,10 @@ def watching(*, quiet: bool) -> Generator[Observer | None, None, None]:
     """The observer that fits where stderr goes; none if ``quiet``."""
     if quiet:
         yield None
-    elif sys.stderr.isatty() and not os.environ.get("CI"):
-        panel = LivePanel()
+        return
+    out = console(stderr=True)
+    if out.is_terminal and not out.is_dumb_terminal:
+        panel = LivePanel(out)
         with panel.shown():
             yield panel
     else:

@@ -14,6 +14,7 @@ from dryfit.core.errors import DryfitError, InternalError
 from dryfit.core.health import Health
 from dryfit.core.jobs import CalibrateResult, PlanAnswer
 from dryfit.core.memory import VerdictKind
+from dryfit.core.secrets import redacted, secrets_of
 from dryfit.core.trial import Outcome
 from dryfit.report.calibrations import calibration_lines, calibration_table
 from dryfit.report.doctor import finding_lines, verdict_line
@@ -86,7 +87,7 @@ def print_json(model: BaseModel) -> None:
 def print_error(error: DryfitError) -> None:
     """An error with its four parts, on stderr."""
     text = Text()
-    head, *rest = str(error).splitlines()
+    head, *rest = redacted(str(error), secrets_of(os.environ)).splitlines()
     text.append("error: ", style="bold red")
     text.append("\n".join([head, *rest]))
     console(stderr=True).print(text)
@@ -94,7 +95,7 @@ def print_error(error: DryfitError) -> None:
 
 def print_bug(error: BaseException) -> None:
     """An error of ours: the trace, and a request to report it."""
-    sys.stderr.write("".join(traceback.format_exception(error)))
+    sys.stderr.write(redacted("".join(traceback.format_exception(error)), secrets_of(os.environ)))
     print_error(InternalError("running this command", f"{type(error).__name__}: {error}", hint="please report it"))
 
 

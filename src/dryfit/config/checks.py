@@ -1,5 +1,6 @@
 """Checks between keys of a study file that need no data and no machine."""
 
+import re
 from enum import Enum, auto
 from typing import Final
 
@@ -10,6 +11,7 @@ from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
 from dryfit.core.needs import TRIAL_NEEDS, Needs
 from dryfit.core.plan import DeviceKind
+from dryfit.core.secrets import redacted
 from dryfit.core.settings import Precision, Settings, Task, metrics_of
 from dryfit.core.units import parse_bytes
 
@@ -46,7 +48,7 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
         own = objective_problems(config, planned=use is Use.PLAN)
         return [*own, *_unread(config), *_unread_by_patient(config)]
     problems = [*_task(config), *_data(config, use), *_classes(config), *_metric(config)]
-    problems += [*_precision(config), *_limit(config), *_goals(config)]
+    problems += [*_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
     problems += [*_unread(config), *_unread_by_patient(config)]
     return [*problems, *(_plannable(config) if use is Use.PLAN else _trainable(config))]
 
@@ -174,6 +176,17 @@ def _limit(config: StudyConfig) -> list[Problem]:
         parse_bytes(config.execution.memory_limit or "1B")
     except ConfigError as error:
         return [Problem(("execution", "memory_limit"), f"is {error.found}", f"above 0: {error.allowed}")]
+    return []
+
+
+def _mirror(config: StudyConfig) -> list[Problem]:
+    """A password in a study file would be copied into frozen.toml, and from there into reports."""
+    mirror = config.search.mirror
+    if redacted(mirror, {}) != mirror:
+        hint = 'put the URL into a variable, such as DRYFIT_STORAGE, and write mirror = "env:DRYFIT_STORAGE"'
+        return [Problem(("search", "mirror"), "is a URL with a password in it", "env:NAME, a URL without", hint)]
+    if mirror.startswith("env:") and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", mirror):
+        return [Problem(("search", "mirror"), f"is {shown(mirror)}", "env:NAME, NAME a variable of the environment")]
     return []
 
 

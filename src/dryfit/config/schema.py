@@ -195,7 +195,7 @@ class SearchSettings(Settings):
     )
     mirror: str = Field(
         default="journal",
-        description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, or `none`",
+        description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, `env:NAME` or `none`",
     )
     enqueue: Annotated[tuple[Point, ...], BeforeValidator(_points)] = Field(
         default=(), description="known points, tried first: tables of searched keys and their values"

@@ -2,10 +2,12 @@
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from dryfit.core.jobs import ChildResult, StopReason
+from dryfit.core.secrets import redacted_json
 from dryfit.core.trial import MetricPoint
 from dryfit.core.wire import (
     BEAT_FILE,
@@ -18,7 +20,7 @@ from dryfit.core.wire import (
     Report,
     Verdict,
     read_model,
-    write_model,
+    write_text_atomic,
 )
 
 _BEAT_EVERY_S = 0.5
@@ -50,9 +52,13 @@ class ChildChannel:
         folder: The attempt's folder.
         doorbell: Path of the FIFO to ring, or None.
         placed_at_s: ``time.monotonic()`` when the control process placed this child.
+        secrets: What must not be in a message or a result, by name.
     """
 
-    def __init__(self, folder: Path, *, doorbell: str | None, placed_at_s: float) -> None:
+    def __init__(
+        self, folder: Path, *, doorbell: str | None, placed_at_s: float, secrets: Mapping[str, str] | None = None
+    ) -> None:
+        self._secrets = secrets or {}
         self.folder = folder
         self.placed_at_s = placed_at_s
         self._doorbell = Doorbell(doorbell)
@@ -71,7 +77,7 @@ class ChildChannel:
 
     def send(self, message: Message) -> None:
         """Append one message; whole lines only, in one write."""
-        line = message.model_dump_json().encode() + b"\n"
+        line = redacted_json(message.model_dump_json().encode(), self._secrets) + b"\n"
         fd = os.open(self.folder / MESSAGES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(fd, line)
@@ -116,5 +122,6 @@ class ChildChannel:
 
     def finish(self, result: ChildResult) -> None:
         """Write the last word, durably, and wake the control process."""
-        write_model(self.folder / RESULT_FILE, result)
+        text = redacted_json(result.model_dump_json().encode(), self._secrets).decode()
+        write_text_atomic(self.folder / RESULT_FILE, text)
         self._doorbell.ring()

@@ -58,6 +58,7 @@ class Progress(Wire):
     total_steps: int
     epoch: float
     loss: float | None = None
+    device_bytes: int | None = Field(default=None, description="taken of its device now; None on the CPU")
 
 
 class FirstStep(Wire):

@@ -15,7 +15,7 @@ import platform
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -37,6 +37,7 @@ from dryfit.core.jobs import (
     TrainRequest,
 )
 from dryfit.core.process import die_with_parent
+from dryfit.core.secrets import HUB_TOKENS, forget_secrets, redacted, secrets_of
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, Started, read_model
 from dryfit.runtime.environment import hide_devices
 
@@ -45,6 +46,8 @@ Entry = Callable[[Body, ChildChannel], object]
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000
 _TRACEBACK_MAX_CHARS = 16_000
+_PACKAGED_MODEL = "minilm"
+_HUB_PREFIX = "hub:"
 _LIBRARIES = ("dryfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -143,8 +146,24 @@ def _load_entry(entry: str) -> Entry:
     return cast(Entry, getattr(importlib.import_module(module), function))
 
 
+def _forget_secrets(body: Body) -> None:
+    """Take secrets out of a trial's environment, so that nothing it runs or prints can tell them.
+
+    Weights of the hub are downloaded by the first trial that needs them, so such a trial keeps the hub's token. The
+    jobs that prepare trials keep all: they read configs and data sets from wherever the study names them.
+    """
+    if not isinstance(body, TrainRequest):
+        return
+    sources = (body.config.data.train, body.config.data.validation, body.config.data.test, body.config.data.file)
+    name = body.config.settings.model.name
+    of_hub = not Path(name).is_absolute() and name != _PACKAGED_MODEL
+    of_hub = of_hub or any(source is not None and source.startswith(_HUB_PREFIX) for source in sources)
+    forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
+
+
 def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
     body = request.body
+    _forget_secrets(body)
     if isinstance(body, TrainRequest | CalibrateRequest | ObjectiveRequest):
         hide_devices(body.visible_device)
     elif isinstance(body, RehearseRequest):
@@ -159,10 +178,10 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
     return result
 
 
-def _last_word(channel: ChildChannel | None, error: BaseException) -> ChildStatus:
+def _last_word(channel: ChildChannel | None, error: BaseException, secrets: Mapping[str, str]) -> ChildStatus:
     """Write down why the job failed, as far as that can still be done."""
     with suppress(OSError, ValueError):
-        traceback.print_exception(error)
+        sys.stderr.write(redacted("".join(traceback.format_exception(error)), secrets))
     failed = error
     if channel is not None:
         try:
@@ -184,6 +203,7 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
     """
     status = ChildStatus.NO_LAST_WORD
     channel: ChildChannel | None = None
+    secrets = secrets_of(os.environ)
     try:
         folder = request_path.parent
         _own_session(folder, parent_pid)
@@ -191,13 +211,15 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
         if request is None:
             raise InternalError("starting a child", f"no request at {request_path}")
         print(_heading(request))
-        opened = channel = ChildChannel(folder, doorbell=request.doorbell, placed_at_s=request.placed_at_s)
+        opened = channel = ChildChannel(
+            folder, doorbell=request.doorbell, placed_at_s=request.placed_at_s, secrets=secrets
+        )
         signal.signal(signal.SIGTERM, lambda _number, _frame: opened.note_sigterm())
         gc.enable()
         opened.finish(_do_job(request, entry, opened))
         status = ChildStatus.RESULT
     except BaseException as error:  # noqa: BLE001  # the outermost frame: whatever it is, the control process hears of it
-        status = _last_word(channel, error)
+        status = _last_word(channel, error, secrets)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):

@@ -1,10 +1,15 @@
-"""Reading what a child left in its folder, whether we watched it or find it after a death of our own."""
+"""Reading what a child left in its folder, whether we watched it or find it after a death of our own.
 
+Nothing passes here with a secret of our environment in it: what is read goes on to the ledger and to the terminal.
+"""
+
+import os
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from dryfit.core.jobs import ChildResult
+from dryfit.core.secrets import redacted, redacted_json, secrets_of
 from dryfit.core.tail import LineTail
 from dryfit.core.wire import (
     BEAT_FILE,
@@ -16,7 +21,6 @@ from dryfit.core.wire import (
     VERDICT_FILE,
     Message,
     Note,
-    read_model,
 )
 
 _LOG_TAIL_BYTES = 8_192
@@ -26,11 +30,12 @@ _OF_ONE_ATTEMPT = (MESSAGES_FILE, VERDICT_FILE, STOP_FILE, BEAT_FILE, RESULT_FIL
 def parse_messages(lines: list[bytes]) -> list[Message]:
     """Messages of some lines; a line that is none (a full disk can tear one) becomes a note that says so."""
     messages: list[Message] = []
+    secrets = secrets_of(os.environ)
     for line in lines:
         try:
-            messages.append(MESSAGE.validate_json(line))
+            messages.append(MESSAGE.validate_json(redacted_json(line, secrets)))
         except ValidationError:
-            messages.append(Note(text=f"unreadable message: {line[:200]!r}"))
+            messages.append(Note(text=redacted(f"unreadable message: {line[:200]!r}", secrets)))
     return messages
 
 
@@ -42,8 +47,9 @@ def read_messages(folder: Path) -> list[Message]:
 def harvest(folder: Path) -> ChildResult | None:
     """The last word in an attempt folder; None where there is none, or none that this version understands."""
     try:
-        return read_model(folder / RESULT_FILE, ChildResult)
-    except ValidationError:
+        data = (folder / RESULT_FILE).read_bytes()
+        return ChildResult.model_validate_json(redacted_json(data, secrets_of(os.environ)))
+    except (FileNotFoundError, ValidationError):
         return None
 
 
@@ -53,7 +59,8 @@ def log_tail(log: Path) -> str:
         with log.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _LOG_TAIL_BYTES))
-            return file.read(_LOG_TAIL_BYTES).decode(errors="replace")
+            text = file.read(_LOG_TAIL_BYTES).decode(errors="replace")
+        return redacted(text, secrets_of(os.environ))
     except FileNotFoundError:
         return ""
 

@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dryfit.core.errors import MachineError
 from dryfit.core.settings import Direction
+
+ENVIRONMENT_PREFIX = "env:"
 
 _MOST_RESTARTS = 3
 _POLL_S = 0.02
@@ -18,12 +21,31 @@ _STOP_GRACE_S = 5.0
 _KILL_GRACE_S = 2.0
 
 
+def storage_url(storage: str, environment: Mapping[str, str]) -> str:
+    """What ``env:NAME`` stands for; any other storage as it is.
+
+    Raises:
+        MachineError: There is no such variable.
+    """
+    if not storage.startswith(ENVIRONMENT_PREFIX):
+        return storage
+    name = storage.removeprefix(ENVIRONMENT_PREFIX)
+    if not environment.get(name):
+        raise MachineError(
+            f'opening search.mirror = "{storage}"',
+            f"the environment variable {name} is not set",
+            "a variable that holds an Optuna storage URL",
+            f"export {name}=postgresql://...",
+        )
+    return environment[name]
+
+
 class MirrorProcess:
     """The derived Optuna storage of a study, kept up by a process of its own.
 
     Args:
         ledger: The study's ledger.
-        storage: ``journal:PATH`` or an Optuna storage URL.
+        storage: ``journal:PATH``, ``env:NAME`` or an Optuna storage URL.
         study: Name of the study in the storage.
         directions: What is better, of each goal.
         status: Where the mirror says how far it is.

@@ -3,7 +3,8 @@
     python -m dryfit.search.mirror_process --ledger PATH --storage journal:PATH|URL|- --study NAME
         --directions maximize,minimize --status PATH [--parent PID]
 
-``-`` reads the storage from stdin: a URL may hold a password, and every user of a machine sees command lines.
+``-`` reads the storage from stdin: every user of a machine sees command lines. A storage ``env:NAME`` is the URL in the
+environment variable NAME, which may hold a password; it is read here and nowhere else.
 It is crash-only: any error ends it, and a new one starts from the ledger and what the storage has.
 """
 
@@ -14,15 +15,18 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import optuna
 
 from dryfit.core.process import die_with_parent
+from dryfit.core.secrets import redacted, secrets_of, url_secrets
 from dryfit.core.settings import Direction
 from dryfit.core.tail import LineTail
 from dryfit.core.wire import write_text_atomic
+from dryfit.search.mirror import storage_url
 from dryfit.search.mirror_model import MirrorModel, parse
 from dryfit.search.mirror_store import MirrorStore, open_storage
 
@@ -96,14 +100,19 @@ def main(argv: list[str] | None = None) -> None:
     os.nice(_NICENESS)
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # this process is ours alone
     storage = sys.stdin.readline().strip() if options.storage == "-" else options.storage
+    url = storage_url(storage, os.environ)
     mirror = Mirror(
         options.ledger,
-        storage=storage,
+        storage=url,
         study=options.study,
         directions=options.directions,
         status=options.status,
     )
-    follow(mirror, parent_pid=options.parent, stopped=lambda: bool(stop_asked))
+    try:
+        follow(mirror, parent_pid=options.parent, stopped=lambda: bool(stop_asked))
+    except Exception as error:  # noqa: BLE001  # the outermost frame: drivers put the URL into their messages
+        secrets = secrets_of(os.environ) | (url_secrets(storage, url) if url != storage else {})
+        sys.exit(redacted("".join(traceback.format_exception(error)), secrets))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class SessionOpened(LedgerEvent):
     host: str
     version: str
     total: int = Field(description="the study's total of counted trials, as asked for now")
+    parallel: int = Field(default=1, description="trials side by side")
     notes: tuple[str, ...] = ()
 
 

@@ -134,6 +134,7 @@ class SessionState:
     opened_at_s: float
     last_at_s: float
     total: int
+    parallel: int = 1
     host: str = ""
     version: str = ""
     notes: tuple[str, ...] = ()
@@ -230,7 +231,17 @@ class StudyState:
     def _open(self, event: SessionOpened) -> None:
         if not self.sessions or self.sessions[-1].closed is not None:
             self.refused_in_a_row = 0  # a killed session goes on, its count of refusals too
-        self.sessions.append(SessionState(event.at, event.at, event.total, event.host, event.version, event.notes))
+        self.sessions.append(
+            SessionState(
+                opened_at_s=event.at,
+                last_at_s=event.at,
+                total=event.total,
+                parallel=event.parallel,
+                host=event.host,
+                version=event.version,
+                notes=event.notes,
+            )
+        )
         self.failed_in_a_row = 0
 
     def _plan(self, event: TrialPlanned) -> None:

@@ -4,11 +4,16 @@ from typing import Protocol
 
 from dryfit.core.wire import Message
 from dryfit.store.events import Event
+from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 
 
 class Observer(Protocol):
     """Something that watches a running study."""
+
+    def on_open(self, layout: StudyLayout) -> None:
+        """The study in this folder is about to be worked on; its events follow."""
+        ...
 
     def on_event(self, event: Event, state: StudyState) -> None:
         """An event was written to the ledger; ``state`` already includes it."""

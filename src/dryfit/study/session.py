@@ -19,7 +19,7 @@ from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.compat import compare
-from dryfit.search.mirror import MirrorProcess
+from dryfit.search.mirror import MirrorProcess, storage_url
 from dryfit.search.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
@@ -79,8 +79,11 @@ def run_session(
         DryfitError: It could not start: bad data, another process, another study in the folder.
         OSError: The ledger could not be written for another reason than a full disk; what it holds is safe.
     """
+    storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
     layout.folder.mkdir(parents=True, exist_ok=True)
     with StudyLock(layout.lock), ExitStack() as stack:
+        for observer in observers:
+            observer.on_open(layout)
         work = _open(config, space, layout, observers)
         stack.callback(work.ledger.close)
         supervisor = stack.enter_context(Supervisor(_supervisor_settings(work)))
@@ -122,7 +125,12 @@ def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Seq
         notes = (*notes, f"ended {len(killed)} process(es) that an earlier run left behind")
     write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
     opened = SessionOpened(
-        pid=os.getpid(), host=platform.node(), version=VERSION, total=config.study.trials, notes=notes
+        pid=os.getpid(),
+        host=platform.node(),
+        version=VERSION,
+        total=config.study.trials,
+        parallel=config.runtime.parallel,
+        notes=notes,
     )
     _tell(observers, ledger.append(opened), state)
     return StudyWork(config, layout, space, ledger, state, study)
@@ -222,6 +230,9 @@ class MirrorKeeper:
     """Looks after the mirror whenever the ledger has grown."""
 
     mirror: MirrorProcess
+
+    def on_open(self, layout: StudyLayout) -> None:
+        """The mirror knows where the ledger is."""
 
     def on_event(self, event: Event, state: StudyState) -> None:
         """Start the mirror again where it died."""

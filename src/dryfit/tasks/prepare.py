@@ -7,6 +7,7 @@ from dryfit.core.settings import DataSettings, ModelSettings
 from dryfit.meta.configs import load_tokenizer, most_tokens
 from dryfit.meta.pretrained import encoder_config
 from dryfit.meta.source import model_identity
+from dryfit.tasks.guard import check_tokens, config_bounds
 from dryfit.tasks.rows import Splits, fingerprint, load_splits
 from dryfit.tasks.tokens import Tokens, load_tokens, save_tokens, token_folder, tokenise
 
@@ -53,8 +54,10 @@ def cache_tokens(
 
     Raises:
         ConfigError: The model has no positions for such a length.
+        DataError: A token has no place in the model's embedding.
     """
-    limit = most_tokens(encoder_config(model))
+    config = encoder_config(model)
+    limit = most_tokens(config)
     if limit is not None and max_length > limit:
         raise ConfigError(
             f"preparing the model {model.name}",
@@ -68,4 +71,6 @@ def cache_tokens(
     if tokens is None:
         tokens = tokenise(splits, load_tokenizer(model), max_length)
         save_tokens(folder, tokens)
+    for name, split in tokens.splits.items():
+        check_tokens(name, split, config_bounds(config))
     return tokens

@@ -6,7 +6,7 @@ Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows.
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,15 +35,22 @@ class TokenSet:
         starts_R: Where each row begins, int64, and a last entry where the last one ends.
         labels_R: Label of each row, int64; where a row may have any number of them (rows, classes), uint8, 1 for each
             that it has.
+        row_ids: ``id`` of each row, or the file that has them: only a message about some rows needs it.
     """
 
     ids_T: torch.Tensor
     types_T: torch.Tensor | None
     starts_R: torch.Tensor
     labels_R: torch.Tensor
+    row_ids: tuple[str, ...] | Path = ()
 
     def __len__(self) -> int:
         return len(self.labels_R)
+
+    def names_of(self, rows: Sequence[int]) -> tuple[str, ...]:
+        """Ids of some rows, for messages; ``row 7`` (from 0) where the ids are not to be had."""
+        ids = _read_row_ids(self.row_ids) if isinstance(self.row_ids, Path) else self.row_ids
+        return tuple(ids[row] if 0 <= row < len(ids) else f"row {row}" for row in rows)
 
     @property
     def lengths_R(self) -> torch.Tensor:
@@ -106,6 +113,7 @@ def save_tokens(folder: Path, tokens: Tokens) -> None:
         if split.types_T is not None:
             tensors["types"] = split.types_T
         save_file(tensors, temporary / f"{name}.safetensors")
+        (temporary / _row_ids_file(name)).write_text(json.dumps(split.names_of(range(len(split)))), encoding="utf-8")
     meta = {"format": _FORMAT, "splits": sorted(tokens.splits), "pad_id": tokens.pad_id, "cls_last": tokens.cls_last}
     (temporary / _META_FILE).write_text(json.dumps(meta), encoding="utf-8")
     try:
@@ -131,8 +139,25 @@ def load_tokens(folder: Path, *, only: tuple[str, ...] | None = None) -> Tokens 
         if only is None or name in only:
             # Read, not mapped: a removed or replaced cache cannot reach a running trial.
             tensors = load((folder / f"{name}.safetensors").read_bytes())
-            sets[name] = TokenSet(tensors["ids"], tensors.get("types"), tensors["starts"], tensors["labels"])
+            sets[name] = TokenSet(
+                tensors["ids"],
+                tensors.get("types"),
+                tensors["starts"],
+                tensors["labels"],
+                row_ids=folder / _row_ids_file(name),
+            )
     return Tokens(sets, pad_id=meta["pad_id"], cls_last=meta["cls_last"])
+
+
+def _row_ids_file(split: str) -> str:
+    return f"{split}.row-ids.json"
+
+
+def _read_row_ids(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return ()  # the cache was removed or damaged meanwhile: the message that asks must not fail over it
 
 
 def _check_criteria(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -198,4 +223,5 @@ def _token_set(
         types_T=torch.cat(types) if types else None,
         starts_R=starts_R,
         labels_R=labels_R,
+        row_ids=tuple(row.id for row in rows),
     )

@@ -123,6 +123,11 @@ def observed_memory(device: DeviceKind) -> ObservedMemory:
     return ObservedMemory(rss_bytes=peak_rss_bytes())
 
 
+def taken_of_device(device: DeviceKind) -> int | None:
+    """What the allocator holds of the device now; None on the CPU. The host counts it: no wait for the device."""
+    return torch.cuda.memory_reserved(_DEVICE) if device is DeviceKind.CUDA else None
+
+
 def _context_bytes(cuda: Cuda) -> int | None:
     """What making the context adds to the device's memory; None where nobody counts it.
 

@@ -9,6 +9,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, best_point
 from dryfit.tasks.base import MODEL_INPUTS, Task
+from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import evaluation_batches
 
@@ -38,7 +39,13 @@ def evaluation_rows(micro_batch: int) -> int:
 
 
 def evaluate(
-    model: nn.Module, tokens: TokenSet, task: Task, *, batch_rows: int, beat: Callable[[], None]
+    model: nn.Module,
+    tokens: TokenSet,
+    task: Task,
+    *,
+    batch_rows: int,
+    beat: Callable[[], None],
+    guard: BatchGuard | None = None,
 ) -> dict[str, float]:
     """Compute a task's metrics on a split. Draws no random number; leaves the model in eval mode.
 
@@ -48,6 +55,11 @@ def evaluate(
         task: Makes batches and computes metrics.
         batch_rows: Rows at once.
         beat: Called once a batch, as a sign of life.
+        guard: Looks at each batch and at its outputs.
+
+    Raises:
+        DataError: The guard finds a batch that the model has no place for.
+        ConfigError: It finds outputs that are no scores of the rows.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -56,7 +68,11 @@ def evaluate(
     with torch.inference_mode():
         for rows in evaluation_batches(tokens.lengths_R, batch_rows):
             batch = task.collate(tokens, rows)
+            if guard is not None:
+                guard.check_batch(batch, lambda rows=rows: rows)
             found = model(**{name: batch[name].to(device) for name in MODEL_INPUTS if name in batch})
+            if guard is not None:
+                guard.check_outputs(found, len(rows), lambda rows=rows: rows)
             outputs.append(found.float().cpu())
             order += rows
             beat()

@@ -23,11 +23,14 @@ from dryfit.core.wire import Checkpointed, FirstStep, Phase, Progress
 from dryfit.meta.matching import Wishes
 from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
 from dryfit.tasks.base import Batch, Task
+from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.load import WEIGHTS_FILE, restore, save_trained
+from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, save_checkpoint
+from dryfit.train.device import taken_of_device
 from dryfit.train.evaluate import evaluate, evaluation_rows, evaluation_steps, stopped_early
 from dryfit.train.optim import make_optimizer, make_schedule, optimizer_plan
 from dryfit.train.step import backward_batch
@@ -89,6 +92,7 @@ class TrialTrainer(Trainer):
         super().__init__(model=parts.model, args=_arguments(parts), train_dataset=dataset)
         self.remove_callback(PrinterCallback)
         self._dataset = dataset
+        self._guard = BatchGuard(TRAIN, parts.train, model_bounds(parts.model))
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Our loader as it is: Accelerate's wrapper would draw from the global random state."""
@@ -119,6 +123,7 @@ class TrialTrainer(Trainer):
     ) -> torch.Tensor:
         """Gradients of one effective batch."""
         model.train()
+        self._guard.check_batch(inputs, self._rows)
         found = backward_batch(
             model,
             {name: values.to(self.args.device) for name, values in inputs.items()},
@@ -126,9 +131,17 @@ class TrialTrainer(Trainer):
             micro_batch=self._parts.request.plan.micro_batch,
             backward=self.accelerator.backward,
             autocast=self.compute_loss_context_manager,
+            check=self._check_outputs,
         )
         self.step_loss = found.loss
         return found.loss
+
+    def _rows(self) -> list[int]:
+        """Rows of the batch of this step: the sampler says them again."""
+        return list(self._sampler)[self.state.global_step % self._parts.steps_per_epoch]
+
+    def _check_outputs(self, outputs: torch.Tensor, first: int, count: int) -> None:
+        self._guard.check_outputs(outputs, count, lambda: self._rows()[first : first + count])
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> float:
         """The Trainer's gradient norm, which it computes anyway, checked before the optimizer can spread it."""
@@ -168,6 +181,7 @@ class Steward(TrainerCallback):
     def __init__(self, parts: TrialParts, sampler: EpochBatchSampler, run: RunState) -> None:
         config = parts.request.config
         self._parts = parts
+        self._guard = BatchGuard(VALIDATION, parts.validation, model_bounds(parts.model))
         self._sampler = sampler
         self._run = run
         self._trainer: TrialTrainer | None = None
@@ -218,7 +232,15 @@ class Steward(TrainerCallback):
             self._progress_s = now_s
             loss = float(self._trainer.step_loss)
             epoch = step / self._parts.steps_per_epoch
-            channel.send(Progress(step=step, total_steps=self._parts.total_steps, epoch=epoch, loss=loss))
+            channel.send(
+                Progress(
+                    step=step,
+                    total_steps=self._parts.total_steps,
+                    epoch=epoch,
+                    loss=loss,
+                    device_bytes=taken_of_device(self._parts.request.plan.device),
+                )
+            )
 
     def _validate(self, step: int) -> StopReason | None:
         parts, run = self._parts, self._run
@@ -230,6 +252,7 @@ class Steward(TrainerCallback):
             parts.task,
             batch_rows=evaluation_rows(parts.request.plan.micro_batch),
             beat=parts.channel.beat,
+            guard=self._guard,
         )
         point = MetricPoint(
             n=len(run.points),
@@ -291,8 +314,13 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
     Raises:
         NonFiniteError: The loss or a gradient became infinite or NaN.
         LoadError: Part of the model is offloaded or without data: its gradients would be wrong.
+        DataError: Tokens or a batch have values that the model has no place for.
+        ConfigError: The model's outputs are no scores of the rows.
     """
     config = parts.request.config
+    bounds = model_bounds(parts.model)
+    for split, tokens in ((TRAIN, parts.train), (VALIDATION, parts.validation)):
+        check_tokens(split, tokens, bounds)
     refuse_offload(parts.model, doing=f"training trial {config.number}")
     run = RunState(points=checkpoint.points if checkpoint else (), step=checkpoint.step if checkpoint else 0)
     sampler = EpochBatchSampler(

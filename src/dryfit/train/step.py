@@ -31,6 +31,7 @@ def backward_batch(
     micro_batch: int,
     backward: Callable[[torch.Tensor], None],
     autocast: Callable[[], AbstractContextManager[object]],
+    check: Callable[[torch.Tensor, int, int], None] | None = None,
 ) -> StepLoss:
     """Add the gradients of an effective batch to the model's.
 
@@ -44,12 +45,17 @@ def backward_batch(
         micro_batch: Rows in memory at once.
         backward: Backpropagates a scalar (accelerate's scales it for fp16).
         autocast: Context of the forward pass.
+        check: Given each micro-batch's outputs, its first row and its number of rows, before its loss.
     """
     weight = task.batch_weight(batch)
     losses: list[torch.Tensor] = []
+    first = 0
     for micro in micro_batches(batch, micro_batch):
         with autocast():
             outputs = model(**{name: micro[name] for name in MODEL_INPUTS if name in micro})
+            if check is not None:
+                check(outputs, first, len(micro["attention_mask"]))
+            first += len(micro["attention_mask"])
             loss = task.loss_sum(outputs, micro) / weight.to(outputs.dtype)
         backward(loss)
         losses.append(loss.detach())

@@ -262,3 +262,18 @@ def test_values_keep_their_types(tmp_path):
     space = load_study_file(path).config.space
     assert json.dumps(space["optim.weight_decay"][0].choices) == "[0, 0.0, 0.1]"
     assert isinstance(space["head.layers"][0].low, int)
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:pass-word@db/x", "mysql://db/x?user=me&password=pass-word"])
+def test_a_password_in_the_mirrors_url_is_refused_and_not_repeated(tmp_path, url):
+    for error in (refusal(tmp_path, f'[search]\nmirror = "{url}"\n'), refusal(tmp_path, "", f"search.mirror={url}")):
+        assert "search.mirror" in str(error) and "is a URL with a password in it" in error.found
+        assert "env:NAME" in str(error) and 'mirror = "env:DRYFIT_STORAGE"' in str(error)
+        assert "pass-word" not in str(error)
+
+
+def test_the_mirrors_url_may_be_in_the_environment(tmp_path):
+    config = load_study_file(write(tmp_path, '[search]\nmirror = "env:MY_STORAGE"\n')).config
+    assert config.search.mirror == "env:MY_STORAGE"
+    for wrong in ("env:", "env:MY STORAGE", "env:1X"):
+        assert "env:NAME" in str(refusal(tmp_path, f'[search]\nmirror = "{wrong}"\n'))

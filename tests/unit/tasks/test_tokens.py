@@ -129,3 +129,18 @@ def test_tokenizer_of_a_folder_without_one(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(LoadError, match="loading the tokenizer"):
         load_tokenizer(FolderSource.of(tmp_path / "empty"))
+
+
+def test_ids_of_rows_are_kept_beside_the_tokens_and_read_for_messages_only(tmp_path: Path) -> None:
+    tokens = tokenise(prepared(tmp_path), tiny.tokenizer(tmp_path), 20)
+    folder = tmp_path / "cache" / "key"
+    save_tokens(folder, tokens)
+    found = load_tokens(folder)
+    assert found is not None
+    assert tokens.splits["validation"].names_of([0, 19]) == ("r40", "r59")
+    assert found.splits["validation"].names_of([0, 19]) == ("r40", "r59")
+    assert found.splits["train"].names_of([39, 40, -1]) == ("r39", "row 40", "row -1")
+    (folder / "train.row-ids.json").write_text("{ torn")
+    assert found.splits["train"].names_of([3]) == ("row 3",)
+    (folder / "train.row-ids.json").unlink()
+    assert found.splits["train"].names_of([3]) == ("row 3",)

@@ -1,0 +1,177 @@
+"""A running study on a terminal: the panel, and the lines that stand for it where nobody looks.
+
+:class:`StudyPanel` draws a :class:`~dryfit.report.live.StudyView` at any width, wherever the view comes from.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from dryfit.core.trial import Outcome
+from dryfit.core.units import gib
+from dryfit.report.live import StudyView, TrialView
+from dryfit.report.sparkline import sparkline
+from dryfit.report.tables import duration_text, number_text
+
+_MOST_ROWS = 12
+_CURVE_CELLS = 10
+_GAP = 2
+_OLD_BEAT_S = 60.0
+
+_PHASE_STYLES = {"train": "green", "evaluate": "cyan", "save": "cyan", "planning": "magenta", "waiting": "dim"}
+
+
+def left_text(seconds: float) -> str:
+    """A remaining time as people read it: no more precise than it is."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def progress_line(trial: TrialView, goals: Sequence[str]) -> str:
+    """How far a trial is, in one line that ``grep`` finds: only what is known."""
+    parts = [trial.phase]
+    if trial.total_steps:
+        parts.append(f"step {trial.step}/{trial.total_steps} ({_percent(trial)} %)")
+    if trial.loss is not None:
+        parts.append(f"loss {trial.loss:.4f}")
+    parts += [f"{name} {number_text(value)}" for name, value in zip(goals, trial.goals, strict=False)]
+    if trial.memory_bytes is not None:
+        parts.append(f"memory {gib(trial.memory_bytes)}")
+    if trial.beat_age_s is not None:
+        parts.append(f"beat {trial.beat_age_s:.1f} s ago")
+    if trial.left_s is not None:
+        parts.append(f"about {left_text(trial.left_s)} left")
+    return f"trial {trial.number}: {', '.join(parts)}"
+
+
+def study_line(view: StudyView) -> str:
+    """How far a study is, in one line."""
+    return f"study: {', '.join(_study_parts(view))}"
+
+
+def _study_parts(view: StudyView) -> list[str]:
+    said = [f"{view.counts[outcome]} {outcome}" for outcome in Outcome if view.counts[outcome]]
+    parts = [f"{view.counted}/{view.total} trials" + (f" ({', '.join(said)})" if said else "")]
+    if view.front:
+        parts.append(f"{view.front} on the Pareto front")
+    elif view.best is not None:
+        number, value = view.best
+        parts.append(f"best {view.goals[0]} {number_text(value)} (trial {number})")
+    parts.append(duration_text(view.elapsed_s))
+    if view.left_s is not None:
+        parts.append(f"about {left_text(view.left_s)} left")
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column: its head, a cell for each trial, and how early it is left out where there is no room.
+
+    Attributes:
+        rank: Columns with the highest rank go first; 0 stays.
+    """
+
+    head: str
+    cells: tuple[Text, ...]
+    rank: int = 0
+    right: bool = True
+
+    @property
+    def width(self) -> int:
+        """Cells it takes."""
+        return max([cell_len(self.head), *(cell.cell_len for cell in self.cells)])
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has nothing to show."""
+        return not any(cell.plain for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class StudyPanel:
+    """Draws a study: a row for each trial that is worked on, then how far the whole is."""
+
+    view: StudyView
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it as wide as there is room."""
+        shown = self.view.trials[:_MOST_ROWS]
+        if shown:
+            yield _table(_fitting(_columns(shown, self.view.goals, plain=options.ascii_only), options.max_width))
+        if len(self.view.trials) > len(shown):
+            yield _cut(Text(f"and {len(self.view.trials) - len(shown)} more trials", style="dim"), options)
+        if self.view.total:
+            line = Text("  |  ".join(_study_parts(self.view)), style="bold")
+            yield from line.wrap(console, options.max_width)
+        if self.view.note:
+            yield _cut(Text(self.view.note, style="dim"), options)
+
+
+def _cut(text: Text, options: ConsoleOptions) -> Text:
+    text.truncate(options.max_width, overflow="crop" if options.ascii_only else "ellipsis")
+    return text
+
+
+def _columns(trials: Sequence[TrialView], goals: Sequence[str], *, plain: bool) -> list[_Column]:
+    columns = [
+        _Column("trial", tuple(Text(str(trial.number), style="bold") for trial in trials)),
+        _Column("phase", tuple(Text(trial.phase, _PHASE_STYLES.get(trial.phase, "")) for trial in trials), right=False),
+        _Column("step", _cells(_step(trial) for trial in trials)),
+        _Column("done", _cells(f"{_percent(trial)} %" if trial.total_steps else "" for trial in trials), 5),
+        _Column("loss", _cells("" if trial.loss is None else f"{trial.loss:.4f}" for trial in trials), 3),
+    ]
+    for index, name in enumerate(goals):
+        values = [trial.goals[index] if index < len(trial.goals) else None for trial in trials]
+        cells = _cells("" if value is None else number_text(value) for value in values)
+        columns.append(_Column(name, cells, rank=7 if index else 0))
+    curves = (Text(sparkline(trial.curve, _CURVE_CELLS, plain=plain), style="cyan") for trial in trials)
+    return [
+        *columns,
+        _Column("curve", tuple(curves), 4, right=False),
+        _Column("memory", _cells("" if trial.memory_bytes is None else gib(trial.memory_bytes) for trial in trials), 6),
+        _Column("beat", tuple(_beat(trial) for trial in trials), 2),
+        _Column("left", _cells("" if trial.left_s is None else left_text(trial.left_s) for trial in trials), 1),
+    ]
+
+
+def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
+    """The columns that have something to show and fit: the least needed ones are left out first."""
+    chosen = [column for column in columns if not column.empty]
+    while sum(column.width + _GAP for column in chosen) - _GAP > width and any(column.rank for column in chosen):
+        least = max(chosen, key=lambda column: column.rank)
+        chosen = [column for column in chosen if column is not least]
+    return chosen
+
+
+def _table(columns: Sequence[_Column]) -> Table:
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim", collapse_padding=True)
+    for column in columns:
+        table.add_column(column.head, justify="right" if column.right else "left", no_wrap=True)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _cells(texts: Iterable[str]) -> tuple[Text, ...]:
+    return tuple(Text(text) for text in texts)
+
+
+def _step(trial: TrialView) -> str:
+    return f"{trial.step}/{trial.total_steps}" if trial.total_steps else ""
+
+
+def _percent(trial: TrialView) -> int:
+    return 100 * trial.step // trial.total_steps
+
+
+def _beat(trial: TrialView) -> Text:
+    age_s = trial.beat_age_s
+    if age_s is None:
+        return Text()
+    return Text(f"{age_s:.1f} s" if age_s < _OLD_BEAT_S else left_text(age_s), "red" if age_s >= _OLD_BEAT_S else "")

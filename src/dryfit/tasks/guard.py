@@ -1,0 +1,245 @@
+"""Checks of tokens, batches and outputs on the host, before a device can stumble over them.
+
+A token id or label out of range ends a CUDA kernel with a device-side assert, which says neither which row it was nor
+what was wrong. Here every tensor is looked at while it is on the CPU, so no check ever waits for a device. A whole
+split is looked at once, before the first step; each batch again, because a worker or a collation may damage it.
+What was found is told with the ids of its rows, never with their text.
+
+Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows of a split, ``B`` rows of a batch, ``L``
+tokens, ``N`` any.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedConfig
+
+from dryfit.core.errors import ConfigError, DataError
+from dryfit.core.words import few
+from dryfit.meta.configs import most_tokens
+from dryfit.tasks.base import Batch
+from dryfit.tasks.heads import EncoderWithHead
+from dryfit.tasks.tokens import TokenSet
+
+_VOCABULARY_HINT = "use the tokenizer that the model was trained with, or give the model an embedding for added tokens"
+_CACHE_HINT = "the rows were in order when the study began: remove its folder `cache` and resume it"
+_BATCH_HINT = "the tokens it was made of are in order: set execution.loader_workers = 0, and report it if it comes back"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a model and its task can take; None: anything.
+
+    Attributes:
+        tokens: Rows of the model's embedding.
+        segments: Rows of its embedding of segments.
+        length: Positions it has.
+        labels: Classes.
+    """
+
+    tokens: int | None
+    segments: int | None
+    length: int | None
+    labels: int | None
+
+
+def config_bounds(config: PreTrainedConfig) -> Bounds:
+    """What a model can take by its config alone; nothing is known of labels."""
+    rows = getattr(config, "vocab_size", None)
+    return Bounds(rows if isinstance(rows, int) else None, segments=None, length=most_tokens(config), labels=None)
+
+
+def model_bounds(model: EncoderWithHead) -> Bounds:
+    """What a model can take by the tables that it really has."""
+    config = model.encoder.config
+    embedding: Any = model.encoder.get_input_embeddings()
+    return Bounds(
+        tokens=len(embedding.weight),
+        segments=getattr(config, "type_vocab_size", None) if model.takes_types else None,
+        length=most_tokens(config),
+        labels=model.spec.num_outputs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What is looked at, for messages.
+
+    Attributes:
+        doing: What is being done.
+        tokens: The split, which knows the ids of its rows.
+        bounds: What the model can take.
+        hint: What to do about damage.
+    """
+
+    doing: str
+    tokens: TokenSet
+    bounds: Bounds
+    hint: str
+
+    def refuse(self, what: str, rows: Sequence[int], allowed: str, hint: str = "") -> NoReturn:
+        """Tell what was found in some rows of the split."""
+        count = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
+        raise DataError(self.doing, f"{what} in {count}: {few(self.tokens.names_of(rows))}", allowed, hint or self.hint)
+
+    def refuse_token(self, value: int, rows: Sequence[int]) -> NoReturn:
+        """Tell of a token id without an embedding."""
+        limit = self.bounds.tokens or 0
+        # Damage gives any number; a tokenizer that was added to goes on where the embedding ends.
+        hint = _VOCABULARY_HINT if value >= limit and self.hint == _CACHE_HINT else self.hint
+        self.refuse(f"token id {value}", rows, f"0 to {limit - 1}: the model's embedding has {limit} rows", hint)
+
+    def refuse_segment(self, value: int, rows: Sequence[int]) -> NoReturn:
+        """Tell of a segment without an embedding."""
+        limit = self.bounds.segments or 0
+        self.refuse(f"segment {value}", rows, f"0 to {limit - 1}: the model has {limit} token types", _VOCABULARY_HINT)
+
+    def check_labels(self, labels_N: NDArray[Any], rows: Callable[[], Sequence[int]]) -> None:
+        """Look at the labels of some rows: a class for each, or for each row and class whether it has it.
+
+        Raises:
+            DataError: There is no such class, or not one entry for each.
+        """
+        classes = self.bounds.labels
+        if classes is None:
+            return
+        if labels_N.ndim > 1 and labels_N.shape[1:] != (classes,):
+            self.refuse(f"labels {labels_N.shape}", rows(), f"(rows, {classes}) (data.num_labels = {classes})")
+        limit = classes if labels_N.ndim == 1 else 2
+        if _outside(labels_N, limit):
+            bad_N = _bad(labels_N, limit)
+            allowed = f"0 to {limit - 1}" + (f" (data.num_labels = {classes})" if labels_N.ndim == 1 else "")
+            self.refuse(f"label {_worst(labels_N[bad_N])}", _named(rows(), bad_N), allowed)
+
+
+def check_tokens(split: str, tokens: TokenSet, bounds: Bounds) -> None:
+    """Look at a whole split.
+
+    Raises:
+        DataError: A row is empty or too long, or has a token id, segment or label that the model has no place for.
+    """
+    look = _Look(f"checking the tokens of the split {split}", tokens, bounds, _CACHE_HINT)
+    starts_R, lengths_R = tokens.starts_R.numpy(), tokens.lengths_R.numpy()
+    sizes = [len(values) for values in (tokens.ids_T, tokens.types_T) if values is not None]
+    if len(starts_R) != len(tokens) + 1 or starts_R[0] != 0 or any(size != starts_R[-1] for size in sizes):
+        ends = f"{len(lengths_R)} rows that end at {starts_R[-1]}"
+        found = f"{len(tokens)} labels, {ends}, {' and '.join(map(str, sizes))} tokens"
+        raise DataError(look.doing, found, "a label for each row, and rows that cover all tokens", _CACHE_HINT)
+    if (lengths_R < 1).any():
+        look.refuse("no token", _at(lengths_R < 1), "at least one token in each row")
+    if bounds.length is not None and (lengths_R > bounds.length).any():
+        allowed = f"at most {bounds.length}: the model has no more positions"
+        look.refuse(f"{lengths_R.max()} tokens", _at(lengths_R > bounds.length), allowed)
+
+    def rows_of(bad_T: NDArray[np.bool_]) -> list[int]:
+        return np.unique(np.searchsorted(starts_R, bad_T.nonzero()[0], side="right") - 1).tolist()
+
+    for values, limit, refuse in (
+        (tokens.ids_T, bounds.tokens, look.refuse_token),
+        (tokens.types_T, bounds.segments, look.refuse_segment),
+    ):
+        if values is not None and _outside(values.numpy(), limit):
+            bad_T = _bad(values.numpy(), limit)
+            refuse(_worst(values.numpy()[bad_T]), rows_of(bad_T))
+    look.check_labels(tokens.labels_R.numpy(), lambda: range(len(tokens)))
+
+
+@final
+class BatchGuard:
+    """Looks at the batches of one split, and at what the model makes of them.
+
+    Args:
+        split: Its name.
+        tokens: The split; in order by :func:`check_tokens`.
+        bounds: What the model can take.
+    """
+
+    def __init__(self, split: str, tokens: TokenSet, bounds: Bounds) -> None:
+        self._look = _Look(f"checking a batch of the split {split}", tokens, bounds, _BATCH_HINT)
+
+    def check_batch(self, batch: Batch, rows: Callable[[], Sequence[int]]) -> None:
+        """Look at a batch that is still on the host.
+
+        Args:
+            batch: Of rows with labels.
+            rows: Rows of the split it was made of, in order; called for a message only.
+
+        Raises:
+            DataError: It has other shapes than a batch, an empty row, or values the model has no place for.
+        """
+        look, bounds = self._look, self._look.bounds
+        arrays = {name: values.numpy() for name, values in batch.items()}
+        ids_BL, mask_BL, labels_N = arrays["input_ids"], arrays["attention_mask"], arrays["labels"]
+        types_BL = arrays.get("token_type_ids", mask_BL)
+        if not (mask_BL.shape == ids_BL.shape == types_BL.shape and labels_N.shape[:1] == ids_BL.shape[:1]):
+            shapes = ", ".join(f"{name} {tuple(values.shape)}" for name, values in batch.items())
+            look.refuse(shapes, rows(), "(rows, tokens) for all inputs, as many labels")
+        if bounds.length is not None and ids_BL.shape[1] > bounds.length:
+            allowed = f"at most {bounds.length}: the model has no more positions"
+            look.refuse(f"{ids_BL.shape[1]} positions", rows(), allowed)
+        if _outside(ids_BL, bounds.tokens):
+            bad_BL = _bad(ids_BL, bounds.tokens)
+            look.refuse_token(_worst(ids_BL[bad_BL]), _named(rows(), bad_BL))
+        if "token_type_ids" in arrays and _outside(types_BL, bounds.segments):
+            bad_BL = _bad(types_BL, bounds.segments)
+            look.refuse_segment(_worst(types_BL[bad_BL]), _named(rows(), bad_BL))
+        look.check_labels(labels_N, rows)
+        if _outside(mask_BL, 2):
+            bad_BL = _bad(mask_BL, 2)
+            found = f"attention mask {_worst(mask_BL[bad_BL])}"
+            look.refuse(found, _named(rows(), bad_BL), "1 for tokens, 0 for padding")
+        # Rows are padded on the right, so that the first token tells for nearly all of them.
+        if not mask_BL[:, 0].all() and not mask_BL.any(axis=1).all():
+            empty = [row for row, mask_L in zip(rows(), mask_BL, strict=False) if not mask_L.any()]
+            look.refuse("an attention mask without a token", empty, "a token in each row")
+
+    def check_outputs(self, outputs: torch.Tensor, batch_rows: int, rows: Callable[[], Sequence[int]]) -> None:
+        """Look at the shape and the dtype of a model's outputs, which the host knows without waiting.
+
+        Args:
+            outputs: Of the rows, on any device.
+            batch_rows: How many rows the model was given.
+            rows: These rows; called for a message only.
+
+        Raises:
+            ConfigError: They are not one score for each row and class.
+        """
+        wanted = (batch_rows, self._look.bounds.labels)
+        if tuple(outputs.shape) == wanted and outputs.is_floating_point():
+            return
+        names = few(self._look.tokens.names_of(rows()))
+        raise ConfigError(
+            self._look.doing,
+            f"the model gives {tuple(outputs.shape)} {outputs.dtype} for {batch_rows} rows: {names}",
+            allowed=f"{wanted} of a floating-point dtype: a score for each row and class",
+            hint="use another model: this one does not keep to (rows, tokens, width)",
+        )
+
+
+def _outside(values_N: NDArray[Any], limit: int | None) -> bool:
+    """Whether any value is below 0, or ``limit`` or more; in one pass, as unsigned numbers have no sign."""
+    if limit is None or values_N.size == 0:
+        return False
+    return bool(values_N.view(f"u{values_N.itemsize}").max() >= limit)
+
+
+def _bad(values_N: NDArray[Any], limit: int | None) -> NDArray[np.bool_]:
+    return (values_N < 0) | (values_N >= (limit or 0))
+
+
+def _worst(bad_N: NDArray[Any]) -> int:
+    """The value that a message names."""
+    return int(bad_N.max())
+
+
+def _at(bad_R: NDArray[np.bool_]) -> list[int]:
+    return bad_R.nonzero()[0].tolist()
+
+
+def _named(rows: Sequence[int], bad_N: NDArray[Any]) -> list[int]:
+    """The rows that have anything bad; the first dimension is theirs."""
+    return [row for row, bad in zip(rows, bad_N, strict=False) if bad.any()]

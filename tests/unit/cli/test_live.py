@@ -1,0 +1,370 @@
+"""The live view, drawn from scripted events: the panel at several widths, and the lines off a terminal."""
+
+import io
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dryfit.cli import live
+from dryfit.cli.live import LivePanel, PlainLines, watching
+from dryfit.cli.panel import StudyPanel, left_text
+from dryfit.core.failure import Action, FailureKind
+from dryfit.core.settings import Direction, Task
+from dryfit.core.trial import Goal, MetricPoint, Outcome
+from dryfit.core.wire import Message, Note, Phase, Progress
+from dryfit.report.live import LiveStudy, Vitals, read_vitals
+from dryfit.store import events
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+from dryfit.study.observers import Observer
+
+GOAL = Goal(name="loss", direction=Direction.MINIMIZE)
+BEGAN_S = 1_000_000.0
+
+
+class Script:
+    """A study that happens as written, at times as written."""
+
+    def __init__(self, *observers: Observer, total: int = 6, parallel: int = 2, also: tuple[Goal, ...] = ()) -> None:
+        self.state = StudyState()
+        self.observers = list(observers)
+        self.now_s = BEGAN_S
+        self.looks: list[tuple[Path, int | None]] = []
+        self.vitals = Vitals(rss_bytes=512 * 2**20, beat_age_s=0.34)
+        self.live = LiveStudy(clock=lambda: self.now_s, look=self._look)
+        self.observers.append(self.live)
+        for observer in self.observers:
+            observer.on_open(StudyLayout(Path("/study")))
+        self.event(
+            events.StudyCreated,
+            id="x",
+            name="toy",
+            task=Task.CRITERIA,
+            metric="f1_macro",
+            direction=Direction.MAXIMIZE,
+            also=also,
+            seed=0,
+            space="{}",
+        )
+        self.event(events.SessionOpened, pid=1, host="h", version="0", total=total, parallel=parallel)
+
+    def _look(self, folder: Path, pid: int | None, now_s: float) -> Vitals:
+        assert now_s == self.now_s
+        self.looks.append((folder, pid))
+        return self.vitals
+
+    def event(self, cls: Callable[..., events.Event], **fields: Any) -> None:
+        event = cls(at=self.now_s, **fields)
+        self.state.apply(event)
+        for observer in self.observers:
+            observer.on_event(event, self.state)
+
+    def say(self, number: int, *messages: Message) -> None:
+        for message in messages:
+            for observer in self.observers:
+                observer.on_message(number, message)
+
+    def ask(self, number: int) -> None:
+        self.event(
+            events.TrialAsked,
+            number=number,
+            params={"optim.lr": 1e-3},
+            internal={},
+            distributions={},
+            seed=1,
+            fingerprint="f",
+        )
+
+    def place(self, number: int, attempt: int = 1, *, pid: int | None = None) -> None:
+        self.event(events.AttemptPlaced, number=number, attempt=attempt)
+        pid = 100 + number if pid is None else pid
+        self.event(events.AttemptStarted, number=number, attempt=attempt, pid=pid, overhead_ms=1.0)
+        self.say(number, Phase(name="train"))
+
+    def progress(self, number: int, step: int, total: int = 100, **more: Any) -> None:
+        self.say(number, Progress(step=step, total_steps=total, epoch=0.5, loss=0.4123, **more))
+
+    def report(self, number: int, n: int, value: float, **metrics: float) -> None:
+        point = MetricPoint(n=n, step=10 * n, epoch=float(n), value=value, metrics={"f1_macro": value, **metrics})
+        self.event(events.ReportMade, number=number, attempt=1, point=point)
+
+    def finish(self, number: int, outcome: Outcome, value: float | None, steps: int) -> None:
+        self.event(events.AttemptEnded, number=number, attempt=len(self.state.trials[number].attempts))
+        further = self.state.created.also if self.state.created is not None and value is not None else ()
+        also = tuple(0.3 for _ in further)
+        self.event(events.TrialFinished, number=number, outcome=outcome, value=value, also=also, steps=steps)
+
+    def panel(self, width: int = 120, encoding: str = "utf-8") -> list[str]:
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        out = Console(width=width, record=True, file=stream, force_terminal=True)
+        out.print(StudyPanel(self.live.view()))
+        return [line.rstrip() for line in out.export_text().splitlines()]
+
+
+def two_running(**settings: Any) -> Script:
+    """One trial complete after 20 s; one halfway with validations, one just placed."""
+    script = Script(**settings)
+    for number in range(3):
+        script.ask(number)
+    script.place(0)
+    script.progress(0, 1)
+    script.now_s += 20
+    script.report(0, 0, 0.71, loss=0.6)
+    script.progress(0, 100)
+    script.finish(0, Outcome.COMPLETE, 0.71, 100)
+    script.place(1)
+    script.progress(1, 2)
+    script.now_s += 10
+    for n, value in enumerate((0.55, 0.6, 0.8, 0.8123)):
+        script.report(1, n, value, loss=0.5 - 0.1 * n)
+    script.progress(1, 52)
+    script.place(2)
+    return script
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_a_row_for_each_trial_and_a_line_for_the_study():
+    script = two_running()
+    heads, first, second, line = script.panel()
+    assert cells(heads) == ["trial", "phase", "step", "done", "loss", "f1_macro", "curve", "memory", "beat", "left"]
+    assert cells(first) == [
+        "1", "train", "52/100", "52 %", "0.4123", "0.8123", "▁▂██", "512 MiB", "0.3 s", "10 s",
+    ]  # fmt: skip
+    assert cells(second) == ["2", "train", "512 MiB", "0.3 s"]
+    # 3 trials without a process, 20 s each; 9.6 s and 20 s for those that run; two places.
+    assert line == "1/6 trials (1 complete)  |  best f1_macro 0.7100 (trial 0)  |  30.0 s  |  about 45 s left"
+    assert script.looks[-2:] == [
+        (Path("/study/trials/0001/attempt-1"), 101),
+        (Path("/study/trials/0002/attempt-1"), 102),
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    script = two_running(also=(GOAL,))
+    script.live.on_note("stopping (stopped): 2 running trial(s) write a checkpoint before " + "everything ends " * 9)
+    for number in range(3, 20):
+        script.ask(number)
+    lines = script.panel(width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "52/100" in text and "0.8123" in text and "and 7 more trials" in text and "1/6 trials" in text
+
+
+def test_eighty_columns_hold_what_matters_and_narrower_ones_leave_out_the_least():
+    script = two_running()
+    assert cells(script.panel(80)[0]) == [
+        "trial", "phase", "step", "done", "loss", "f1_macro", "curve", "memory", "beat", "left",
+    ]  # fmt: skip
+    assert cells(script.panel(60)[0]) == ["trial", "phase", "step", "loss", "f1_macro", "curve", "beat", "left"]
+    assert cells(script.panel(40)[0]) == ["trial", "phase", "step", "f1_macro", "left"]
+
+
+def test_without_unicode_the_panel_is_ascii():
+    text = "\n".join(two_running().panel(80, encoding="ascii"))
+    assert text.isascii() and "_.##" in text
+
+
+def test_several_goals_have_a_column_each():
+    script = two_running(also=(GOAL,))
+    heads, first, *_ = script.panel(120)
+    assert cells(heads)[4:7] == ["loss", "f1_macro", "loss"]
+    assert cells(first)[4:7] == ["0.4123", "0.8123", "0.2000"]
+    assert "1 on the Pareto front" in script.panel(120)[-1]
+
+
+def test_the_phases_of_planning():
+    script = Script()
+    script.ask(0)
+    assert cells(script.panel()[1]) == ["0", "waiting"]
+    script.say(0, Phase(name="load"))
+    assert cells(script.panel()[1]) == ["0", "planning"]
+    assert not script.looks  # there is no attempt whose folder could be looked at
+    script.event(events.AttemptPlaced, number=0, attempt=1)
+    assert cells(script.panel()[1])[:2] == ["0", "starting"]
+    script.say(0, Phase(name="load"))
+    assert cells(script.panel()[1])[:2] == ["0", "load"]
+    assert script.panel()[-1] == "0/6 trials  |  0.0 s"  # nothing is known of what a trial takes
+
+
+def test_a_resumed_trial_is_judged_by_the_steps_of_its_new_process():
+    script = Script(total=1)
+    script.ask(0)
+    script.place(0)
+    script.report(0, 0, 0.5)
+    script.progress(0, 80)
+    failure = events.FailureFacts(kind=FailureKind.KILLED, sentence="killed", action=Action.RETRY)
+    script.event(events.AttemptEnded, number=0, attempt=1, failure=failure)
+    assert cells(script.panel()[1])[:3] == ["0", "waiting", "80/100"]
+    script.now_s += 1000
+    script.place(0, attempt=2, pid=7)
+    script.progress(0, 81)
+    assert "left" not in script.panel()[0]
+    script.now_s += 20
+    script.progress(0, 91)
+    row = cells(script.panel()[1])
+    assert row[2] == "91/100" and row[-1] == "18 s"  # 2 s a step, not the 11 s since the first attempt began
+    assert "▅" in row  # the validation of the first attempt is part of the curve
+    assert script.looks[-1] == (Path("/study/trials/0000/attempt-2"), 7)
+
+
+def test_early_ends_shorten_the_studys_estimate_but_not_the_trials():
+    def left(steps: int) -> tuple[str, str]:
+        script = Script(total=2)
+        script.ask(0)
+        script.place(0)
+        script.progress(0, 1)
+        script.now_s += 20
+        script.finish(0, Outcome.PRUNED, 0.4, steps)
+        script.ask(1)
+        script.place(1)
+        script.progress(1, 0)
+        script.now_s += 10
+        script.progress(1, 10)
+        lines = script.panel()
+        return cells(lines[1])[-1], lines[-1].rpartition("about ")[2]
+
+    assert left(100) == ("2 min", "2 min left")
+    assert left(20) == ("2 min", "10 s left")
+
+
+def test_memory_of_the_device_is_shown_where_it_is_known():
+    script = two_running()
+    script.progress(2, 3, device_bytes=3 * 2**30)
+    assert "3.0 GiB" in script.panel()[2]
+
+
+def test_a_study_that_is_done_has_nothing_left():
+    script = Script(total=1)
+    script.ask(0)
+    script.place(0)
+    script.now_s += 5
+    script.finish(0, Outcome.FAILED, None, 0)
+    assert script.panel() == ["1/1 trials (1 failed)  |  5.0 s  |  about 0 s left"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (61, "1 min"), (3599, "1 h 00 min"), (9000, "2 h 30 min")]
+)
+def test_remaining_times(seconds, text):
+    assert left_text(seconds) == text
+
+
+# ---- off a terminal
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_one_line_an_event_and_progress_now_and_then(capsys):
+    clock = Clock()
+    script = two_running()
+    script.observers = [PlainLines(clock, script.live)]
+    for _ in range(100):
+        clock.now_s += 1.0
+        script.progress(1, 60)
+    script.say(1, Note(text="a note"))
+    script.now_s += 60
+    clock.now_s += 60
+    script.finish(1, Outcome.COMPLETE, 0.8123, 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "trial 1: a note",
+        "trial 1: complete 0.8123  (best so far)",
+        "study: 2/6 trials (2 complete), best f1_macro 0.8123 (trial 1), 1 min 30 s, about 1 min left",
+    ]
+
+
+def test_a_line_on_a_trial_comes_once_a_minute(capsys):
+    clock = Clock()
+    script = Script()
+    script.observers = [PlainLines(clock, script.live)]
+    script.ask(0)
+    script.place(0)
+    script.progress(0, 1)
+    for second in range(150):
+        clock.now_s += 1.0
+        script.now_s += 1.0
+        script.progress(0, 1 + second // 3)
+    lines = [line for line in capsys.readouterr().err.splitlines() if ", step " in line]
+    assert lines == [
+        "trial 0: train, step 20/100 (20 %), loss 0.4123, memory 512 MiB, beat 0.3 s ago, about 4 min left",
+        "trial 0: train, step 40/100 (40 %), loss 0.4123, memory 512 MiB, beat 0.3 s ago, about 3 min left",
+    ]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def observer_on(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, **environment: str) -> type[object]:
+    for name in ("CI", "NO_COLOR", "TERM", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stderr", stream)
+    with watching(quiet=False) as observer:
+        return type(observer)
+
+
+def test_what_watches_depends_on_where_stderr_goes(monkeypatch):
+    assert observer_on(monkeypatch, Terminal()) is LivePanel
+    assert observer_on(monkeypatch, Terminal(), CI="true") is PlainLines
+    assert observer_on(monkeypatch, Terminal(), TERM="dumb") is PlainLines
+    assert observer_on(monkeypatch, io.StringIO()) is PlainLines
+    with watching(quiet=True) as observer:
+        assert observer is None
+
+
+def shown_by_panel(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    stream = Terminal()
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr("sys.stderr", stream)
+    with watching(quiet=False) as observer:
+        assert isinstance(observer, LivePanel)
+        script = Script(observer)
+        script.ask(0)
+        script.place(0)
+        script.progress(0, 5)
+        observer._live.refresh()
+    return stream.getvalue()
+
+
+def test_the_panel_moves_and_colours_obey_no_color(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    colours = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
+    with_colours = shown_by_panel(monkeypatch)
+    assert "5/100" in with_colours and "trial 0: new" in with_colours and colours.search(with_colours)
+    without = shown_by_panel(monkeypatch, NO_COLOR="1")
+    assert "5/100" in without and not colours.search(without)
+
+
+def test_vitals_of_a_real_process_and_of_none(tmp_path):
+
+    (tmp_path / "beat").touch()
+    os.utime(tmp_path / "beat", (500.0, 500.0))
+    found = read_vitals(tmp_path, os.getpid(), 502.5)
+    assert found.beat_age_s == 2.5 and found.rss_bytes is not None and found.rss_bytes > 10 * 2**20
+    assert read_vitals(tmp_path / "gone", 2**22 + 1, 0.0) == Vitals()
+    assert read_vitals(tmp_path / "gone", None, 0.0) == Vitals()
+    assert live._PROGRESS_LINE_EVERY_S == 60.0
