@@ -8,6 +8,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import DryfitError
+from dryfit.core.errors import DataError, DryfitError
 from dryfit.core.jobs import (
     BatchWalk,
     ChildResult,
@@ -31,10 +33,10 @@ from dryfit.core.plan import DeviceKind
 from dryfit.core.settings import Precision
 from dryfit.core.trial import TrialConfig
 from dryfit.core.wire import Note, Phase
-from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import encoder_config
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.guard import BatchGuard, config_bounds
 from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import TRAIN
@@ -152,6 +154,7 @@ def walk_batches(
         beat: Called for each batch.
     """
     task = trial_task(trial, tokens)
+    bounds = replace(config_bounds(config), segments=_segments(config), labels=trial.data.num_labels)
     batch_size = trial.settings.train.batch_size
     for name, split in tokens.splits.items():
         if name == TRAIN:
@@ -161,10 +164,12 @@ def walk_batches(
             )
         else:
             order = evaluation_batches(split.lengths_R, evaluation_rows(batch_size))
-        faults: list[str] = []
+        guard, faults = BatchGuard(name, split, bounds), list[str]()
         for rows in order:
-            batch = task.collate(split, rows)
-            faults += [f"{fault} (rows {_few(rows)})" for fault in batch_faults(batch, config, trial.data.num_labels)]
+            try:
+                guard.check_batch(task.collate(split, rows), partial(list, rows))
+            except DataError as error:
+                faults.append(f"{error.found}; allowed: {error.allowed}")
             beat()
         yield BatchWalk(
             max_length=max_length,
@@ -176,33 +181,10 @@ def walk_batches(
         )
 
 
-def batch_faults(batch: Batch, config: PreTrainedConfig, num_labels: int) -> Iterator[str]:
-    """What of a batch a model has no embedding, position or class for; with what was found and what is allowed."""
-    labels, mask = batch["labels"], batch["attention_mask"]
-    if mask.shape[1] == 0 or int(mask.sum(dim=1).min()) == 0:
-        yield "a row has no token"
-        return
-    limits = {"input_ids": getattr(config, "vocab_size", None), "token_type_ids": _segments(config)}
-    for name, limit in limits.items():
-        if name in batch and limit is not None:
-            least, most = int(batch[name].min()), int(batch[name].max())
-            if least < 0 or most >= limit:
-                yield f"{name} from {least} to {most}, and the model has embeddings for 0 to {limit - 1}"
-    positions = most_tokens(config)
-    if positions is not None and mask.shape[1] > positions:
-        yield f"{mask.shape[1]} tokens, and the model has {positions} positions"
-    if not labels.is_floating_point() and (int(labels.min()) < 0 or int(labels.max()) >= num_labels):
-        yield f"labels from {int(labels.min())} to {int(labels.max())}, and classes are 0 to {num_labels - 1}"
-
-
 def _segments(config: PreTrainedConfig) -> int | None:
     """Segments an encoder tells apart; None where it is not given them."""
     count = getattr(config, "type_vocab_size", None)
     return count if isinstance(count, int) and count > 1 else None
-
-
-def _few(rows: list[int]) -> str:
-    return ", ".join(map(str, rows[:3])) + (", ..." if len(rows) > 3 else "")
 
 
 class _Largest:

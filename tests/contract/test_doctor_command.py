@@ -17,7 +17,7 @@ from study_runs import DEADLINE_S, command, run, write_study
 SICK: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "shard": (sick.shard_missing, "weights", "model-00002-of-00002.safetensors"),
     "padding": (sick.without_padding, "tokens", "the tokenizer has no padding token"),
-    "embeddings": (sick.few_embeddings, "batches", "the model has embeddings for 0 to 19"),
+    "embeddings": (sick.few_embeddings, "tokens", "token id"),
     "positions": (sick.few_positions, "tokens", "train.max_length is 48"),
     "nan": (sick.nan_weights, "step", "loss nan"),
 }
