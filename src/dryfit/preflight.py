@@ -12,6 +12,7 @@ from dryfit.core.jobs import CheckRequest, CheckResult, ChildResult, ResolveRequ
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.settings import Precision
 from dryfit.core.wire import Phase
+from dryfit.meta.pretrained import encoder_bytes
 from dryfit.meta.source import model_identity
 from dryfit.tasks.health import folder_health
 from dryfit.tasks.prepare import cache_tokens
@@ -34,15 +35,19 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     channel.beat()
     found = fingerprint(splits)
     revisions: dict[str, str] = {}
+    weights_bytes: dict[str, int] = {}
     for model, max_length in body.pairs:
         cache_tokens(splits, model, max_length, cache_dir=Path(body.cache_dir), data_fingerprint=found)
         revisions[model.name] = model_identity(model)
+        if model.name not in weights_bytes:
+            weights_bytes[model.name] = encoder_bytes(model)
         channel.beat()
     facts = {name: SplitFacts(rows=len(rows), label_counts=label_counts(rows)) for name, rows in splits.items()}
     result = ResolveResult(
         data_fingerprint=found,
         splits=facts,
         revisions=revisions,
+        weights_bytes=weights_bytes,
         device=device,
         device_count=count,
         versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},

@@ -63,6 +63,9 @@ class ResolveResult(Wire):
     device: DeviceKind
     device_count: int
     versions: dict[str, str]
+    weights_bytes: dict[str, int] = Field(
+        default_factory=dict[str, int], description="each encoder's weights as a trial saves them, by the model's name"
+    )
     device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
 
 

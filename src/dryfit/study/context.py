@@ -11,12 +11,15 @@ from dryfit.core.plan import DeviceKind, plan_execution
 from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.runtime.spec import ChildLimits, ChildSpec
-from dryfit.search.fields import apply_params
+from dryfit.search.fields import apply_params, setting
+from dryfit.search.params import enumerated
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState, TrialState
 from dryfit.study.devices import least_busy_device, visible_devices
+
+_FEW_VALUES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,16 @@ class StudyContext:
 def trial_settings(study: StudyContext, params: Mapping[str, Scalar]) -> TrialSettings:
     """The tables of a trial: the study file's, with the searched values in them."""
     return apply_params(study.config.trial_settings, params)
+
+
+def possible_values(config: StudyConfig, space: Space, key: str) -> tuple[str, ...]:
+    """Every word that a key of few values may have in a trial: what the space can draw, else the file's own.
+
+    What the device or the disk does not allow can so be refused before the first trial.
+    """
+    drawn = [enumerated(param.distribution, limit=_FEW_VALUES) for param in space.cases(key)]
+    searched = {str(value) for values in drawn for value in values or ()}
+    return tuple(sorted(searched)) or (str(setting(config.trial_settings, key)),)
 
 
 def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:

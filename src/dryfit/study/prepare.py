@@ -3,12 +3,10 @@
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import InternalError
 from dryfit.core.jobs import ResolveRequest, ResolveResult
-from dryfit.core.settings import Precision
 from dryfit.runtime.supervisor import Supervisor
-from dryfit.search.params import enumerated
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
-from dryfit.study.context import preparing_limits
+from dryfit.study.context import possible_values, preparing_limits
 from dryfit.study.errand import Errand, run_errand
 from dryfit.study.stops import StopRequests
 
@@ -31,7 +29,7 @@ def prepare(
         pairs=tuple(space.model_length_pairs(config.trial_settings)),
         cache_dir=str(layout.cache),
         device=config.execution.device,
-        precisions=_precisions(config, space),
+        precisions=possible_values(config, space, "train.precision"),
     )
 
     def stop_asked() -> bool:
@@ -45,10 +43,3 @@ def prepare(
     if result.resolve is None:
         raise InternalError("checking data and machine", "the child's answer is of another job")
     return result.resolve
-
-
-def _precisions(config: StudyConfig, space: Space) -> tuple[str, ...]:
-    """Every number format a trial may ask for, so that one the device lacks is refused before the first trial."""
-    drawn = [enumerated(param.distribution, limit=len(Precision)) for param in space.cases("train.precision")]
-    searched = {str(value) for values in drawn for value in values or ()}
-    return tuple(sorted(searched)) or (config.train.precision.value,)
