@@ -39,6 +39,7 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.cli.app": "errors are printed by what is imported then: help stays fast",
     "dryfit.cli.models": "commands import what they need: help stays fast",
     "dryfit.cli.planning": "commands import what they need: help stays fast",
+    "dryfit.cli.training": "commands import what they need: help stays fast",
     "dryfit.cli.studies": "commands import what they need: help stays fast",
     "dryfit.meta.adapters": "PEFT is an optional extra",
     "dryfit.runtime.child": "resolves a job's entry point in the child only",

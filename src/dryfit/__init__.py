@@ -11,7 +11,22 @@ from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
-    from dryfit.api import TuneResult, calibrate, check, init, open_study, plan, plan_space, resume, status, stop, tune
+    from dryfit.api import (
+        TuneResult,
+        calibrate,
+        check,
+        init,
+        open_study,
+        plan,
+        plan_space,
+        predict,
+        resume,
+        status,
+        stop,
+        train,
+        train_top,
+        tune,
+    )
     from dryfit.core.errors import DryfitError, LoadError
     from dryfit.tasks.load import load
 
@@ -25,9 +40,12 @@ _HOMES = {
     "open_study": "dryfit.api",
     "plan": "dryfit.api",
     "plan_space": "dryfit.api",
+    "predict": "dryfit.api",
     "resume": "dryfit.api",
     "status": "dryfit.api",
     "stop": "dryfit.api",
+    "train": "dryfit.api",
+    "train_top": "dryfit.api",
     "tune": "dryfit.api",
     "load": "dryfit.tasks.load",
 }
@@ -44,9 +62,12 @@ __all__ = [
     "open_study",
     "plan",
     "plan_space",
+    "predict",
     "resume",
     "status",
     "stop",
+    "train",
+    "train_top",
     "tune",
 ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import CheckRequest, CheckResult, ChildResult, ResolveRequest, ResolveResult, SplitFacts
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.settings import Precision
@@ -17,6 +17,7 @@ from dryfit.meta.source import model_identity
 from dryfit.tasks.health import folder_health
 from dryfit.tasks.prepare import cache_tokens
 from dryfit.tasks.rows import fingerprint, label_counts, load_splits
+from dryfit.train.device import find_device
 
 _VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "scikit-learn", "numpy")
 
@@ -65,30 +66,6 @@ def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
     return ChildResult(check=CheckResult(health=folder_health(body.folder, body.task, trust=body.trust)))
-
-
-def find_device(wish: str) -> tuple[DeviceKind, int]:
-    """Where trials can run, and on how many devices.
-
-    Args:
-        wish: ``auto``, ``cpu`` or ``cuda``.
-
-    Raises:
-        MachineError: CUDA is asked for and not there.
-    """
-    if wish == "cpu":
-        return DeviceKind.CPU, 1
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count:
-        return DeviceKind.CUDA, count
-    if wish == "cuda":
-        raise MachineError(
-            'looking for execution.device = "cuda"',
-            f"torch {torch.__version__} finds no CUDA device",
-            allowed="a machine with a CUDA device and a CUDA build of torch",
-            hint='set execution.device = "auto" to train on the CPU',
-        )
-    return DeviceKind.CPU, 1
 
 
 def smallest_device(count: int) -> DeviceSpec:

@@ -18,7 +18,20 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
     done = run("--help")
     assert done.returncode == 0
     named = [line.split()[0] for line in done.stdout.split("Commands:")[1].splitlines() if line.strip()]
-    assert named == ["init", "plan", "calibrate", "tune", "resume", "status", "show", "stop", "load", "schema"]
+    assert named == [
+        "init",
+        "plan",
+        "calibrate",
+        "tune",
+        "resume",
+        "status",
+        "show",
+        "stop",
+        "train",
+        "predict",
+        "load",
+        "schema",
+    ]
     for name in named:
         assert run(name, "--help").returncode == 0
 

@@ -1,15 +1,19 @@
 """The Python face of dryfit: what each command of the command line does, as a function."""
 
 from dryfit.api.files import layout_of, load_config, space_of, study_file_of
-from dryfit.api.models import check
+from dryfit.api.models import check, predict
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
 from dryfit.api.studies import TuneResult, exit_status, init, open_study, owner, resume, status, stop, trial_of, tune
+from dryfit.api.training import TopOutcome, TrainOutcome, in_process, train, train_top
 
 __all__ = [
+    "TopOutcome",
+    "TrainOutcome",
     "TuneResult",
     "calibrate",
     "check",
     "exit_status",
+    "in_process",
     "init",
     "layout_of",
     "load_config",
@@ -18,11 +22,14 @@ __all__ = [
     "plan",
     "plan_input",
     "plan_space",
+    "predict",
     "resume",
     "space_of",
     "status",
     "stop",
     "study_file_of",
+    "train",
+    "train_top",
     "trial_of",
     "tune",
 ]

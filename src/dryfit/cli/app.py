@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import models, planning, studies
+from dryfit.cli import models, planning, studies, training
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION
@@ -42,6 +42,8 @@ for command in (
     studies.status,
     studies.show,
     studies.stop,
+    training.train,
+    training.predict,
     models.load,
     studies.schema,
 ):

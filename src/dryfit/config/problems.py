@@ -22,7 +22,9 @@ _ALL_KEYS: Final = tuple(f"{table}.{key}" for table, keys in TABLES.items() for 
 _SHOWN_CHARS: Final = 60
 _CLOSE_ENOUGH: Final = 0.6
 _MISSING: Final = object()
-_RENAMED: Final = {("runtime", "keep_best"): ("best:K, all or none", 'write keep = "best:3" for keep_best = 3')}
+_RENAMED: Final[dict[tuple[str, ...], tuple[str, str]]] = {
+    ("runtime", "keep_best"): ("best:K, all or none", 'write keep = "best:3" for keep_best = 3')
+}
 """Keys of earlier versions: what is legal now, and what to write."""
 
 

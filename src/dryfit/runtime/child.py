@@ -24,7 +24,16 @@ from typing import NoReturn, cast
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DryfitError, InternalError
 from dryfit.core.failure import ChildFault
-from dryfit.core.jobs import Body, CalibrateRequest, ChildRequest, ChildResult, ErrorParts, PlanRequest, TrainRequest
+from dryfit.core.jobs import (
+    Body,
+    CalibrateRequest,
+    ChildRequest,
+    ChildResult,
+    ErrorParts,
+    FinalRequest,
+    PlanRequest,
+    TrainRequest,
+)
 from dryfit.core.process import die_with_parent
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, Started, read_model
 from dryfit.runtime.environment import hide_devices
@@ -134,7 +143,7 @@ def _load_entry(entry: str) -> Entry:
 
 def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
     body = request.body
-    if isinstance(body, TrainRequest | CalibrateRequest):
+    if isinstance(body, TrainRequest | FinalRequest | CalibrateRequest):
         hide_devices(body.visible_device)
     elif isinstance(body, PlanRequest):
         hide_devices(None)  # a step is traced without a device: it must not make a context on one that trains

@@ -14,7 +14,7 @@ from dryfit.runtime.spec import ChildLimits, ChildSpec
 from dryfit.search.fields import apply_params, setting
 from dryfit.search.params import enumerated
 from dryfit.search.space import Space
-from dryfit.store.layout import StudyLayout
+from dryfit.store.layout import StudyLayout, TrialLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState, TrialState
 from dryfit.study.devices import least_busy_device, visible_devices
@@ -36,7 +36,18 @@ class StudyContext:
     cores: int
 
 
-def trial_settings(study: StudyContext, params: Mapping[str, Scalar]) -> TrialSettings:
+@dataclass(frozen=True, slots=True)
+class StudyView:
+    """What is known of a study by one who only looks at it, whether it runs or not."""
+
+    config: StudyConfig
+    layout: StudyLayout
+    state: StudyState
+    resolved: ResolveResult
+    cores: int
+
+
+def trial_settings(study: StudyContext | StudyView, params: Mapping[str, Scalar]) -> TrialSettings:
     """The tables of a trial: the study file's, with the searched values in them."""
     return apply_params(study.config.trial_settings, params)
 
@@ -58,7 +69,7 @@ def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
     )
 
 
-def trial_config(study: StudyContext, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
+def trial_config(study: StudyContext | StudyView, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
     """Everything that decides what trial ``number`` learns."""
     return TrialConfig(
         number=number,
@@ -92,8 +103,33 @@ def child_spec(
         device: What the child sees of the machine's CUDA devices; None: nothing.
         choice: What the planner chose; None: the trial is run as wished.
     """
-    runtime, paths = study.config.runtime, study.layout.trial(trial.number)
+    paths = study.layout.trial(trial.number)
     config = trial_config(study, trial.number, trial.params, trial.seed)
+    body = train_request(study, config, paths, attempt=attempt, device=device, choice=choice)
+    key, limits = f"trial-{trial.number}-{attempt}", training_limits(study.config.runtime)
+    return ChildSpec(key=key, folder=paths.attempt(attempt), body=body, limits=limits)
+
+
+def train_request(
+    study: StudyContext | StudyView,
+    config: TrialConfig,
+    paths: TrialLayout,
+    *,
+    attempt: int,
+    device: str | None,
+    choice: ExecutionChoice | None,
+) -> TrainRequest:
+    """What a process is asked that trains a configuration.
+
+    Args:
+        study: Whose configuration it is.
+        config: What to learn.
+        paths: Where the run has its files.
+        attempt: As in :func:`child_spec`.
+        device: As in :func:`child_spec`.
+        choice: As in :func:`child_spec`.
+    """
+    runtime = study.config.runtime
     plan = plan_execution(
         study.config.execution,
         effective_batch=config.settings.train.batch_size,
@@ -101,7 +137,7 @@ def child_spec(
         cores=study.cores,
         parallel=runtime.parallel,
     )
-    body = TrainRequest(
+    return TrainRequest(
         config=config,
         plan=plan if choice is None else choice.carried_out(plan),
         attempt=attempt,
@@ -113,10 +149,13 @@ def child_spec(
         verdict_timeout_s=runtime.verdict_timeout_s,
         visible_device=device,
     )
-    limits = ChildLimits(
+
+
+def training_limits(runtime: RuntimeSettings) -> ChildLimits:
+    """How long a child may take that trains."""
+    return ChildLimits(
         start_s=runtime.start_timeout_s,
         hang_s=runtime.hang_timeout_s,
         total_s=runtime.trial_timeout_s,
         stop_grace_s=runtime.stop_grace_s,
     )
-    return ChildSpec(key=f"trial-{trial.number}-{attempt}", folder=paths.attempt(attempt), body=body, limits=limits)

@@ -43,7 +43,7 @@ class EncoderWithHead(nn.Module):
         self.encoder = encoder
         self.spec = spec
         self.head = _head(_width(encoder), spec)
-        self._takes_types = _takes_types(encoder)
+        self.takes_types = _takes_types(encoder)
         self._unneeded = _unneeded_outputs(encoder)
 
     def forward(
@@ -60,7 +60,7 @@ class EncoderWithHead(nn.Module):
             (B, C) in the head's own dtype.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if token_type_ids is not None and self._takes_types:
+        if token_type_ids is not None and self.takes_types:
             inputs["token_type_ids"] = token_type_ids
         hidden_BLD = self.encoder(**inputs, **self._unneeded)[0]
         with torch.autocast(hidden_BLD.device.type, enabled=False):

@@ -6,8 +6,8 @@ Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows.
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,9 +16,9 @@ from safetensors.torch import load, save_file
 from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.tasks.rows import TRAIN, Row, Splits
+from dryfit.tasks.rows import TRAIN, Readable, Row, Splits
 
-_FORMAT = 1
+_FORMAT = 2
 _CHUNK_ROWS = 1000
 _META_FILE = "tokens.json"
 
@@ -55,11 +55,13 @@ class Tokens:
     Attributes:
         pad_id: The token rows are padded with.
         cls_last: The classification token stands at the end of a row, not at its start.
+        pairs: Rows are (criterion, text), not text alone.
     """
 
     splits: Mapping[str, TokenSet]
     pad_id: int
     cls_last: bool
+    pairs: bool
 
 
 def token_folder(cache_dir: Path, *, data_fingerprint: str, identity: str, max_length: int) -> Path:
@@ -83,7 +85,18 @@ def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
     train = sets[TRAIN]
     first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
     cls_last = last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
-    return Tokens(sets, pad_id=pad_id, cls_last=cls_last)
+    return Tokens(sets, pad_id=pad_id, cls_last=cls_last, pairs=splits[TRAIN][0].criterion is not None)
+
+
+def joined(first: TokenSet, second: TokenSet) -> TokenSet:
+    """The rows of two splits of one data set as one split."""
+    types = [one.types_T for one in (first, second) if one.types_T is not None]
+    return TokenSet(
+        ids_T=torch.cat([first.ids_T, second.ids_T]),
+        types_T=torch.cat(types) if types else None,
+        starts_R=torch.cat([first.starts_R, second.starts_R[1:] + first.starts_R[-1]]),
+        labels_R=torch.cat([first.labels_R, second.labels_R]),
+    )
 
 
 def save_tokens(folder: Path, tokens: Tokens) -> None:
@@ -96,7 +109,13 @@ def save_tokens(folder: Path, tokens: Tokens) -> None:
         if split.types_T is not None:
             tensors["types"] = split.types_T
         save_file(tensors, temporary / f"{name}.safetensors")
-    meta = {"format": _FORMAT, "splits": sorted(tokens.splits), "pad_id": tokens.pad_id, "cls_last": tokens.cls_last}
+    meta = {
+        "format": _FORMAT,
+        "splits": sorted(tokens.splits),
+        "pad_id": tokens.pad_id,
+        "cls_last": tokens.cls_last,
+        "pairs": tokens.pairs,
+    }
     (temporary / _META_FILE).write_text(json.dumps(meta), encoding="utf-8")
     try:
         temporary.rename(folder)
@@ -122,7 +141,21 @@ def load_tokens(folder: Path, *, only: tuple[str, ...] | None = None) -> Tokens 
             # Read, not mapped: a removed or replaced cache cannot reach a running trial.
             tensors = load((folder / f"{name}.safetensors").read_bytes())
             sets[name] = TokenSet(tensors["ids"], tensors.get("types"), tensors["starts"], tensors["labels"])
-    return Tokens(sets, pad_id=meta["pad_id"], cls_last=meta["cls_last"])
+    return Tokens(sets, pad_id=meta["pad_id"], cls_last=meta["cls_last"], pairs=meta["pairs"])
+
+
+def crowded_criteria(criteria: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, str]:
+    """Which criteria leave no room for any text, each with what is wrong with it."""
+    distinct = list(dict.fromkeys(criteria))
+    if not distinct:
+        return {}
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
+    encoded = tokenizer(distinct, add_special_tokens=False, verbose=False)
+    return {
+        criterion: f"criterion {criterion[:60]!r} has {len(ids)} tokens, and {room} leave room for some text"
+        for criterion, ids in zip(distinct, encoded["input_ids"], strict=True)
+        if len(ids) > room
+    }
 
 
 def _check_criteria(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -131,21 +164,28 @@ def _check_criteria(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_leng
         for row in rows:
             if row.criterion is not None:
                 places.setdefault(row.criterion, row.place)
-    if not places:
-        return
-    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
-    encoded = tokenizer(list(places), add_special_tokens=False, verbose=False)
-    for (criterion, place), ids in zip(places.items(), encoded["input_ids"], strict=True):
-        if len(ids) > room:
-            raise DataError(
-                f"tokenising {place}",
-                f"criterion {criterion[:60]!r} has {len(ids)} tokens",
-                allowed=f"at most {room} with train.max_length = {max_length}, so that some text is left",
-                hint="raise train.max_length or shorten the criterion",
-            )
+    for criterion, found in crowded_criteria(places, tokenizer, max_length).items():
+        raise DataError(
+            f"tokenising {places[criterion]}",
+            found,
+            allowed=f"shorter ones with train.max_length = {max_length}",
+            hint="raise train.max_length or shorten the criterion",
+        )
 
 
 def _token_set(rows: tuple[Row, ...], tokenizer: PreTrainedTokenizerBase, max_length: int) -> TokenSet:
+    labels_R = torch.tensor([row.label for row in rows], dtype=torch.int64)
+    return replace(unlabelled_tokens(rows, tokenizer, max_length), labels_R=labels_R)
+
+
+def unlabelled_tokens(rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase, max_length: int) -> TokenSet:
+    """Tokenise rows, cutting only the text; in the place of each label stands -1.
+
+    Args:
+        rows: At least one; all with a criterion, or none.
+        tokenizer: The model's.
+        max_length: Tokens a row is cut to.
+    """
     ids: list[torch.Tensor] = []
     types: list[torch.Tensor] = []
     lengths: list[int] = []
@@ -171,5 +211,5 @@ def _token_set(rows: tuple[Row, ...], tokenizer: PreTrainedTokenizerBase, max_le
         ids_T=torch.cat(ids),
         types_T=torch.cat(types) if types else None,
         starts_R=starts_R,
-        labels_R=torch.tensor([row.label for row in rows], dtype=torch.int64),
+        labels_R=torch.full((len(rows),), -1),
     )

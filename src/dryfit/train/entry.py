@@ -20,13 +20,14 @@ from dryfit.core.trial import best_point
 from dryfit.core.wire import Note, Phase
 from dryfit.meta.source import model_folder
 from dryfit.tasks.classification import CriteriaTask, check_metric
+from dryfit.tasks.model_input import model_input
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens
-from dryfit.train.checkpoint import newest_good
+from dryfit.train.checkpoint import Checkpoint, newest_good
 from dryfit.train.device import observed_memory, prepare_device
 from dryfit.train.effect import check_effect
-from dryfit.train.loop import TrialParts, run_training
+from dryfit.train.loop import FixedLength, RunState, TrialParts, run_training
 from dryfit.train.model import build_model
 from dryfit.train.optim import check_optimizer, optimizer_plan
 
@@ -46,6 +47,17 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
 
     Raises:
         DryfitError: A setting, the data, the model's weights or a checkpoint is wrong, or the loss is not finite.
+    """
+    tokens = begin(body, channel, only=(TRAIN, VALIDATION))
+    run = run_training(trial_parts(body, channel, tokens), newest_good_of(body))
+    return ChildResult(train=train_result(body, run), error=None)
+
+
+def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -> Tokens:
+    """Make this process ready to train, and read the tokens of some splits.
+
+    Raises:
+        DryfitError: A setting or the data is wrong.
     """
     torch.set_num_threads(body.plan.threads)
     if body.visible_device is not None:
@@ -68,16 +80,22 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
         config.settings.train.max_length,
         cache_dir=Path(body.cache_dir),
         data_fingerprint=config.data_fingerprint,
-        only=(TRAIN, VALIDATION),
+        only=only,
     )
     channel.beat()
-    parts = _parts(body, channel, tokens)
-    channel.beat()
-    checkpoint = newest_good(Path(body.checkpoint_dir), config.fingerprint)
-    run = run_training(parts, checkpoint)
-    best = best_point(run.points, config.direction)
+    return tokens
+
+
+def newest_good_of(body: TrainRequest) -> Checkpoint | None:
+    """The checkpoint to go on from; None: from the start."""
+    return newest_good(Path(body.checkpoint_dir), body.config.fingerprint)
+
+
+def train_result(body: TrainRequest, run: RunState) -> TrainResult:
+    """What a run has come to, as the control process hears it."""
+    best = best_point(run.points, body.config.direction)
     peak = observed_memory(body.plan.device)
-    result = TrainResult(
+    return TrainResult(
         value=best.value if best else None,
         best=best.n if best else None,
         steps=run.step,
@@ -86,10 +104,12 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
         peak_reserved_bytes=peak.reserved_bytes,
         peak_rss_bytes=peak.rss_bytes,
     )
-    return ChildResult(train=result, error=None)
 
 
-def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialParts:
+def trial_parts(
+    body: TrainRequest, channel: ChildChannel, tokens: Tokens, length: FixedLength | None = None
+) -> TrialParts:
+    """Build the model, and put together what one training run is made of."""
     config = body.config
     train_set = tokens.splits[TRAIN]
     counts = torch.bincount(train_set.labels_R, minlength=config.data.num_labels)
@@ -99,7 +119,7 @@ def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialPa
         train_counts=dict(enumerate(counts.tolist())),
         pad_id=tokens.pad_id,
     )
-    return TrialParts(
+    parts = TrialParts(
         request=body,
         channel=channel,
         model=build_model(body, cls_last=tokens.cls_last),
@@ -107,4 +127,8 @@ def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialPa
         train=train_set,
         validation=tokens.splits[VALIDATION],
         tokenizer_folder=model_folder(config.settings.model),
+        model_input=model_input(config.data, tokens, max_length=config.settings.train.max_length),
+        length=length,
     )
+    channel.beat()
+    return parts

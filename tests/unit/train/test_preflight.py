@@ -9,7 +9,8 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.preflight import check_precisions, find_device, smallest_device
+from dryfit.preflight import check_precisions, smallest_device
+from dryfit.train.device import find_device
 
 
 def test_resolve_says_what_it_found(tmp_path: Path) -> None:
