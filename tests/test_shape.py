@@ -28,6 +28,8 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.memory.attention:_scaled_dot_product_attention_math": "torch's operator",
     "dryfit.memory.attention:_scaled_dot_product_cudnn_attention": "torch's operator",
     "dryfit.memory.attention:_scaled_dot_product_efficient_attention": "torch's operator",
+    "dryfit.cli.training:train": "a command's options are its parameters",
+    "dryfit.cli.training:predict": "a command's options are its parameters",
     "dryfit.tasks.load:load": "the public face of loading: each argument is a question only the caller can answer",
 }
 CATCHES_EVERYTHING: dict[str, str] = {

@@ -95,22 +95,23 @@ def predict(
         threads=available_cores(),
     )
 
-    def heard(message: Message) -> None:
-        match message:
-            case Note(text=text):
-                on_note(text)
-            case Progress(step=rows):
-                on_note(f"{rows} rows")
-            case _:
-                pass
-
     try:
-        result = run_alone(f"predicting {name}", body, heard)
+        result = run_alone(f"predicting {name}", body, lambda message: _tell(message, on_note))
     finally:
         temporary.unlink(missing_ok=True)
     if result.predict is None:
         raise InternalError(f"predicting {name}", "the child's answer is of another job")
     return result.predict
+
+
+def _tell(message: Message, on_note: Callable[[str], None]) -> None:
+    match message:
+        case Note(text=text):
+            on_note(text)
+        case Progress(step=rows):
+            on_note(f"{rows} rows")
+        case _:
+            pass
 
 
 def _check_target(target: Path, *, force: bool) -> None:

@@ -42,7 +42,7 @@ class Row:
 class UnlabelledRow:
     """One row to predict: what the model reads of it, and what it is called by. See :class:`Row`."""
 
-    id: str
+    id: str | None
     text: str
     criterion: str | None
     place: str
@@ -172,7 +172,7 @@ def unlabelled_row(raw: RawRow, columns: Columns) -> UnlabelledRow:
             listed = ", ".join(map(str, raw.values))
             raise _error(raw, f"column {column!r} is missing", allowed=f"columns of this row: {listed}")
     return UnlabelledRow(
-        id=_name(raw, columns.id) if columns.id in raw.values else f"{raw.source}:{raw.number}",
+        id=_name(raw, columns.id) if columns.id in raw.values else None,
         text=_text(raw, columns.text),
         criterion=_text(raw, columns.criterion) if columns.criterion is not None else None,
         place=raw.place,

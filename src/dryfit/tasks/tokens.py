@@ -16,7 +16,7 @@ from safetensors.torch import load, save_file
 from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.tasks.rows import TRAIN, Readable, Row, Splits
+from dryfit.tasks.rows import TRAIN, Readable, Row, Splits, UnlabelledRow
 
 _FORMAT = 2
 _CHUNK_ROWS = 1000
@@ -80,7 +80,9 @@ def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
     pad_id = tokenizer.pad_token_id
     if not isinstance(pad_id, int):
         raise ConfigError("tokenising the data", "the tokenizer has no padding token", allowed="an encoder's tokenizer")
-    _check_criteria(splits, tokenizer, max_length)
+    crowded = crowded_criteria((row for rows in splits.values() for row in rows), tokenizer, max_length)
+    for error in crowded.values():
+        raise error
     sets = {name: _token_set(rows, tokenizer, max_length) for name, rows in splits.items()}
     train = sets[TRAIN]
     first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
@@ -144,33 +146,28 @@ def load_tokens(folder: Path, *, only: tuple[str, ...] | None = None) -> Tokens 
     return Tokens(sets, pad_id=meta["pad_id"], cls_last=meta["cls_last"], pairs=meta["pairs"])
 
 
-def crowded_criteria(criteria: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, str]:
-    """Which criteria leave no room for any text, each with what is wrong with it."""
-    distinct = list(dict.fromkeys(criteria))
-    if not distinct:
+def crowded_criteria(
+    rows: Iterable[Row | UnlabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, DataError]:
+    """Criteria that leave no room for any text, each with what to say of it: the first row that has it is named."""
+    places: dict[str, str] = {}
+    for row in rows:
+        if row.criterion is not None:
+            places.setdefault(row.criterion, row.place)
+    if not places:
         return {}
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
-    encoded = tokenizer(distinct, add_special_tokens=False, verbose=False)
+    encoded = tokenizer(list(places), add_special_tokens=False, verbose=False)
     return {
-        criterion: f"criterion {criterion[:60]!r} has {len(ids)} tokens, and {room} leave room for some text"
-        for criterion, ids in zip(distinct, encoded["input_ids"], strict=True)
-        if len(ids) > room
-    }
-
-
-def _check_criteria(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    places: dict[str, str] = {}
-    for rows in splits.values():
-        for row in rows:
-            if row.criterion is not None:
-                places.setdefault(row.criterion, row.place)
-    for criterion, found in crowded_criteria(places, tokenizer, max_length).items():
-        raise DataError(
-            f"tokenising {places[criterion]}",
-            found,
-            allowed=f"shorter ones with train.max_length = {max_length}",
+        criterion: DataError(
+            f"tokenising {place}",
+            f"criterion {criterion[:60]!r} has {len(ids)} tokens",
+            allowed=f"at most {room} with train.max_length = {max_length}, so that some text is left",
             hint="raise train.max_length or shorten the criterion",
         )
+        for (criterion, place), ids in zip(places.items(), encoded["input_ids"], strict=True)
+        if len(ids) > room
+    }
 
 
 def _token_set(rows: tuple[Row, ...], tokenizer: PreTrainedTokenizerBase, max_length: int) -> TokenSet:

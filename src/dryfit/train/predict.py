@@ -8,7 +8,7 @@ Dimension suffixes: ``B`` rows of a batch, ``C`` classes.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -147,24 +147,19 @@ def predict_rows(predictor: Predictor, rows: Iterator[RawRow | BadRow], file: Te
 
 def _checked(chunk: list[RawRow | BadRow], predictor: Predictor) -> list[UnlabelledRow | DataError]:
     """Each row as the model reads it, or what is wrong with it."""
-    read = predictor.model_input
+    read, most = predictor.model_input, predictor.model_input.max_length
     found: list[UnlabelledRow | DataError] = []
     for raw in chunk:
         try:
             found.append(raw.error if isinstance(raw, BadRow) else unlabelled_row(raw, read))
         except DataError as error:
             found.append(error)
-    criteria = [row.criterion for row in found if isinstance(row, UnlabelledRow) and row.criterion is not None]
-    crowded = crowded_criteria(criteria, predictor.tokenizer, read.max_length)
-    return [_uncrowded(row, crowded, read.max_length) for row in found] if crowded else found
-
-
-def _uncrowded(
-    row: UnlabelledRow | DataError, crowded: Mapping[str, str], max_length: int
-) -> UnlabelledRow | DataError:
-    if isinstance(row, DataError) or row.criterion is None or row.criterion not in crowded:
-        return row
-    return DataError(f"tokenising {row.place}", crowded[row.criterion], f"the model reads {max_length} tokens")
+    crowded = crowded_criteria((row for row in found if isinstance(row, UnlabelledRow)), predictor.tokenizer, most)
+    for index, row in enumerate(found):
+        if isinstance(row, UnlabelledRow) and row.criterion in crowded:
+            error = crowded[row.criterion]
+            found[index] = DataError(f"tokenising {row.place}", error.found, error.allowed)
+    return found
 
 
 def _prediction(probabilities_C: list[float], read: ModelInput) -> dict[str, Any]:
@@ -175,10 +170,10 @@ def _prediction(probabilities_C: list[float], read: ModelInput) -> dict[str, Any
     return {"label": label, "probabilities": probabilities_C}
 
 
-def _id_of(raw: RawRow | BadRow, read: ModelInput) -> Any:
+def _id_of(raw: RawRow | BadRow, read: ModelInput) -> str | None:
     """The id of a row that cannot be predicted, if it has one that can be told."""
     value = raw.values.get(read.id) if isinstance(raw, RawRow) else None
-    return value if isinstance(value, str | int) else None
+    return str(value) if isinstance(value, str | int) else None
 
 
 def _said(error: DataError) -> str:
