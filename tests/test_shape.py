@@ -30,6 +30,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.memory.attention:_scaled_dot_product_efficient_attention": "torch's operator",
     "dryfit.cli.training:train": "a command's options are its parameters",
     "dryfit.cli.training:predict": "a command's options are its parameters",
+    "dryfit.api.models:predict": "the public face of predicting, as of loading",
     "dryfit.tasks.load:load": "the public face of loading: each argument is a question only the caller can answer",
 }
 CATCHES_EVERYTHING: dict[str, str] = {

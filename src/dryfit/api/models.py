@@ -57,6 +57,7 @@ def predict(
     batch: int = 64,
     device: str = "auto",
     force: bool = False,
+    trust: bool = False,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> PredictResult:
     """Predict every row of a source with a trained model, in a process of its own.
@@ -71,6 +72,7 @@ def predict(
         batch: Rows at once.
         device: ``auto``, ``cpu`` or ``cuda``.
         force: Write over a file that is there.
+        trust: Run code that comes with the model.
         on_note: Hears of bad rows and progress, a line at a time.
 
     Raises:
@@ -93,6 +95,7 @@ def predict(
         batch_rows=batch,
         device=device,
         threads=available_cores(),
+        trust=trust,
     )
 
     try:

@@ -68,6 +68,7 @@ def predict(
     batch: Annotated[int, typer.Option(min=1, max=65536, help="Rows at once.")] = 64,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where.")] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run code that comes with the model.")] = False,
     allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Exit 0 although rows are bad.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -82,7 +83,7 @@ def predict(
 
     if device not in _DEVICES:
         raise ConfigError("choosing a device", f"--device {device}", ", ".join(_DEVICES))
-    done = api.predict(model, source, out, batch=batch, device=device, force=force, on_note=on_note)
+    done = api.predict(model, source, out, batch=batch, device=device, force=force, trust=trust, on_note=on_note)
     if as_json:
         print_json(done)
     else:
