@@ -187,14 +187,14 @@ class Slow(BertModel):
 
 
 def plain_values(seed):
-    """What a thread that knows nothing of dryfit builds, from a generator of its own."""
+    """What a thread that knows nothing of dryfit builds: whole numbers, whose sums no CPU rounds."""
     linear = nn.Linear(4, 3)
     with torch.no_grad():
-        linear.weight.copy_(torch.linspace(0, 1, 12).view(3, 4) + seed)
+        linear.weight.copy_(torch.arange(12.0).view(3, 4) + seed)
         linear.bias.zero_()
     tied = LlamaForCausalLM(llama_config(**TIED, num_hidden_layers=1))
     right = linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32
-    right &= torch.equal(linear(torch.ones(1, 4)), (torch.linspace(0, 1, 12).view(3, 4) + seed).sum(1)[None])
+    right &= torch.equal(linear(torch.ones(1, 4)), (torch.arange(12.0).view(3, 4) + seed).sum(1)[None])
     right &= tied.lm_head.weight is tied.model.embed_tokens.weight
     right &= {p.dtype for p in tied.parameters()} == {torch.float32} and not leaks(tied)
     right &= bool(torch.equal(tied.model.norm.weight, torch.ones(32)))

@@ -20,7 +20,7 @@ from study_runs import command, run, write_study
 
 SUPPORT = Path(plan_stand_in.__file__).parent
 START = (
-    "from dryfit.core.wire import ENTRY_POINTS, Job\n"
+    "from dryfit.core.jobs import ENTRY_POINTS, Job\n"
     "ENTRY_POINTS[Job.PLAN] = 'plan_stand_in:plan'\n"
     "from dryfit.cli.app import main\n"
     "main()"

@@ -78,7 +78,7 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         model,
         parts.task,
         built.inputs,
-        False,
+        built.labels,
         lambda how: loop.make_optimizer(model, trial.settings.optim, how),
         trial.settings,
     )
@@ -102,10 +102,12 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         {"train": {"precision": "bf16"}},
         {"optim": {"name": "sgd"}},
         {"optim": {"name": "adafactor"}},
+        {"optim": {"name": "nadam"}},
         {"regularization": {"max_grad_norm": 0.0}},
         {"regularization": {"freeze_layers": 1}},
         {"execution": {"checkpointing": True}},
         {"loss": {"name": "focal", "class_balance": "weighted"}, "head": {"layers": 1, "pooling": "max"}},
+        {"loss": {"name": "focal", "alpha": 0.3}, "head": {"pooling": "attention", "activation": "silu", "layers": 1}},
     ],
     ids=str,
 )

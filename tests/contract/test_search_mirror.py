@@ -88,7 +88,7 @@ def mirror_of(ledger: Ledger, storage: str) -> MirrorProcess:
         ledger.path,
         storage=storage,
         study="toy",
-        direction=Direction.MAXIMIZE,
+        directions=(Direction.MAXIMIZE,),
         status=folder / "mirror.json",
         log=folder / "mirror.log",
     )
@@ -168,7 +168,7 @@ def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:
 def in_process(ledger: Ledger, journal: Path) -> Mirror:
     where = f"journal:{journal}"
     return Mirror(
-        ledger.path, storage=where, study="toy", direction=Direction.MAXIMIZE, status=journal.with_suffix(".json")
+        ledger.path, storage=where, study="toy", directions=(Direction.MAXIMIZE,), status=journal.with_suffix(".json")
     )
 
 
@@ -269,7 +269,7 @@ from dryfit.search.mirror import MirrorProcess
 from dryfit.search.mirror_process import Mirror
 folder = Path(sys.argv[1])
 mirror = MirrorProcess(folder / "ledger.jsonl", storage=f"journal:{folder / 'j'}", study="toy",
-    direction=Direction.MAXIMIZE, status=folder / "mirror.json", log=folder / "mirror.log")
+    directions=(Direction.MAXIMIZE,), status=folder / "mirror.json", log=folder / "mirror.log")
 mirror.start()
 mirror.flush(60)
 print(mirror.pid, flush=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -10,9 +10,10 @@ import pytest
 from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.pruning import judge
+from dryfit.search.points import known_points
+from dryfit.search.pruning import Rules, judge
 from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
+from dryfit.search.suggest import Suggestion, suggest
 
 CONFIG = StudyConfig.model_validate_json(
     json.dumps(
@@ -36,6 +37,30 @@ ENDS = {3: Outcome.FAILED, 5: Outcome.REFUSED, 8: Outcome.CANCELLED}
 Event = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Setup:
+    """How a study is searched."""
+
+    search: SearchSettings
+    directions: tuple[Direction, ...] = (Direction.MAXIMIZE,)
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(search=self.search, direction=self.directions[0], study="toy", most_reports=REPORTS)
+
+    def suggest(self, history: list[TrialRecord], number: int) -> Suggestion:
+        config = CONFIG.model_copy(update={"search": self.search})
+        points = known_points(SPACE, config, number)
+        args = {"search": self.search, "directions": self.directions, "points": points}
+        return suggest(SPACE, history, seed=SEED, number=number, **args)  # type: ignore[arg-type]
+
+    def also(self, params: dict[str, Scalar]) -> tuple[float, ...]:
+        """The values of the further goals: none, or one that pulls the other way."""
+        dropout = params["head.dropout"]
+        assert isinstance(dropout, float)
+        return (-dropout,) * (len(self.directions) - 1)
+
+
 def history_of(events: list[Event]) -> list[TrialRecord]:
     """Rebuild what history knows from the ledger's lines alone."""
     records: dict[int, TrialRecord] = {}
@@ -43,7 +68,7 @@ def history_of(events: list[Event]) -> list[TrialRecord]:
         number = event["number"]
         match event["type"]:
             case "trial_asked":
-                records[number] = TrialRecord(number, event["internal"], event["distributions"])
+                records[number] = TrialRecord(number, event["internal"], event["distributions"], given=event["given"])
             case "report":
                 reports = (*records[number].reports, MetricPoint(**event["point"]))
                 records[number] = replace(records[number], reports=reports)
@@ -51,49 +76,48 @@ def history_of(events: list[Event]) -> list[TrialRecord]:
                 attrs = records[number].system_attrs | event["system_attrs"]
                 records[number] = replace(records[number], system_attrs=attrs)
             case "trial_finished":
-                records[number] = replace(records[number], outcome=Outcome(event["outcome"]), value=event["value"])
+                end = {"outcome": Outcome(event["outcome"]), "value": event["value"]}
+                records[number] = replace(records[number], **end, also=tuple(event["also"]))
     return list(records.values())
 
 
 def curve(params: dict[str, Scalar], n: int) -> float:
     lr, dropout = params["optim.lr"], params["head.dropout"]
     assert isinstance(lr, float) and isinstance(dropout, float)
-    return -abs(lr - 1e-4) * 1e3 / (n + 1) - (dropout - 0.1) ** 2 + 0.01 * n
+    return -abs(lr - 1e-4) * 1e3 / (n + 1) - (dropout - 0.1) ** 2 + 0.01 * n * (1 if dropout < 0.25 else -1)
 
 
-def events_after(events: list[Event], search: SearchSettings) -> Iterator[Event]:
+def events_after(events: list[Event], setup: Setup) -> Iterator[Event]:
     """The next event, again and again; what decides is rebuilt from the events alone each time."""
     while True:
         history = history_of(events)
-        event = next_event(history, events, search)
+        event = next_event(history, events, setup)
         if event is None:
             return
         yield event
         events = [*events, event]
 
 
-def next_event(history: list[TrialRecord], events: list[Event], search: SearchSettings) -> Event | None:
+def next_event(history: list[TrialRecord], events: list[Event], setup: Setup) -> Event | None:
     number = next((record.number for record in history if record.outcome is None), None)
     if number is None:
         number = len(history)
         if number == TRIALS:
             return None
-        base = CONFIG.trial_settings
-        point = suggest(
-            SPACE, history, search=search, direction=Direction.MAXIMIZE, base=base, seed=SEED, number=number
-        )
+        point = setup.suggest(history, number)
         return {
             "type": "trial_asked",
             "number": number,
             "internal": point.internal,
             "params": point.params,
             "distributions": point.distributions,
+            "given": point.given,
         }
     params = next(event["params"] for event in events if event["number"] == number)
     last, reports = events[-1], history[number].reports
-    finish = {"type": "trial_finished", "number": number, "value": None}
+    finish = {"type": "trial_finished", "number": number, "value": None, "also": ()}
     if last["type"] == "report":
-        answer = judge(history, number, search=search, direction=Direction.MAXIMIZE)
+        answer = judge(history, number, setup.rules)
         return {
             "type": "verdict",
             "number": number,
@@ -105,33 +129,93 @@ def next_event(history: list[TrialRecord], events: list[Event], search: SearchSe
     if len(reports) == 2 and number in ENDS:
         return finish | {"outcome": ENDS[number]}
     if len(reports) == REPORTS:
-        return finish | {"outcome": Outcome.COMPLETE, "value": max(point.value for point in reports)}
+        found = {"value": max(point.value for point in reports), "also": setup.also(params)}
+        return finish | {"outcome": Outcome.COMPLETE, **found}
     n = len(reports)
     point = {"n": n, "step": n, "epoch": float(n), "value": curve(params, n), "metrics": {}}
     return {"type": "report", "number": number, "point": point}
 
 
-@pytest.mark.parametrize("pruner", ["asha", "median", "none"])
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+SAMPLERS = {
+    "tpe": {"startup_trials": 4},
+    "random": {},
+    "qmc": {},
+    "nsga2": {"population_size": 3},
+}
+PRUNERS = {
+    "none": {},
+    "median": {"pruner_startup_trials": 2},
+    "asha": {"reduction": 2},
+    "hyperband": {"reduction": 2, "warmup_reports": 0},
+    "patient": {"pruner_startup_trials": 2, "patience_reports": 0},
+}
+POINTS = [{"optim.lr": 1e-3}, {"model.name": "b", "train.batch_size": 5}]
+
+
+def settings(sampler: str, pruner: str = "none", **more: object) -> SearchSettings:
+    options = {"sampler": sampler, "pruner": pruner, **SAMPLERS[sampler], **PRUNERS[pruner], **more}
+    return SearchSettings.model_validate_json(json.dumps(options))
+
+
+def check_killed_after_every_event(setup: Setup) -> list[Event]:
+    undisturbed = list(events_after([], setup))
+    for length in range(len(undisturbed)):
+        ledger = json.loads(json.dumps(undisturbed[:length]))
+        assert json.dumps(next_event(history_of(ledger), ledger, setup)) == json.dumps(undisturbed[length])
+    half = len(undisturbed) // 2
+    assert list(events_after(undisturbed[:half], setup)) == undisturbed[half:]
+    return undisturbed
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner"),
+    [(sampler, pruner) for sampler in ("tpe", "random") for pruner in PRUNERS] + [("qmc", "asha"), ("nsga2", "median")],
+)
 def test_killed_after_every_event(sampler: str, pruner: str) -> None:
-    options = {"sampler": sampler, "pruner": pruner, "startup_trials": 4, "reduction": 2, "pruner_startup_trials": 2}
-    search = SearchSettings.model_validate_json(json.dumps(options))
-    undisturbed = list(events_after([], search))
+    undisturbed = check_killed_after_every_event(Setup(settings(sampler, pruner)))
     kinds = [event["outcome"] for event in undisturbed if event["type"] == "trial_finished"]
     assert len(kinds) == TRIALS
     assert (Outcome.PRUNED in kinds) == (pruner != "none")
-    for length in range(len(undisturbed)):
-        ledger = json.loads(json.dumps(undisturbed[:length]))
-        assert next_event(history_of(ledger), ledger, search) == undisturbed[length]
-    assert list(events_after(undisturbed[: len(undisturbed) // 2], search)) == undisturbed[len(undisturbed) // 2 :]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_killed_after_every_event_with_several_goals_and_known_points(sampler: str) -> None:
+    setup = Setup(settings(sampler, enqueue=POINTS), (Direction.MAXIMIZE, Direction.MINIMIZE))
+    asked = [event for event in check_killed_after_every_event(setup) if event["type"] == "trial_asked"]
+    assert [event["given"] for event in asked[1:4]] == [*POINTS, {}]
+    assert asked[2]["params"]["train.batch_size"] == 5
+
+
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "random"])
+def test_the_samplers_that_read_history_do(sampler: str) -> None:
+    """Without this, a sampler that draws at random would pass all the above."""
+    setup = Setup(settings(sampler), (Direction.MAXIMIZE, Direction.MINIMIZE))
+    history = history_of(list(events_after([], setup)))
+    assert history[-1].values is not None
+    by_number = setup.suggest([], len(history)).params
+    assert (setup.suggest(history, len(history)).params == by_number) == (sampler == "qmc")
 
 
 def test_decisions_are_those_of_trials_that_ran_side_by_side() -> None:
     """A suggestion made while others run sees them as running, whatever they become later."""
-    search = SearchSettings.model_validate_json(json.dumps({"sampler": "tpe", "startup_trials": 4}))
-    done = history_of(list(events_after([], search)))
+    setup = Setup(settings("tpe"))
+    done = history_of(list(events_after([], setup)))
     open_ones = [*done[:-2], *(replace(record, outcome=None, value=None) for record in done[-2:])]
-    args = {"search": search, "direction": Direction.MAXIMIZE, "base": CONFIG.trial_settings, "seed": SEED}
-    beside = suggest(SPACE, open_ones, number=TRIALS, **args)  # type: ignore[arg-type]
-    assert beside == suggest(SPACE, open_ones, number=TRIALS, **args)  # type: ignore[arg-type]
-    assert beside != suggest(SPACE, done, number=TRIALS, **args)  # type: ignore[arg-type]
+    beside = setup.suggest(open_ones, TRIALS)
+    assert beside == setup.suggest(open_ones, TRIALS)
+    assert beside != setup.suggest(done, TRIALS)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_points_that_are_added_later_are_the_next_trials(sampler: str) -> None:
+    before, after = Setup(settings(sampler)), Setup(settings(sampler, enqueue=POINTS))
+    events = list(events_after([], before))
+    asked = [index for index, event in enumerate(events) if event["type"] == "trial_asked"]
+    ledger = events[: asked[6]]
+    for number, point in ((6, POINTS[0]), (7, POINTS[1]), (8, {})):
+        event = next_event(history_of(ledger), ledger, after)
+        assert event is not None and event["number"] == number
+        assert event["given"] == point
+        assert event["params"].items() >= point.items()
+        finished = {"type": "trial_finished", "number": number, "outcome": "failed", "value": None, "also": ()}
+        ledger = [*ledger, event, finished]

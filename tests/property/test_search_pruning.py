@@ -9,12 +9,13 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.pruners import BasePruner, MedianPruner, SuccessiveHalvingPruner
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, PatientPruner, SuccessiveHalvingPruner
 
 from dryfit.config.schema import SearchSettings
 from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.pruning import judge
+from dryfit.search.pruning import Rules, judge
+from dryfit.search.throwaway import throw_away_name
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +30,13 @@ VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([0.0, 1.0, nan, float("in
 CURVES = st.lists(st.lists(VALUES, min_size=1, max_size=10), min_size=1, max_size=14)
 
 
-def compare_runs(search: SearchSettings, direction: Direction, pruner: BasePruner, curves: list[list[float]]) -> None:
-    first_step = 1 if search.pruner.value == "asha" else 0
-    study = optuna.create_study(direction=direction.value, pruner=pruner)
+def compare_runs(
+    search: SearchSettings, direction: Direction, pruner: BasePruner, curves: list[list[float]], most_reports: int = 10
+) -> None:
+    deciding = search.patient_of if search.pruner == "patient" else search.pruner
+    first_step = 0 if deciding == "median" else 1
+    study = optuna.create_study(study_name=throw_away_name("toy"), direction=direction.value, pruner=pruner)
+    rules = Rules(search=search, direction=direction, study="toy", most_reports=most_reports)
     history: list[TrialRecord] = []
     for number, curve in enumerate(curves):
         trial = study.ask()
@@ -45,9 +50,9 @@ def compare_runs(search: SearchSettings, direction: Direction, pruner: BasePrune
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # the library's own way with NaN warns
                 expected = trial.should_prune()
-            verdict = judge([*history, record], number, search=search, direction=direction)
+            verdict = judge([*history, record], number, rules)
             assert verdict.proceed == (not expected)
-            assert verdict == judge((*history, record), number, search=search, direction=direction)
+            assert verdict == judge((*history, record), number, rules)
             record.system_attrs.update(verdict.system_attrs)
             kept = study.get_trials(deepcopy=False)[number].system_attrs
             assert {key: value for key, value in kept.items() if "rung" in key} == record.system_attrs
@@ -87,3 +92,61 @@ def test_median(curves: list[list[float]], direction: Direction, warmup: int, st
     options = {"pruner": "median", "warmup_reports": warmup, "pruner_startup_trials": startup}
     search = SearchSettings.model_validate_json(json.dumps(options))
     compare_runs(search, direction, MedianPruner(n_startup_trials=startup, n_warmup_steps=warmup), curves)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    curves=CURVES,
+    direction=st.sampled_from(list(Direction)),
+    warmup=st.integers(0, 2),
+    reduction=st.integers(2, 4),
+    most=st.integers(1, 12),
+)
+def test_hyperband(curves: list[list[float]], direction: Direction, warmup: int, reduction: int, most: int) -> None:
+    options = {"pruner": "hyperband", "warmup_reports": warmup, "reduction": reduction}
+    search = SearchSettings.model_validate_json(json.dumps(options))
+    pruner = HyperbandPruner(min_resource=warmup + 1, max_resource=most, reduction_factor=reduction)
+    compare_runs(search, direction, pruner, curves, most_reports=most)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    curves=CURVES,
+    direction=st.sampled_from(list(Direction)),
+    patience=st.integers(0, 3),
+    min_delta=st.sampled_from([0.0, 0.5, 3.0]),
+    behind=st.sampled_from(["median", "asha"]),
+)
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_patient(curves: list[list[float]], direction: Direction, patience: int, min_delta: float, behind: str) -> None:
+    options = {"pruner": "patient", "patient_of": behind, "patience_reports": patience, "min_delta": min_delta}
+    numbers = {"warmup_reports": 1} | ({"pruner_startup_trials": 1} if behind == "median" else {"reduction": 2})
+    search = SearchSettings.model_validate_json(json.dumps(options | numbers))
+    inner: BasePruner = (
+        MedianPruner(n_startup_trials=1, n_warmup_steps=1)
+        if behind == "median"
+        else SuccessiveHalvingPruner(min_resource=2, reduction_factor=2)
+    )
+    compare_runs(search, direction, PatientPruner(inner, patience=patience, min_delta=min_delta), curves)
+
+
+def test_hyperband_deals_trials_out_to_brackets_that_differ() -> None:
+    """A poor trial is stopped at the first rung of its bracket: the brackets show in where the stops fall."""
+    search = SearchSettings.model_validate_json(
+        json.dumps({"pruner": "hyperband", "warmup_reports": 0, "reduction": 2})
+    )
+    rules = Rules(search=search, direction=Direction.MAXIMIZE, study="toy", most_reports=8)
+    best = {f"completed_rung_{rung}": 1.0 for rung in range(4)}
+    history = [TrialRecord(number, {}, {}, Outcome.COMPLETE, 1.0, (), dict(best)) for number in range(40)]
+    stops: set[int] = set()
+    for number in range(40, 60):
+        points = tuple(MetricPoint(n, n, float(n), 0.0, {}) for n in range(8))
+        verdicts = [
+            judge([*history, TrialRecord(number, {}, {}, reports=points[: n + 1])], number, rules) for n in range(8)
+        ]
+        stops.add(next(n for n, verdict in enumerate(verdicts) if not verdict.proceed))
+    assert stops == {0, 1, 3, 7}
+    named_otherwise = Rules(search=search, direction=Direction.MAXIMIZE, study="other", most_reports=8)
+    poor = [TrialRecord(n, {}, {}, reports=(MetricPoint(0, 0, 0.0, 0.0, {}),)) for n in range(40, 60)]
+    dealt = [[judge([*history, one], one.number, each).proceed for one in poor] for each in (rules, named_otherwise)]
+    assert dealt[0] != dealt[1]

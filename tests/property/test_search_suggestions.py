@@ -9,9 +9,11 @@ from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.fields import apply_params
+from dryfit.search.points import known_points
 from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
 
+SETTINGS = {"tpe": {"startup_trials": 3}, "nsga2": {"population_size": 3}}
 MODELS = ["a", "b", "c"]
 FLOATS = st.floats(0.001, 0.9, allow_nan=False)
 
@@ -46,7 +48,7 @@ def made(table: dict[str, object]) -> tuple[Space, StudyConfig]:
 @given(
     table=tables(),
     later=tables(),
-    sampler=st.sampled_from(["tpe", "random"]),
+    sampler=st.sampled_from(["tpe", "random", "qmc", "nsga2"]),
     outcomes=st.lists(st.sampled_from([*Outcome, None]), min_size=12, max_size=12),
     values=st.lists(st.floats(width=32), min_size=12, max_size=12),
     seed=st.integers(0, 2**31 - 1),
@@ -59,13 +61,15 @@ def test_suggestions_lie_in_the_space(
     values: list[float],
     seed: int,
 ) -> None:
-    search = SearchSettings.model_validate_json(json.dumps({"sampler": sampler, "startup_trials": 3}))
+    search = SearchSettings.model_validate_json(json.dumps({"sampler": sampler} | SETTINGS.get(sampler, {})))
     history: list[TrialRecord] = []
     for number, (outcome, value) in enumerate(zip(outcomes, values, strict=True)):
         # Half way the study file changes: the rest of the history is of another space.
         space, config = made(table if number < 6 else later)
         base = config.trial_settings
-        given_ = {"search": search, "direction": Direction.MAXIMIZE, "base": base, "seed": seed, "number": number}
+        points = known_points(space, config, number)
+        directions = (Direction.MAXIMIZE,)
+        given_ = {"search": search, "directions": directions, "points": points, "seed": seed, "number": number}
         point = suggest(space, history, **given_)  # type: ignore[arg-type]
         assert point == suggest(space, tuple(history), **given_)  # type: ignore[arg-type]
         for name in space.names:

@@ -96,6 +96,16 @@ def rows(count: int, *, seed: int = 0, start: int = 0, groups: int | None = None
     return out
 
 
+def several_labels(count: int, *, classes: int = 3, seed: int = 0, start: int = 0) -> list[dict[str, Any]]:
+    """Rows that have the class of each of the first words that is in their text; the first row has none."""
+    found = rows(count, seed=seed, start=start)
+    for row in found:
+        said = set(row["text"].split())
+        row["label"] = [label for label in range(classes) if WORDS[label] in said]
+    found[0]["label"] = []
+    return found
+
+
 def write_jsonl(path: Path, data: list[dict[str, Any]]) -> Path:
     """Write rows as JSONL."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,9 +113,21 @@ def write_jsonl(path: Path, data: list[dict[str, Any]]) -> Path:
     return path
 
 
-def data(folder: Path, *, train: int = 40, validation: int = 20, seed: int = 0) -> dict[str, str]:
+def data(folder: Path, *, train: int = 40, validation: int = 20, seed: int = 0) -> dict[str, Any]:
     """Write train and validation rows; returns the paths as settings of ``[data]``."""
+    return _data(folder, rows(train, seed=seed), rows(validation, seed=seed, start=train))
+
+
+def multi_label_data(folder: Path, *, train: int = 40, validation: int = 20, classes: int = 3) -> dict[str, Any]:
+    """The same of rows with any number of classes."""
+    found = _data(
+        folder, several_labels(train, classes=classes), several_labels(validation, classes=classes, start=train)
+    )
+    return found | {"multi_label": True, "num_labels": classes}
+
+
+def _data(folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "train": str(write_jsonl(folder / "train.jsonl", rows(train, seed=seed))),
-        "validation": str(write_jsonl(folder / "validation.jsonl", rows(validation, seed=seed, start=train))),
+        "train": str(write_jsonl(folder / "train.jsonl", train)),
+        "validation": str(write_jsonl(folder / "validation.jsonl", validation)),
     }

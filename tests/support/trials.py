@@ -76,7 +76,7 @@ class Trial:
             loader_workers=micro.get("loader_workers", 0),
         )
         self.metric = metric
-        self.direction = Direction.MINIMIZE if metric is Metric.LOSS else Direction.MAXIMIZE
+        self.direction = Direction.MINIMIZE if metric in (Metric.LOSS, Metric.ECE) else Direction.MAXIMIZE
         self.params: dict[str, Any] = {}
         self.seed = 3
         self._attempt = 0

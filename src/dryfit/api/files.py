@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dryfit.config.load import LoadedStudy, load_study_file
 from dryfit.core.errors import ConfigError
+from dryfit.search.points import known_points
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
 
@@ -19,18 +20,21 @@ def load_config(study_file: Path | str, overrides: Sequence[str] = ()) -> Loaded
 
 
 def space_of(loaded: LoadedStudy) -> Space:
-    """The search space of a study file.
+    """The search space of a study file; the known points in the file were checked against it.
 
     Raises:
-        ConfigError: A searched key, with the place where it stands.
+        ConfigError: A searched key or a known point, with the place where it stands.
     """
     try:
-        return Space.from_config(loaded.config)
+        space = Space.from_config(loaded.config)
+        known_points(space, loaded.config, number=0)
     except ConfigError as error:
-        places = [loaded.origins.get(f"space.{name}") for name in loaded.config.space if error.doing.endswith(name)]
+        searched = [f"space.{name}" for name in loaded.config.space if error.doing.endswith(name)]
+        places = [loaded.origins.get(key) for key in (error.doing.removeprefix("reading "), *searched)]
         place = next((place for place in places if place), None)
         doing = f"{error.doing} ({place})" if place else error.doing
         raise ConfigError(doing, error.found, error.allowed, error.hint) from None
+    return space
 
 
 def study_file_of(path: Path) -> Path:

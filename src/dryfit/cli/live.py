@@ -16,7 +16,7 @@ from rich.text import Text
 from dryfit.cli.output import console
 from dryfit.core.failure import Action
 from dryfit.core.memory import VerdictKind
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import MetricPoint, Outcome
 from dryfit.core.wire import Message, Note, Phase, Progress
 from dryfit.report.plans import choice_text, plan_text
 from dryfit.report.tables import duration_text, number_text, params_text
@@ -50,19 +50,29 @@ def event_line(event: Event, state: StudyState) -> str | None:
         case AttemptPlaced(number=number, attempt=attempt) if attempt > 1:
             return f"trial {number}: attempt {attempt}"
         case ReportMade(number=number, point=point):
-            metric = state.created.metric if state.created else "value"
-            return f"trial {number}: validation {point.n}, step {point.step}: {metric} {number_text(point.value)}"
+            shown = _goals_text(point, state)
+            return f"trial {number}: validation {point.n}, step {point.step}: {shown}"
         case VerdictGiven(number=number, proceed=False, reason=reason):
             return f"trial {number}: stop ({reason})"
         case AttemptEnded(number=number, failure=failure) if failure is not None and failure.action is not Action.PAUSE:
             return f"trial {number}: {failure.kind}: {failure.sentence} -> {failure.action}"
-        case TrialFinished(number=number, outcome=outcome, value=value, reason=reason):
+        case TrialFinished(number=number, outcome=outcome, value=value, also=also, reason=reason):
             star = "  (best so far)" if state.best is not None and state.best.number == number else ""
-            shown = f" {number_text(value)}" if value is not None else ""
+            if state.front:
+                star = "  (on the Pareto front)" if number in {trial.number for trial in state.front} else ""
+            shown = f" {', '.join(map(number_text, (value, *also)))}" if value is not None else ""
             why = f"  {reason}" if reason else ""
             return f"trial {number}: {outcome}{shown}{why}{star}"
         case _:
             return None
+
+
+def _goals_text(point: MetricPoint, state: StudyState) -> str:
+    """A validation's values of what the study optimises."""
+    if state.created is None:
+        return f"value {number_text(point.value)}"
+    further = [f"{goal.name} {number_text(point.metrics.get(goal.name))}" for goal in state.created.also]
+    return ", ".join([f"{state.created.metric} {number_text(point.value)}", *further])
 
 
 def _planned_line(trial: TrialState) -> str | None:
@@ -139,7 +149,7 @@ class LivePanel:
                 pass
         line = event_line(event, state)
         if line is not None:
-            style = "bold green" if line.endswith("(best so far)") else _line_style(event)
+            style = "bold green" if line.endswith(("(best so far)", "(on the Pareto front)")) else _line_style(event)
             self._live.console.print(Text(line, style=style))
 
     def on_message(self, number: int, message: Message) -> None:

@@ -33,6 +33,7 @@ from dryfit.report.summary import StudySummary
 from dryfit.report.tables import (
     Table,
     duration_text,
+    front_table,
     number_text,
     outcomes_table,
     params_text,
@@ -116,7 +117,10 @@ def print_study(state: StudyState, layout: StudyLayout, *, trials: bool) -> None
         out.print()
     print_table(outcomes_table(state))
     out.print()
-    if state.best is not None and state.created is not None:
+    if state.front:
+        out.print(f"Pareto front: {len(state.front)} trial(s) that no other beats in all goals", highlight=False)
+        print_table(front_table(state))
+    elif state.best is not None and state.created is not None:
         metric = state.created.metric
         out.print(f"best: trial {state.best.number}, {metric} {number_text(state.best.value)}", highlight=False)
         out.print(f"  {params_text(state.best.params)}", highlight=False)
@@ -200,7 +204,8 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
     counts = summary.trials
     who = f"process {owner} runs it" if owner is not None else "nobody runs it"
     done = counts.complete + counts.pruned + counts.failed
-    out.print(f"study {summary.study} ({summary.task}, {summary.metric}): {who}", highlight=False)
+    goals = ", ".join(goal.metric for goal in summary.goals)
+    out.print(f"study {summary.study} ({summary.task}, {goals}): {who}", highlight=False)
     out.print(
         f"  {done}/{counts.total} trials: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed, "
         f"{counts.refused} refused, {counts.running} open; {duration_text(summary.wall_s)} of work",
@@ -209,6 +214,9 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
     if summary.best is not None:
         best = summary.best
         out.print(f"  best {number_text(best.value)}: trial {best.number}  {params_text(best.params)}", highlight=False)
+    if summary.pareto:
+        numbers = ", ".join(str(trial.number) for trial in summary.pareto)
+        out.print(f"  Pareto front: trials {numbers}", highlight=False)
     if summary.plans is not None:
         out.print(f"  plans: {totals_text(summary.plans)}", highlight=False)
 

@@ -1,15 +1,15 @@
 """Checks between keys of a study file that need no data and no machine."""
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 from dryfit.config.problems import Problem, shown
-from dryfit.config.schema import StudyConfig
+from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
+from dryfit.core.needs import TRIAL_NEEDS, Needs
 from dryfit.core.plan import DeviceKind
-from dryfit.core.settings import Metric, Precision, Settings, Task
+from dryfit.core.settings import Precision, Settings, Task, metrics_of
 from dryfit.core.units import parse_bytes
 
 
@@ -21,36 +21,30 @@ class Use(Enum):
     """Its memory is asked about: no rows are needed, and tasks may be named that cannot be trained yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Needs:
-    """``key`` is read only where ``other`` has one of ``values``."""
-
-    key: str
-    other: str
-    values: tuple[str, ...]
-
-
-# A setting that nothing reads is an error: whoever wrote it expects an effect.
 _NEEDS: Final = (
-    _Needs("optim.beta2", "optim.name", ("adamw", "adamw8bit", "lion")),
-    _Needs("optim.eps", "optim.name", ("adamw", "adamw8bit")),
-    _Needs("optim.beta1", "optim.name", ("adamw", "adamw8bit", "lion", "sgd")),
-    _Needs("loss.gamma", "loss.name", ("focal",)),
-    _Needs("loss.label_smoothing", "loss.name", ("cross_entropy",)),
-    _Needs("search.startup_trials", "search.sampler", ("tpe",)),
-    _Needs("search.warmup_reports", "search.pruner", ("median", "asha")),
-    _Needs("search.pruner_startup_trials", "search.pruner", ("median",)),
-    _Needs("search.reduction", "search.pruner", ("asha",)),
+    *TRIAL_NEEDS,
+    Needs("search.startup_trials", "search.sampler", ("tpe",)),
+    Needs("search.qmc_sequence", "search.sampler", ("qmc",)),
+    Needs("search.population_size", "search.sampler", ("nsga2",)),
+    Needs("search.warmup_reports", "search.pruner", ("median", "asha", "hyperband", "patient")),
+    Needs("search.pruner_startup_trials", "search.pruner", ("median", "patient")),
+    Needs("search.reduction", "search.pruner", ("asha", "hyperband", "patient")),
+    Needs("search.patient_of", "search.pruner", ("patient",)),
+    Needs("search.patience_reports", "search.pruner", ("patient",)),
+    Needs("search.min_delta", "search.pruner", ("patient",)),
 )
-_HIDDEN_LAYER_KEYS: Final = ("hidden", "activation")
+# What a patient pruner does not read: the numbers of the pruner it does not ask.
+_UNREAD_BY_PATIENT: Final = {PatientOf.MEDIAN: "reduction", PatientOf.ASHA: "pruner_startup_trials"}
 _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 _ENCODER_TABLES: Final = ("head", "loss")
 
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Everything that is wrong between the keys of a config whose single values are legal."""
-    problems = [*_task(config), *_data(config, use), *_metric(config), *_precision(config), *_limit(config)]
-    return [*problems, *_unread(config), *(_plannable(config) if use is Use.PLAN else _trainable(config))]
+    problems = [*_task(config), *_data(config, use), *_classes(config), *_metric(config)]
+    problems += [*_precision(config), *_limit(config), *_goals(config)]
+    problems += [*_unread(config), *_unread_by_patient(config)]
+    return [*problems, *(_plannable(config) if use is Use.PLAN else _trainable(config))]
 
 
 def _task(config: StudyConfig) -> list[Problem]:
@@ -109,11 +103,56 @@ def _data(config: StudyConfig, use: Use) -> list[Problem]:
     return problems
 
 
+def _classes(config: StudyConfig) -> list[Problem]:
+    """Settings that need another number of classes."""
+    data = config.data
+    if data.multi_label:
+        return []
+    problems: list[Problem] = []
+    if data.num_labels < 2:
+        found = f"is {data.num_labels}, and data.multi_label is false"
+        problems.append(Problem(("data", "num_labels"), found, "2 or more, or 1 or more with data.multi_label = true"))
+    if data.num_labels > 2 and (config.loss.alpha is not None or "loss.alpha" in config.space):
+        path = ("space", "loss.alpha") if "loss.alpha" in config.space else ("loss", "alpha")
+        found = f"weighs class 1 against class 0, and data.num_labels is {data.num_labels}"
+        hint = 'balance more classes with loss.class_balance = "weighted" or "effective"'
+        problems.append(Problem(path, found, "alpha with two classes, or with data.multi_label = true", hint))
+    return problems
+
+
 def _metric(config: StudyConfig) -> list[Problem]:
-    if config.study.metric is Metric.F1 and config.data.num_labels != 2:
-        found = f"is f1, and data.num_labels is {config.data.num_labels}"
-        return [Problem(("study", "metric"), found, "f1 with two labels", "use f1_macro")]
-    return []
+    data = config.data
+    known = metrics_of(data.num_labels, multi_label=data.multi_label)
+    classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
+    asked = {("study", "metric"): (config.study.metric,), ("study", "also"): config.study.also}
+    return [
+        Problem(path, f"is {metric}, and {classes}", ", ".join(known), "use f1_macro")
+        for path, metrics in asked.items()
+        for metric in metrics
+        if metric not in known
+    ]
+
+
+def _goals(config: StudyConfig) -> list[Problem]:
+    """What several goals ask of each other and of the search."""
+    study, problems = config.study, list[Problem]()
+    metrics = (study.metric, *study.also)
+    repeated = [metric for index, metric in enumerate(metrics) if metric in metrics[:index]]
+    if repeated:
+        found = f"repeats {', '.join(dict.fromkeys(repeated))}"
+        problems.append(Problem(("study", "also"), found, f"metrics beside study.metric = {study.metric}, each once"))
+    if study.also_directions is not None and len(study.also_directions) != len(study.also):
+        found = f"has {len(study.also_directions)} direction(s) for {len(study.also)} metric(s) in study.also"
+        hint = "leave it out: each metric then has its own direction"
+        problems.append(Problem(("study", "also_directions"), found, "one direction for each, in their order", hint))
+    if study.also and config.search.pruner is not PrunerName.NONE:
+        found = (
+            f"is {config.search.pruner}, but with study.also no trial is worse than another by its validations alone: "
+            "one that is poor by one goal may be the best by another"
+        )
+        hint = "remove study.also to prune by study.metric"
+        problems.append(Problem(("search", "pruner"), found, str(PrunerName.NONE), hint))
+    return problems
 
 
 def _precision(config: StudyConfig) -> list[Problem]:
@@ -133,19 +172,27 @@ def _limit(config: StudyConfig) -> list[Problem]:
 
 def _unread(config: StudyConfig) -> list[Problem]:
     problems: list[Problem] = []
-    for need in _NEEDS:
-        value = _value(config, need.other)
-        if _changed(config, need.key) and need.other not in config.space and value not in need.values:
-            found = f"is {shown(_value(config, need.key))}, but {need.other} = {value} does not read it"
-            problems.append(
-                Problem(tuple(need.key.split(".")), found, f"with {need.other} " + " or ".join(need.values))
-            )
-    if config.head.layers == 0 and "head.layers" not in config.space:
-        for key in _HIDDEN_LAYER_KEYS:
-            if _changed(config, f"head.{key}"):
-                found = f"is {shown(_value(config, f'head.{key}'))}, but head.layers is 0"
-                problems.append(Problem(("head", key), found, "with head.layers of 1 or more"))
+    for needs in _NEEDS:
+        value = _value(config, needs.switch)
+        if needs.switch in config.space or value in needs.values:
+            continue
+        reason = f"but {needs.switch} = {value} does not read it"
+        if needs.key in config.space:
+            problems.append(Problem(("space", needs.key), f"is searched, {reason}", f"with {needs.condition}"))
+        elif _changed(config, needs.key):
+            found = f"is {shown(_value(config, needs.key))}, {reason}"
+            problems.append(Problem(tuple(needs.key.split(".")), found, f"with {needs.condition}"))
     return problems
+
+
+def _unread_by_patient(config: StudyConfig) -> list[Problem]:
+    search = config.search
+    key = _UNREAD_BY_PATIENT[search.patient_of]
+    if search.pruner is not PrunerName.PATIENT or not _changed(config, f"search.{key}"):
+        return []
+    found = f"is {shown(_value(config, f'search.{key}'))}, but search.patient_of = {search.patient_of} does not read it"
+    other = next(one for one, unread in _UNREAD_BY_PATIENT.items() if unread != key)
+    return [Problem(("search", key), found, f"with search.patient_of = {other}")]
 
 
 def _value(config: StudyConfig, key: str) -> object:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from dryfit.config.checks import Use, cross_problems
 from dryfit.config.locate import KeyPath, locate_keys, parse_key
 from dryfit.config.problems import Problem, config_error, explain, unknown_searched_keys
-from dryfit.config.schema import StudyConfig
+from dryfit.config.schema import StudyConfig, dotted
 from dryfit.config.schema_json import CASE_KEYS, TABLES
 from dryfit.core.errors import ConfigError
 
@@ -85,6 +85,7 @@ def load_study_text(text: str, path: Path, overrides: Sequence[str] = (), use: U
         _spell_anew(document)
     places = {place: f"line {line}" for place, line in locate_keys(text).items()}
     _join_searched_names(document, places)
+    _join_enqueued_names(places)
     _refuse_dates(path, document, places)
     for override in overrides:
         _apply(document, override, places)
@@ -141,6 +142,13 @@ def _join_searched_names(document: Document, places: dict[KeyPath, str]) -> None
     for place, line in list(places.items()):
         if len(place) > 2 and place[0] == "space" and "." not in str(place[1]):
             places.setdefault(("space", f"{place[1]}.{place[2]}", *place[3:]), line)
+
+
+def _join_enqueued_names(places: dict[KeyPath, str]) -> None:
+    """Let ``optim.lr = ...`` in ``[[search.enqueue]]`` be found as the one key that the schema makes of it."""
+    for place, line in list(places.items()):
+        if place[:2] == ("search", "enqueue") and len(place) > 4:
+            places.setdefault((*place[:3], ".".join(map(str, place[3:]))), line)
 
 
 def _refuse_dates(path: Path, document: Document, places: Mapping[KeyPath, str]) -> None:
@@ -216,6 +224,9 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
     model = document.get("model")
     if isinstance(model, dict) and isinstance(name := cast("Document", model).get("name"), str):
         model["name"] = _model(name, base(("model", "name")))
+    search = document.get("search")
+    if isinstance(search, dict) and isinstance(points := cast("Document", search).get("enqueue"), list):
+        search["enqueue"] = [_enqueued_model(point, base(("search", "enqueue"))) for point in cast("list[Any]", points)]
     space = document.get("space")
     if isinstance(space, dict):
         for key, value in cast("Document", space).items():
@@ -235,6 +246,16 @@ def _searched_models(key: str, value: object, base: Path) -> object:
             return case | {"model.name": _searched_models("model.name", case["model.name"], base)}
         return {name: _searched_models(key, item, base) if name in inner else item for name, item in case.items()}
     return value
+
+
+def _enqueued_model(point: object, base: Path) -> object:
+    """A known point under dotted names, with the folder of its model made absolute."""
+    table = dotted(point)
+    if not isinstance(table, dict):
+        return table
+    names = cast("Document", table)
+    name = names.get("model.name")
+    return names | {"model.name": _model(name, base)} if isinstance(name, str) else names
 
 
 def _model(name: str, base: Path) -> str:
@@ -273,4 +294,5 @@ def _place(path: KeyPath, places: Mapping[KeyPath, str]) -> str:
 def _origins(config: StudyConfig, places: Mapping[KeyPath, str], file: str) -> dict[str, str]:
     keys: list[KeyPath] = [(table, key) for table, names in TABLES.items() for key in names]
     keys += [("space", key) for key in config.space]
+    keys += [("search", "enqueue", index, name) for index, point in enumerate(config.search.enqueue) for name in point]
     return {".".join(map(str, key)): places.get(key, DEFAULT_ORIGIN).replace("line ", f"{file}:") for key in keys}

@@ -88,6 +88,8 @@ def unknown_searched_keys(keys: Iterable[str]) -> list[Problem]:
 
 def _own_path(loc: Sequence[str | int]) -> KeyPath:
     """The part of the validator's location that the document has, without the names of union members."""
+    if loc[:2] == ("search", "enqueue"):
+        return tuple(loc[:4])
     if loc[0] != "space":
         return tuple(loc[:2])
     if len(loc) > 4 and loc[3] == "when":

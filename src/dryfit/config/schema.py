@@ -15,6 +15,7 @@ from dryfit.core.settings import (
     Task,
     TrialSettings,
 )
+from dryfit.core.trial import Goal
 
 Value = bool | int | float | str
 """A value of a choice in the search space, as TOML writes it."""
@@ -22,7 +23,15 @@ Value = bool | int | float | str
 Condition = dict[str, Value | tuple[Value, ...]]
 """Dotted names of other searched keys, each with the value or values under which a case applies."""
 
-_MINIMIZED = frozenset({Metric.LOSS})
+Point = Annotated[dict[str, Value], Field(min_length=1)]
+"""A known point of the search space: values of searched keys, by dotted name."""
+
+_MINIMIZED = frozenset({Metric.LOSS, Metric.ECE})
+
+
+def _own_direction(metric: Metric) -> Direction:
+    """The direction in which a metric becomes better."""
+    return Direction.MINIMIZE if metric in _MINIMIZED else Direction.MAXIMIZE
 
 
 class StudySettings(Settings):
@@ -50,8 +59,15 @@ class StudySettings(Settings):
     @property
     def resolved_direction(self) -> Direction:
         """The direction asked for, or the metric's own."""
-        own = Direction.MINIMIZE if self.metric in _MINIMIZED else Direction.MAXIMIZE
-        return self.direction or own
+        return self.direction or _own_direction(self.metric)
+
+    @property
+    def further_goals(self) -> tuple[Goal, ...]:
+        """What is optimised beside the metric."""
+        directions = self.also_directions or tuple(_own_direction(metric) for metric in self.also)
+        return tuple(
+            Goal(name=metric, direction=direction) for metric, direction in zip(self.also, directions, strict=True)
+        )
 
 
 class Case(Settings):
@@ -90,6 +106,15 @@ class SamplerName(StrEnum):
 
     TPE = "tpe"
     RANDOM = "random"
+    QMC = "qmc"
+    NSGA2 = "nsga2"
+
+
+class QmcSequence(StrEnum):
+    """Low-discrepancy sequences, both scrambled."""
+
+    SOBOL = "sobol"
+    HALTON = "halton"
 
 
 class PrunerName(StrEnum):
@@ -98,23 +123,81 @@ class PrunerName(StrEnum):
     NONE = "none"
     MEDIAN = "median"
     ASHA = "asha"
+    HYPERBAND = "hyperband"
+    PATIENT = "patient"
+
+
+class PatientOf(StrEnum):
+    """The pruner behind a patient one."""
+
+    MEDIAN = "median"
+    ASHA = "asha"
+
+
+def _frozen(value: object) -> object:
+    """Lists to tuples, all the way down (a strict model takes no list once JSON has become Python)."""
+    if isinstance(value, dict):
+        table = cast("dict[str, object]", value)
+        return {key: _frozen(item) for key, item in table.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in cast("list[object]", value))
+    return value
+
+
+def _points(value: object) -> object:
+    """Known points with dotted names, whether those were written quoted or, as tables in tables, bare."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(dotted(item) for item in cast("list[object]", value))
+
+
+def dotted(value: object) -> object:
+    """A table's keys with those of the tables in it, as one name each: ``{optim: {lr: 1}}`` as ``{optim.lr: 1}``."""
+    if not isinstance(value, dict):
+        return value
+    flat: dict[str, object] = {}
+    for name, item in cast("dict[str, object]", value).items():
+        inner = dotted(item)
+        if isinstance(inner, dict):
+            flat |= {f"{name}.{key}": leaf for key, leaf in cast("dict[str, object]", inner).items()}
+        else:
+            flat[name] = inner
+    return flat
 
 
 class SearchSettings(Settings):
-    """``[search]``: the sampler and the pruner."""
+    """``[search]``: the sampler, the pruner and known points."""
 
-    sampler: SamplerName = Field(default=SamplerName.TPE, description="tpe or random")
+    sampler: SamplerName = Field(default=SamplerName.TPE, description="tpe, random, qmc or nsga2")
     startup_trials: int = Field(default=10, ge=0, description="tpe: random trials before the model is trusted")
-    pruner: PrunerName = Field(default=PrunerName.NONE, description="none, median or asha")
-    warmup_reports: int = Field(default=1, ge=0, description="median, asha: validations no trial is pruned before")
+    qmc_sequence: QmcSequence = Field(default=QmcSequence.SOBOL, description="qmc: which sequence, sobol or halton")
+    population_size: int = Field(
+        default=20, ge=2, le=10_000, description="nsga2: complete trials of a generation; the first is random"
+    )
+    pruner: PrunerName = Field(default=PrunerName.NONE, description="none, median, asha, hyperband or patient")
+    warmup_reports: int = Field(default=1, ge=0, description="every pruner: validations no trial is pruned before")
     pruner_startup_trials: int = Field(default=5, ge=0, description="median: complete trials before any is pruned")
-    reduction: int = Field(default=3, ge=2, le=16, description="asha: one of so many trials goes on at each rung")
+    reduction: int = Field(
+        default=3, ge=2, le=16, description="asha, hyperband: one of so many trials goes on at each rung"
+    )
+    patient_of: PatientOf = Field(
+        default=PatientOf.MEDIAN, description="patient: who decides on a trial that stalls, median or asha"
+    )
+    patience_reports: int = Field(
+        default=1, ge=0, description="patient: validations without a better one that a trial is allowed"
+    )
+    min_delta: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="patient: by how much its last ones must fall behind its best before them"
+    )
     defaults_first: bool = Field(
         default=True, description="trial 0 is the study file's own values where the space allows it"
     )
     mirror: str = Field(
         default="journal",
         description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, or `none`",
+    )
+    enqueue: Annotated[tuple[Point, ...], BeforeValidator(_points)] = Field(
+        default=(), description="known points, tried first: tables of searched keys and their values"
     )
 
 
@@ -159,16 +242,6 @@ class RuntimeSettings(Settings):
     max_refused_in_a_row: int = Field(
         default=1000, ge=1, description="the study stops after so many trials in a row that do not fit"
     )
-
-
-def _frozen(value: object) -> object:
-    """Lists to tuples, all the way down (a strict model takes no list once JSON has become Python)."""
-    if isinstance(value, dict):
-        table = cast("dict[str, object]", value)
-        return {key: _frozen(item) for key, item in table.items()}
-    if isinstance(value, list | tuple):
-        return tuple(_frozen(item) for item in cast("list[object]", value))
-    return value
 
 
 def _cases(value: object) -> object:

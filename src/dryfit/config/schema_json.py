@@ -94,9 +94,12 @@ def legal_values(path: Sequence[str]) -> str:
         return "a list of choices, a table with low and high, or a list of such tables with when"
     if len(path) == 1 or path[1] not in TABLES.get(path[0], ()):
         return "a table of keys"
+    if tuple(path[:2]) == ("search", "enqueue"):
+        return _POINT_WORDS if len(path) == 2 else "a number, text in quotes, true or false"
     return _words(_resolve(_SCHEMA, _SCHEMA["properties"][path[0]])["properties"][path[1]])
 
 
+_POINT_WORDS: Final = "tables [[search.enqueue]] of searched keys, each with a value"
 _CASE_WORDS: Final = {
     "choices": "a list of at least one number, text, true or false",
     "low": "a number",
@@ -120,6 +123,8 @@ def _words(node: Node) -> str:
             return ("an integer " + _range(node)).strip()
         case "number":
             return ("a number " + _range(node)).strip()
+        case "array":
+            return "a list, each " + _words(node["items"])
         case _:
             return _text(node)
 

@@ -16,7 +16,10 @@ IRRELEVANT: Final = frozenset(
         "optim.eps",
         "sched.name",
         "sched.warmup_ratio",
+        "sched.cycles",
+        "sched.power",
         "loss.gamma",
+        "loss.effective_beta",
         "lora.alpha",
     }
 )
@@ -40,16 +43,20 @@ Then a mask, a momentum, a norm or a group of parameters (the unit in which opti
 Unset is a state of its own: the pretrained configuration decides.
 """
 
+SET_OR_UNSET: Final = frozenset({"loss.alpha"})
+"""Keys of which only matters whether they are set."""
+
 
 def memory_key(subject: PlanSubject) -> str:
     """What of a subject decides its memory, as canonical JSON.
 
-    A key of the settings counts unless :data:`IRRELEVANT` or :data:`NEUTRAL` says otherwise: a new one makes keys
-    differ too often, never too rarely.
+    A key of the settings counts unless :data:`IRRELEVANT`, :data:`NEUTRAL` or :data:`SET_OR_UNSET` says otherwise: a
+    new one makes keys differ too often, never too rarely.
     """
     tables = {**subject.settings.model_dump(mode="json"), "lora": _dumped(subject)}
     reduced = {table: _reduced(table, keys) for table, keys in tables.items() if keys is not None}
-    return canonical_json({**reduced, "task": subject.task.value, "num_labels": subject.num_labels})
+    classes = {"num_labels": subject.num_labels, "multi_label": subject.multi_label}
+    return canonical_json({**reduced, "task": subject.task.value, **classes})
 
 
 def _dumped(subject: PlanSubject) -> dict[str, Any] | None:
@@ -61,6 +68,9 @@ def _reduced(table: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in keys.items():
         key = f"{table}.{name}"
         if key in IRRELEVANT:
+            continue
+        if key in SET_OR_UNSET:
+            kept[name] = value is not None
             continue
         neutral = NEUTRAL.get(key)
         kept[name] = value if neutral is None or value is None else value != neutral

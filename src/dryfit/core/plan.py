@@ -60,12 +60,14 @@ class PlanSubject(Settings):
     """What is to be trained, as far as memory sees it.
 
     Attributes:
+        multi_label: A row may have any number of the classes.
         lora: Adapters, for ``causal-lm``; None trains all weights.
     """
 
     task: Task
     settings: TrialSettings
-    num_labels: int = Field(default=2, ge=2)
+    num_labels: int = Field(default=2, ge=1)
+    multi_label: bool = False
     lora: LoraSettings | None = None
 
 

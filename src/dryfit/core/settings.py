@@ -31,14 +31,28 @@ class Task(StrEnum):
 
 
 class Metric(StrEnum):
-    """Metrics a study can optimise, computed on the validation split by scikit-learn."""
+    """Metrics a study can optimise, computed on the validation split; docs/settings.md defines each."""
 
     F1_MACRO = "f1_macro"
     F1 = "f1"
     ACCURACY = "accuracy"
     BALANCED_ACCURACY = "balanced_accuracy"
     MCC = "mcc"
+    AUROC = "auroc"
+    ECE = "ece"
     LOSS = "loss"
+
+
+def metrics_of(num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
+    """The metrics that such classes have.
+
+    ``f1`` is that of class 1 of two. Where each class is decided for itself there is no one guess for a row, which
+    ``mcc`` and ``balanced_accuracy`` compare with the one truth.
+    """
+    without = {Metric.F1} if num_labels != 2 else set[Metric]()
+    if multi_label:
+        without = {Metric.F1, Metric.MCC, Metric.BALANCED_ACCURACY}
+    return tuple(metric for metric in Metric if metric not in without)
 
 
 class Direction(StrEnum):
@@ -75,14 +89,19 @@ class DataSettings(Settings):
     id: str = Field(default="id", description="column with a unique row id; made from the line number if absent")
     text: str = Field(default="text", description="column with the text")
     criterion: str = Field(default="criterion", description="column with the criterion; text alone is used if absent")
-    label: str = Field(default="label", description="column with the label, an integer from 0")
+    label: str = Field(
+        default="label", description="column with the label, an integer from 0; with multi_label a list of them"
+    )
     group: str = Field(
         default="group", description="column whose values may not cross splits; each row alone if absent"
     )
     evidence: str = Field(
         default="evidence", description="column with [start, end) character spans; checked where present"
     )
-    num_labels: int = Field(default=2, ge=2, le=1000, description="number of classes")
+    num_labels: int = Field(default=2, ge=1, le=1000, description="number of classes; 1 only with multi_label")
+    multi_label: bool = Field(
+        default=False, description="a row may have any number of classes: each is decided for itself"
+    )
     train_limit: int | None = Field(default=None, ge=1, description="use only the first rows of train")
     validation_limit: int | None = Field(default=None, ge=1, description="use only the first rows of validation")
 
@@ -114,18 +133,21 @@ class TrainSettings(Settings):
 class OptimSettings(Settings):
     """``[optim]``: the optimizer."""
 
-    name: Literal["adamw", "adafactor", "sgd", "lion", "adamw8bit"] = Field(
-        default="adamw", description="optimizer; lion and adamw8bit (8-bit state) need the extras of their names"
+    name: Literal["adamw", "adafactor", "sgd", "lion", "adamw8bit", "radam", "nadam"] = Field(
+        default="adamw", description="optimizer; lion and adamw8bit (8-bit state) need the extras lion and 8bit"
     )
     lr: Positive = Field(default=5e-5, le=10, description="peak learning rate")
     weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
         default=0.01, description="not applied to norms and biases"
     )
-    beta1: Fraction = Field(default=0.9, description="adamw, adamw8bit, lion: decay of the first moment; sgd: momentum")
-    beta2: Fraction = Field(
-        default=0.999, description="adamw, adamw8bit: decay of the second moment; lion: of the only one (usually 0.99)"
+    beta1: Fraction = Field(
+        default=0.9, description="adamw, adamw8bit, radam, nadam, lion: decay of the first moment; sgd: momentum"
     )
-    eps: Positive = Field(default=1e-8, le=1, description="adamw, adamw8bit: added to the denominator")
+    beta2: Fraction = Field(
+        default=0.999,
+        description="adamw, adamw8bit, radam, nadam: decay of the second moment; lion: of the only one (usually 0.99)",
+    )
+    eps: Positive = Field(default=1e-8, le=1, description="adamw, adamw8bit, radam, nadam: added to the denominator")
     layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="learning rate factor per encoder layer, from the head down; 1: none"
     )
@@ -137,17 +159,25 @@ class OptimSettings(Settings):
 class SchedSettings(Settings):
     """``[sched]``: the learning rate over time."""
 
-    name: Literal["linear", "cosine", "constant"] = Field(default="linear", description="shape after the warm-up")
+    name: Literal["linear", "cosine", "cosine_restarts", "polynomial", "one_cycle", "constant"] = Field(
+        default="linear", description="shape after the warm-up"
+    )
     warmup_ratio: Fraction = Field(default=0.06, description="share of the steps spent warming up")
+    cycles: int = Field(default=2, ge=1, le=1000, description="cosine_restarts: cosines one after another")
+    power: Annotated[float, Field(gt=0, le=10)] = Field(
+        default=2.0, description="polynomial: exponent of the share of steps left; 1 is linear"
+    )
 
 
 class HeadSettings(Settings):
     """``[head]``: from token vectors to class scores."""
 
-    pooling: Literal["cls", "mean", "max"] = Field(default="mean", description="how token vectors become one")
+    pooling: Literal["cls", "mean", "max", "attention"] = Field(
+        default="mean", description="how token vectors become one; attention learns a weight for each token"
+    )
     layers: int = Field(default=0, ge=0, le=8, description="hidden layers between pooling and scores")
     hidden: int = Field(default=128, ge=1, le=65536, description="width of those layers")
-    activation: Literal["gelu", "relu", "tanh"] = Field(default="gelu", description="their activation")
+    activation: Literal["gelu", "relu", "tanh", "silu"] = Field(default="gelu", description="their activation")
     dropout: Fraction = Field(default=0.1, description="dropout before each linear layer of the head")
 
 
@@ -155,12 +185,18 @@ class LossSettings(Settings):
     """``[loss]``: what is minimised."""
 
     name: Literal["cross_entropy", "focal"] = Field(default="cross_entropy", description="loss function")
-    label_smoothing: Fraction = Field(default=0.0, description="cross_entropy: probability moved to the other classes")
+    label_smoothing: Fraction = Field(default=0.0, description="cross_entropy: probability spread over all classes")
     gamma: Annotated[float, Field(ge=0, le=10)] = Field(
         default=2.0, description="focal: how much easy rows are played down"
     )
-    class_balance: Literal["none", "weighted"] = Field(
-        default="none", description="weight classes by inverse frequency"
+    alpha: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="focal, two classes or multi_label: weight of class 1, 1 - alpha of 0; unset: none"
+    )
+    class_balance: Literal["none", "weighted", "effective"] = Field(
+        default="none", description="weight classes by inverse frequency, or by effective number of rows"
+    )
+    effective_beta: Fraction = Field(
+        default=0.999, description="class_balance effective: how much each further row of a class still adds"
     )
 
 

@@ -97,6 +97,7 @@ class TrialRecord:
         reports: Its validations in order.
         system_attrs: What a pruner must remember (ASHA's rungs).
         also: Its values of the study's further goals, in their order; empty unless it completed.
+        given: The known point it was made from, by public name; empty where there was none.
     """
 
     number: int
@@ -107,6 +108,12 @@ class TrialRecord:
     reports: tuple[MetricPoint, ...] = ()
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     also: tuple[float, ...] = ()
+    given: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
+
+    @property
+    def values(self) -> tuple[float, ...] | None:
+        """Its values of all goals, the study's metric first; None unless it completed with a value."""
+        return None if self.value is None else (self.value, *self.also)
 
 
 def better(value: float, than: float, direction: Direction) -> bool:

@@ -35,6 +35,21 @@ class BestTrial(_View):
     params: dict[str, Scalar]
 
 
+class GoalView(_View):
+    """One of the values that a study optimises."""
+
+    metric: str
+    direction: str
+
+
+class ParetoTrial(_View):
+    """A trial that no other beats in all goals; its values stand in the order of the goals."""
+
+    number: int
+    values: tuple[float, ...]
+    params: dict[str, Scalar]
+
+
 class Overhead(_View):
     """Milliseconds from the placement of an attempt to the first line of its process; None without any."""
 
@@ -50,8 +65,10 @@ class StudySummary(_View):
     task: str
     metric: str
     direction: str
+    goals: tuple[GoalView, ...] = Field(description="all that is optimised, the metric first")
     trials: TrialCounts
-    best: BestTrial | None
+    best: BestTrial | None = Field(description="by the study's metric")
+    pareto: tuple[ParetoTrial, ...] | None = Field(description="the Pareto front, of a study with several goals")
     wall_s: float
     trial_overhead_ms: Overhead
     plans: Plans | None = None
@@ -82,6 +99,7 @@ def summarise(state: StudyState) -> StudySummary:
         task=created.task,
         metric=created.metric,
         direction=created.direction,
+        goals=tuple(GoalView(metric=goal.name, direction=goal.direction) for goal in created.goals),
         trials=TrialCounts(
             complete=state.counts[Outcome.COMPLETE],
             pruned=state.counts[Outcome.PRUNED],
@@ -93,6 +111,11 @@ def summarise(state: StudyState) -> StudySummary:
         ),
         best=BestTrial(number=best.number, value=best.value, params=best.params)
         if best is not None and best.value is not None
+        else None,
+        pareto=tuple(
+            ParetoTrial(number=trial.number, values=trial.values or (), params=trial.params) for trial in state.front
+        )
+        if created.also
         else None,
         wall_s=round(state.wall_s, 3),
         trial_overhead_ms=Overhead(

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dryfit.core.load_report import LoadReport
+from dryfit.core.settings import Direction
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.core.wire import LOG_FILE
 from dryfit.core.words import few
@@ -55,11 +56,12 @@ def trial_time_s(trial: TrialState) -> float:
 def trials_table(state: StudyState) -> Table:
     """One row a trial, in order; how each is run, and its memory, where the study plans that."""
     planned = any(trial.plan is not None for trial in state.trials)
+    values = goal_names(state) if len(goal_names(state)) > 1 else ("value",)
     rows = [
         (
             str(trial.number),
             str(trial.outcome or "open"),
-            number_text(trial.value),
+            *values_cells(trial, len(values)),
             str(trial.steps or "-"),
             str(len(trial.attempts)),
             duration_text(trial_time_s(trial)),
@@ -69,7 +71,27 @@ def trials_table(state: StudyState) -> Table:
         for trial in state.trials
     ]
     heads = ("run with", "memory observed / planned") if planned else ()
-    return Table(("trial", "outcome", "value", "steps", "attempts", "time", *heads, "parameters"), tuple(rows))
+    return Table(("trial", "outcome", *values, "steps", "attempts", "time", *heads, "parameters"), tuple(rows))
+
+
+def goal_names(state: StudyState) -> tuple[str, ...]:
+    """What the study optimises, its metric first."""
+    return tuple(goal.name for goal in state.created.goals) if state.created else ()
+
+
+def values_cells(trial: TrialState, goals: int) -> tuple[str, ...]:
+    """A trial's value of each goal, with dashes where it has none."""
+    values = trial.values or (None,) * goals
+    return tuple(number_text(value) for value in values)
+
+
+def front_table(state: StudyState) -> Table:
+    """One row for each trial of the Pareto front, in order of the study's metric, the best first."""
+    names = goal_names(state)
+    sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
+    front = sorted(state.front, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+    rows = [(str(trial.number), *values_cells(trial, len(names)), params_text(trial.params)) for trial in front]
+    return Table(("trial", *names, "parameters"), tuple(rows))
 
 
 def outcomes_table(state: StudyState) -> Table:
@@ -143,8 +165,8 @@ def trial_story(trial: TrialState, layout: StudyLayout) -> list[str]:
     """Everything known of one trial, as lines: parameters, validations, verdicts, attempts, where the logs are."""
     paths = layout.trial(trial.number)
     head = f"trial {trial.number}: {trial.outcome or 'open'}"
-    if trial.value is not None:
-        head += f", value {number_text(trial.value)}"
+    if trial.values is not None:
+        head += f", value {', '.join(map(number_text, trial.values))}"
     if trial.best is not None and trial.best < len(trial.reports):
         head += f" at step {trial.reports[trial.best].step}"
     lines = [head + (f" ({trial.reason})" if trial.reason else "")]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,18 @@ class MirrorProcess:
         ledger: The study's ledger.
         storage: ``journal:PATH`` or an Optuna storage URL.
         study: Name of the study in the storage.
-        direction: What is better.
+        directions: What is better, of each goal.
         status: Where the mirror says how far it is.
         log: What it prints goes there.
     """
 
     def __init__(
-        self, ledger: Path, *, storage: str, study: str, direction: Direction, status: Path, log: Path
+        self, ledger: Path, *, storage: str, study: str, directions: Sequence[Direction], status: Path, log: Path
     ) -> None:
         self._ledger = ledger
         self._storage = storage
         self._study = study
-        self._direction = direction
+        self._directions = directions
         self._status = status
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +61,14 @@ class MirrorProcess:
         """Start the process; call from the main thread (its death is tied to the thread that made it)."""
         command = [sys.executable, "-P", "-m", "dryfit.search.mirror_process"]
         command += ["--ledger", str(self._ledger), "--storage", "-", "--study", self._study]
-        command += ["--direction", self._direction.value, "--status", str(self._status), "--parent", str(os.getpid())]
+        command += [
+            "--directions",
+            ",".join(self._directions),
+            "--status",
+            str(self._status),
+            "--parent",
+            str(os.getpid()),
+        ]
         try:
             self._status.unlink(missing_ok=True)
             with self._log.open("ab") as log:

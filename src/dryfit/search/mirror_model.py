@@ -29,7 +29,7 @@ class Wanted:
     distributions: dict[str, BaseDistribution]
     started: datetime
     state: TrialState = TrialState.RUNNING
-    value: float | None = None
+    values: list[float] | None = None
     ended: datetime | None = None
     reports: dict[int, float] = field(default_factory=dict[int, float])
     user_attrs: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -42,10 +42,13 @@ class MirrorModel:
     def __init__(self) -> None:
         self.trials: dict[int, Wanted] = {}
         self._kinds: dict[str, list[BaseDistribution]] = {}
+        self._goals = 1
 
     def fold(self, event: Mapping[str, Any]) -> int | None:
         """Take one event; the number of the trial it changed, None where it changed none."""
         number = event.get("number")
+        if event.get("type") == "study_created":
+            self._goals = 1 + len(cast("list[object]", event.get("also", [])))
         if not isinstance(number, int):
             return None
         if event.get("type") == "trial_asked":
@@ -67,7 +70,7 @@ class MirrorModel:
                     return None
                 trial.user_attrs["failure"] = f"{event['failure']['kind']}: {event['failure']['sentence']}"
             case "trial_finished":
-                _finish(trial, event)
+                _finish(trial, event, self._goals)
             case _:
                 return None
         return number
@@ -105,20 +108,21 @@ def _time(event: Mapping[str, Any]) -> datetime:
     return datetime.fromtimestamp(event["at"])
 
 
-def _finish(trial: Wanted, event: Mapping[str, Any]) -> None:
+def _finish(trial: Wanted, event: Mapping[str, Any], goals: int) -> None:
     outcome = Outcome(event["outcome"])
     trial.user_attrs["outcome"] = outcome.value
     if event.get("reason"):
         trial.user_attrs["reason"] = event["reason"]
     trial.ended = _time(event)
     trial.state = _STATES[outcome]
-    value: object = event.get("value")
+    found: list[object] = [event.get("value"), *cast("list[object]", event.get("also", []))]
     if outcome is Outcome.PRUNED and trial.reports:
-        value = trial.reports[max(trial.reports)]  # as optuna.Study.tell does
-    number = float(value) if isinstance(value, int | float) and not isnan(value) else None
-    if trial.state is TrialState.COMPLETE and number is None:
-        trial.state = TrialState.FAIL  # Optuna has no complete trial without a number
-    trial.value = None if trial.state is TrialState.FAIL else number
+        found = [trial.reports[max(trial.reports)]]  # as optuna.Study.tell does; they are of the first goal alone
+    numbers = [float(value) for value in found if isinstance(value, int | float) and not isnan(value)]
+    whole = len(numbers) == goals
+    if trial.state is TrialState.COMPLETE and not whole:
+        trial.state = TrialState.FAIL  # Optuna has no complete trial without numbers
+    trial.values = numbers if whole and trial.state is not TrialState.FAIL else None
 
 
 def parse(line: bytes) -> dict[str, Any] | None:

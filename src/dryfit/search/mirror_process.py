@@ -1,7 +1,7 @@
 """The mirror's own process: follows a ledger and keeps an Optuna storage equal to it.
 
     python -m dryfit.search.mirror_process --ledger PATH --storage journal:PATH|URL|- --study NAME
-        --direction maximize|minimize --status PATH [--parent PID]
+        --directions maximize,minimize --status PATH [--parent PID]
 
 ``-`` reads the storage from stdin: a URL may hold a password, and every user of a machine sees command lines.
 It is crash-only: any error ends it, and a new one starts from the ledger and what the storage has.
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import optuna
@@ -33,11 +33,13 @@ _NICENESS = 10
 class Mirror:
     """Follows one ledger."""
 
-    def __init__(self, ledger: Path, *, storage: str, study: str, direction: Direction, status: Path) -> None:
+    def __init__(
+        self, ledger: Path, *, storage: str, study: str, directions: Sequence[Direction], status: Path
+    ) -> None:
         self._tail = LineTail(ledger)
         self._where = storage
         self._study = study
-        self._direction = direction
+        self._directions = directions
         self._status = status
         self._model = MirrorModel()
         self._store: MirrorStore | None = None
@@ -61,7 +63,7 @@ class Mirror:
     def _open(self, first_line: bytes) -> MirrorStore:
         storage, self._journal = open_storage(self._where)
         ledger_id = hashlib.sha256(first_line).hexdigest()[:16]
-        return MirrorStore(storage, self._study, direction=self._direction, ledger_id=ledger_id)
+        return MirrorStore(storage, self._study, directions=self._directions, ledger_id=ledger_id)
 
 
 def follow(mirror: Mirror, *, parent_pid: int | None, stopped: Callable[[], bool]) -> None:
@@ -72,13 +74,17 @@ def follow(mirror: Mirror, *, parent_pid: int | None, stopped: Callable[[], bool
     mirror.catch_up()
 
 
+def _directions(text: str) -> tuple[Direction, ...]:
+    return tuple(Direction(word) for word in text.split(","))
+
+
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the process."""
     parser = argparse.ArgumentParser(prog="python -m dryfit.search.mirror_process", description="Mirror a ledger.")
     parser.add_argument("--ledger", type=Path, required=True)
     parser.add_argument("--storage", required=True)
     parser.add_argument("--study", required=True)
-    parser.add_argument("--direction", type=Direction, choices=list(Direction), required=True)
+    parser.add_argument("--directions", type=_directions, required=True)
     parser.add_argument("--status", type=Path, required=True)
     parser.add_argument("--parent", type=int)
     options = parser.parse_args(argv)
@@ -94,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
         options.ledger,
         storage=storage,
         study=options.study,
-        direction=options.direction,
+        directions=options.directions,
         status=options.status,
     )
     follow(mirror, parent_pid=options.parent, stopped=lambda: bool(stop_asked))

@@ -1,5 +1,6 @@
 """Writes the mirror's trials into an Optuna storage, so that any kill in between leaves nothing to repair."""
 
+from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any, cast
@@ -63,23 +64,24 @@ class MirrorStore:
     Args:
         storage: Where to write.
         study: Name of the study.
-        direction: What is better.
+        directions: What is better, of each goal.
         ledger_id: What tells this ledger from others; a study of that name made from another ledger is left alone
             and ``name-2``, ``name-3``, ... is taken.
     """
 
-    def __init__(self, storage: BaseStorage, study: str, *, direction: Direction, ledger_id: str) -> None:
+    def __init__(self, storage: BaseStorage, study: str, *, directions: Sequence[Direction], ledger_id: str) -> None:
         self._storage = storage
-        self._study_id = self._own_study(study, direction, ledger_id)
+        self._study_id = self._own_study(study, directions, ledger_id)
         self._known = {trial.number: trial for trial in storage.get_all_trials(self._study_id, deepcopy=False)}
 
-    def _own_study(self, name: str, direction: Direction, ledger_id: str) -> int:
+    def _own_study(self, name: str, directions: Sequence[Direction], ledger_id: str) -> int:
         candidate, count = name, 1
         while True:
             try:
                 study_id = self._storage.get_study_id_from_name(candidate)
             except KeyError:
-                study_id = self._storage.create_new_study([StudyDirection[direction.name]], candidate)
+                wanted = [StudyDirection[direction.name] for direction in directions]
+                study_id = self._storage.create_new_study(wanted, candidate)
             owner = self._storage.get_study_user_attrs(study_id).get(_LEDGER_ATTR)
             empty = not self._storage.get_all_trials(study_id, deepcopy=False)
             if owner == ledger_id:
@@ -120,8 +122,7 @@ class MirrorStore:
             if known.system_attrs.get(key) != attr:
                 self._storage.set_trial_system_attr(trial_id, key, attr)
         if wanted.state.is_finished():
-            values = None if wanted.value is None else [wanted.value]
-            self._storage.set_trial_state_values(trial_id, wanted.state, values)
+            self._storage.set_trial_state_values(trial_id, wanted.state, wanted.values)
         self._remember(self._storage.get_trial(trial_id))
 
     def _remember(self, trial: FrozenTrial) -> None:
@@ -134,7 +135,8 @@ def _template(wanted: Wanted | None) -> FrozenTrial:
         number=-1,
         trial_id=-1,
         state=wanted.state if wanted else TrialState.FAIL,
-        value=wanted.value if wanted else None,
+        value=None,
+        values=wanted.values if wanted else None,
         datetime_start=wanted.started if wanted else None,
         datetime_complete=wanted.ended if wanted else None,
         params=dict(wanted.params) if wanted else {},

@@ -1,10 +1,46 @@
-"""What each sampler is told of trials that were refused because they do not fit."""
+"""The samplers: what each is told of the history, and how it draws the values of one trial.
 
-from collections.abc import Mapping
+Nothing lives between two trials. Optuna's samplers remember things in a study; here each gets a throw-away one that
+holds what it would remember by now, worked out from the ledger alone.
+"""
+
+import heapq
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from functools import lru_cache
+from typing import Final, TypeAlias
 
-from dryfit.config.schema import SamplerName
+import numpy as np
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
+from optuna.trial import TrialState
+
+from dryfit.config.schema import SamplerName, SearchSettings
+from dryfit.core.pareto import Losses, as_losses
+from dryfit.core.seeds import derive_seed
+from dryfit.core.settings import Direction
+from dryfit.core.trial import Outcome, Scalar, TrialRecord
+from dryfit.search.params import Distribution
+from dryfit.search.pareto import best_spread
+from dryfit.search.space import Space
+from dryfit.search.throwaway import Sealed, ThrowAway, sealed
+
+Free: TypeAlias = Mapping[str, Distribution]
+"""The parameters of one group that have more than one value, by internal name."""
+
+Draw: TypeAlias = Callable[[Free], Mapping[str, Scalar]]
+"""Draws a group of parameters."""
+
+_BEST = 50
+_LAST = 150
+"""What TPE reads of the finished trials. Its good trials are at most 25, the rest is a sample of the bad ones."""
+
+_GENERATION = "NSGAIISampler:generation"
+"""What Optuna's NSGA-II calls the generation of a trial in its system attributes."""
+
+_KEPT_SELECTIONS = 4096
 
 
 class RefusalTold(StrEnum):
@@ -20,5 +56,202 @@ class RefusalTold(StrEnum):
 REFUSALS: Final[Mapping[SamplerName, RefusalTold]] = {
     SamplerName.TPE: RefusalTold.AS_PRUNED,
     SamplerName.RANDOM: RefusalTold.NOT_TOLD,
+    SamplerName.QMC: RefusalTold.NOT_TOLD,
+    SamplerName.NSGA2: RefusalTold.NOT_TOLD,
 }
 """Every sampler has its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a sampler may read.
+
+    Attributes:
+        space: What may be drawn.
+        told: The finished trials it is told of, by number.
+        running: The trials that run.
+        search: Its settings.
+        directions: What is better, of each goal.
+        seed: The study's seed.
+        number: The number of the trial to be.
+    """
+
+    space: Space
+    told: Sequence[TrialRecord]
+    running: Sequence[TrialRecord]
+    search: SearchSettings
+    directions: tuple[Direction, ...]
+    seed: int
+    number: int
+
+    @property
+    def trial_seed(self) -> int:
+        """The seed of everything that is random about this trial's values."""
+        return derive_seed(self.seed, "suggest", self.number)
+
+
+def make_draw(asked: Asked) -> Draw:
+    """The way in which this trial's values are drawn."""
+    match asked.search.sampler:
+        case SamplerName.TPE:
+            return _tpe(asked) if len(asked.told) >= asked.search.startup_trials else _random(asked)
+        case SamplerName.RANDOM:
+            return _random(asked)
+        case SamplerName.QMC:
+            return _qmc(asked)
+        case SamplerName.NSGA2:
+            return _nsga2(asked)
+
+
+def _random(asked: Asked) -> Draw:
+    sampler = RandomSampler(seed=asked.trial_seed)
+    study = _study([], asked, sampler)
+
+    def draw(free: Free) -> Mapping[str, Scalar]:
+        return {name: sampler.sample_independent(study.study, study.trial, name, one) for name, one in free.items()}
+
+    return draw
+
+
+def _study(trials: Sequence[Sealed], asked: Asked, sampler: BaseSampler) -> ThrowAway:
+    return ThrowAway(trials, sealed(TrialState.RUNNING), directions=asked.directions, sampler=sampler)
+
+
+# ---- TPE
+
+
+def _tpe(asked: Asked) -> Draw:
+    read = sorted([*_window(asked.told, asked.directions), *asked.running], key=lambda record: record.number)
+    sampler = TPESampler(
+        seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(asked.running)
+    )
+    study = _study([_as_trial(asked, record) for record in read], asked, sampler)
+
+    def draw(free: Free) -> Mapping[str, Scalar]:
+        # The order is the space's own and so the same in every process.
+        return sampler.sample_relative(study.study, study.trial, dict(free)) if free else {}
+
+    return draw
+
+
+def _window(told: Sequence[TrialRecord], directions: Sequence[Direction]) -> Sequence[TrialRecord]:
+    """The best and the last finished trials, each once; with several goals, the best of them spread over the front."""
+    if len(told) <= _BEST + _LAST:
+        return told
+    last, older = told[-_LAST:], told[:-_LAST]
+    complete = [(losses, record.number) for record in told if (losses := _losses(record, directions)) is not None]
+    if len(directions) == 1:
+        best = {number for _, number in heapq.nsmallest(_BEST, complete)}
+    else:
+        chosen: list[int] = best_spread(np.array([losses for losses, _ in complete]), _BEST).tolist()
+        best = {complete[index][1] for index in chosen}
+    return [*(record for record in older if record.number in best), *last]
+
+
+def _losses(record: TrialRecord, directions: Sequence[Direction]) -> Losses | None:
+    if record.outcome is not Outcome.COMPLETE or record.values is None:
+        return None
+    return as_losses(record.values, directions)
+
+
+def _as_trial(asked: Asked, record: TrialRecord) -> Sealed:
+    params = asked.space.read(record.params)
+    match record.outcome:
+        case Outcome.COMPLETE:
+            return sealed(TrialState.COMPLETE, params=params, values=record.values)
+        case None:
+            return sealed(TrialState.RUNNING, params=params)
+        case Outcome.PRUNED if len(asked.directions) == 1:
+            reports = {point.n: point.value for point in record.reports}
+            return sealed(TrialState.PRUNED, params=params, reports=reports)
+        case _:  # refused; or of several goals, which a report of one of them cannot rank
+            return sealed(TrialState.PRUNED, params=params)
+
+
+# ---- QMC
+
+
+def _qmc(asked: Asked) -> Draw:
+    """Trial ``n`` takes point ``n`` of one sequence over the whole space.
+
+    Optuna counts the points that it has given out in an attribute of the study, and draws what is conditional at
+    random. Here the number of the trial is the count, so two trials never share a point, and each case of each key has
+    a coordinate of its own: those that do not apply to a trial go unused. In any box that conditions cut out of the
+    space the points of the sequence are again well spread.
+    """
+    free = {
+        param.internal: param.distribution
+        for param in sorted(asked.space.params, key=lambda param: param.internal)
+        if not param.distribution.single()
+    }
+    if not free:
+        return lambda group: {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)  # its constructor says so each time
+        sampler = QMCSampler(
+            qmc_type=asked.search.qmc_sequence.value, scramble=True, seed=derive_seed(asked.seed, "qmc")
+        )
+    study = _study([], asked, sampler)
+    point = sampler.sample_relative(study.study, study.trial, dict(free))
+    if asked.number > 0:
+        study.set_study_attrs(dict.fromkeys(study.study_attrs, asked.number - 1))
+        point = sampler.sample_relative(study.study, study.trial, dict(free))
+    return lambda group: {name: point[name] for name in group}
+
+
+# ---- NSGA-II
+
+
+def _nsga2(asked: Asked) -> Draw:
+    """Children of the parents that Optuna's selection leaves of all full generations.
+
+    A generation is as many complete trials, by number, as the population has; what made them does not matter, so that
+    known points and trials of another sampler count. Optuna crosses what all parents have and draws the rest at
+    random; here each group of parameters is crossed among the parents that have it.
+    """
+    at_random = _random(asked)
+    parents = [(asked.space.read(record.params), record.values or ()) for record in nsga2_parents(asked)]
+    names = {param.name for param in asked.space.params if not param.distribution.single()}
+
+    def draw(free: Free) -> Mapping[str, Scalar]:
+        having = [(params, values) for params, values in parents if free.keys() <= params.keys()]
+        if not free or len(having) < 2:
+            return at_random(free)
+        sampler = NSGAIISampler(
+            population_size=len(having),
+            mutation_prob=1 / len(names),  # one value of a whole point, as Optuna has it without conditions
+            seed=derive_seed(asked.trial_seed, *free),
+        )
+        study = _study(_generation(having), asked, sampler)
+        child = sampler.sample_relative(study.study, study.trial, dict(free))
+        mutated = {name: one for name, one in free.items() if name not in child}
+        return {**child, **at_random(mutated)}
+
+    return draw
+
+
+def nsga2_parents(asked: Asked) -> list[TrialRecord]:
+    """The trials that the next child descends from, by number; none before the first generation is full."""
+    size = asked.search.population_size
+    complete = [record for record in asked.told if record.outcome is Outcome.COMPLETE]
+    parents: list[TrialRecord] = []
+    for start in range(0, len(complete) - size + 1, size):
+        pool = [*complete[start : start + size], *parents]
+        kept = _selected(tuple(record.values or () for record in pool), asked.directions, size)
+        parents = sorted((pool[index] for index in kept), key=lambda record: record.number)
+    return parents
+
+
+@lru_cache(maxsize=_KEPT_SELECTIONS)  # a pure function: the selections of earlier generations are asked for each time
+def _selected(pool: tuple[tuple[float, ...], ...], directions: tuple[Direction, ...], size: int) -> tuple[int, ...]:
+    """Indices of those that Optuna's NSGA-II selects from a generation and its parents."""
+    sampler = NSGAIISampler(population_size=size, seed=0)  # selection draws nothing
+    asked = sealed(TrialState.RUNNING)
+    study = ThrowAway(_generation([({}, own) for own in pool]), asked, directions=directions, sampler=sampler)
+    return tuple(trial.number for trial in sampler.select_parent(study.study, 1))
+
+
+def _generation(trials: Sequence[tuple[Mapping[str, Scalar], Sequence[float]]]) -> list[Sealed]:
+    """Complete trials of generation 0, of their parameters and values."""
+    attrs = {_GENERATION: 0}
+    return [sealed(TrialState.COMPLETE, params=params, values=own, system_attrs=attrs) for params, own in trials]

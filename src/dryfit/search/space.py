@@ -156,6 +156,13 @@ class Space:
             return None
         return found if len(found) <= most else None
 
+    def most(self, name: str, otherwise: float) -> float:
+        """The largest number that a key can have; ``otherwise`` is its value where the space gives none."""
+        cases = self.cases(name)
+        found = [float(value) for case in cases for value in _ends(case.distribution)]
+        always = any(not case.when for case in cases)
+        return max(found if always else [*found, otherwise])
+
     def _variants(
         self, deciding: list[str], listed: Callable[[Distribution], tuple[Scalar, ...]]
     ) -> list[dict[str, Scalar]]:
@@ -211,6 +218,12 @@ def _listed_or_ends(distribution: Distribution) -> tuple[Scalar, ...]:
     if isinstance(distribution, CategoricalDistribution):
         return tuple(distribution.choices)
     return enumerated(distribution, _MOST_VALUES) or (distribution.low, distribution.high)
+
+
+def _ends(distribution: Distribution) -> list[float]:
+    """The numbers among which the largest value of a distribution is."""
+    values = distribution.choices if isinstance(distribution, CategoricalDistribution) else (distribution.high,)
+    return [value for value in values if isinstance(value, int | float)]
 
 
 def first_value(param: Param) -> Scalar:

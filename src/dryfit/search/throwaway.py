@@ -1,7 +1,7 @@
 """A throw-away in-memory Optuna study: filled with what one decision reads, asked once, forgotten."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import optuna
 from optuna.pruners import BasePruner, NopPruner
@@ -13,6 +13,11 @@ from dryfit.core.settings import Direction
 from dryfit.core.trial import Scalar
 
 _NAME = "dryfit-throw-away"
+
+
+def throw_away_name(label: str) -> str:
+    """The name of a throw-away study."""
+    return f"{_NAME}:{label}" if label else _NAME
 
 
 def _not_ours(record: logging.LogRecord) -> bool:
@@ -38,7 +43,7 @@ def sealed(
     state: TrialState,
     *,
     params: Mapping[str, Scalar] | None = None,
-    value: float | None = None,
+    values: Sequence[float] | None = None,
     reports: Mapping[int, float] | None = None,
     system_attrs: Mapping[str, float] | None = None,
 ) -> Sealed:
@@ -47,7 +52,8 @@ def sealed(
         number=-1,
         trial_id=-1,
         state=state,
-        value=value,
+        value=None,
+        values=values,
         datetime_start=None,
         datetime_complete=None,
         params=dict(params or {}),
@@ -62,8 +68,10 @@ class ThrowAway:
     """The study, its storage, and the one trial the decision is about.
 
     Args:
-        trials: The trials to fill it with.
-        trial: The trial that is asked about.
+        trials: The trials to fill it with, in order: Optuna numbers them from 0.
+        trial: The trial that is asked about; the last one, unless it is among the others.
+        directions: What is better, of each goal.
+        label: Part of the study's name, for deciders that read it.
     """
 
     def __init__(
@@ -71,24 +79,38 @@ class ThrowAway:
         trials: Iterable[Sealed],
         trial: Sealed,
         *,
-        direction: Direction,
+        directions: Sequence[Direction],
         sampler: BaseSampler,
         pruner: BasePruner | None = None,
+        label: str = "",
     ) -> None:
         self._storage = InMemoryStorage()
+        name = throw_away_name(label)
         self.study = optuna.create_study(
-            study_name=_NAME,
+            study_name=name,
             storage=self._storage,
             sampler=sampler,
             pruner=pruner or NopPruner(),
-            direction=direction.value,
+            directions=[direction.value for direction in directions],
         )
-        study_id = self._storage.get_study_id_from_name(_NAME)
+        self._study_id = self._storage.get_study_id_from_name(name)
+        trial_id: int | None = None
         for other in trials:
-            self._storage.create_new_trial(study_id, other)
-        self._trial_id = self._storage.create_new_trial(study_id, trial)
+            created = self._storage.create_new_trial(self._study_id, other)
+            trial_id = created if other is trial else trial_id
+        self._trial_id = self._storage.create_new_trial(self._study_id, trial) if trial_id is None else trial_id
 
     @property
     def trial(self) -> FrozenTrial:
         """The trial that is asked about, as the storage has it now."""
         return self._storage.get_trial(self._trial_id)
+
+    @property
+    def study_attrs(self) -> dict[str, object]:
+        """What a sampler has written down about the study."""
+        return self._storage.get_study_system_attrs(self._study_id)
+
+    def set_study_attrs(self, attrs: Mapping[str, int]) -> None:
+        """Give the study the attributes that a long-lived one would have by now."""
+        for key, value in attrs.items():
+            self._storage.set_study_system_attr(self._study_id, key, value)

@@ -35,6 +35,11 @@ class StudyCreated(LedgerEvent):
     seed: int
     space: str = Field(description="JSON of the search space the study began with")
 
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """Everything that is optimised, the metric first."""
+        return (Goal(name=self.metric, direction=self.direction), *self.also)
+
 
 class SessionOpened(LedgerEvent):
     """A control process took the study over."""
@@ -69,6 +74,7 @@ class TrialAsked(LedgerEvent):
     params: dict[str, Scalar]
     internal: dict[str, Scalar]
     distributions: dict[str, str]
+    given: dict[str, Scalar] = Field(default={}, description="the known point it is made from; empty: none")
     seed: int
     fingerprint: str
 

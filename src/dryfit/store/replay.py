@@ -6,6 +6,7 @@ from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind, PastFailure
 from dryfit.core.jobs import PlanAnswer, ResolveResult
 from dryfit.core.memory import ExecutionChoice
+from dryfit.core.pareto import as_losses, dominates
 from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord, better
 from dryfit.store.events import (
@@ -86,8 +87,10 @@ class TrialState:
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     attempts: list[AttemptState] = field(default_factory=list[AttemptState])
     plan: PlanState | None = None
+    given: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
     outcome: Outcome | None = None
     value: float | None = None
+    also: tuple[float, ...] = ()
     best: int | None = None
     steps: int = 0
     reason: str = ""
@@ -102,6 +105,11 @@ class TrialState:
             if attempt.failure is not None
         )
 
+    @property
+    def values(self) -> tuple[float, ...] | None:
+        """Its values of all goals, the metric's first; None unless it completed with a value."""
+        return None if self.value is None else (self.value, *self.also)
+
     def record(self) -> TrialRecord:
         """The trial as samplers and pruners see it."""
         return TrialRecord(
@@ -112,6 +120,8 @@ class TrialState:
             value=self.value,
             reports=tuple(self.reports),
             system_attrs=dict(self.system_attrs),
+            also=self.also,
+            given=self.given,
         )
 
 
@@ -126,7 +136,13 @@ class SessionState:
 
 
 class StudyState:
-    """The fold of a ledger. Feed every event, in order, to :meth:`apply`."""
+    """The fold of a ledger. Feed every event, in order, to :meth:`apply`.
+
+    Attributes:
+        best: The best complete trial by the study's metric.
+        front: With several goals, the complete trials that no other beats in all of them, by their end; else empty.
+        finished_since_best: Finished trials since the best, or the front, became better.
+    """
 
     def __init__(self) -> None:
         self.created: StudyCreated | None = None
@@ -135,6 +151,7 @@ class StudyState:
         self.trials: list[TrialState] = []
         self.counts: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.best: TrialState | None = None
+        self.front: list[TrialState] = []
         self.finished_since_best = 0
         self.failed_in_a_row = 0
         self.refused_in_a_row = 0
@@ -145,6 +162,11 @@ class StudyState:
     def direction(self) -> Direction:
         """Which values are better."""
         return self.created.direction if self.created else Direction.MAXIMIZE
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """What is better, of each goal; the metric's first."""
+        return tuple(goal.direction for goal in self.created.goals) if self.created else (Direction.MAXIMIZE,)
 
     @property
     def counted(self) -> int:
@@ -222,6 +244,7 @@ class StudyState:
                 distributions=event.distributions,
                 seed=event.seed,
                 fingerprint=event.fingerprint,
+                given=event.given,
             )
         )
 
@@ -253,6 +276,7 @@ class StudyState:
     def _finish(self, trial: TrialState, event: TrialFinished) -> None:
         trial.outcome = event.outcome
         trial.value = event.value
+        trial.also = event.also
         trial.best = event.best
         trial.steps = event.steps
         trial.reason = event.reason
@@ -264,8 +288,25 @@ class StudyState:
             return
         self.failed_in_a_row = self.failed_in_a_row + 1 if event.outcome is Outcome.FAILED else 0
         best_value = self.best.value if self.best and self.best.value is not None else float("nan")
-        if event.value is not None and better(event.value, best_value, self.direction):
+        improves = event.value is not None and better(event.value, best_value, self.direction)
+        if improves:
             self.best = trial
-            self.finished_since_best = 0
-        else:
-            self.finished_since_best += 1
+        if len(self.directions) > 1:
+            improves = self._join_front(trial)
+        self.finished_since_best = 0 if improves else self.finished_since_best + 1
+
+    def _join_front(self, trial: TrialState) -> bool:
+        """Take a trial into the Pareto front, if it belongs there; whether it is better there than all before.
+
+        Equal trials are all of the front, but only the first of them moved it. A trial with NaN among its values has
+        no place in it.
+        """
+        losses = as_losses(trial.values, self.directions) if trial.values is not None else None
+        if losses is None:
+            return False
+        before = [(member, as_losses(member.values or (), self.directions)) for member in self.front]
+        if any(theirs is not None and dominates(theirs, losses) for _, theirs in before):
+            return False
+        self.front = [member for member, theirs in before if theirs is not None and not dominates(losses, theirs)]
+        self.front.append(trial)
+        return all(theirs != losses for _, theirs in before)

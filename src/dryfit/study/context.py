@@ -76,6 +76,7 @@ def trial_config(study: StudyContext | StudyView, number: int, params: Mapping[s
         task=study.config.study.task,
         metric=study.config.study.metric,
         direction=study.state.direction,
+        also=study.config.study.also,
         data=study.config.data,
         settings=trial_settings(study, params),
         params=dict(params),

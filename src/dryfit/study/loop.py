@@ -14,7 +14,8 @@ from dryfit.runtime.harvest import harvest, read_messages
 from dryfit.runtime.recovery import decide
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage
 from dryfit.runtime.supervisor import Supervisor
-from dryfit.search.pruning import judge
+from dryfit.search.points import known_points
+from dryfit.search.pruning import Rules, judge, most_reports
 from dryfit.search.suggest import suggest
 from dryfit.store.events import (
     AttemptEnded,
@@ -93,6 +94,12 @@ class StudyLoop:
         self._stopping: End | None = None
         self._killed = False
         runtime, settings = study.config.runtime, study.config.study
+        self._rules = Rules(
+            search=study.config.search,
+            direction=study.state.direction,
+            study=settings.name,
+            most_reports=most_reports(study.space, study.config.trial_settings),
+        )
         self._limits = Limits(
             total=study.total,
             parallel=runtime.parallel,
@@ -181,8 +188,8 @@ class StudyLoop:
             study.space,
             study.state.history(),
             search=study.config.search,
-            direction=study.state.direction,
-            base=study.config.trial_settings,
+            directions=study.state.directions,
+            points=known_points(study.space, study.config, number),
             seed=study.config.study.seed,
             number=number,
         )
@@ -194,6 +201,7 @@ class StudyLoop:
                 params=dict(suggestion.params),
                 internal=dict(suggestion.internal),
                 distributions=dict(suggestion.distributions),
+                given=dict(suggestion.given),
                 seed=seed,
                 fingerprint=config.fingerprint,
             )
@@ -286,12 +294,7 @@ class StudyLoop:
         trial = self._study.state.trials[child.number]
         verdict = trial.verdicts.get(n)
         if verdict is None:
-            judged = judge(
-                self._study.state.history(),
-                child.number,
-                search=self._study.config.search,
-                direction=self._study.state.direction,
-            )
+            judged = judge(self._study.state.history(), child.number, self._rules)
             verdict = VerdictGiven(
                 number=child.number,
                 n=n,

@@ -222,6 +222,7 @@ def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None
         number=trial.number,
         outcome=Outcome.COMPLETE,
         value=result.value,
+        also=result.also,
         best=result.best,
         steps=result.steps,
         reason=reason,

@@ -206,6 +206,7 @@ class Planner:
             task=config.study.task,
             settings=settings,
             num_labels=config.data.num_labels,
+            multi_label=config.data.multi_label,
             lora=config.lora,
         )
         tokens = StudyTokens(

@@ -220,7 +220,13 @@ def _request(
 ) -> PlanRequest:
     config = asked.config
     subjects = tuple(
-        PlanSubject(task=config.study.task, settings=one, num_labels=config.data.num_labels, lora=config.lora)
+        PlanSubject(
+            task=config.study.task,
+            settings=one,
+            num_labels=config.data.num_labels,
+            multi_label=config.data.multi_label,
+            lora=config.lora,
+        )
         for one in settings
     )
     return PlanRequest(

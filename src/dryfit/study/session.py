@@ -175,6 +175,7 @@ def _created(config: StudyConfig, space: Space) -> StudyCreated:
         task=config.study.task,
         metric=config.study.metric,
         direction=config.study.resolved_direction,
+        also=config.study.further_goals,
         seed=config.study.seed,
         space=space.to_json(),
     )
@@ -251,7 +252,7 @@ def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
         layout.ledger,
         storage=storage,
         study=work.created.name,
-        direction=work.created.direction,
+        directions=[goal.direction for goal in work.created.goals],
         status=layout.mirror_status,
         log=layout.logs / "mirror.txt",
     )

@@ -5,6 +5,7 @@ Dimension suffixes: ``B`` rows, ``L`` tokens, ``D`` encoder width, ``C`` classes
 
 import inspect
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import HeadSettings
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,41 @@ class HeadSpec:
         settings: The ``[head]`` table.
         num_outputs: Scores per row.
         cls_last: The classification token is each row's last one.
+        multi_label: Each score is of a class for itself: its probability is the score's sigmoid, not a softmax.
     """
 
     settings: HeadSettings
     num_outputs: int
     cls_last: bool = False
+    multi_label: bool = False
+
+
+@final
+class AttentionPooling(nn.Module):
+    """A mean of token vectors with learned weights: ``softmax(v . tanh(W h + b))`` over the tokens of a row.
+
+    Additive attention with one query (Yang et al. 2016, "Hierarchical Attention Networks for Document Classification",
+    equations 5 to 7).
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, width)
+        self.query = nn.Linear(width, 1, bias=False)
+
+    def forward(self, tokens: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Pool rows.
+
+        Args:
+            tokens: Their vectors (B, L, D), and the mask (B, L). One argument: it is the first step of a head.
+
+        Returns:
+            (B, D).
+        """
+        hidden_BLD, mask_BL = tokens
+        scores_BL = self.query(torch.tanh(self.project(hidden_BLD))).squeeze(-1)
+        scores_BL = scores_BL.masked_fill(mask_BL == 0, torch.finfo(scores_BL.dtype).min)
+        return (hidden_BLD * scores_BL.softmax(dim=1).unsqueeze(-1)).sum(dim=1)
 
 
 class EncoderWithHead(nn.Module):
@@ -66,8 +97,8 @@ class EncoderWithHead(nn.Module):
         with torch.autocast(hidden_BLD.device.type, enabled=False):
             return self.head(self.pool(hidden_BLD.to(self.head[-1].weight.dtype), attention_mask))
 
-    def pool(self, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
-        """One vector for each row, padding left out."""
+    def pool(self, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """What the head starts from: one vector for each row, padding left out, or all where the head itself pools."""
         match self.spec.settings.pooling:
             case "cls":
                 if not self.spec.cls_last:
@@ -80,6 +111,8 @@ class EncoderWithHead(nn.Module):
             case "max":
                 lowest = torch.finfo(hidden_BLD.dtype).min
                 return hidden_BLD.masked_fill(mask_BL.unsqueeze(-1) == 0, lowest).amax(dim=1)
+            case "attention":
+                return hidden_BLD, mask_BL
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +212,7 @@ def _unneeded_outputs(encoder: PreTrainedModel) -> dict[str, bool]:
 
 def _head(width: int, spec: HeadSpec) -> nn.Sequential:
     settings = spec.settings
-    steps: list[nn.Module] = []
+    steps: list[nn.Module] = [AttentionPooling(width)] if settings.pooling == "attention" else []
     for _ in range(settings.layers):
         steps += [nn.Dropout(settings.dropout), nn.Linear(width, settings.hidden), _ACTIVATIONS[settings.activation]()]
         width = settings.hidden

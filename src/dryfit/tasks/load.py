@@ -116,6 +116,7 @@ def save_trained(
         "head": model.spec.settings.model_dump(mode="json"),
         "num_outputs": model.spec.num_outputs,
         "cls_last": model.spec.cls_last,
+        "multi_label": model.spec.multi_label,
         **facts,
     }
     suffix = f"{os.getpid()}.tmp"
@@ -165,5 +166,6 @@ def trained_model(folder: Path, *, trust: bool) -> EncoderWithHead:
     if meta.get("format") != _FORMAT:
         raise LoadError(doing, f"format {meta.get('format')!r}", allowed=str(_FORMAT), hint="upgrade dryfit")
     head = HeadSettings.model_validate_json(json.dumps(meta["head"]))
-    spec = HeadSpec(head, num_outputs=meta["num_outputs"], cls_last=meta["cls_last"])
+    multi_label = meta.get("multi_label", False)  # folders of dryfit 0.1 do not say it: they had no such task
+    spec = HeadSpec(head, num_outputs=meta["num_outputs"], cls_last=meta["cls_last"], multi_label=multi_label)
     return build(lambda: EncoderWithHead(make_model(config, Kind.ENCODER, trust_remote_code=trust), spec))

@@ -1,6 +1,9 @@
-"""The losses of classification: cross entropy and focal loss, weighted by class or not.
+"""The losses of classification: cross entropy and focal loss, of one class of several or of each class for itself.
 
-Dimension suffixes: ``B`` rows of a batch, ``C`` classes.
+All are sums, with a normaliser beside them: divided by it they are the weighted mean over a batch. docs/settings.md has
+the formulas.
+
+Dimension suffixes: ``B`` rows of a batch, ``C`` classes; ``N`` answers for a class: absent, present.
 """
 
 from collections.abc import Mapping
@@ -9,23 +12,34 @@ from typing import final
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
+from dryfit.core.errors import ConfigError
 from dryfit.core.settings import LossSettings
-from dryfit.tasks.base import Batch
+from dryfit.tasks.base import Batch, Loss
 
 
 @final
 class ClassificationLoss:
-    """Loss of rows of classes.
+    """Loss of rows that have one of several classes each.
 
     Args:
         loss: The ``[loss]`` table.
         num_labels: Classes.
-        train_counts: Training rows of each class, for ``class_balance = "weighted"``.
+        train_counts: Training rows of each class, for ``class_balance``.
+
+    Raises:
+        ConfigError: ``alpha`` weighs one class against another, and there are more.
     """
 
     def __init__(self, loss: LossSettings, *, num_labels: int, train_counts: Mapping[int, int]) -> None:
+        if loss.alpha is not None and num_labels != 2:
+            raise ConfigError(
+                f"checking loss.alpha = {loss.alpha}",
+                f"data.num_labels is {num_labels}",
+                allowed="alpha with two classes, or with data.multi_label = true",
+                hint='balance more classes with loss.class_balance = "weighted" or "effective"',
+            )
         self._loss = loss
-        self._weights_C = class_weights(train_counts, num_labels) if loss.class_balance == "weighted" else None
+        self._weights_C = class_weights(_per_class(train_counts, num_labels), loss)
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
         """Sum of the rows' class weights, or their number; fp64, the loss rounds it to its own type."""
@@ -42,19 +56,106 @@ class ClassificationLoss:
             return F.cross_entropy(
                 outputs, labels_B, weight=weights_C, label_smoothing=self._loss.label_smoothing, reduction="sum"
             )
-        # Focal loss: (1 - p)^gamma * -log p of the right class (Lin et al. 2017, arXiv:1708.02002, equation 4).
         log_p_B = F.log_softmax(outputs, dim=-1).gather(1, labels_B.unsqueeze(1)).squeeze(1)
-        # -expm1 keeps 1 - p exact for p near 1; the clamp keeps the power's gradient finite at p = 1.
-        rest_B = (-torch.expm1(log_p_B)).clamp_min(torch.finfo(outputs.dtype).tiny)
-        loss_B = -(rest_B**self._loss.gamma) * log_p_B
+        loss_B = _focal(log_p_B, labels_B, self._loss)
         return (loss_B if weights_C is None else loss_B * weights_C[labels_B]).sum()
 
 
-def class_weights(train_counts: Mapping[int, int], num_labels: int) -> torch.Tensor:
-    """Inverse frequencies, scaled so that an average training row weighs one.
+@final
+class MultiLabelLoss:
+    """Loss of rows that have any number of classes: each class is a question of its own, answered yes or no.
 
-    scikit-learn's "balanced" heuristic: rows / (classes * rows of the class).
+    Args:
+        loss: The ``[loss]`` table.
+        num_labels: Classes.
+        train_counts: Training rows that have each class, for ``class_balance``.
+        train_rows: All training rows.
     """
-    total = sum(train_counts.values())
-    weights = [total / (num_labels * train_counts[label]) for label in range(num_labels)]
-    return torch.tensor(weights, dtype=torch.float64)
+
+    def __init__(
+        self, loss: LossSettings, *, num_labels: int, train_counts: Mapping[int, int], train_rows: int
+    ) -> None:
+        self._loss = loss
+        present_C = _per_class(train_counts, num_labels)
+        self._weights_CN = class_weights(torch.stack([train_rows - present_C, present_C], dim=1), loss)
+
+    def batch_weight(self, batch: Batch) -> torch.Tensor:
+        """Sum of the weights of all (row, class) pairs, or their number; fp64."""
+        labels_BC = batch["labels"]
+        if self._weights_CN is None:
+            return torch.tensor(labels_BC.numel(), dtype=torch.float64, device=labels_BC.device)
+        return _of_side(self._weights_CN.to(labels_BC.device), labels_BC).sum()
+
+    def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Weighted loss of all (row, class) pairs; divided by the weight it is their mean."""
+        labels_BC = batch["labels"]
+        targets_BC = labels_BC.to(outputs)
+        smoothing = self._loss.label_smoothing
+        if smoothing > 0:
+            targets_BC = targets_BC * (1 - smoothing) + smoothing / 2
+        loss_BC = F.binary_cross_entropy_with_logits(outputs, targets_BC, reduction="none")
+        if self._loss.name == "focal":
+            loss_BC = _focal(-loss_BC, labels_BC, self._loss)
+        if self._weights_CN is not None:
+            loss_BC = loss_BC * _of_side(self._weights_CN.to(outputs), labels_BC)
+        return loss_BC.sum()
+
+
+def make_loss(
+    loss: LossSettings, *, num_labels: int, train_counts: Mapping[int, int], train_rows: int, multi_label: bool
+) -> Loss:
+    """The loss that the ``[loss]`` table and the kind of labels ask for.
+
+    Raises:
+        ConfigError: ``alpha`` is set and there are more than two classes, of which a row has one.
+    """
+    if multi_label:
+        return MultiLabelLoss(loss, num_labels=num_labels, train_counts=train_counts, train_rows=train_rows)
+    return ClassificationLoss(loss, num_labels=num_labels, train_counts=train_counts)
+
+
+def class_weights(counts: torch.Tensor, loss: LossSettings) -> torch.Tensor | None:
+    """Weight of each class, scaled so that an average training row weighs one; None for ``class_balance = "none"``.
+
+    ``weighted``: inverse frequencies, scikit-learn's "balanced" heuristic. ``effective``: inverse effective numbers,
+    ``(1 - beta) / (1 - beta**n)`` (Cui et al. 2019, arXiv:1901.05555, equation 2). A class without rows weighs nothing.
+
+    Args:
+        counts: Training rows of each class along the last dimension, fp64.
+        loss: The ``[loss]`` table.
+    """
+    match loss.class_balance:
+        case "none":
+            return None
+        case "weighted":
+            weights = 1 / counts
+        case "effective":
+            beta = torch.tensor(loss.effective_beta, dtype=counts.dtype)
+            weights = (1 - beta) / -torch.expm1(counts * beta.log())
+    weights = torch.where(counts > 0, weights, 0)
+    return weights * counts.sum(dim=-1, keepdim=True) / (weights * counts).sum(dim=-1, keepdim=True)
+
+
+def _focal(log_p: torch.Tensor, labels: torch.Tensor, loss: LossSettings) -> torch.Tensor:
+    """``alpha * (1 - p)**gamma * -log p`` of the truth's probability (Lin et al. 2017, arXiv:1708.02002, equation 5).
+
+    Args:
+        log_p: Log probability of what is true.
+        labels: 1 where that is class 1, or that a class is present: it weighs ``alpha``, the rest ``1 - alpha``.
+        loss: The ``[loss]`` table.
+    """
+    # -expm1 keeps 1 - p exact for p near 1; the clamp keeps the power's gradient finite at p = 1.
+    rest = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
+    found = -(rest**loss.gamma) * log_p
+    if loss.alpha is None:
+        return found
+    return found * (labels.to(log_p.dtype) * (2 * loss.alpha - 1) + (1 - loss.alpha))
+
+
+def _of_side(weights_CN: torch.Tensor, labels_BC: torch.Tensor) -> torch.Tensor:
+    """The weight of each (row, class) pair: that of the class's rows with it, or of those without."""
+    return torch.where(labels_BC > 0, weights_CN[:, 1], weights_CN[:, 0])
+
+
+def _per_class(train_counts: Mapping[int, int], num_labels: int) -> torch.Tensor:
+    return torch.tensor([train_counts[label] for label in range(num_labels)], dtype=torch.float64)

@@ -28,7 +28,7 @@ class ModelInput(Settings):
     criterion: str | None
     max_length: int
     pad_id: int
-    multi_label: bool = False
+    multi_label: bool
 
 
 def model_input(data: DataSettings, tokens: Tokens, *, max_length: int) -> ModelInput:
@@ -39,6 +39,7 @@ def model_input(data: DataSettings, tokens: Tokens, *, max_length: int) -> Model
         criterion=data.criterion if tokens.pairs else None,
         max_length=max_length,
         pad_id=tokens.pad_id,
+        multi_label=data.multi_label,
     )
 
 

@@ -24,6 +24,7 @@ class Row:
     Attributes:
         id: Unique over all splits.
         criterion: What the text is asked for; None where the data set has text alone.
+        label: Its class, or with ``data.multi_label`` the classes it has, in order; it may have none.
         group: What may not cross splits; the row's own id where the data set has no groups.
         evidence: Spans [start, end) of characters of the text.
         place: Where the row came from, for messages.
@@ -32,7 +33,7 @@ class Row:
     id: str
     text: str
     criterion: str | None
-    label: int
+    label: int | tuple[int, ...]
     group: str
     evidence: tuple[tuple[int, int], ...]
     place: str
@@ -157,8 +158,12 @@ def fingerprint(splits: Splits) -> str:
 
 
 def label_counts(rows: tuple[Row, ...]) -> dict[int, int]:
-    """Rows per label."""
-    return dict(sorted(Counter(row.label for row in rows).items()))
+    """Rows per label; a row that has several counts for each of them."""
+    return dict(sorted(Counter(label for row in rows for label in _labels_of(row)).items()))
+
+
+def _labels_of(row: Row) -> tuple[int, ...]:
+    return row.label if isinstance(row.label, tuple) else (row.label,)
 
 
 def unlabelled_row(raw: RawRow, columns: Columns) -> UnlabelledRow:
@@ -201,7 +206,7 @@ def _row(raw: RawRow, data: DataSettings, optional: dict[str, bool]) -> Row:
         id=row_id,
         text=text,
         criterion=_text(raw, data.criterion) if optional["criterion"] else None,
-        label=_label(raw, data),
+        label=_several_labels(raw, data) if data.multi_label else _label(raw, data),
         group=_name(raw, data.group) if optional["group"] else row_id,
         evidence=_spans(raw, data.evidence, text) if optional["evidence"] else (),
         place=raw.place,
@@ -236,11 +241,30 @@ def _label(raw: RawRow, data: DataSettings) -> int:
     return value
 
 
-def _spans(raw: RawRow, column: str, text: str) -> tuple[tuple[int, int], ...]:
-    value: Any = raw.values[column]
+def _several_labels(raw: RawRow, data: DataSettings) -> tuple[int, ...]:
+    value = _from_csv(raw, raw.values[data.label])
+    allowed = f"a list of different integers from 0 to {data.num_labels - 1} (data.num_labels = {data.num_labels})"
+    if not isinstance(value, list):
+        hint = "with data.multi_label = true a row without a class has []"
+        raise _error(raw, f"{data.label} is {value!r}, not a list", allowed=allowed, hint=hint)
+    for label in value:
+        if type(label) is not int or not 0 <= label < data.num_labels:
+            raise _error(raw, f"{data.label} has {label!r}", allowed=allowed)
+    if len(set(value)) < len(value):
+        raise _error(raw, f"{data.label} is {value!r}, with a class twice", allowed=allowed)
+    return tuple(sorted(value))
+
+
+def _from_csv(raw: RawRow, value: Any, *, empty: str = "") -> Any:
+    """What a cell means: CSV knows text alone, so a list stands there as JSON."""
     if isinstance(value, str) and raw.source.endswith(".csv"):
-        with suppress(json.JSONDecodeError):  # refused below, with its value
-            value = json.loads(value or "[]")
+        with suppress(json.JSONDecodeError):  # refused by the caller, with its value
+            return json.loads(value or empty)
+    return value
+
+
+def _spans(raw: RawRow, column: str, text: str) -> tuple[tuple[int, int], ...]:
+    value: Any = _from_csv(raw, raw.values[column], empty="[]")
     allowed = f"a list of [start, end) with 0 <= start < end <= {len(text)}, the length of the text"
     if not isinstance(value, list):
         raise _error(raw, f"{column} is {value!r}", allowed=allowed)
@@ -254,8 +278,8 @@ def _spans(raw: RawRow, column: str, text: str) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def _error(raw: RawRow, found: str, *, allowed: str) -> DataError:
-    return DataError(f"reading {raw.place}", found, allowed=allowed)
+def _error(raw: RawRow, found: str, *, allowed: str, hint: str = "") -> DataError:
+    return DataError(f"reading {raw.place}", found, allowed=allowed, hint=hint)
 
 
 def _check_across(splits: Splits, data: DataSettings) -> None:
@@ -286,10 +310,24 @@ def _check_across(splits: Splits, data: DataSettings) -> None:
                 f"column {data.criterion!r} is in some splits only",
                 allowed="a criterion in all rows or in none",
             )
-    absent = sorted(set(range(data.num_labels)) - {row.label for row in splits[TRAIN]})
+    _check_classes(splits[TRAIN], data)
+
+
+def _check_classes(rows: tuple[Row, ...], data: DataSettings) -> None:
+    """Classes from which nothing can be learned: no training row has them, or every one where each is for itself."""
+    counts = label_counts(rows)
+    absent = [str(label) for label in range(data.num_labels) if label not in counts]
     if absent:
         raise DataError(
             "preparing the split train",
-            f"no row has label {', '.join(map(str, absent))}",
+            f"no row has label {', '.join(absent)}",
             allowed=f"rows of all {data.num_labels} classes (data.num_labels)",
+        )
+    everywhere = [str(label) for label, count in counts.items() if count == len(rows)] if data.multi_label else []
+    if everywhere:
+        raise DataError(
+            "preparing the split train",
+            f"every row has label {', '.join(everywhere)}",
+            allowed="for each class rows that have it and rows that do not",
+            hint="leave out a class that all rows have",
         )

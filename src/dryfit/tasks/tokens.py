@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,7 +31,8 @@ class TokenSet:
         ids_T: Token ids of all rows, int32.
         types_T: Segment of each token, uint8; None where the tokenizer has no segments.
         starts_R: Where each row begins, int64, and a last entry where the last one ends.
-        labels_R: Label of each row, int64.
+        labels_R: Label of each row, int64; where a row may have any number of them (rows, classes), uint8, 1 for each
+            that it has.
     """
 
     ids_T: torch.Tensor
@@ -46,6 +47,12 @@ class TokenSet:
     def lengths_R(self) -> torch.Tensor:
         """Tokens of each row."""
         return self.starts_R[1:] - self.starts_R[:-1]
+
+    def label_counts(self, num_labels: int) -> dict[int, int]:
+        """Rows that have each label."""
+        has_several = self.labels_R.ndim > 1
+        counts = self.labels_R.sum(dim=0) if has_several else torch.bincount(self.labels_R, minlength=num_labels)
+        return dict(enumerate(counts.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,8 @@ def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
     crowded = crowded_criteria((row for rows in splits.values() for row in rows), tokenizer, max_length)
     for error in crowded.values():
         raise error
-    sets = {name: _token_set(rows, tokenizer, max_length) for name, rows in splits.items()}
+    labels = _labels(splits)
+    sets = {name: token_set(rows, labels[name], tokenizer, max_length) for name, rows in splits.items()}
     train = sets[TRAIN]
     first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
     cls_last = last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
@@ -170,16 +178,27 @@ def crowded_criteria(
     }
 
 
-def _token_set(rows: tuple[Row, ...], tokenizer: PreTrainedTokenizerBase, max_length: int) -> TokenSet:
-    labels_R = torch.tensor([row.label for row in rows], dtype=torch.int64)
-    return replace(unlabelled_tokens(rows, tokenizer, max_length), labels_R=labels_R)
+def _labels(splits: Splits) -> dict[str, torch.Tensor]:
+    """Labels of each split; lists of them as (rows, classes). No class is without a training row: that was checked."""
+    several = {name: [row.label for row in rows if isinstance(row.label, tuple)] for name, rows in splits.items()}
+    if not several[TRAIN]:
+        return {name: torch.tensor([row.label for row in rows], dtype=torch.int64) for name, rows in splits.items()}
+    classes = 1 + max(label for labels in several[TRAIN] for label in labels)
+    found = {name: torch.zeros((len(rows), classes), dtype=torch.uint8) for name, rows in splits.items()}
+    for name, rows in several.items():
+        for row, labels in enumerate(rows):
+            found[name][row, list(labels)] = 1
+    return found
 
 
-def unlabelled_tokens(rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase, max_length: int) -> TokenSet:
-    """Tokenise rows, cutting only the text; in the place of each label stands -1.
+def token_set(
+    rows: Sequence[Readable], labels_R: torch.Tensor, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> TokenSet:
+    """Tokenise rows, cutting only the text.
 
     Args:
         rows: At least one; all with a criterion, or none.
+        labels_R: As in :class:`TokenSet`; what stands there is not looked at.
         tokenizer: The model's.
         max_length: Tokens a row is cut to.
     """
@@ -208,5 +227,5 @@ def unlabelled_tokens(rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBa
         ids_T=torch.cat(ids),
         types_T=torch.cat(types) if types else None,
         starts_R=starts_R,
-        labels_R=torch.full((len(rows),), -1),
+        labels_R=labels_R,
     )

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from huggingface_hub import EvalResult, ModelCardData
+from torch import nn
 
 from dryfit.core.jobs import FinalRequest, FinalResult
 from dryfit.core.settings import Settings
 from dryfit.core.trial import TrialConfig
 from dryfit.core.version import VERSION
 from dryfit.meta.source import MINILM
-from dryfit.tasks.heads import EncoderWithHead
+from dryfit.tasks.heads import AttentionPooling, EncoderWithHead
 from dryfit.tasks.model_input import ModelInput
 
 README_FILE = "README.md"
@@ -26,6 +27,7 @@ _POOLING = {
     "cls": "hidden_BLD[:, 0]",
     "cls_last": "hidden_BLD[torch.arange(len(mask_BL)), mask_BL.sum(dim=1) - 1]",
     "mean": "(hidden_BLD * mask_BL[:, :, None]).sum(dim=1) / mask_BL.sum(dim=1, keepdim=True)",
+    "attention": "(hidden_BLD, mask_BL)",
     "max": "hidden_BLD.masked_fill(mask_BL[:, :, None] == 0, torch.finfo(hidden_BLD.dtype).min).amax(dim=1)",
 }
 _WITH_DRYFIT = """\
@@ -34,7 +36,25 @@ import dryfit
 model = dryfit.load("PATH")
 dryfit.predict("PATH", "rows.jsonl", "predictions.jsonl")
 """
-_ACTIVATIONS = {"gelu": "torch.nn.GELU()", "relu": "torch.nn.ReLU()", "tanh": "torch.nn.Tanh()"}
+_ACTIVATIONS = {
+    "gelu": "torch.nn.GELU()",
+    "relu": "torch.nn.ReLU()",
+    "tanh": "torch.nn.Tanh()",
+    "silu": "torch.nn.SiLU()",
+}
+_ATTENTION_POOLING = """\
+class AttentionPooling(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.project, self.query = torch.nn.Linear(width, width), torch.nn.Linear(width, 1, bias=False)
+
+    def forward(self, tokens):
+        hidden_BLD, mask_BL = tokens
+        scores_BL = self.query(torch.tanh(self.project(hidden_BLD))).squeeze(-1)
+        scores_BL = scores_BL.masked_fill(mask_BL == 0, torch.finfo(scores_BL.dtype).min)
+        return (hidden_BLD * scores_BL.softmax(dim=1).unsqueeze(-1)).sum(dim=1)
+
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +95,7 @@ def example(trained: Trained) -> str:
         "from safetensors.torch import load_file",
         "from transformers import AutoConfig, AutoModel, AutoTokenizer",
         "",
+        *(_ATTENTION_POOLING.splitlines() if pooling == "attention" else []),
         'folder = "."',
         'weights = load_file(f"{folder}/model.safetensors")',
         'parts = {part: {name.removeprefix(f"{part}."): value for name, value in weights.items()',
@@ -100,10 +121,12 @@ def _layers(model: EncoderWithHead) -> list[str]:
     """The head's layers as code; dropout does nothing outside training, but takes a place."""
     found: list[str] = []
     for layer in model.head:
-        if hasattr(layer, "in_features"):
+        if isinstance(layer, nn.Linear):
             found.append(f"torch.nn.Linear({layer.in_features}, {layer.out_features})")
-        elif type(layer).__name__ == "Dropout":
+        elif isinstance(layer, nn.Dropout):
             found.append("torch.nn.Identity()")
+        elif isinstance(layer, AttentionPooling):
+            found.append(f"AttentionPooling({layer.project.in_features})")
         else:
             found.append(_ACTIVATIONS[model.spec.settings.activation])
     return found

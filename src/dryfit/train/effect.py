@@ -1,27 +1,9 @@
 """Settings that would change nothing are errors, not silence."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from dryfit.core.errors import ConfigError
+from dryfit.core.needs import TRIAL_NEEDS
 from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import TrialConfig
-
-_OPTIM_READS = {
-    "beta1": ("adamw", "adamw8bit", "lion", "sgd"),
-    "beta2": ("adamw", "adamw8bit", "lion"),
-    "eps": ("adamw", "adamw8bit"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Idle:
-    """A key that acts only under a value of another: its switch."""
-
-    key: str
-    switch: str
-    acts: bool
-    needs: str
 
 
 def check_effect(config: TrialConfig) -> None:
@@ -33,27 +15,16 @@ def check_effect(config: TrialConfig) -> None:
         ConfigError: Such a key is set.
     """
     defaults = TrialSettings()
-    for idle in _idle_keys(config.settings):
-        value = _get(config.settings, idle.key)
-        if idle.acts or idle.switch in config.params or value == _get(defaults, idle.key):
+    for needs in TRIAL_NEEDS:
+        value, switched = _get(config.settings, needs.key), _get(config.settings, needs.switch)
+        if switched in needs.values or needs.switch in config.params or value == _get(defaults, needs.key):
             continue
         raise ConfigError(
-            f"checking {idle.key} = {value!r}",
-            f"it has no effect with {idle.switch} = {_get(config.settings, idle.switch)!r}",
-            allowed=f"{idle.key} only with {idle.needs}",
+            f"checking {needs.key} = {value!r}",
+            f"it has no effect with {needs.switch} = {switched!r}",
+            allowed=f"{needs.key} only with {needs.condition}",
             hint="leave the key out (in a search: give it a `when`)",
         )
-
-
-def _idle_keys(settings: TrialSettings) -> Iterator[_Idle]:
-    loss, head, optim = settings.loss, settings.head, settings.optim
-    yield _Idle("loss.gamma", "loss.name", loss.name == "focal", 'loss.name = "focal"')
-    smooths = loss.name == "cross_entropy"
-    yield _Idle("loss.label_smoothing", "loss.name", smooths, 'loss.name = "cross_entropy"')
-    yield _Idle("head.hidden", "head.layers", head.layers > 0, "head.layers above 0")
-    yield _Idle("head.activation", "head.layers", head.layers > 0, "head.layers above 0")
-    for key, names in _OPTIM_READS.items():
-        yield _Idle(f"optim.{key}", "optim.name", optim.name in names, "optim.name " + " or ".join(names))
 
 
 def _get(settings: TrialSettings, key: str) -> object:

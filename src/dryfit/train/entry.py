@@ -19,7 +19,8 @@ from dryfit.core.jobs import ChildResult, TrainRequest, TrainResult
 from dryfit.core.trial import best_point
 from dryfit.core.wire import Note, Phase
 from dryfit.meta.source import model_folder
-from dryfit.tasks.classification import CriteriaTask, check_metric
+from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.metrics import check_metric
 from dryfit.tasks.model_input import model_input
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import TRAIN, VALIDATION
@@ -71,7 +72,8 @@ def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -
             "starting a trial",
             f"the plan is for batches of {body.plan.effective_batch}, not of {config.settings.train.batch_size}",
         )
-    check_metric(config.metric, config.data.num_labels)
+    for metric in (config.metric, *config.also):
+        check_metric(metric, config.data.num_labels, multi_label=config.data.multi_label)
     check_effect(config)
     check_optimizer(config.settings.optim, optimizer_plan(body.plan), body.plan.device)
     tokens = prepared_tokens(
@@ -97,6 +99,7 @@ def train_result(body: TrainRequest, run: RunState) -> TrainResult:
     peak = observed_memory(body.plan.device)
     return TrainResult(
         value=best.value if best else None,
+        also=tuple(best.metrics[metric] for metric in body.config.also) if best else (),
         best=best.n if best else None,
         steps=run.step,
         stopped_by=run.stopped_by,
@@ -112,12 +115,14 @@ def trial_parts(
     """Build the model, and put together what one training run is made of."""
     config = body.config
     train_set = tokens.splits[TRAIN]
-    counts = torch.bincount(train_set.labels_R, minlength=config.data.num_labels)
+    data = config.data
     task = CriteriaTask(
         config.settings.loss,
-        num_labels=config.data.num_labels,
-        train_counts=dict(enumerate(counts.tolist())),
+        num_labels=data.num_labels,
+        train_counts=train_set.label_counts(data.num_labels),
         pad_id=tokens.pad_id,
+        train_rows=len(train_set),
+        multi_label=data.multi_label,
     )
     parts = TrialParts(
         request=body,

@@ -24,7 +24,8 @@ def build_model(body: TrainRequest, *, cls_last: bool) -> EncoderWithHead:
     )
     if body.plan.checkpointing:
         enable_checkpointing(encoder, reentrant=body.plan.reentrant)
-    spec = HeadSpec(settings.head, num_outputs=body.config.data.num_labels, cls_last=cls_last)
+    data = body.config.data
+    spec = HeadSpec(settings.head, num_outputs=data.num_labels, cls_last=cls_last, multi_label=data.multi_label)
     model = build(lambda: EncoderWithHead(encoder, spec), seed=derive_seed(body.config.seed, "head"))
     device = "cuda" if body.plan.device is DeviceKind.CUDA else "cpu"
     report = materialise(model, device=device, missing=["head.*"])

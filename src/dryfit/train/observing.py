@@ -220,7 +220,7 @@ def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:
             case "input_ids":
                 values.random_(*_TOKENS)
             case "labels":
-                values.random_(*(_TOKENS if rehearsal.parts.labels_tokens else (0, case.subject.num_labels)))
+                values.random_(*((0, rehearsal.parts.labels.values) if rehearsal.parts.labels.values else _TOKENS))
             case _:
                 values.zero_()
     return batch

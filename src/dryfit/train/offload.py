@@ -36,6 +36,7 @@ class HostOptimizer(Optimizer):
                 for group in self.param_groups
             ]
         )
+        self.defaults = self._inner.defaults  # schedules read the learning rate there
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = [
             pair
             for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True)

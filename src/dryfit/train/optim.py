@@ -1,13 +1,14 @@
 """Parameter groups, optimizers and schedules of a trial."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
@@ -24,10 +25,15 @@ IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
     "adamw": _TORCH_HAS,
     "sgd": _TORCH_HAS,
     "lion": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
+    "radam": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
+    "nadam": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
     "adafactor": (OptimizerImpl.PLAIN,),
     "adamw8bit": (OptimizerImpl.FUSED,),
 }
 """What each optimizer has, the fastest first."""
+
+_RECTIFIED_AFTER_STEPS: Final = 5
+"""Of RAdam: Liu et al. 2020, arXiv:1908.03265, algorithm 2, for any ``beta2`` from 0.9 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,8 @@ def make_optimizer(
         return ModelledOptimizer(groups, state_of)
     if plan.offload:
         return HostOptimizer(groups, lambda host_groups: _optimizer(host_groups, optim, plan.impl, "cpu"))
+    if plan.modelled and optim.name == "radam":
+        return _rectified(groups, optim, plan.impl, device)
     return _optimizer(groups, optim, plan.impl, device)
 
 
@@ -146,6 +154,13 @@ def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: Optimiz
     match optim.name:
         case "adamw":
             return torch.optim.AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps, **flags)
+        case "radam" | "nadam":
+            # Decoupled as AdamW's: one value of weight_decay then means the same for all of them.
+            adaptive = torch.optim.RAdam if optim.name == "radam" else torch.optim.NAdam
+            foreach = impl is OptimizerImpl.FOREACH
+            return adaptive(
+                groups, lr=optim.lr, betas=betas, eps=optim.eps, decoupled_weight_decay=True, foreach=foreach
+            )
         case "sgd":
             return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.beta1, **flags)
         case "adafactor":
@@ -155,6 +170,21 @@ def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: Optimiz
             return pytorch_optimizer().Lion(groups, lr=optim.lr, betas=betas, foreach=impl is OptimizerImpl.FOREACH)
         case "adamw8bit":
             return bitsandbytes().optim.AdamW8bit(groups, lr=optim.lr, betas=betas, eps=optim.eps)
+
+
+def _rectified(groups: list[dict[str, Any]], optim: OptimSettings, impl: OptimizerImpl, device: str) -> Optimizer:
+    """RAdam with what it takes from its sixth step on, in the second already; before, it divides by no second moment.
+
+    With a small ``beta2`` it never does: the one that does is taken for all.
+    """
+    optimizer = _optimizer(groups, optim.model_copy(update={"beta2": 0.999}), impl, device)
+
+    def jump(stepped: Optimizer, args: Any, kwargs: Any) -> None:
+        for state in stepped.state.values():
+            state["step"] += _RECTIFIED_AFTER_STEPS
+
+    optimizer.register_step_post_hook(jump)
+    return optimizer
 
 
 def _modelled_state(optim: OptimSettings, plan: OptimizerPlan, device: str) -> StateOf | None:
@@ -187,7 +217,40 @@ def implementations(name: str, device: DeviceKind) -> tuple[OptimizerImpl, ...]:
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_steps: int) -> LRScheduler:
-    """The learning rate over a trial's steps."""
-    name = "constant_with_warmup" if sched.name == "constant" else sched.name
-    warmup_steps = math.ceil(sched.warmup_ratio * total_steps)
-    return get_scheduler(name, optimizer, num_warmup_steps=warmup_steps, num_training_steps=total_steps)
+    """The learning rate over a trial's steps; each group keeps its share of it.
+
+    ``one_cycle`` leaves the optimizer's momentum as the study has it.
+    """
+    if sched.name == "one_cycle":
+        return _one_cycle(optimizer, sched, total_steps)
+    name, specific = _IN_TRANSFORMERS[sched.name]
+    return get_scheduler(
+        name,
+        optimizer,
+        # At least one step is past the warm-up: else the only step of a short trial would learn at a rate of zero, and
+        # transformers 5.23 divides by zero in its polynomial.
+        num_warmup_steps=min(math.ceil(sched.warmup_ratio * total_steps), total_steps - 1),
+        num_training_steps=total_steps,
+        scheduler_specific_kwargs=specific(sched),
+    )
+
+
+_IN_TRANSFORMERS: Final[dict[str, tuple[str, Callable[[SchedSettings], dict[str, float]]]]] = {
+    "linear": ("linear", lambda _: {}),
+    "cosine": ("cosine", lambda _: {}),
+    "cosine_restarts": ("cosine_with_restarts", lambda sched: {"num_cycles": sched.cycles}),
+    "polynomial": ("polynomial", lambda sched: {"power": sched.power, "lr_end": 0.0}),
+    "constant": ("constant_with_warmup", lambda _: {}),
+}
+
+
+def _one_cycle(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_steps: int) -> LRScheduler:
+    # torch 2.13 divides by zero where the warm-up is just one step: it then starts at the peak, as without one.
+    warms_up = sched.warmup_ratio * total_steps > 1
+    return OneCycleLR(
+        optimizer,
+        max_lr=[group["lr"] for group in optimizer.param_groups],
+        total_steps=total_steps,
+        pct_start=sched.warmup_ratio if warms_up else 0.0,
+        cycle_momentum=False,
+    )

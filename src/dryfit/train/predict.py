@@ -30,7 +30,7 @@ from dryfit.tasks.load import load
 from dryfit.tasks.model_input import ModelInput, read_model_input
 from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
 from dryfit.tasks.sources import BadRow, RawRow, stream_rows
-from dryfit.tasks.tokens import crowded_criteria, unlabelled_tokens
+from dryfit.tasks.tokens import crowded_criteria, token_set
 from dryfit.train.batches import evaluation_batches
 from dryfit.train.device import find_device
 
@@ -65,7 +65,7 @@ class Predictor:
         Returns:
             (rows, C), in order.
         """
-        tokens = unlabelled_tokens(rows, self.tokenizer, self.model_input.max_length)
+        tokens = token_set(rows, torch.full((len(rows),), -1), self.tokenizer, self.model_input.max_length)
         device = next(self.model.parameters()).device
         found: list[torch.Tensor] = []
         order: list[int] = []

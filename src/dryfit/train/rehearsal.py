@@ -45,7 +45,7 @@ class Rehearsal:
     def batch(self, shape: Shape) -> Batch:
         """A batch on the device, its values unset."""
         tokens = dict.fromkeys(self.parts.inputs, (shape.rows, shape.length))
-        sizes = tokens | {"labels": tokens["input_ids"][: 2 if self.parts.labels_tokens else 1]}
+        sizes = tokens | {"labels": self.parts.labels.size(shape.rows, shape.length)}
         return {name: torch.empty(size, dtype=torch.int64, device=self.device) for name, size in sizes.items()}
 
     def micro(self, batch: Batch, phases: Callable[[StepPhase], None]) -> None:

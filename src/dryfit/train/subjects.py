@@ -17,11 +17,30 @@ from dryfit.meta.pretrained import Kind, make_model, one_stack
 from dryfit.tasks.base import Loss
 from dryfit.tasks.causal_lm import CausalLm, CausalLmLoss
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
-from dryfit.tasks.losses import ClassificationLoss
+from dryfit.tasks.losses import make_loss
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim import OptimizerPlan, make_optimizer
 
 DTYPES = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What there is a label for: each row, each token of it, or each of some classes of it.
+
+    Attributes:
+        values: Labels lie from 0 to below this; 0: they are tokens.
+        classes: How many a row has of them; 0: one, or where they are tokens, one for each.
+    """
+
+    values: int
+    classes: int = 0
+
+    def size(self, rows: int, length: int) -> tuple[int, ...]:
+        """Dimensions of a batch's labels."""
+        if self.classes:
+            return rows, self.classes
+        return (rows,) if self.values else (rows, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +51,14 @@ class StepParts:
         model: On the meta device.
         loss: Loss sum and normaliser.
         inputs: Names of what the model is given, each (rows, length).
-        labels_tokens: There is a label for each token, not for each row.
+        labels: What there is a label for.
         optimizer: Makes the optimizer once the model is on its device.
     """
 
     model: nn.Module
     loss: Loss
     inputs: tuple[str, ...]
-    labels_tokens: bool
+    labels: Labels
     optimizer: Callable[[OptimizerPlan], torch.optim.Optimizer]
     settings: TrialSettings
 
@@ -68,11 +87,18 @@ def _criteria(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> 
         enable_checkpointing(encoder, reentrant=reentrant)
     model = build(lambda: EncoderWithHead(encoder, HeadSpec(settings.head, num_outputs=subject.num_labels)))
     freeze(model, regularization.freeze_layers)
-    counts = dict.fromkeys(range(subject.num_labels), 1)
-    loss = ClassificationLoss(settings.loss, num_labels=subject.num_labels, train_counts=counts)
+    classes = subject.num_labels
+    loss = make_loss(
+        settings.loss,
+        num_labels=classes,
+        train_counts=dict.fromkeys(range(classes), 1),
+        train_rows=classes + 1,
+        multi_label=subject.multi_label,
+    )
+    labels = Labels(2, classes) if subject.multi_label else Labels(classes)
     segments = getattr(config, "type_vocab_size", 0) or 0
     inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if segments > 1 else ()))
-    return StepParts(model, loss, inputs, False, partial(make_optimizer, model, settings.optim), settings)
+    return StepParts(model, loss, inputs, labels, partial(make_optimizer, model, settings.optim), settings)
 
 
 def _causal_lm(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:
@@ -93,7 +119,7 @@ def _causal_lm(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) ->
     if checkpointing:
         enable_checkpointing(decoder, reentrant=reentrant)
     inputs = ("input_ids", "attention_mask")
-    return StepParts(model, CausalLmLoss(), inputs, True, partial(make_optimizer, model, settings.optim), settings)
+    return StepParts(model, CausalLmLoss(), inputs, Labels(0), partial(make_optimizer, model, settings.optim), settings)
 
 
 def _frozen_in(adapted: nn.Module, lora: LoraSettings) -> nn.Module:

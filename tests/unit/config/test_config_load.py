@@ -190,7 +190,7 @@ def test_a_missing_or_unreadable_file(tmp_path):
         ('num_labels = 3\n[study]\nmetric = "f1"\n', DATA, "study.metric is f1"),
         ('[train]\nprecision = "fp16"\n[execution]\ndevice = "cpu"\n', DATA, "train.precision is fp16"),
         ("[loss]\ngamma = 1.0\n", DATA, "loss.gamma is 1.0, but loss.name = cross_entropy does not read it"),
-        ("[head]\nhidden = 64\n", DATA, "head.hidden is 64, but head.layers is 0"),
+        ("[head]\nhidden = 64\n", DATA, "head.hidden is 64, but head.layers = 0 does not read it"),
         ("[search]\nreduction = 4\n", DATA, "search.reduction is 4"),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.memory_key import IRRELEVANT, NEUTRAL, memory_key
+from dryfit.core.memory_key import IRRELEVANT, NEUTRAL, SET_OR_UNSET, memory_key
 from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import LoraSettings, Task, TrialSettings
 
@@ -36,7 +36,10 @@ OTHER: dict[str, Any] = {
     "optim.eps": 0.5,
     "sched.name": "cosine",
     "sched.warmup_ratio": 0.5,
+    "sched.cycles": 5,
+    "sched.power": 3.0,
     "loss.gamma": 5.0,
+    "loss.effective_beta": 0.5,
     "lora.alpha": 5.0,
 }
 
@@ -58,7 +61,7 @@ def every_key() -> set[str]:
 
 def test_every_setting_was_thought_of() -> None:
     """A new setting is added here, and where it moves no tensor, to one of the two tables."""
-    assert set(OTHER) | set(NEUTRAL) == every_key()
+    assert set(OTHER) | set(NEUTRAL) | SET_OR_UNSET == every_key()
     assert IRRELEVANT <= set(OTHER)
 
 
@@ -73,6 +76,11 @@ def test_of_some_only_matters_whether_they_are_there(name: str) -> None:
     assert key_of((name, NEUTRAL[name])) != key_of((name, 0.5))
 
 
+@pytest.mark.parametrize("name", sorted(SET_OR_UNSET))
+def test_of_some_only_matters_whether_they_are_set(name: str) -> None:
+    assert key_of((name, 0.25)) == key_of((name, 0.5)) != key_of()
+
+
 def test_unset_dropout_is_the_pretrained_one() -> None:
     keys = {key_of(("regularization.dropout", value)) for value in (None, 0.0, 0.1)}
     assert len(keys) == 3
@@ -83,7 +91,8 @@ def test_task_labels_and_adapters_count() -> None:
     subjects = [
         PlanSubject(task=Task.CRITERIA, settings=settings),
         PlanSubject(task=Task.CRITERIA, settings=settings, num_labels=3),
+        PlanSubject(task=Task.CRITERIA, settings=settings, num_labels=3, multi_label=True),
         PlanSubject(task=Task.CAUSAL_LM, settings=settings),
         PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=LoraSettings()),
     ]
-    assert len({memory_key(subject) for subject in subjects}) == 4
+    assert len({memory_key(subject) for subject in subjects}) == 5

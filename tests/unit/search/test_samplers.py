@@ -21,8 +21,8 @@ def next_point(history: list[TrialRecord], sampler: SamplerName) -> Suggestion:
         SPACE,
         history,
         search=search,
-        direction=Direction.MAXIMIZE,
-        base=CONFIG.trial_settings,
+        directions=(Direction.MAXIMIZE,),
+        points=(),
         seed=1,
         number=len(history),
     )

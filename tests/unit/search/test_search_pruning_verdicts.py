@@ -3,11 +3,12 @@ from math import nan
 
 import pytest
 
-from dryfit.config.schema import SearchSettings
+from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.errors import InternalError
 from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.pruning import PruneVerdict, judge
+from dryfit.search.pruning import PruneVerdict, Rules, judge, most_reports
+from dryfit.search.space import Space
 
 
 def settings(**changes: object) -> SearchSettings:
@@ -22,8 +23,12 @@ def record(
     return TrialRecord(number, {}, {}, outcome, value, points, rungs or {})
 
 
+def rules(search: SearchSettings) -> Rules:
+    return Rules(search=search, direction=Direction.MAXIMIZE, study="toy", most_reports=3)
+
+
 def verdict(history: list[TrialRecord], search: SearchSettings) -> PruneVerdict:
-    return judge(history, history[-1].number, search=search, direction=Direction.MAXIMIZE)
+    return judge(history, history[-1].number, rules(search))
 
 
 GOOD = [record(n, [0.5, 0.6, 0.7], Outcome.COMPLETE) for n in range(5)]
@@ -36,10 +41,10 @@ def test_no_pruner_never_stops_a_trial() -> None:
 def test_nothing_reported_goes_on_and_an_unknown_trial_is_our_bug() -> None:
     assert verdict([*GOOD, record(5, [])], settings(pruner="asha")).proceed
     with pytest.raises(InternalError):
-        judge(GOOD, 9, search=settings(pruner="asha"), direction=Direction.MAXIMIZE)
+        judge(GOOD, 9, rules(settings(pruner="asha")))
 
 
-@pytest.mark.parametrize("pruner", ["median", "asha"])
+@pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])
 def test_the_first_reports_prune_nothing(pruner: str) -> None:
     rungs = {"completed_rung_0": 0.6}
     others = [record(one.number, [0.5, 0.6, 0.7], Outcome.COMPLETE, rungs) for one in GOOD]
@@ -47,6 +52,32 @@ def test_the_first_reports_prune_nothing(pruner: str) -> None:
         search = settings(pruner=pruner, warmup_reports=warmup)
         proceeds = [verdict([*others, record(5, [0.0] * n)], search).proceed for n in range(1, warmup + 2)]
         assert proceeds == [True] * warmup + [False]
+
+
+def test_a_patient_pruner_asks_only_when_a_trial_falls_behind_itself() -> None:
+    search = settings(pruner="patient", patience_reports=1, warmup_reports=0, min_delta=0.05)
+    flat, fallen, slightly = [0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.0, 0.0], [0.1, 0.1, 0.07, 0.07]
+    poor = [record(n, [0.5] * 4, Outcome.COMPLETE) for n in range(5)]
+    assert [verdict([*poor, record(5, values)], search).proceed for values in (flat, fallen, slightly)] == [
+        True,
+        False,
+        True,
+    ]
+    assert verdict([*poor, record(5, fallen[:3])], search).proceed  # one validation without a better one is allowed
+    good = [record(n, [0.0] * 4, Outcome.COMPLETE) for n in range(5)]
+    assert verdict([*good, record(5, fallen)], search).proceed  # and the median decides
+    assert verdict([*poor, record(5, [nan, nan, 0.0, 0.0])], search).proceed
+
+
+def test_most_reports_is_of_the_longest_trial_in_the_space() -> None:
+    def most(space: dict[str, object]) -> int:
+        config = StudyConfig.model_validate_json(json.dumps({"space": space, "train": {"epochs": 2}}))
+        return most_reports(Space.from_config(config), config.trial_settings)
+
+    assert most({}) == 2
+    assert most({"train.epochs": [1, 6, 3], "train.evals_per_epoch": {"low": 1, "high": 4}}) == 24
+    some = {"model.name": ["a", "b"], "train.epochs": {"choices": [1], "when": {"model.name": "a"}}}
+    assert most(some) == 2
 
 
 def test_median_counts_complete_trials_only() -> None:

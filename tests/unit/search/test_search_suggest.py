@@ -8,9 +8,10 @@ from math import nan
 import numpy as np
 import pytest
 
-from dryfit.config.schema import SearchSettings, StudyConfig
+from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
 from dryfit.core.settings import Direction, TrialSettings
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
+from dryfit.search.points import known_points
 from dryfit.search.space import Space
 from dryfit.search.suggest import Suggestion, suggest
 
@@ -26,7 +27,7 @@ def settings(**changes: object) -> SearchSettings:
 
 
 def ask(made: Space, history: list[TrialRecord], search: SearchSettings, **more: object) -> Suggestion:
-    given = {"direction": Direction.MINIMIZE, "base": TrialSettings(), "seed": 7, "number": len(history), **more}
+    given = {"directions": (Direction.MINIMIZE,), "points": (), "seed": 7, "number": len(history), **more}
     return suggest(made, history, search=search, **given)  # type: ignore[arg-type]
 
 
@@ -57,6 +58,16 @@ def test_tpe_beats_random_on_a_bowl() -> None:
         for sampler in ("tpe", "random")
     }
     assert best["tpe"] < best["random"] / 2
+
+
+def test_nsga2_beats_random_on_a_bowl() -> None:
+    made = space(LR_AND_DECAY)
+    nsga2, at_random = settings(sampler="nsga2", population_size=8), settings(sampler="random")
+    last: dict[str, float] = {}
+    for search in (nsga2, at_random):
+        values = [record.value for seed in range(5) for record in run(made, search, 64, seed)[-16:]]
+        last[search.sampler] = statistics.median(value for value in values if value is not None)
+    assert last["nsga2"] < last["random"] / 2
 
 
 def test_random_reads_no_history() -> None:
@@ -96,16 +107,21 @@ def test_later_trials_do_not_move_a_suggestion() -> None:
     assert ask(made, history, settings(), number=20) == ask(made, history[:20], settings(), number=20)
 
 
+@pytest.mark.parametrize("sampler", SamplerName)
+@pytest.mark.parametrize("goals", [1, 2])
 @pytest.mark.parametrize("value", [nan, None, float("inf"), float("-inf")])
-def test_odd_values_break_nothing(value: float | None) -> None:
+def test_odd_values_break_nothing(value: float | None, goals: int, sampler: SamplerName) -> None:
     made = space(LR_AND_DECAY)
-    history = run(made, settings(), 20, seed=7)
-    point = MetricPoint(0, 1, 1.0, nan, {})
+    history = [replace(record, also=(0.5,) * (goals - 1)) for record in run(made, settings(), 20, seed=7)]
+    points = (MetricPoint(0, 1, 1.0, 0.5, {}), MetricPoint(1, 2, 2.0, nan, {}))
     history += [replace(record, number=20 + record.number, value=value) for record in history]
     history += [
-        replace(record, number=40 + record.number, outcome=Outcome.PRUNED, reports=(point,)) for record in history[:20]
+        replace(record, number=40 + record.number, outcome=Outcome.PRUNED, value=None, also=(), reports=points[:count])
+        for record in history[:20]
+        for count in (1 + record.number % 2,)
     ]
-    chosen = ask(made, history, settings())
+    odd = settings(sampler=sampler, **({"population_size": 4} if sampler is SamplerName.NSGA2 else {}))
+    chosen = ask(made, history, odd, directions=(Direction.MINIMIZE,) * goals)
     assert all(made.cases(name)[0].contains(value) for name, value in chosen.params.items())
 
 
@@ -113,19 +129,24 @@ def test_defaults_first_where_the_space_allows() -> None:
     made = space(
         {"optim.lr": {"low": 1e-6, "high": 1e-3}, "train.epochs": [5, 7], "regularization.dropout": [0.1, 0.2]}
     )
-    first = ask(made, [], settings(defaults_first=True), number=0)
-    assert first.params["optim.lr"] == TrialSettings().optim.lr
-    assert first.params["train.epochs"] in (5, 7)
-    assert first.params["regularization.dropout"] in (0.1, 0.2)
-    assert ask(made, [], settings(), number=0).params["optim.lr"] != TrialSettings().optim.lr
-    assert ask(made, [], settings(defaults_first=True), number=1).params["optim.lr"] != TrialSettings().optim.lr
+    config = StudyConfig()
+
+    def asked(number: int) -> dict[str, Scalar]:
+        return ask(made, [], settings(), number=number, points=known_points(made, config, number)).params
+
+    assert asked(0)["optim.lr"] == TrialSettings().optim.lr
+    assert asked(0)["train.epochs"] in (5, 7)
+    assert asked(0)["regularization.dropout"] in (0.1, 0.2)
+    assert asked(1)["optim.lr"] != TrialSettings().optim.lr
+    config = StudyConfig(search=settings())
+    assert asked(0)["optim.lr"] != TrialSettings().optim.lr
 
 
 def test_batch_sizes_follow_the_model() -> None:
     sizes = {"small": [8, 16], "large": [2, 4]}
     cases = [{"choices": choices, "when": {"model.name": name}} for name, choices in sizes.items()]
     made = space({"train.batch_size": cases, "model.name": ["small", "large", "huge"], "optim.lr": [0.1, 0.2]})
-    for sampler in ("tpe", "random"):
+    for sampler in SamplerName:
         history: list[TrialRecord] = []
         for number in range(40):
             point = ask(made, history, settings(sampler=sampler))

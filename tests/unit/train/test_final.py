@@ -147,7 +147,7 @@ def test_a_search_never_reads_test(again: Again, monkeypatch: pytest.MonkeyPatch
         ("roberta", {"pooling": "max", "layers": 2, "hidden": 16, "activation": "tanh"}, True),
         ("distilbert", {"pooling": "cls", "layers": 1, "hidden": 24, "activation": "relu"}, False),
         ("xlnet", {"pooling": "cls", "layers": 1, "hidden": 16}, False),
-        ("deberta-v2", {"pooling": "mean"}, True),
+        ("bert", {"pooling": "attention", "layers": 1, "hidden": 16, "activation": "silu"}, True),
     ],
 )
 def test_plain_python_opens_the_folder_as_its_readme_says(

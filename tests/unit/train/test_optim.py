@@ -70,20 +70,57 @@ def test_learning_rates_fall_from_the_head_down(model: EncoderWithHead) -> None:
     [
         ("linear", [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]),
         ("constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]),
-        ("cosine", [0.0, 0.5, 1.0, 0.8536, 0.5, 0.1464]),
+        ("cosine", [0.0, 0.5, 1.0, 0.8535534, 0.5, 0.1464466]),
+        ("cosine_restarts", [0.0, 0.5, 1.0, 0.5, 1.0, 0.5]),
+        ("polynomial", [0.0, 0.5, 1.0, 0.75**3, 0.5**3, 0.25**3]),
+        ("one_cycle", [0.04, 1.0, 0.853554, 0.500002, 0.14645, 4e-6]),
     ],
 )
-def test_schedules(model: EncoderWithHead, name: str, rates: list[float]) -> None:
-    optimizer = make_optimizer(model, OptimSettings(lr=1.0, layer_decay=0.5))
-    ratios = [group["lr"] for group in optimizer.param_groups]
-    schedule = make_schedule(optimizer, SchedSettings(name=name, warmup_ratio=1 / 3), 6)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "radam", "nadam", "adafactor", "lion"])
+def test_schedules(model: EncoderWithHead, optimizer: str, name: str, rates: list[float]) -> None:
+    """Groups keep their shares of the rate: those of layer decay, and the head's."""
+    optim = OptimSettings(name=optimizer, lr=1.0, layer_decay=0.5, head_lr_factor=3.0)
+    groups = make_optimizer(model, optim)
+    before = [{key: value for key, value in group.items() if key != "params"} for group in groups.param_groups]
+    ratios = [group["lr"] for group in groups.param_groups]
+    assert len(set(ratios)) == 4
+    schedule = make_schedule(groups, SchedSettings(name=name, warmup_ratio=1 / 3, power=3.0), 6)
     for rate in rates:
-        assert schedule.get_last_lr() == pytest.approx([rate * ratio for ratio in ratios], abs=1e-4)
+        assert schedule.get_last_lr() == pytest.approx([rate * ratio for ratio in ratios], rel=1e-5, abs=1e-9)
+        groups.step()
+        schedule.step()
+    for group, was in zip(groups.param_groups, before, strict=True):  # one-cycle leaves the momentum alone
+        assert {key: group[key] for key in was if key != "lr"} == {key: was[key] for key in was if key != "lr"}
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "cosine_restarts", "polynomial", "one_cycle", "constant"])
+@pytest.mark.parametrize("total_steps", [1, 2, 10, 17])
+@pytest.mark.parametrize("warmup_ratio", [0.0, 0.06, 0.1, 0.5, 0.99])
+def test_every_schedule_stays_within_its_peak(name: str, total_steps: int, warmup_ratio: float) -> None:
+    """Also where the warm-up is one step, or the trial is: torch's one-cycle divides by zero there."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    schedule = make_schedule(optimizer, SchedSettings(name=name, warmup_ratio=warmup_ratio), total_steps)
+    for _ in range(total_steps):
+        assert 0 <= schedule.get_last_lr()[0] <= 0.5
         optimizer.step()
         schedule.step()
 
 
-ALL = ["adamw", "sgd", "adafactor", "lion"]
+def test_one_restart_is_the_cosine() -> None:
+    found = []
+    for sched in (SchedSettings(name="cosine"), SchedSettings(name="cosine_restarts", cycles=1)):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+        schedule = make_schedule(optimizer, sched, 20)
+        found.append([])
+        for _ in range(20):
+            found[-1].append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+    assert found[0] == pytest.approx(found[1], rel=1e-14)
+
+
+ALL = ["adamw", "sgd", "adafactor", "lion", "radam", "nadam"]
 CASES = [(name, impl) for name in ALL for impl in (OptimizerImpl.AUTO, *IMPLEMENTATIONS[name])]
 
 
@@ -103,14 +140,14 @@ def test_one_step_of_each_optimizer_moves_the_weights(model: EncoderWithHead, na
     assert len(moved) == sum(1 for _ in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "lion"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lion", "radam", "nadam"])
 def test_implementations_agree_up_to_rounding(model: EncoderWithHead, name: str) -> None:
     optim = OptimSettings(name=name, lr=1e-2, beta1=0.8, beta2=0.95, weight_decay=0.1, head_lr_factor=2.0)
     found = []
     for impl in IMPLEMENTATIONS[name]:
         copied = copy.deepcopy(model).double()
         optimizer = make_optimizer(copied, optim, OptimizerPlan(impl))
-        for seed in range(3):
+        for seed in range(8):  # RAdam trusts its second moment from the sixth step on
             fill_gradients(copied, seed)
             optimizer.step()
         found.append(torch.cat([parameter.detach().flatten() for parameter in copied.parameters()]))
@@ -136,10 +173,38 @@ def test_lion_is_its_papers() -> None:
     assert torch.allclose(model.weight, want, rtol=1e-13, atol=0)
 
 
+@pytest.mark.parametrize("modelled", [False, True])
+def test_a_rehearsed_radam_divides_by_its_second_moment_from_the_second_step_on(modelled: bool) -> None:
+    """As the real one does from the sixth on, whatever ``beta2``: that takes most memory."""
+    model = torch.nn.Linear(3, 2, bias=False)
+    plan = OptimizerPlan(OptimizerImpl.PLAIN, modelled=modelled)
+    optimizer = make_optimizer(model, OptimSettings(name="radam", beta2=0.1), plan)
+    with torch.profiler.profile() as seen:
+        for _ in range(2):
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+    assert ("aten::sqrt" in {event.key for event in seen.key_averages()}) is modelled
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS["radam"])
+@pytest.mark.parametrize("name", ["radam", "nadam"])
+def test_weight_decay_is_decoupled(name: str, impl: OptimizerImpl) -> None:
+    """As AdamW's: a step without gradients shrinks a weight by lr times the decay, whatever the moments are."""
+    model = torch.nn.Linear(3, 2, bias=False).double()
+    before = model.weight.detach().clone()
+    optim = OptimSettings(name=name, lr=0.1, weight_decay=0.5)
+    optimizer = make_optimizer(model, optim, OptimizerPlan(impl))
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer.step()
+    assert torch.allclose(model.weight, before * (1 - 0.1 * 0.5), rtol=1e-14, atol=0)
+
+
 @pytest.mark.parametrize(
     ("name", "impl", "allowed"),
     [
         ("lion", "fused", '"auto" or "foreach" or "plain"'),
+        ("radam", "fused", '"auto" or "foreach" or "plain"'),
+        ("nadam", "fused", '"auto" or "foreach" or "plain"'),
         ("adafactor", "fused", '"auto" or "plain"'),
         ("adafactor", "foreach", '"auto" or "plain"'),
         ("adamw8bit", "plain", '"auto" or "fused"'),

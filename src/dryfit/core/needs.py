@@ -1,0 +1,45 @@
+"""Which keys of a trial act only under a value of another one: its switch.
+
+Set where nothing reads it, a key is an error: whoever wrote it expects an effect. The study file is checked by this
+table before anything starts, and each trial's resolved settings by the same.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """``key`` is read only where ``switch`` has one of ``values``.
+
+    Attributes:
+        words: The condition as a person would say it; made from the values if empty.
+    """
+
+    key: str
+    switch: str
+    values: tuple[str | int, ...]
+    words: str = ""
+
+    @property
+    def condition(self) -> str:
+        """Under what the key acts."""
+        return self.words or f"{self.switch} {' or '.join(map(str, self.values))}"
+
+
+_ADAPTIVE: Final = ("adamw", "adamw8bit", "radam", "nadam")
+_HIDDEN_LAYERS: Final = tuple(range(1, 9))
+
+TRIAL_NEEDS: Final = (
+    Needs("optim.beta1", "optim.name", (*_ADAPTIVE, "lion", "sgd")),
+    Needs("optim.beta2", "optim.name", (*_ADAPTIVE, "lion")),
+    Needs("optim.eps", "optim.name", _ADAPTIVE),
+    Needs("sched.cycles", "sched.name", ("cosine_restarts",)),
+    Needs("sched.power", "sched.name", ("polynomial",)),
+    Needs("head.hidden", "head.layers", _HIDDEN_LAYERS, "head.layers of 1 or more"),
+    Needs("head.activation", "head.layers", _HIDDEN_LAYERS, "head.layers of 1 or more"),
+    Needs("loss.label_smoothing", "loss.name", ("cross_entropy",)),
+    Needs("loss.gamma", "loss.name", ("focal",)),
+    Needs("loss.alpha", "loss.name", ("focal",)),
+    Needs("loss.effective_beta", "loss.class_balance", ("effective",)),
+)

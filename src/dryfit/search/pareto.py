@@ -1,0 +1,62 @@
+"""The best of many trials that are judged by several values; in numpy, as it is asked before every suggestion.
+
+Losses have a row for each trial and a column for each goal; smaller is better in each column, and none is NaN.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+def non_dominated(losses: Floats) -> Indices:
+    """Indices of the rows that no other row dominates (the Pareto front), in order; equal rows are all of it.
+
+    In lexicographic order the first row left is dominated by none: one pass over the rest for each row of the front.
+    """
+    front: list[Indices] = []
+    left = np.lexsort(losses.T[::-1])
+    while left.size:
+        first, rest = losses[left[0]], losses[left]
+        not_better = (rest >= first).all(axis=1)
+        front.append(left[(rest == first).all(axis=1)])
+        left = left[~not_better]
+    return np.sort(np.concatenate(front)) if front else left
+
+
+def crowding_distances(losses: Floats) -> Floats:
+    """How much room each row has: the sum over the goals of the gap between its two neighbours.
+
+    The ends of each goal have infinite room. Source: Deb et al., "A fast and elitist multiobjective genetic
+    algorithm: NSGA-II", 2002.
+    """
+    room = np.zeros(len(losses))
+    for column in losses.T:
+        order = np.argsort(column, kind="stable")
+        sorted_values = column[order]
+        room[order[[0, -1]]] = np.inf
+        width = sorted_values[-1] - sorted_values[0]
+        if width > 0:
+            room[order[1:-1]] += (sorted_values[2:] - sorted_values[:-2]) / width
+    return room
+
+
+def best_spread(losses: Floats, count: int) -> Indices:
+    """Indices of the ``count`` best rows, in order: front after front, and of one that is too large the roomiest.
+
+    Of rows with equal room the earlier is taken.
+    """
+    left = np.arange(len(losses))
+    chosen: list[Indices] = []
+    wanted = count
+    while left.size and wanted > 0:
+        at = non_dominated(losses[left])
+        best = left[at]
+        if best.size > wanted:
+            roomiest_first = np.argsort(-crowding_distances(losses[best]), kind="stable")
+            best = best[roomiest_first[:wanted]]
+        chosen.append(best)
+        wanted -= best.size
+        left = np.delete(left, at)
+    return np.sort(np.concatenate(chosen)) if chosen else left[:0]

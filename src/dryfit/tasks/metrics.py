@@ -1,0 +1,114 @@
+"""Metrics of a split, by scikit-learn and torchmetrics. docs/settings.md defines each.
+
+Dimension suffixes: ``R`` rows of a split, ``C`` classes.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+from sklearn.metrics import accuracy_score, matthews_corrcoef, precision_recall_fscore_support, roc_auc_score
+from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings import Metric, metrics_of
+
+_BINS = 15
+"""Of the calibration error, as in Guo et al. 2017, arXiv:1706.04599."""
+
+Found = dict[Metric, Any]
+
+
+def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[str, float]:
+    """All metrics where each row has one class.
+
+    ``loss`` is the plain cross entropy whatever the training loss, so that trials can be compared by it.
+
+    Args:
+        outputs_RC: Scores before softmax, fp32, on the CPU.
+        labels_R: The classes.
+    """
+    classes = outputs_RC.shape[1]
+    truth_R = labels_R.numpy()
+    guess_R = outputs_RC.argmax(dim=-1).numpy()
+    _, recall_C, f1_C, support_C = _counted(truth_R, guess_R, classes)
+    found: Found = {
+        Metric.F1_MACRO: f1_C.mean(),
+        Metric.ACCURACY: accuracy_score(truth_R, guess_R),
+        Metric.BALANCED_ACCURACY: recall_C[support_C > 0].mean(),
+        Metric.MCC: matthews_corrcoef(truth_R, guess_R),
+        Metric.AUROC: math.nan,
+        Metric.ECE: math.nan,
+        Metric.LOSS: F.cross_entropy(outputs_RC, labels_R).item(),
+    }
+    if classes == 2:
+        found[Metric.F1] = f1_C[1]
+    if outputs_RC.isfinite().all():
+        p_RC = outputs_RC.double().softmax(dim=-1)
+        # Of two classes one says all: the other's ranking is the same, turned round.
+        asked = range(1, 2) if classes == 2 else range(classes)
+        found[Metric.AUROC] = _auroc(p_RC, F.one_hot(labels_R, classes), asked)
+        found[Metric.ECE] = multiclass_calibration_error(p_RC, labels_R, classes, n_bins=_BINS, norm="l1")
+    return _plain(found)
+
+
+def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> dict[str, float]:
+    """All metrics where each class is decided for itself, at a probability of one half.
+
+    Args:
+        outputs_RC: Scores before the sigmoid, fp32, on the CPU.
+        labels_RC: 1 where a row has a class, else 0.
+    """
+    classes = outputs_RC.shape[1]
+    # One more class that nobody has: scikit-learn takes a single column for something else.
+    truth_RC = np.pad(labels_RC.numpy(), ((0, 0), (0, 1)))
+    guess_RC = np.pad((outputs_RC > 0).numpy().astype(truth_RC.dtype), ((0, 0), (0, 1)))
+    _, _, f1_C, _ = _counted(truth_RC, guess_RC, classes)
+    found: Found = {
+        Metric.F1_MACRO: f1_C.mean(),
+        Metric.ACCURACY: accuracy_score(truth_RC, guess_RC),
+        Metric.AUROC: math.nan,
+        Metric.ECE: math.nan,
+        Metric.LOSS: F.binary_cross_entropy_with_logits(outputs_RC, labels_RC.to(outputs_RC)).item(),
+    }
+    if outputs_RC.isfinite().all():
+        p_RC = outputs_RC.double().sigmoid()
+        found[Metric.AUROC] = _auroc(p_RC, labels_RC, range(classes))
+        found[Metric.ECE] = binary_calibration_error(p_RC.flatten(), labels_RC.flatten().long(), _BINS, norm="l1")
+    return _plain(found)
+
+
+def check_metric(metric: Metric, num_labels: int, *, multi_label: bool = False) -> None:
+    """Refuse a metric that these classes do not have.
+
+    Raises:
+        ConfigError: They do not have it.
+    """
+    known = metrics_of(num_labels, multi_label=multi_label)
+    if metric not in known:
+        words = f"{num_labels} classes" + (", any number of them to a row" if multi_label else "")
+        raise ConfigError(
+            "checking study.metric", f"{metric} with {words}", allowed=", ".join(known), hint="use f1_macro"
+        )
+
+
+def _counted(truth: np.ndarray, guess: np.ndarray, classes: int) -> Any:
+    """Precision, recall, F1 and support of each class, in one call: its input checks cost more than its sums."""
+    nothing: Any = 0  # the score where a class has no row; the stubs only know the default, a warning
+    return precision_recall_fscore_support(truth, guess, labels=np.arange(classes), average=None, zero_division=nothing)
+
+
+def _auroc(p_RC: torch.Tensor, truth_RC: torch.Tensor, classes: range) -> float:
+    """Mean over the classes that some rows have and some have not; NaN where there is none."""
+    rows = len(truth_RC)
+    defined = [label for label in classes if 0 < int(truth_RC[:, label].sum()) < rows]
+    if not defined:
+        return math.nan
+    truth, p = truth_RC.numpy(), p_RC.numpy()
+    return float(np.mean([roc_auc_score(truth[:, label], p[:, label]) for label in defined]))
+
+
+def _plain(found: Found) -> dict[str, float]:
+    return {str(name): float(value) for name, value in found.items()}
