@@ -29,6 +29,9 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.memory.attention:_scaled_dot_product_cudnn_attention": "torch's operator",
     "dryfit.memory.attention:_scaled_dot_product_efficient_attention": "torch's operator",
     "dryfit.api.studies:tune": "the public face of searching: of a study file or of a function, each with its keywords",
+    "dryfit.cli.training:train": "a command's options are its parameters",
+    "dryfit.cli.training:predict": "a command's options are its parameters",
+    "dryfit.api.models:predict": "the public face of predicting, as of loading",
     "dryfit.tasks.load:load": "the public face of loading: each argument is a question only the caller can answer",
 }
 CATCHES_EVERYTHING: dict[str, str] = {
@@ -43,6 +46,7 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.cli.models": "commands import what they need: help stays fast",
     "dryfit.cli.planning": "commands import what they need: help stays fast",
     "dryfit.cli.reports": "commands import what they need: help stays fast",
+    "dryfit.cli.training": "commands import what they need: help stays fast",
     "dryfit.cli.studies": "commands import what they need: help stays fast",
     "dryfit.meta.adapters": "PEFT is an optional extra",
     "dryfit.runtime.child": "resolves a job's entry point in the child only",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import (
     CheckRequest,
     CheckResult,
@@ -22,10 +22,12 @@ from dryfit.core.jobs import (
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.settings import Precision
 from dryfit.core.wire import Phase
+from dryfit.meta.pretrained import encoder_bytes
 from dryfit.meta.source import model_identity
 from dryfit.tasks.health import folder_health
 from dryfit.tasks.prepare import cache_tokens
 from dryfit.tasks.rows import fingerprint, label_counts, load_splits
+from dryfit.train.device import find_device
 
 _VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "scikit-learn", "numpy")
 
@@ -44,15 +46,19 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     channel.beat()
     found = fingerprint(splits)
     revisions: dict[str, str] = {}
+    weights_bytes: dict[str, int] = {}
     for model, max_length in body.pairs:
         cache_tokens(splits, model, max_length, cache_dir=Path(body.cache_dir), data_fingerprint=found)
         revisions[model.name] = model_identity(model)
+        if model.name not in weights_bytes:
+            weights_bytes[model.name] = encoder_bytes(model)
         channel.beat()
     facts = {name: SplitFacts(rows=len(rows), label_counts=label_counts(rows)) for name, rows in splits.items()}
     result = ResolveResult(
         data_fingerprint=found,
         splits=facts,
         revisions=revisions,
+        weights_bytes=weights_bytes,
         device=device,
         device_count=count,
         versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
@@ -96,30 +102,6 @@ def probe(body: ProbeRequest, channel: ChildChannel) -> ChildResult:
         trouble=trouble,
     )
     return ChildResult(probe=result, error=None)
-
-
-def find_device(wish: str) -> tuple[DeviceKind, int]:
-    """Where trials can run, and on how many devices.
-
-    Args:
-        wish: ``auto``, ``cpu`` or ``cuda``.
-
-    Raises:
-        MachineError: CUDA is asked for and not there.
-    """
-    if wish == "cpu":
-        return DeviceKind.CPU, 1
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count:
-        return DeviceKind.CUDA, count
-    if wish == "cuda":
-        raise MachineError(
-            'looking for execution.device = "cuda"',
-            f"torch {torch.__version__} finds no CUDA device",
-            allowed="a machine with a CUDA device and a CUDA build of torch",
-            hint='set execution.device = "auto" to train on the CPU',
-        )
-    return DeviceKind.CPU, 1
 
 
 def smallest_device(count: int) -> DeviceSpec:

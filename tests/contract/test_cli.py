@@ -29,6 +29,8 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
         "report",
         "export",
         "stop",
+        "train",
+        "predict",
         "load",
         "schema",
     ]

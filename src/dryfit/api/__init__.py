@@ -2,7 +2,7 @@
 
 from dryfit.api.doctor import doctor
 from dryfit.api.files import layout_of, load_config, space_of, study_file_of
-from dryfit.api.models import check
+from dryfit.api.models import check, predict
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
 from dryfit.api.reports import export, write_report
 from dryfit.api.studies import (
@@ -18,14 +18,18 @@ from dryfit.api.studies import (
     tune,
     with_total,
 )
+from dryfit.api.training import TopOutcome, TrainOutcome, in_process, train, train_top
 
 __all__ = [
+    "TopOutcome",
+    "TrainOutcome",
     "TuneResult",
     "calibrate",
     "check",
     "doctor",
     "exit_status",
     "export",
+    "in_process",
     "init",
     "layout_of",
     "load_config",
@@ -34,11 +38,14 @@ __all__ = [
     "plan",
     "plan_input",
     "plan_space",
+    "predict",
     "resume",
     "space_of",
     "status",
     "stop",
     "study_file_of",
+    "train",
+    "train_top",
     "trial_of",
     "tune",
     "with_total",

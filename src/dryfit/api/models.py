@@ -1,14 +1,19 @@
-"""Models: what a folder holds."""
+"""Models: what a folder holds, and what a trained one says of rows."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
-from dryfit.core.errors import InternalError, LoadError
+from dryfit.core.errors import ConfigError, InternalError, LoadError
 from dryfit.core.health import Health
-from dryfit.core.jobs import CheckRequest
+from dryfit.core.jobs import CheckRequest, PredictRequest, PredictResult
 from dryfit.core.settings import ModelSettings
+from dryfit.core.wire import Message, Note, Progress
+from dryfit.study.devices import available_cores
 from dryfit.study.errand import run_alone
 
 _PACKAGED = ModelSettings().name
+_HUB_PREFIX = "hub:"
 
 
 def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -> Health:
@@ -42,3 +47,81 @@ def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -
     if result.check is None:
         raise InternalError(f"looking at {name}", "the child's answer is of another job")
     return result.check.health
+
+
+def predict(
+    model: Path | str,
+    source: Path | str,
+    out: Path | str,
+    *,
+    batch: int = 64,
+    device: str = "auto",
+    force: bool = False,
+    trust: bool = False,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> PredictResult:
+    """Predict every row of a source with a trained model, in a process of its own.
+
+    One JSON line a row, in order: ``row`` (line or index), ``id``, ``label`` and ``probabilities``; a row that cannot
+    be predicted has an ``error`` instead of the last two. The output appears when it is complete, or not at all.
+
+    Args:
+        model: A folder that ``dryfit train`` wrote, or a trial's best weights.
+        source: A ``.jsonl``, ``.csv`` or ``.parquet`` file, or ``hub:NAME[:SPLIT]``; labels are not needed.
+        out: Where to write.
+        batch: Rows at once.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        force: Write over a file that is there.
+        trust: Run code that comes with the model.
+        on_note: Hears of bad rows and progress, a line at a time.
+
+    Raises:
+        ConfigError: ``out`` is there already, or its folder is not.
+        LoadError: The model's folder is absent or not of dryfit.
+        DataError: The source is absent, or cannot be read to its end.
+        MachineError: There is no such device.
+    """
+    folder, target = Path(model).expanduser().resolve(), Path(out).expanduser().absolute()
+    if not folder.is_dir():
+        raise LoadError(f"looking at {model}", "there is no such folder", "a trained model's folder", "check the path")
+    _check_target(target, force=force)
+    name = str(source)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    body = PredictRequest(
+        model_dir=str(folder),
+        source=name if name.startswith(_HUB_PREFIX) else str(Path(source).expanduser().absolute()),
+        out=str(target),
+        temporary=str(temporary),
+        batch_rows=batch,
+        device=device,
+        threads=available_cores(),
+        trust=trust,
+    )
+
+    try:
+        result = run_alone(f"predicting {name}", body, lambda message: _tell(message, on_note))
+    finally:
+        temporary.unlink(missing_ok=True)
+    if result.predict is None:
+        raise InternalError(f"predicting {name}", "the child's answer is of another job")
+    return result.predict
+
+
+def _tell(message: Message, on_note: Callable[[str], None]) -> None:
+    match message:
+        case Note(text=text):
+            on_note(text)
+        case Progress(step=rows):
+            on_note(f"{rows} rows")
+        case _:
+            pass
+
+
+def _check_target(target: Path, *, force: bool) -> None:
+    doing = f"writing predictions to {target}"
+    if target.is_dir():
+        raise ConfigError(doing, "it is a folder", "a file")
+    if not target.parent.is_dir():
+        raise ConfigError(doing, f"there is no folder {target.parent}", "a file in a folder that is there")
+    if target.exists() and not force:
+        raise ConfigError(doing, "it is there already", "a new file", "another one, or --force")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import doctor, models, planning, reports, studies
+from dryfit.cli import doctor, models, planning, reports, studies, training
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION
@@ -45,6 +45,8 @@ for command in (
     reports.report,
     reports.export,
     studies.stop,
+    training.train,
+    training.predict,
     models.load,
     studies.schema,
 ):

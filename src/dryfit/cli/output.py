@@ -42,6 +42,7 @@ from dryfit.report.tables import (
     places,
     trials_table,
 )
+from dryfit.report.training import TopTable, TrainedModel, scores_table, top_table, trained_lines
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.study.doctor.finding import Diagnosis, Finding, Status
@@ -196,6 +197,26 @@ def print_finding(finding: Finding, *, quiet: bool) -> None:
 def print_verdict(diagnosis: Diagnosis) -> None:
     """Whether anything is in the way."""
     console().print(Text(verdict_line(diagnosis), style="green" if diagnosis.healthy else "red"))
+
+
+def print_trained(model: TrainedModel) -> None:
+    """A trained model, and its scores."""
+    out = console()
+    for line in trained_lines(model):
+        out.print(Text(line))
+    print_table(scores_table(model))
+
+
+def print_top(table: TopTable) -> None:
+    """The best configurations over several seeds; what failed goes to stderr."""
+    print_table(top_table(table))
+    err = console(stderr=True)
+    for one in table.configurations:
+        for run in one.runs:
+            if run.error is not None:
+                err.print(Text(f"trial {one.trial}, seed {run.seed}: {run.error}"))
+    if not table.complete:
+        err.print("stopped; the same command goes on with the runs that are left", highlight=False)
 
 
 def print_status(summary: StudySummary, owner: int | None) -> None:

@@ -27,6 +27,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings import Task
 
 STUDY_FILE: Final = "study.toml"
+FROZEN_FILE: Final = "frozen.toml"
 DEFAULT_ORIGIN: Final = "default"
 SET_ORIGIN: Final = "--set"
 _HUB_PREFIX: Final = "hub:"
@@ -81,6 +82,8 @@ def load_study_text(text: str, path: Path, overrides: Sequence[str] = (), use: U
         ConfigError: Something in it or in the overrides is wrong; all problems at once.
     """
     document = _parse(path, text)
+    if path.name == FROZEN_FILE:
+        _spell_anew(document)
     places = {place: f"line {line}" for place, line in locate_keys(text).items()}
     return load_document(document, path, overrides, use, places=places)
 
@@ -139,6 +142,14 @@ def _parse(path: Path, text: str) -> Document:
         message, line = (match[1], match[2]) if match else (str(error), None)
         line = line or str(text.count("\n") + 1)
         raise ConfigError(f"reading {path}, line {line}", f"this is not TOML: {message}", hint="see toml.io") from error
+
+
+def _spell_anew(document: Document) -> None:
+    """Bring keys as an earlier dryfit froze them to today's: nobody wrote that file, so nobody can correct it."""
+    runtime = document.get("runtime")
+    if isinstance(runtime, dict) and "keep_best" in runtime:
+        table = cast("Document", runtime)
+        table["keep"] = f"best:{table.pop('keep_best')}"
 
 
 def _join_searched_names(document: Document, places: dict[KeyPath, str]) -> None:

@@ -22,6 +22,10 @@ _ALL_KEYS: Final = tuple(f"{table}.{key}" for table, keys in TABLES.items() for 
 _SHOWN_CHARS: Final = 60
 _CLOSE_ENOUGH: Final = 0.6
 _MISSING: Final = object()
+_RENAMED: Final[dict[tuple[str, ...], tuple[str, str]]] = {
+    ("runtime", "keep_best"): ("best:K, all or none", 'write keep = "best:3" for keep_best = 3')
+}
+"""Keys of earlier versions: what is legal now, and what to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ def _unknown_key(path: KeyPath, names: tuple[str, ...]) -> Problem:
         return Problem(
             path, "is no key of a case", "one of " + ", ".join(CASE_KEYS), _did_you_mean(names[-1], CASE_KEYS)
         )
+    if names in _RENAMED:
+        return Problem(path, f"is no key of [{names[0]}] any more", *_RENAMED[names])
     own = TABLES[names[0]]
     hint = _did_you_mean(names[1], own)
     elsewhere = [key for key in _ALL_KEYS if key.partition(".")[2] == names[1]]

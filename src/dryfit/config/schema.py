@@ -232,7 +232,11 @@ class RuntimeSettings(Settings):
         default=60, description="between checkpoints, at validations"
     )
     retries: int = Field(default=3, ge=0, le=100, description="most retries of one trial that count")
-    keep_best: int = Field(default=3, ge=1, description="weights are kept for so many of the best trials")
+    keep: str = Field(
+        default="best:3",
+        pattern=r"^(all|none|best:[1-9][0-9]{0,5})$",
+        description="whose weights stay: best:3 (those of the best three trials), all or none",
+    )
     max_failed_in_a_row: int = Field(
         default=5, ge=1, description="the study stops after so many failed trials in a row"
     )

@@ -27,6 +27,8 @@ class Job(StrEnum):
     REHEARSE = "rehearse"
     IMPORT = "import"
     OBJECTIVE = "objective"
+    FINAL = "final"
+    PREDICT = "predict"
 
 
 ENTRY_POINTS: dict[Job, str] = {
@@ -39,6 +41,8 @@ ENTRY_POINTS: dict[Job, str] = {
     Job.REHEARSE: "dryfit.rehearse:rehearse",
     Job.IMPORT: "dryfit.objective.entry:check",
     Job.OBJECTIVE: "dryfit.objective.entry:run",
+    Job.FINAL: "dryfit.train.final:final",
+    Job.PREDICT: "dryfit.train.predict:predict",
 }
 """Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
 
@@ -71,6 +75,9 @@ class ResolveResult(Wire):
     device: DeviceKind
     device_count: int
     versions: dict[str, str]
+    weights_bytes: dict[str, int] = Field(
+        default_factory=dict[str, int], description="each encoder's weights as a trial saves them, by the model's name"
+    )
     device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
 
 
@@ -125,6 +132,84 @@ class TrainResult(Wire):
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     peak_rss_bytes: int | None = None
+
+
+class FinalRequest(Wire):
+    """Train a trial's configuration once more, evaluate it once on test, and save the model.
+
+    Attributes:
+        training: As for the trial itself, with folders of its own.
+        last_step: Train on train and validation together and stop after so many steps of the trial's schedule, as there
+            is no validation left to choose the best by; None: on train alone, the best validation's weights.
+        model_dir: Where to save the model; None: nowhere, its scores are all that is wanted.
+        study: The study's name, for the model card.
+        searched: What the trial's value was in the study, for the model card.
+    """
+
+    job: Literal[Job.FINAL] = Job.FINAL
+    training: TrainRequest
+    last_step: int | None = Field(default=None, ge=1)
+    model_dir: str | None
+    study: str
+    searched: float | None = None
+
+    @property
+    def visible_device(self) -> str | None:
+        """Value of CUDA_VISIBLE_DEVICES."""
+        return self.training.visible_device
+
+
+class FinalResult(Wire):
+    """A model that was trained to be used.
+
+    Attributes:
+        training: How training ended.
+        step: Optimizer steps behind its weights.
+        validation: Metrics on validation; None where validation was trained on.
+        test: Metrics on test; None where the data has none.
+        rows: Rows of each split, and of what was trained on as ``trained``.
+        model_dir: As asked.
+    """
+
+    training: TrainResult
+    step: int
+    validation: dict[str, float] | None
+    test: dict[str, float] | None
+    rows: dict[str, int]
+    model_dir: str | None
+
+
+class PredictRequest(Wire):
+    """Predict the rows of a source with a trained model.
+
+    Attributes:
+        model_dir: A folder that a trial, or FINAL, saved.
+        source: As in ``[data]``.
+        out: Where to write one line a row.
+        temporary: What is written until it is complete; in the folder of ``out``.
+        batch_rows: Rows at once.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads: CPU threads.
+        trust: Run code that comes with the model.
+    """
+
+    job: Literal[Job.PREDICT] = Job.PREDICT
+    model_dir: str
+    source: str
+    out: str
+    temporary: str
+    batch_rows: int = Field(ge=1)
+    device: str
+    threads: int = Field(ge=1)
+    trust: bool = False
+
+
+class PredictResult(Wire):
+    """What PREDICT did."""
+
+    rows: int
+    bad: int = Field(description="rows without a prediction; each has a line that says why")
+    device: DeviceKind
 
 
 class CheckRequest(Wire):
@@ -390,6 +475,8 @@ class ChildResult(Wire):
     probe: ProbeResult | None = None
     rehearse: RehearseResult | None = None
     imported: ImportResult | None = None
+    final: FinalResult | None = None
+    predict: PredictResult | None = None
     fault: ChildFault | None = None
     error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
 
@@ -404,6 +491,8 @@ Body: TypeAlias = (
     | RehearseRequest
     | ImportRequest
     | ObjectiveRequest
+    | FinalRequest
+    | PredictRequest
 )
 """A job."""
 

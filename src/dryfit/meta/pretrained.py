@@ -173,6 +173,19 @@ def load_encoder(
     return load_pretrained(source, Kind.ENCODER, config=config, dtype=dtype)
 
 
+def encoder_bytes(source: ModelSource) -> int:
+    """What an encoder's weights take on disk in fp32, tied ones once; nothing is read but its config.
+
+    Raises:
+        LoadError: The folder holds no config that transformers knows.
+        ConfigError: The model is no encoder.
+    """
+    config = encoder_config(source)
+    model = build(lambda: make_model(config, Kind.ENCODER, trust_remote_code=source.trust_remote_code))
+    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def encoder_config(source: ModelSource) -> PreTrainedConfig:
     """Read an encoder's config.
 

@@ -30,6 +30,7 @@ from dryfit.core.jobs import (
     ChildRequest,
     ChildResult,
     ErrorParts,
+    FinalRequest,
     ImportRequest,
     ObjectiveRequest,
     PlanRequest,
@@ -164,7 +165,7 @@ def _forget_secrets(body: Body) -> None:
 def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
     body = request.body
     _forget_secrets(body)
-    if isinstance(body, TrainRequest | CalibrateRequest | ObjectiveRequest):
+    if isinstance(body, TrainRequest | FinalRequest | CalibrateRequest | ObjectiveRequest):
         hide_devices(body.visible_device)
     elif isinstance(body, RehearseRequest):
         hide_devices(body.trial.visible_device)

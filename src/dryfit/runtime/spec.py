@@ -10,7 +10,7 @@ from dryfit.core.failure import Evidence
 from dryfit.core.jobs import ENTRY_POINTS, Body, ChildResult, Job
 from dryfit.core.wire import Message
 
-PRELOAD = ("dryfit.train.entry", "dryfit.preflight", "dryfit.planning", "dryfit.rehearse")
+PRELOAD = ("dryfit.train.entry", "dryfit.train.final", "dryfit.preflight", "dryfit.planning", "dryfit.rehearse")
 """Modules the fork server imports once for all children."""
 
 OBJECTIVE_PRELOAD = ("dryfit.objective.entry",)

@@ -50,6 +50,31 @@ class TrialLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class FinalLayout(TrialLayout):
+    """The folder of a configuration that is trained once more: a trial's, with what comes of it."""
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one process that trains it."""
+        return self.folder / "lock"
+
+    @property
+    def model(self) -> Path:
+        """The saved model."""
+        return self.folder / "model"
+
+    @property
+    def stop_request(self) -> Path:
+        """A file that asks to stop, as a study has one."""
+        return self.folder / "stop"
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts there were."""
+        return len(list(self.folder.glob("attempt-*")))
+
+
+@dataclass(frozen=True, slots=True)
 class StudyLayout:
     """The folder of a study."""
 
@@ -119,6 +144,15 @@ class StudyLayout:
     def trials(self) -> Path:
         """Folders of the trials."""
         return self.folder / "trials"
+
+    @property
+    def finals(self) -> Path:
+        """Folders of configurations that were trained once more."""
+        return self.folder / "final"
+
+    def final(self, name: str) -> FinalLayout:
+        """The folder of a configuration that is trained once more."""
+        return FinalLayout(self.finals / name)
 
     def trial(self, number: int) -> TrialLayout:
         """The folder of trial ``number``."""

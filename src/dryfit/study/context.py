@@ -13,12 +13,15 @@ from dryfit.core.settings import ObjectiveSettings, TrialSettings
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.wire import canonical_json
 from dryfit.runtime.spec import ChildLimits, ChildSpec
-from dryfit.search.fields import apply_params
+from dryfit.search.fields import apply_params, setting
+from dryfit.search.params import enumerated
 from dryfit.search.space import Space
-from dryfit.store.layout import StudyLayout
+from dryfit.store.layout import StudyLayout, TrialLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState, TrialState
 from dryfit.study.devices import least_busy_device, visible_devices
+
+_FEW_VALUES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,30 @@ class StudyContext:
         return Job.TRAIN if self.config.objective is None else Job.OBJECTIVE
 
 
-def trial_settings(study: StudyContext, params: Mapping[str, Scalar]) -> TrialSettings:
+@dataclass(frozen=True, slots=True)
+class StudyView:
+    """What is known of a study by one who only looks at it, whether it runs or not."""
+
+    config: StudyConfig
+    layout: StudyLayout
+    state: StudyState
+    resolved: ResolveResult
+    cores: int
+
+
+def trial_settings(study: StudyContext | StudyView, params: Mapping[str, Scalar]) -> TrialSettings:
     """The tables of a trial: the study file's, with the searched values in them."""
     return apply_params(study.config.trial_settings, params)
+
+
+def possible_values(config: StudyConfig, space: Space, key: str) -> tuple[str, ...]:
+    """Every word that a key of few values may have in a trial: what the space can draw, else the file's own.
+
+    What the device or the disk does not allow can so be refused before the first trial.
+    """
+    drawn = [enumerated(param.distribution, limit=_FEW_VALUES) for param in space.cases(key)]
+    searched = {str(value) for values in drawn for value in values or ()}
+    return tuple(sorted(searched)) or (str(setting(config.trial_settings, key)),)
 
 
 def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
@@ -52,7 +76,7 @@ def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
     )
 
 
-def trial_config(study: StudyContext, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
+def trial_config(study: StudyContext | StudyView, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
     """Everything that decides what trial ``number`` learns."""
     return TrialConfig(
         number=number,
@@ -96,19 +120,14 @@ def child_spec(
         device: What the child sees of the machine's CUDA devices; None: nothing.
         choice: What the planner chose; None: the trial is run as wished.
     """
-    runtime, own = study.config.runtime, study.config.objective
-    limits = ChildLimits(
-        start_s=runtime.start_timeout_s,
-        hang_s=runtime.hang_timeout_s,
-        total_s=runtime.trial_timeout_s,
-        stop_grace_s=runtime.stop_grace_s,
-    )
+    paths, own = study.layout.trial(trial.number), study.config.objective
     if own is None:
-        body = _train_request(study, trial, attempt, device, choice)
+        config = trial_config(study, trial.number, trial.params, trial.seed)
+        body = train_request(study, config, paths, attempt=attempt, device=device, choice=choice)
     else:
         body = _objective_request(study, own, trial, attempt, device)
-    folder = study.layout.trial(trial.number).attempt(attempt)
-    return ChildSpec(key=f"trial-{trial.number}-{attempt}", folder=folder, body=body, limits=limits)
+    key, limits = f"trial-{trial.number}-{attempt}", training_limits(study.config.runtime)
+    return ChildSpec(key=key, folder=paths.attempt(attempt), body=body, limits=limits)
 
 
 def _objective_request(
@@ -131,11 +150,26 @@ def _objective_request(
     )
 
 
-def _train_request(
-    study: StudyContext, trial: TrialState, attempt: int, device: str | None, choice: ExecutionChoice | None
+def train_request(
+    study: StudyContext | StudyView,
+    config: TrialConfig,
+    paths: TrialLayout,
+    *,
+    attempt: int,
+    device: str | None,
+    choice: ExecutionChoice | None,
 ) -> TrainRequest:
-    runtime, paths = study.config.runtime, study.layout.trial(trial.number)
-    config = trial_config(study, trial.number, trial.params, trial.seed)
+    """What a process is asked that trains a configuration.
+
+    Args:
+        study: Whose configuration it is.
+        config: What to learn.
+        paths: Where the run has its files.
+        attempt: As in :func:`child_spec`.
+        device: As in :func:`child_spec`.
+        choice: As in :func:`child_spec`.
+    """
+    runtime = study.config.runtime
     plan = plan_execution(
         study.config.execution,
         effective_batch=config.settings.train.batch_size,
@@ -154,4 +188,14 @@ def _train_request(
         checkpoint_every_s=runtime.checkpoint_every_s,
         verdict_timeout_s=runtime.verdict_timeout_s,
         visible_device=device,
+    )
+
+
+def training_limits(runtime: RuntimeSettings) -> ChildLimits:
+    """How long a child may take that trains."""
+    return ChildLimits(
+        start_s=runtime.start_timeout_s,
+        hang_s=runtime.hang_timeout_s,
+        total_s=runtime.trial_timeout_s,
+        stop_grace_s=runtime.stop_grace_s,
     )

@@ -12,11 +12,14 @@ from dryfit.config.schema import Isolation
 from dryfit.core.errors import ChildError, error_from_parts
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.jobs import Body, ChildResult
-from dryfit.core.wire import LOG_FILE
+from dryfit.core.wire import LOG_FILE, Message
 from dryfit.runtime.faults import classify
 from dryfit.runtime.recovery import decide
-from dryfit.runtime.spec import ChildExited, ChildLimits, ChildSpec, SupervisorSettings
+from dryfit.runtime.spec import ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
+
+OnMessage = Callable[[Message], None]
+"""Hears what a child says while it works."""
 
 _RETRIES = 3
 _POLL_S = 0.5
@@ -112,7 +115,12 @@ def run_errand(errand: Errand, supervisor: Supervisor, stop_asked: Callable[[], 
 
 
 def run_side_by_side(
-    errands: Sequence[Errand], supervisor: Supervisor, *, most: int, told: Callable[[int], None]
+    errands: Sequence[Errand],
+    supervisor: Supervisor,
+    *,
+    most: int,
+    told: Callable[[int], None],
+    heard: OnMessage = lambda _: None,
 ) -> list[ChildResult | ChildError]:
     """Run several jobs, each in a folder of its own name.
 
@@ -121,6 +129,7 @@ def run_side_by_side(
         supervisor: Who runs them.
         most: How many at once.
         told: Called with the number of a job that has its answer.
+        heard: Called with what a child says meanwhile.
 
     Returns:
         The answer of each; an error where its child died, which does not end the others.
@@ -137,6 +146,8 @@ def run_side_by_side(
             running[attempt.spec().key] = (index, attempt)
             supervisor.start(attempt.spec())
         for event in supervisor.wait(_POLL_S):
+            if isinstance(event, ChildMessage):
+                heard(event.message)
             if not isinstance(event, ChildExited) or event.key not in running:
                 continue
             index, attempt = running.pop(event.key)
@@ -156,7 +167,7 @@ def _answer(attempt: _Try, exited: ChildExited) -> ChildResult | ChildError | _T
         return error
 
 
-def run_alone(doing: str, body: Body) -> ChildResult:
+def run_alone(doing: str, body: Body, heard: OnMessage = lambda _: None) -> ChildResult:
     """Run a job that belongs to no study, in a fresh interpreter and a temporary folder.
 
     The folder stays where the child left no answer: its log is in there.
@@ -164,12 +175,13 @@ def run_alone(doing: str, body: Body) -> ChildResult:
     Args:
         doing: As in :class:`Errand`.
         body: The job; its paths must be absolute.
+        heard: As in :func:`run_side_by_side`.
 
     Raises:
         DryfitError: What the child raised.
         ChildError: The child failed in another way, or died several times.
     """
-    (answer,) = run_all_alone(doing, (body,))
+    (answer,) = run_all_alone(doing, (body,), heard=heard)
     if isinstance(answer, ChildError):
         raise answer
     return answer
@@ -182,6 +194,7 @@ def run_all_alone(
     most: int = 1,
     preload: tuple[str, ...] = (),
     told: Callable[[int], None] = lambda _: None,
+    heard: OnMessage = lambda _: None,
 ) -> list[ChildResult | ChildError]:
     """Run jobs as :func:`run_alone` does, several at once.
 
@@ -191,6 +204,7 @@ def run_all_alone(
         most: As in :func:`run_side_by_side`.
         preload: Modules that a fork server imports once for all jobs; none: each gets a fresh interpreter.
         told: As in :func:`run_side_by_side`.
+        heard: As in :func:`run_side_by_side`.
 
     Raises:
         DryfitError: What a child raised.
@@ -207,7 +221,7 @@ def run_all_alone(
     keep = False
     try:
         with Supervisor(settings) as supervisor:
-            answers = run_side_by_side(errands, supervisor, most=most, told=told)
+            answers = run_side_by_side(errands, supervisor, most=most, told=told, heard=heard)
         keep = any(isinstance(answer, ChildError) for answer in answers)
     finally:
         if not keep:

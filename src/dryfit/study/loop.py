@@ -178,11 +178,7 @@ class StudyLoop:
                         self._keep_report(child, message)
                         self._verdict(child, message.point.n)  # the pruner must remember what it would have said
             self._on_exit(child, result, Evidence(server_lost=result is None))
-        forget_what_is_not_needed(self._study.layout, self._study.state, keep_best=self._keep_best)
-
-    @property
-    def _keep_best(self) -> int:
-        return self._study.config.runtime.keep_best
+        forget_what_is_not_needed(self._study.layout, self._study.state, keep=self._study.config.runtime.keep)
 
     # ---- doing what was decided
 
@@ -353,5 +349,8 @@ class StudyLoop:
     def _finish(self, event: TrialFinished) -> None:
         self._write(event)
         forget_what_is_not_needed(
-            self._study.layout, self._study.state, keep_best=self._keep_best, just_finished=event.number
+            self._study.layout,
+            self._study.state,
+            keep=self._study.config.runtime.keep,
+            just_finished=event.number,
         )

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import InternalError
 from dryfit.core.jobs import Body, ChildResult, ImportRequest, ResolveRequest, ResolveResult
-from dryfit.core.settings import ObjectiveSettings, Precision
+from dryfit.core.settings import ObjectiveSettings
 from dryfit.runtime.supervisor import Supervisor
-from dryfit.search.params import enumerated
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
-from dryfit.study.context import preparing_limits
+from dryfit.study.context import possible_values, preparing_limits
 from dryfit.study.devices import devices_without_torch, gpu_count
 from dryfit.study.errand import Errand, run_errand
 from dryfit.study.stops import StopRequests
@@ -50,7 +49,7 @@ def prepare(
         pairs=tuple(space.model_length_pairs(config.trial_settings)),
         cache_dir=str(layout.cache),
         device=config.execution.device,
-        precisions=searched_precisions(config, space),
+        precisions=possible_values(config, space, "train.precision"),
     )
 
     doing = "checking data and machine"
@@ -80,10 +79,3 @@ def _import_function(
         device_count=count,
         versions=result.imported.versions,
     )
-
-
-def searched_precisions(config: StudyConfig, space: Space) -> tuple[str, ...]:
-    """Every number format a trial may ask for, so that one the device lacks is refused before the first trial."""
-    drawn = [enumerated(param.distribution, limit=len(Precision)) for param in space.cases("train.precision")]
-    searched = {str(value) for values in drawn for value in values or ()}
-    return tuple(sorted(searched)) or (config.train.precision.value,)

@@ -1,4 +1,4 @@
-"""Which files of ended trials stay: the weights of the best few, and every log."""
+"""Which files of ended trials stay: the weights that ``runtime.keep`` asks for, and every log."""
 
 import shutil
 
@@ -7,31 +7,51 @@ from dryfit.core.trial import Outcome
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 
+KEEP_ALL = "all"
+KEEP_NONE = "none"
+_BEST = "best:"
 
-def trials_to_keep(state: StudyState, keep_best: int) -> frozenset[int]:
-    """Numbers of the trials whose weights stay: the best complete ones, the earlier of equals."""
+
+def most_kept(keep: str) -> int | None:
+    """How many trials' weights ``runtime.keep`` lets stay; None: every one's."""
+    return None if keep == KEEP_ALL else 0 if keep == KEEP_NONE else int(keep.removeprefix(_BEST))
+
+
+def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
+    """Numbers of the trials whose weights stay: the best complete ones, the earlier of equals.
+
+    Args:
+        state: The study.
+        most: As :func:`most_kept` says; None keeps the pruned and failed ones too.
+    """
+    if most is None:
+        return frozenset(trial.number for trial in state.trials)
     sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
     complete = [
         (sign * trial.value, trial.number)
         for trial in state.trials
         if trial.outcome is Outcome.COMPLETE and trial.value is not None
     ]
-    return frozenset(number for _, number in sorted(complete)[:keep_best])
+    return frozenset(number for _, number in sorted(complete)[:most])
 
 
 def forget_what_is_not_needed(
-    layout: StudyLayout, state: StudyState, *, keep_best: int, just_finished: int | None = None
+    layout: StudyLayout, state: StudyState, *, keep: str, just_finished: int | None = None
 ) -> None:
-    """Remove the checkpoints of ended trials, and the weights of those that are no longer among the best.
+    """Remove the checkpoints of ended trials, and the weights of those that are not to be kept.
 
     Args:
+        layout: Where the study lies.
+        state: The study.
+        keep: ``runtime.keep``.
         just_finished: Only this trial is new since the last call; None: look at every trial.
     """
-    kept = trials_to_keep(state, keep_best)
+    most = most_kept(keep)
+    kept = trials_to_keep(state, most)
     if just_finished is None:
         numbers = frozenset(trial.number for trial in state.trials)
     else:  # the one it has pushed out, if any, is the next best
-        numbers = trials_to_keep(state, keep_best + 1) | {just_finished}
+        numbers = (trials_to_keep(state, most + 1) if most is not None else frozenset[int]()) | {just_finished}
     for number in numbers:
         if state.trials[number].outcome is None:
             continue

@@ -3,6 +3,7 @@
 import errno
 import os
 import platform
+import shutil
 import uuid
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,7 @@ from dryfit.store.ledger import Ledger, StudyLock, read_ledger
 from dryfit.store.replay import StudyState
 from dryfit.study.context import StudyContext
 from dryfit.study.devices import available_cores
+from dryfit.study.disk import check_disk, study_need, taken_bytes
 from dryfit.study.loop import StudyLoop
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
@@ -148,6 +150,7 @@ def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observer
         _note(observers, f"{own.function} has changed since the trials so far: it is up to you whether they compare")
     if resolved != before:
         _tell(observers, work.ledger.append(Resolved(result=resolved)), work.state)
+    _check_room(work, resolved)
     context = StudyContext(
         config=work.config,
         layout=work.layout,
@@ -159,6 +162,12 @@ def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observer
         cores=available_cores(),
     )
     return StudyLoop(context, supervisor, stops, observers).run()
+
+
+def _check_room(work: StudyWork, resolved: ResolveResult) -> None:
+    folder = work.layout.folder
+    need = study_need(work.config, work.space, resolved)
+    check_disk(need, free_bytes=shutil.disk_usage(folder).free, taken_bytes=taken_bytes(work.layout), place=folder)
 
 
 def _tell(observers: Sequence[Observer], event: Event, state: StudyState) -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -90,7 +91,14 @@ def kind_of(task: str) -> Kind:
     return Kind(task)
 
 
-def save_trained(folder: Path, model: EncoderWithHead, *, tokenizer_folder: Path, facts: Mapping[str, Any]) -> None:
+def save_trained(
+    folder: Path,
+    model: EncoderWithHead,
+    *,
+    tokenizer_folder: Path,
+    facts: Mapping[str, Any],
+    texts: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Save a model so that :func:`load` can build it again; atomic, also over an earlier one.
 
     A new folder appears by one rename. In a folder that is already there only the weights and ``dryfit.json`` change,
@@ -101,6 +109,7 @@ def save_trained(folder: Path, model: EncoderWithHead, *, tokenizer_folder: Path
         model: The model; its weights are written in their own dtype.
         tokenizer_folder: Where to copy the tokenizer's files from, and the code that comes with the model.
         facts: What else ``dryfit.json`` shall say (metric, value, step).
+        texts: Further files of a new folder, by name.
     """
     meta = {
         "format": _FORMAT,
@@ -127,7 +136,8 @@ def save_trained(folder: Path, model: EncoderWithHead, *, tokenizer_folder: Path
         ours = path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_OURS
         if path.is_file() and ours and not path.name.endswith(".index.json"):
             shutil.copyfile(path, temporary / path.name)
-    (temporary / DRYFIT_FILE).write_text(text, encoding="utf-8")
+    for name, content in {**texts, DRYFIT_FILE: text}.items():
+        (temporary / name).write_text(content, encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)  # an empty folder, or one without a model
     temporary.rename(folder)
 

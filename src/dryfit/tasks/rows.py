@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import xxhash
 
@@ -37,6 +37,49 @@ class Row:
     group: str
     evidence: tuple[tuple[int, int], ...]
     place: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnlabelledRow:
+    """One row to predict: what the model reads of it, and what it is called by. See :class:`Row`."""
+
+    id: str | None
+    text: str
+    criterion: str | None
+    place: str
+
+
+class Readable(Protocol):
+    """What a model reads of a row."""
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        ...
+
+    @property
+    def criterion(self) -> str | None:
+        """What the text is asked for."""
+        ...
+
+
+class Columns(Protocol):
+    """Columns that a model was trained with."""
+
+    @property
+    def id(self) -> str:
+        """With the row's id; may be absent."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """With the text."""
+        ...
+
+    @property
+    def criterion(self) -> str | None:
+        """With the criterion; None: the model reads text alone."""
+        ...
 
 
 Splits = dict[str, tuple[Row, ...]]
@@ -121,6 +164,24 @@ def label_counts(rows: tuple[Row, ...]) -> dict[int, int]:
 
 def _labels_of(row: Row) -> tuple[int, ...]:
     return row.label if isinstance(row.label, tuple) else (row.label,)
+
+
+def unlabelled_row(raw: RawRow, columns: Columns) -> UnlabelledRow:
+    """Check a row to predict; columns that the model does not read are not looked at.
+
+    Raises:
+        DataError: A column is missing, or a text is none.
+    """
+    for column in (columns.text, columns.criterion):
+        if column is not None and column not in raw.values:
+            listed = ", ".join(map(str, raw.values))
+            raise _error(raw, f"column {column!r} is missing", allowed=f"columns of this row: {listed}")
+    return UnlabelledRow(
+        id=_name(raw, columns.id) if columns.id in raw.values else None,
+        text=_text(raw, columns.text),
+        criterion=_text(raw, columns.criterion) if columns.criterion is not None else None,
+        place=raw.place,
+    )
 
 
 def _checked(source: str, data: DataSettings) -> tuple[Row, ...]:

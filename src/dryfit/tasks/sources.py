@@ -2,7 +2,6 @@
 
 import csv
 import difflib
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from dryfit.core.errors import DataError
 
 HUB_PREFIX = "hub:"
 _READERS = (".jsonl", ".csv", ".parquet")
+_PARQUET_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,19 @@ class RawRow:
         return f"{self.source}, {unit} {self.number}"
 
 
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be read, where the rows after it can.
+
+    Attributes:
+        number: As of a :class:`RawRow`.
+        error: What is wrong with it.
+    """
+
+    number: int
+    error: DataError
+
+
 def read_rows(source: str) -> list[RawRow]:
     """Read every row of a source.
 
@@ -45,8 +58,23 @@ def read_rows(source: str) -> list[RawRow]:
     Raises:
         DataError: The source is absent, of another kind, not UTF-8, or a line is no object.
     """
+    return list(_all_good(stream_rows(source)))
+
+
+def stream_rows(source: str) -> Iterator[RawRow | BadRow]:
+    """Read a source row by row; files take the memory of a few rows, whatever their size.
+
+    Args:
+        source: As for :func:`read_rows`.
+
+    Yields:
+        Each row, or what is wrong with it where the next one can still be told.
+
+    Raises:
+        DataError: The source is absent, of another kind, or cannot be read any further. Absence is told at once.
+    """
     if source.startswith(HUB_PREFIX):
-        return list(_hub(source))
+        return _hub(source)
     path = Path(source).expanduser()
     if not path.is_file():
         names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -59,56 +87,83 @@ def read_rows(source: str) -> list[RawRow]:
         )
     match path.suffix:
         case ".jsonl":
-            return list(_jsonl(path, source))
+            return _jsonl(path, source)
         case ".csv":
-            return list(_csv(path, source))
+            return _csv(path, source)
         case ".parquet":
-            return list(_parquet(path, source))
+            return _parquet(path, source)
         case suffix:
             raise DataError(f"reading {source}", f"files of kind {suffix!r} are not read", allowed=", ".join(_READERS))
 
 
-def _jsonl(path: Path, source: str) -> Iterator[RawRow]:
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"reading {source}, line {number}"
-        try:
-            values = json.loads(_utf8(line, where))
-        except json.JSONDecodeError as error:
-            raise DataError(
-                where, f"not JSON: {error.msg} at column {error.colno}", allowed="one JSON object a line"
-            ) from error
-        if not isinstance(values, dict):
-            raise DataError(where, f"{line[:60].decode()!r} is no object", allowed="one JSON object a line")
-        yield RawRow(values, source, number)
+def _all_good(rows: Iterator[RawRow | BadRow]) -> Iterator[RawRow]:
+    for row in rows:
+        if isinstance(row, BadRow):
+            raise row.error
+        yield row
 
 
-def _csv(path: Path, source: str) -> Iterator[RawRow]:
-    lines = path.read_bytes().split(b"\n")
-    text = "\n".join(_utf8(line, f"reading {source}, line {number}") for number, line in enumerate(lines, start=1))
-    reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
+def _jsonl(path: Path, source: str) -> Iterator[RawRow | BadRow]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _json_row(line.removesuffix(b"\n"), source, number)
+
+
+def _json_row(line: bytes, source: str, number: int) -> RawRow | BadRow:
+    where = f"reading {source}, line {number}"
     try:
-        for values in reader:
-            where = f"reading {source}, line {reader.line_num}"
-            if None in values or None in values.values():
-                width = len(reader.fieldnames or ())
-                raise DataError(where, f"the row has not {width} columns like the header", hint="check the quoting")
-            yield RawRow(dict(values), source, reader.line_num)
-    except csv.Error as error:
-        raise DataError(f"reading {source}, line {reader.line_num}", f"not CSV: {error}") from error
+        values = json.loads(_utf8(line, where))
+    except DataError as error:
+        return BadRow(number, error)
+    except json.JSONDecodeError as error:
+        found = f"not JSON: {error.msg} at column {error.colno}"
+        return BadRow(number, DataError(where, found, allowed="one JSON object a line"))
+    if not isinstance(values, dict):
+        found = f"{line[:60].decode(errors='replace')!r} is no object"
+        return BadRow(number, DataError(where, found, allowed="one JSON object a line"))
+    return RawRow(values, source, number)
+
+
+def _csv(path: Path, source: str) -> Iterator[RawRow | BadRow]:
+    with path.open("rb") as file:
+        lines = (_utf8(line, f"reading {source}, line {number}") for number, line in enumerate(file, start=1))
+        reader = csv.DictReader(_without_mark(lines), strict=True)
+        try:
+            for values in reader:
+                number = reader.line_num
+                if None in values or None in values.values():
+                    width = len(reader.fieldnames or ())
+                    found = f"the row has not {width} columns like the header"
+                    where = f"reading {source}, line {number}"
+                    yield BadRow(number, DataError(where, found, hint="check the quoting"))
+                else:
+                    yield RawRow(dict(values), source, number)
+        except csv.Error as error:
+            raise DataError(f"reading {source}, line {reader.line_num}", f"not CSV: {error}") from error
+
+
+def _without_mark(lines: Iterator[str]) -> Iterator[str]:
+    """The lines without the byte order mark that some programs begin a file with."""
+    for first in lines:
+        yield first.removeprefix("\ufeff")
+        break
+    yield from lines
 
 
 def _parquet(path: Path, source: str) -> Iterator[RawRow]:
     import pyarrow  # heavy, and only such files need it
     import pyarrow.parquet
 
+    number = 0
     try:
-        table = pyarrow.parquet.read_table(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_PARQUET_ROWS):
+                for values in batch.to_pylist():
+                    yield RawRow(values, source, number)
+                    number += 1
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise DataError(f"reading {source}", f"not Parquet: {str(error).splitlines()[0]}") from error
-    for number, values in enumerate(table.to_pylist()):
-        yield RawRow(values, source, number)
 
 
 def _hub(source: str) -> Iterator[RawRow]:

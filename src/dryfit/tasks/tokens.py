@@ -6,7 +6,7 @@ Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows.
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from safetensors.torch import load, save_file
 from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.tasks.rows import TRAIN, Row, Splits
+from dryfit.tasks.rows import TRAIN, Readable, Row, Splits, UnlabelledRow
 
 _FORMAT = 2
 _CHUNK_ROWS = 1000
@@ -71,11 +71,13 @@ class Tokens:
     Attributes:
         pad_id: The token rows are padded with.
         cls_last: The classification token stands at the end of a row, not at its start.
+        pairs: Rows are (criterion, text), not text alone.
     """
 
     splits: Mapping[str, TokenSet]
     pad_id: int
     cls_last: bool
+    pairs: bool
 
 
 def token_folder(cache_dir: Path, *, data_fingerprint: str, identity: str, max_length: int) -> Path:
@@ -94,13 +96,26 @@ def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
     pad_id = tokenizer.pad_token_id
     if not isinstance(pad_id, int):
         raise ConfigError("tokenising the data", "the tokenizer has no padding token", allowed="an encoder's tokenizer")
-    _check_criteria(splits, tokenizer, max_length)
+    crowded = crowded_criteria((row for rows in splits.values() for row in rows), tokenizer, max_length)
+    for error in crowded.values():
+        raise error
     labels = _labels(splits)
-    sets = {name: _token_set(rows, labels[name], tokenizer, max_length) for name, rows in splits.items()}
+    sets = {name: token_set(rows, labels[name], tokenizer, max_length) for name, rows in splits.items()}
     train = sets[TRAIN]
     first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
     cls_last = last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
-    return Tokens(sets, pad_id=pad_id, cls_last=cls_last)
+    return Tokens(sets, pad_id=pad_id, cls_last=cls_last, pairs=splits[TRAIN][0].criterion is not None)
+
+
+def joined(first: TokenSet, second: TokenSet) -> TokenSet:
+    """The rows of two splits of one data set as one split."""
+    types = [one.types_T for one in (first, second) if one.types_T is not None]
+    return TokenSet(
+        ids_T=torch.cat([first.ids_T, second.ids_T]),
+        types_T=torch.cat(types) if types else None,
+        starts_R=torch.cat([first.starts_R, second.starts_R[1:] + first.starts_R[-1]]),
+        labels_R=torch.cat([first.labels_R, second.labels_R]),
+    )
 
 
 def save_tokens(folder: Path, tokens: Tokens) -> None:
@@ -114,7 +129,13 @@ def save_tokens(folder: Path, tokens: Tokens) -> None:
             tensors["types"] = split.types_T
         save_file(tensors, temporary / f"{name}.safetensors")
         (temporary / _row_ids_file(name)).write_text(json.dumps(split.names_of(range(len(split)))), encoding="utf-8")
-    meta = {"format": _FORMAT, "splits": sorted(tokens.splits), "pad_id": tokens.pad_id, "cls_last": tokens.cls_last}
+    meta = {
+        "format": _FORMAT,
+        "splits": sorted(tokens.splits),
+        "pad_id": tokens.pad_id,
+        "cls_last": tokens.cls_last,
+        "pairs": tokens.pairs,
+    }
     (temporary / _META_FILE).write_text(json.dumps(meta), encoding="utf-8")
     try:
         temporary.rename(folder)
@@ -146,7 +167,7 @@ def load_tokens(folder: Path, *, only: tuple[str, ...] | None = None) -> Tokens 
                 tensors["labels"],
                 row_ids=folder / _row_ids_file(name),
             )
-    return Tokens(sets, pad_id=meta["pad_id"], cls_last=meta["cls_last"])
+    return Tokens(sets, pad_id=meta["pad_id"], cls_last=meta["cls_last"], pairs=meta["pairs"])
 
 
 def _row_ids_file(split: str) -> str:
@@ -160,24 +181,28 @@ def _read_row_ids(path: Path) -> tuple[str, ...]:
         return ()  # the cache was removed or damaged meanwhile: the message that asks must not fail over it
 
 
-def _check_criteria(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def crowded_criteria(
+    rows: Iterable[Row | UnlabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, DataError]:
+    """Criteria that leave no room for any text, each with what to say of it: the first row that has it is named."""
     places: dict[str, str] = {}
-    for rows in splits.values():
-        for row in rows:
-            if row.criterion is not None:
-                places.setdefault(row.criterion, row.place)
+    for row in rows:
+        if row.criterion is not None:
+            places.setdefault(row.criterion, row.place)
     if not places:
-        return
+        return {}
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
     encoded = tokenizer(list(places), add_special_tokens=False, verbose=False)
-    for (criterion, place), ids in zip(places.items(), encoded["input_ids"], strict=True):
-        if len(ids) > room:
-            raise DataError(
-                f"tokenising {place}",
-                f"criterion {criterion[:60]!r} has {len(ids)} tokens",
-                allowed=f"at most {room} with train.max_length = {max_length}, so that some text is left",
-                hint="raise train.max_length or shorten the criterion",
-            )
+    return {
+        criterion: DataError(
+            f"tokenising {place}",
+            f"criterion {criterion[:60]!r} has {len(ids)} tokens",
+            allowed=f"at most {room} with train.max_length = {max_length}, so that some text is left",
+            hint="raise train.max_length or shorten the criterion",
+        )
+        for (criterion, place), ids in zip(places.items(), encoded["input_ids"], strict=True)
+        if len(ids) > room
+    }
 
 
 def _labels(splits: Splits) -> dict[str, torch.Tensor]:
@@ -193,9 +218,17 @@ def _labels(splits: Splits) -> dict[str, torch.Tensor]:
     return found
 
 
-def _token_set(
-    rows: tuple[Row, ...], labels_R: torch.Tensor, tokenizer: PreTrainedTokenizerBase, max_length: int
+def token_set(
+    rows: Sequence[Readable], labels_R: torch.Tensor, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> TokenSet:
+    """Tokenise rows, cutting only the text.
+
+    Args:
+        rows: At least one; all with a criterion, or none.
+        labels_R: As in :class:`TokenSet`; what stands there is not looked at.
+        tokenizer: The model's.
+        max_length: Tokens a row is cut to.
+    """
     ids: list[torch.Tensor] = []
     types: list[torch.Tensor] = []
     lengths: list[int] = []

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dryfit.core.errors import ConfigError
+from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.plan import Allocator, DeviceKind, ExecutionPlan
 from dryfit.core.process import peak_rss_bytes
 from dryfit.core.units import gib
@@ -111,6 +111,30 @@ def prepare_device(
     total_bytes = cuda.get_device_properties(_DEVICE).total_memory
     cuda.set_per_process_memory_fraction(min(1.0, allocator_bytes / total_bytes), _DEVICE)
     return Prepared(allocator_bytes=allocator_bytes, notes=tuple(notes))
+
+
+def find_device(wish: str) -> tuple[DeviceKind, int]:
+    """Where trials can run, and on how many devices.
+
+    Args:
+        wish: ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        MachineError: CUDA is asked for and not there.
+    """
+    if wish == "cpu":
+        return DeviceKind.CPU, 1
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count:
+        return DeviceKind.CUDA, count
+    if wish == "cuda":
+        raise MachineError(
+            'looking for execution.device = "cuda"',
+            f"torch {torch.__version__} finds no CUDA device",
+            allowed="a machine with a CUDA device and a CUDA build of torch",
+            hint='set execution.device = "auto" to train on the CPU',
+        )
+    return DeviceKind.CPU, 1
 
 
 def observed_memory(device: DeviceKind) -> ObservedMemory:

@@ -21,13 +21,14 @@ from dryfit.core.wire import Note, Phase
 from dryfit.meta.source import model_folder
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.metrics import check_metric
+from dryfit.tasks.model_input import model_input
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens
-from dryfit.train.checkpoint import newest_good
+from dryfit.train.checkpoint import Checkpoint, newest_good
 from dryfit.train.device import observed_memory, prepare_device
 from dryfit.train.effect import check_effect
-from dryfit.train.loop import TrialParts, run_training
+from dryfit.train.loop import FixedLength, RunState, TrialParts, run_training
 from dryfit.train.model import build_model
 from dryfit.train.optim import check_optimizer, optimizer_plan
 
@@ -47,6 +48,17 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
 
     Raises:
         DryfitError: A setting, the data, the model's weights or a checkpoint is wrong, or the loss is not finite.
+    """
+    tokens = begin(body, channel, only=(TRAIN, VALIDATION))
+    run = run_training(trial_parts(body, channel, tokens), newest_good_of(body))
+    return ChildResult(train=train_result(body, run), error=None)
+
+
+def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -> Tokens:
+    """Make this process ready to train, and read the tokens of some splits.
+
+    Raises:
+        DryfitError: A setting or the data is wrong.
     """
     torch.set_num_threads(body.plan.threads)
     if body.visible_device is not None:
@@ -70,18 +82,24 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
         config.settings.train.max_length,
         cache_dir=Path(body.cache_dir),
         data_fingerprint=config.data_fingerprint,
-        only=(TRAIN, VALIDATION),
+        only=only,
     )
     channel.beat()
-    parts = _parts(body, channel, tokens)
-    channel.beat()
-    checkpoint = newest_good(Path(body.checkpoint_dir), config.fingerprint)
-    run = run_training(parts, checkpoint)
-    best = best_point(run.points, config.direction)
+    return tokens
+
+
+def newest_good_of(body: TrainRequest) -> Checkpoint | None:
+    """The checkpoint to go on from; None: from the start."""
+    return newest_good(Path(body.checkpoint_dir), body.config.fingerprint)
+
+
+def train_result(body: TrainRequest, run: RunState) -> TrainResult:
+    """What a run has come to, as the control process hears it."""
+    best = best_point(run.points, body.config.direction)
     peak = observed_memory(body.plan.device)
-    result = TrainResult(
+    return TrainResult(
         value=best.value if best else None,
-        also=tuple(best.metrics[metric] for metric in config.also) if best else (),
+        also=tuple(best.metrics[metric] for metric in body.config.also) if best else (),
         best=best.n if best else None,
         steps=run.step,
         stopped_by=run.stopped_by,
@@ -89,7 +107,6 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
         peak_reserved_bytes=peak.reserved_bytes,
         peak_rss_bytes=peak.rss_bytes,
     )
-    return ChildResult(train=result, error=None)
 
 
 def trial_task(config: TrialConfig, tokens: Tokens) -> CriteriaTask:
@@ -105,13 +122,21 @@ def trial_task(config: TrialConfig, tokens: Tokens) -> CriteriaTask:
     )
 
 
-def _parts(body: TrainRequest, channel: ChildChannel, tokens: Tokens) -> TrialParts:
-    return TrialParts(
+def trial_parts(
+    body: TrainRequest, channel: ChildChannel, tokens: Tokens, length: FixedLength | None = None
+) -> TrialParts:
+    """Build the model, and put together what one training run is made of."""
+    config = body.config
+    parts = TrialParts(
         request=body,
         channel=channel,
         model=build_model(body, cls_last=tokens.cls_last),
         task=trial_task(body.config, tokens),
         train=tokens.splits[TRAIN],
         validation=tokens.splits[VALIDATION],
-        tokenizer_folder=model_folder(body.config.settings.model),
+        tokenizer_folder=model_folder(config.settings.model),
+        model_input=model_input(config.data, tokens, max_length=config.settings.train.max_length),
+        length=length,
     )
+    channel.beat()
+    return parts

@@ -26,6 +26,7 @@ from dryfit.tasks.base import Batch, Task
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.load import WEIGHTS_FILE, restore, save_trained
+from dryfit.tasks.model_input import ModelInput
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
@@ -39,8 +40,26 @@ _PROGRESS_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
+class FixedLength:
+    """How long to train where no validation can say which weights are the best.
+
+    Attributes:
+        schedule_steps: Length of the learning rate's schedule.
+        last_step: The step to stop after; the schedule is left where it then is.
+    """
+
+    schedule_steps: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrialParts:
-    """All that one training run is made of."""
+    """All that one training run is made of.
+
+    Attributes:
+        model_input: What the saved model needs to know of its rows.
+        length: None: all epochs, validated on the way.
+    """
 
     request: TrainRequest
     channel: ChildChannel
@@ -49,6 +68,8 @@ class TrialParts:
     train: TokenSet
     validation: TokenSet
     tokenizer_folder: Path
+    model_input: ModelInput
+    length: FixedLength | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -57,8 +78,15 @@ class TrialParts:
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole trial."""
+        """Optimizer steps of the whole schedule."""
+        if self.length is not None:
+            return self.length.schedule_steps
         return self.steps_per_epoch * self.request.config.settings.train.epochs
+
+    @property
+    def last_step(self) -> int:
+        """The step that training ends with, unless something ends it before."""
+        return self.total_steps if self.length is None else self.length.last_step
 
 
 @dataclass(slots=True)
@@ -185,11 +213,13 @@ class Steward(TrainerCallback):
         self._sampler = sampler
         self._run = run
         self._trainer: TrialTrainer | None = None
-        self._eval_steps = evaluation_steps(
-            steps_per_epoch=parts.steps_per_epoch,
-            evals_per_epoch=config.settings.train.evals_per_epoch,
-            epochs=config.settings.train.epochs,
-        )
+        self._eval_steps = frozenset[int]()
+        if parts.length is None:
+            self._eval_steps = evaluation_steps(
+                steps_per_epoch=parts.steps_per_epoch,
+                evals_per_epoch=config.settings.train.evals_per_epoch,
+                epochs=config.settings.train.epochs,
+            )
         self._checkpointed_s = time.monotonic()
         self._progress_s = -math.inf
         self._first_step = True
@@ -212,13 +242,13 @@ class Steward(TrainerCallback):
         validated = step in self._eval_steps
         if validated:
             self._run.stopped_by = self._validate(step)
-        if self._run.stopped_by is None and step < self._parts.total_steps:
+        if self._run.stopped_by is None and step < self._parts.last_step:
             asked = self._parts.channel.stop_requested()
             due = time.monotonic() - self._checkpointed_s >= self._parts.request.checkpoint_every_s
-            if asked is not None or (validated and due):
+            if asked is not None or (due and (validated or self._parts.length is not None)):
                 self._checkpoint(step)
             self._run.stopped_by = asked
-        if self._run.stopped_by is not None:
+        if self._run.stopped_by is not None or step == self._parts.last_step:
             control.should_training_stop = True
 
     def _sign_of_life(self, step: int) -> None:
@@ -235,7 +265,7 @@ class Steward(TrainerCallback):
             channel.send(
                 Progress(
                     step=step,
-                    total_steps=self._parts.total_steps,
+                    total_steps=self._parts.last_step,
                     epoch=epoch,
                     loss=loss,
                     device_bytes=taken_of_device(self._parts.request.plan.device),
@@ -284,6 +314,7 @@ class Steward(TrainerCallback):
             "value": point.value,
             "step": point.step,
             "metrics": point.metrics,
+            "input": self._parts.model_input.model_dump(mode="json"),
         }
         save_trained(
             Path(self._parts.request.best_dir),
@@ -330,7 +361,7 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
         group_by_length=config.settings.train.group_by_length,
     )
     steward = Steward(parts, sampler, run)
-    if run.step >= parts.total_steps:
+    if run.step >= parts.last_step:
         return run
     trainer = TrialTrainer(parts, sampler)
     steward.attach(trainer)
@@ -347,6 +378,7 @@ def _arguments(parts: TrialParts) -> TrainingArguments:
         per_device_train_batch_size=parts.request.plan.effective_batch,
         gradient_accumulation_steps=1,
         num_train_epochs=settings.train.epochs,
+        max_steps=parts.total_steps if parts.length is not None else -1,
         max_grad_norm=settings.regularization.max_grad_norm,
         seed=derive_seed(parts.request.config.seed, "train"),
         bf16=settings.train.precision is Precision.BF16,

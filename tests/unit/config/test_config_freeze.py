@@ -5,7 +5,7 @@ import pytest
 from dryfit.config.freeze import changed_keys, check_resumable, dump_toml, may_change
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import StudyMismatchError
+from dryfit.core.errors import ConfigError, StudyMismatchError
 
 TEXT = '[data]\ntrain = "train.jsonl"\nvalidation = "validation.jsonl"\n[space]\n"optim.lr" = [1e-4, 1e-5]\n'
 
@@ -73,3 +73,25 @@ def test_a_frozen_study_can_be_moved(tmp_path):
     moved = load_study_file(there / "frozen.toml").config
     assert moved.model.name == str(there / "encoder")
     check_resumable(moved, load(there, f"model.name={there / 'encoder'}"))
+
+
+def test_a_study_frozen_with_an_older_spelling_goes_on_and_a_study_file_is_told_the_new_one(tmp_path):
+    new = load(tmp_path, "runtime.keep=best:7")
+    frozen = tmp_path / "frozen.toml"
+    frozen.write_text(dump_toml(new, tmp_path).replace('keep = "best:7"', "keep_best = 7"), encoding="utf-8")
+    assert "keep_best = 7" in frozen.read_text(encoding="utf-8")
+    check_resumable(load_study_file(frozen).config, new)
+    assert load_study_file(frozen).config.runtime.keep == "best:7"
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, "runtime.keep_best=7")
+    assert (refused.value.found, refused.value.allowed) == (
+        "runtime.keep_best is no key of [runtime] any more",
+        "best:K, all or none",
+    )
+    assert 'keep = "best:3"' in refused.value.hint
+
+
+@pytest.mark.parametrize("wrong", ["best:0", "best:", "3", "some", "best:1000000"])
+def test_keep_is_best_of_a_number_all_or_none(tmp_path, wrong):
+    with pytest.raises(ConfigError, match="runtime.keep is"):
+        load(tmp_path, f"runtime.keep={wrong}")

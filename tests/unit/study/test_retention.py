@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from dryfit.core.trial import Outcome
 from dryfit.store.events import TrialAsked, TrialFinished
 from dryfit.store.layout import StudyLayout
@@ -23,7 +25,23 @@ def test_only_the_best_keep_their_weights_and_ended_trials_no_checkpoint(tmp_pat
         state.apply(TrialFinished(number=number, outcome=outcome, value=value))
         if value is not None:
             values[number] = value
-        forget_what_is_not_needed(layout, state, keep_best=3, just_finished=number)
+        forget_what_is_not_needed(layout, state, keep="best:3", just_finished=number)
         kept = {int(path.parent.name) for path in layout.trials.glob("*/best")}
         assert kept == set(sorted(values, key=lambda one: -values[one])[:3])
         assert not list(layout.trials.glob("*/checkpoints"))
+
+
+@pytest.mark.parametrize(
+    ("keep", "stay"), [("best:1", {2}), ("best:2", {0, 2}), ("best:9", {0, 2}), ("none", set()), ("all", {0, 1, 2, 3})]
+)
+def test_keep_says_whose_weights_stay(tmp_path: Path, keep: str, stay: set[int]) -> None:
+    layout, state = StudyLayout(tmp_path), StudyState()
+    ended = [(Outcome.COMPLETE, 0.5), (Outcome.PRUNED, None), (Outcome.COMPLETE, 0.6), (Outcome.FAILED, None)]
+    for number, (outcome, value) in enumerate(ended):
+        state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
+        layout.trial(number).best.mkdir(parents=True)
+        state.apply(TrialFinished(number=number, outcome=outcome, value=value))
+        forget_what_is_not_needed(layout, state, keep=keep, just_finished=number)
+    assert {int(path.parent.name) for path in layout.trials.glob("*/best")} == stay
+    forget_what_is_not_needed(layout, state, keep=keep)
+    assert {int(path.parent.name) for path in layout.trials.glob("*/best")} == stay

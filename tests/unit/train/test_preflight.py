@@ -3,12 +3,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.preflight import check_precisions, find_device, smallest_device
+from dryfit.preflight import check_precisions, smallest_device
+from dryfit.train.device import find_device
 
 
 def test_resolve_says_what_it_found(tmp_path: Path) -> None:
@@ -53,3 +55,11 @@ def test_the_smallest_device_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
     assert smallest_device(3) == DeviceSpec(name="Small", capacity_bytes=24, capability=(8, 9))
     assert smallest_device(1) == DeviceSpec(name="Large", capacity_bytes=80, capability=(9, 0))
+
+
+def test_weights_are_told_to_the_byte(tmp_path: Path) -> None:
+    encoder = tiny.model(tmp_path / "model")
+    trial = trials.small(tmp_path, encoder=encoder)
+    stored = load_file(encoder / "model.safetensors")
+    without_pooler = sum(tensor.nbytes for name, tensor in stored.items() if "pooler" not in name)
+    assert trial.resolve().weights_bytes == {str(encoder): without_pooler}

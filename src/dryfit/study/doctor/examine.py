@@ -10,17 +10,18 @@ from typing import Final
 
 from dryfit.config.schema import Isolation, StudyConfig
 from dryfit.core.errors import ChildError, DryfitError, InternalError
-from dryfit.core.jobs import ChildResult, ProbeResult, RehearseRequest, ResolveRequest, ResolveResult
+from dryfit.core.jobs import ChildResult, ImportRequest, ProbeResult, RehearseRequest, ResolveRequest, ResolveResult
 from dryfit.core.memory import VerdictKind
 from dryfit.core.plan import DeviceKind
+from dryfit.core.settings import ObjectiveSettings
 from dryfit.core.units import gib
 from dryfit.core.words import few
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
-from dryfit.study.context import choose_device
+from dryfit.study.context import choose_device, possible_values
 from dryfit.study.devices import available_cores
+from dryfit.study.disk import disk_need, taken_bytes
 from dryfit.study.doctor import study_checks
-from dryfit.study.doctor.disk import needed_disk
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
 from dryfit.study.doctor.machine_checks import folder_findings, machine_findings
@@ -38,13 +39,12 @@ from dryfit.study.doctor.walk import (
 from dryfit.study.errand import PATIENT, Errand, run_errand, run_side_by_side
 from dryfit.study.planner import planning_device
 from dryfit.study.plans import PlanInput, plan_one
-from dryfit.study.prepare import searched_precisions
 from dryfit.study.refusals import needed_bytes, refusal_text
 
 OnNote = Callable[[str], None]
 
-_TOKEN_BYTES: Final = 5
-"""Of a cached token: its id and its segment."""
+_WEIGHT_BYTES: Final = 4
+"""Weights are kept in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,14 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
     yield from record
     yield study_checks.cache_finding(layout, folder)
     yield study_checks.mirror_finding(config.search.mirror, layout)
+    if config.objective is not None:
+        yield _function(config.objective, room, on_note)
+        return
     probe = room.probe
     if probe is None:
         yield failed(DATA, "rows", "no child could be started to read them", "see the checks of the machine")
         return
-    yield from device_findings(config, searched_precisions(config, patient.space), probe)
+    yield from device_findings(config, possible_values(config, patient.space, "train.precision"), probe)
     on_note("reading every row")
     cache_dir = layout.cache if layout.folder.is_dir() and not folder.not_writable else room.folder / "cache"
     try:
@@ -133,10 +136,22 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
     answers = dict(zip(asked, _rehearse(asked, room, on_note), strict=True))
     for name, answer in answers.items():
         yield from model_findings(name, asked[name], answer, resolved.splits["train"].rows)
-    optimizers = {config.optim.name, *(one.optim.name for _, one in drawn)}
-    yield from _disk(patient, folder, list(answers.values()), optimizers)
+    yield from _disk(patient, folder, list(answers.values()))
     own = layout if cache_dir == layout.cache else StudyLayout(room.folder)
     yield from _memory(patient, resolved, own, on_note)
+
+
+def _function(own: ObjectiveSettings, room: Room, on_note: OnNote) -> Finding:
+    """Whether a function of the user's own can be called; it is not."""
+    on_note(f"importing {own.function}")
+    errand = Errand(f"importing {own.function}", ImportRequest(objective=own), room.folder / "function", PATIENT)
+    try:
+        result = run_errand(errand, room.supervisor)
+    except DryfitError as error:
+        return failed_by(study_checks.ABOUT, "function", error)
+    if result is None or result.imported is None:
+        raise InternalError(errand.doing, "the child's answer is of another job")
+    return passed(study_checks.ABOUT, "function", f"{own.function} can be imported")
 
 
 def _rows(config: StudyConfig, cache_dir: Path, room: Room) -> ResolveResult:
@@ -168,24 +183,21 @@ def _rehearse(asked: dict[str, RehearseRequest], room: Room, on_note: OnNote) ->
     return run_side_by_side(errands, room.supervisor, most=1, told=lambda index: on_note(f"rehearsed {names[index]}"))
 
 
-def _disk(
-    patient: Patient, folder: FolderFacts, answers: Sequence[ChildResult | ChildError], optimizers: set[str]
-) -> Iterator[Finding]:
+def _disk(patient: Patient, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]) -> Iterator[Finding]:
     """Whether there is room for what the largest model leaves behind; nothing where no model could be loaded."""
     config = patient.config
     reports = [answer.rehearse for answer in answers if isinstance(answer, ChildResult) and answer.rehearse is not None]
     sizes = [report.step.parameters for report in reports if report.step is not None]
     if not sizes or folder.not_writable:
         return
-    needed = needed_disk(
-        max(sizes),
-        optimizers=tuple(sorted(optimizers)),
-        parallel=config.runtime.parallel,
-        keep=config.runtime.keep_best,
+    need = disk_need(
+        [_WEIGHT_BYTES * size for size in sizes],
+        possible_values(config, patient.space, "optim.name"),
+        keep=config.runtime.keep,
         trials=config.study.trials,
-        tokens_bytes=sum(_TOKEN_BYTES * walk.rows * walk.longest for report in reports for walk in report.walks),
+        parallel=config.runtime.parallel,
     )
-    yield study_checks.disk_finding(needed, folder)
+    yield study_checks.disk_finding(need, folder, taken_bytes(patient.layout))
 
 
 def _memory(patient: Patient, resolved: ResolveResult, layout: StudyLayout, on_note: OnNote) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from dryfit.search.suggest import suggest
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import lock_owner, read_ledger
 from dryfit.store.replay import StudyState
-from dryfit.study.doctor.disk import NeededDisk
+from dryfit.study.disk import DiskNeed, what_fits
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
 
@@ -50,6 +50,9 @@ def space_findings(config: StudyConfig, space: Space) -> tuple[Finding, Drawn]:
             seed=config.study.seed,
             number=number,
         )
+        if config.objective is not None:  # its names are its own: there are no settings to put the values into
+            drawn.append((point.params, config.trial_settings))
+            continue
         try:
             drawn.append((point.params, apply_params(config.trial_settings, point.params)))
         except ConfigError as error:
@@ -160,13 +163,21 @@ def cache_finding(layout: StudyLayout, folder: FolderFacts) -> Finding:
     return passed(ABOUT, "token cache", found)
 
 
-def disk_finding(needed: NeededDisk, folder: FolderFacts) -> Finding:
-    """Whether the study's files have room."""
-    parts = f"{gib(needed.checkpoints_bytes)} checkpoints, {gib(needed.kept_bytes)} weights"
-    found = f"about {gib(needed.total_bytes)} needed ({parts}), {gib(folder.free_bytes)} free in {folder.folder}"
-    if needed.total_bytes > folder.free_bytes:
-        return failed(ABOUT, "disk", found, "free some space, use --dir on another disk, or keep fewer weights")
-    if _ROOMY * needed.total_bytes > folder.free_bytes:
+def disk_finding(need: DiskNeed, folder: FolderFacts, taken_bytes: int) -> Finding:
+    """Whether the study's files have room.
+
+    Args:
+        need: What they take at most.
+        folder: Where they lie.
+        taken_bytes: What they take there already; a part of the need.
+    """
+    room_bytes = folder.free_bytes + taken_bytes
+    parts = f"{gib(need.running_bytes)} while trials run, {gib(need.kept_bytes)} weights kept"
+    found = f"up to {gib(need.total_bytes)} needed ({parts}), {gib(folder.free_bytes)} free in {folder.folder}"
+    if need.total_bytes > room_bytes:
+        fits = what_fits(need, room_bytes)
+        return failed(ABOUT, "disk", found, f"{fits}, or free some space" if fits else "free some space, or use --dir")
+    if _ROOMY * need.total_bytes > room_bytes:
         return warned(ABOUT, "disk", found, "free some space: a full disk pauses a study")
     return passed(ABOUT, "disk", found)
 

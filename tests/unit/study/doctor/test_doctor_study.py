@@ -16,7 +16,7 @@ from dryfit.store.events import SessionOpened, StudyCreated, TrialAsked, TrialFi
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, StudyLock
 from dryfit.store.replay import StudyState
-from dryfit.study.doctor.disk import STATE_NUMBERS, needed_disk
+from dryfit.study.disk import disk_need
 from dryfit.study.doctor.finding import Finding, Status, failed
 from dryfit.study.doctor.folder import FolderFacts
 from dryfit.study.doctor.study_checks import (
@@ -143,22 +143,15 @@ def test_the_token_cache(tmp_path: Path) -> None:
     assert cache_finding(layout, replace(folder, not_writable="no")).status is Status.WARN
 
 
-def test_disk_is_counted_from_above_and_compared() -> None:
-    needed = needed_disk(1_000_000, optimizers=("sgd", "adamw"), parallel=2, keep=3, trials=10, tokens_bytes=500)
-    # Weights 4 MB; AdamW adds twice that; three checkpoints in each of two trials; weights of two and of three.
-    assert needed.checkpoints_bytes == 2 * 3 * 12_000_000
-    assert needed.kept_bytes == 5 * 4_000_000
-    assert needed.total_bytes == 72_000_000 + 20_000_000 + 500 + 10 * 2**20
-    folder = FolderFacts(Path("/x"), "ext4", 10 * needed.total_bytes)
-    assert disk_finding(needed, folder).status is Status.PASS
-    assert disk_finding(needed, replace(folder, free_bytes=round(1.5 * needed.total_bytes))).status is Status.WARN
-    short = disk_finding(needed, replace(folder, free_bytes=needed.total_bytes - 1))
-    assert short.status is Status.FAIL and "--dir" in short.fix
-
-
-def test_every_optimizer_s_state_is_counted() -> None:
-    names = set(StudyConfig.model_fields["optim"].annotation.model_fields["name"].annotation.__args__)
-    assert names <= set(STATE_NUMBERS)
+def test_disk_is_compared_with_what_is_free_and_what_is_its_own() -> None:
+    need = disk_need([4_000_000], ["adamw"], keep="best:3", trials=10, parallel=2)
+    folder = FolderFacts(Path("/x"), "ext4", 10 * need.total_bytes)
+    assert disk_finding(need, folder, 0).status is Status.PASS
+    assert disk_finding(need, replace(folder, free_bytes=round(1.5 * need.total_bytes)), 0).status is Status.WARN
+    less = replace(folder, free_bytes=need.total_bytes - 1)
+    short = disk_finding(need, less, 0)
+    assert short.status is Status.FAIL and "--set runtime.keep=best:2" in short.fix
+    assert disk_finding(need, less, 1).status is Status.WARN
 
 
 def test_a_finding_to_act_on_says_how() -> None:

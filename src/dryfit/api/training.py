@@ -1,0 +1,268 @@
+"""The use of a study's result: its configurations trained once more, and a debugger in one of them."""
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from dryfit.api.files import layout_of
+from dryfit.api.studies import trial_of
+from dryfit.config.load import load_study_file
+from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
+from dryfit.core.jobs import FinalResult
+from dryfit.core.settings import Direction
+from dryfit.core.trial import Outcome
+from dryfit.report.training import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
+from dryfit.runtime.spec import SupervisorSettings
+from dryfit.runtime.supervisor import Supervisor
+from dryfit.store.replay import StudyState, TrialState
+from dryfit.study.context import StudyView
+from dryfit.study.devices import available_cores
+from dryfit.study.finals import (
+    FinalRun,
+    FinalWork,
+    copy_model,
+    final_run,
+    in_process_request,
+    refuse_taken,
+    run_lock,
+)
+from dryfit.study.machine import End
+from dryfit.study.retention import trials_to_keep
+from dryfit.study.session import read_study
+from dryfit.study.stops import StopRequests
+
+BEST = "best"
+_STOPPED = {End.INTERRUPTED: ExitStatus.INTERRUPTED}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOutcome:
+    """How ``train`` ended.
+
+    Attributes:
+        end: Done, or why it stopped; the same call goes on.
+        model: What was trained; None where it stopped before.
+    """
+
+    end: End
+    model: TrainedModel | None
+
+    @property
+    def status(self) -> ExitStatus:
+        """What the command line exits with."""
+        return ExitStatus.DONE if self.end is End.DONE else _STOPPED.get(self.end, ExitStatus.STOPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class TopOutcome:
+    """How ``train_top`` ended, and the table so far."""
+
+    end: End
+    table: TopTable
+
+    @property
+    def status(self) -> ExitStatus:
+        """What the command line exits with; 1 where no run came to a value."""
+        if self.end is not End.DONE:
+            return _STOPPED.get(self.end, ExitStatus.STOPPED)
+        useful = any(run.error is None for one in self.table.configurations for run in one.runs)
+        return ExitStatus.DONE if useful else ExitStatus.ANSWER_IS_NO
+
+
+def train(
+    folder: Path | str,
+    *,
+    trial: int | str = BEST,
+    with_validation: bool = False,
+    seed: int | None = None,
+    out: Path | str | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> TrainOutcome:
+    """Train a trial's configuration once more, evaluate it once on test, and save the model.
+
+    The study is only read: it may be running meanwhile. Ctrl-C writes a checkpoint, and the same call goes on.
+
+    Args:
+        folder: The study.
+        trial: Its number, or ``best``.
+        with_validation: Train on train and validation together, for as many steps as the trial's best validation had.
+        seed: None: the trial's own, which repeats the trial.
+        out: Where to put a copy of the saved folder; None: it stays in the study.
+        on_note: Hears what happens, a line at a time.
+
+    Raises:
+        ConfigError: There is no such trial, or it cannot be trained so; or ``out`` is there already.
+        StudyBusyError: Another process does the same.
+        DryfitError: Training failed.
+    """
+    study = _view(folder)
+    target = Path(out).expanduser().absolute() if out is not None else None
+    if target is not None:
+        refuse_taken(target)
+    run = final_run(_chosen(study.state, trial), seed=seed, with_validation=with_validation)
+    end, results = _do(study, [run], on_note)
+    found = results.get(run.name)
+    if found is None:
+        return TrainOutcome(end, None)
+    if isinstance(found, DryfitError):
+        raise found
+    saved = study.layout.final(run.name).model
+    if target is not None:
+        copy_model(saved, target)
+    return TrainOutcome(End.DONE, _trained(study, run, found, target or saved))
+
+
+def train_top(
+    folder: Path | str, *, top: int, seeds: int, on_note: Callable[[str], None] = lambda _: None
+) -> TopOutcome:
+    """Run the best configurations of a study over several seeds, to see what their values are worth.
+
+    The seeds are 0, 1, ...: none is a trial's own, whose value it was chosen by. Nothing is chosen on test: the order
+    is the search's. Runs that are done are not repeated.
+
+    Args:
+        folder: The study.
+        top: How many of the best trials.
+        seeds: How many seeds each.
+        on_note: Hears what happens, a line at a time.
+
+    Raises:
+        ConfigError: No trial has completed.
+        StudyBusyError: Another process does one of the runs.
+    """
+    study = _view(folder)
+    best = trials_to_keep(study.state, top)
+    if not best:
+        raise _none_completed(study)
+    ranked = sorted((study.state.trials[number] for number in best), key=lambda trial: _rank(study.state, trial))
+    runs = [final_run(trial, seed=seed, with_validation=False, save=False) for trial in ranked for seed in range(seeds)]
+    end, results = _do(study, runs, on_note)
+    metric = study.config.study.metric
+    rows = tuple(
+        _configuration(rank, trial, [run for run in runs if run.trial is trial], results, metric)
+        for rank, trial in enumerate(ranked, start=1)
+    )
+    table = TopTable(
+        study=study.config.study.name,
+        metric=metric,
+        seeds=tuple(range(seeds)),
+        complete=len(results) == len(runs),
+        configurations=rows,
+    )
+    return TopOutcome(End.DONE if table.complete else end, table)
+
+
+def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None = None) -> list[str]:
+    """The command that trains a trial's configuration without supervision, for a debugger.
+
+    It is to take this process's place (``os.execv``): the control plane imports no torch, and a debugger wants the
+    terminal. Nothing is saved, and test is not read.
+
+    Raises:
+        ConfigError: There is no such trial, or it was refused.
+    """
+    study = _view(folder)
+    run = final_run(_chosen(study.state, trial), seed=seed, with_validation=False, save=False)
+    return [sys.executable, "-m", "dryfit.train.inprocess", str(in_process_request(study, run))]
+
+
+def _view(folder: Path | str) -> StudyView:
+    layout = layout_of(folder)
+    state = read_study(layout)
+    if state.resolved is None:
+        raise LedgerError(
+            f"training a configuration of the study in {layout.folder}",
+            "its data was never checked: no run of it came so far",
+            hint=f"run it with `dryfit tune {layout.study_file}`",
+        )
+    return StudyView(load_study_file(layout.frozen_file).config, layout, state, state.resolved, available_cores())
+
+
+def _chosen(state: StudyState, trial: int | str) -> TrialState:
+    if isinstance(trial, int):
+        return trial_of(state, trial)
+    if trial != BEST:
+        raise ConfigError("choosing a trial", f"{trial!r}", "a number, or best")
+    if state.best is None:
+        raise ConfigError("choosing the best trial", "no trial has completed yet", "the number of a trial")
+    return state.best
+
+
+def _none_completed(study: StudyView) -> ConfigError:
+    ended = study.state.counts[Outcome.PRUNED] + study.state.counts[Outcome.FAILED]
+    return ConfigError("choosing the best trials", f"no trial has completed ({ended} ended otherwise)")
+
+
+def _rank(state: StudyState, trial: TrialState) -> tuple[float, int]:
+    assert trial.value is not None  # only complete trials are ranked
+    return (trial.value if state.direction is Direction.MINIMIZE else -trial.value, trial.number)
+
+
+def _do(
+    study: StudyView, runs: Sequence[FinalRun], on_note: Callable[[str], None]
+) -> tuple[End, dict[str, FinalResult | DryfitError]]:
+    """Do runs under their locks; what is done already is taken as it is."""
+    first = study.layout.final(runs[0].name)
+    settings = SupervisorSettings(
+        marker=uuid.uuid4().hex,  # not the study's: its start ends every process that carries that one
+        doorbell=first.folder / f"doorbell-{os.getpid()}",
+        isolation=study.config.runtime.isolation,
+        server_log=first.folder / "forkserver.txt",
+    )
+    with ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(run_lock(study.layout.final(run.name)))
+        supervisor = stack.enter_context(Supervisor(settings))
+        stops = stack.enter_context(StopRequests(first.stop_request, supervisor.wake))
+        work = FinalWork(study, supervisor, stops, on_note)
+        work.do(runs, most=study.config.runtime.parallel)
+    return stops.why or End.DONE, work.results
+
+
+def _trained(study: StudyView, run: FinalRun, result: FinalResult, folder: Path) -> TrainedModel:
+    metric = study.config.study.metric
+    return TrainedModel(
+        study=study.config.study.name,
+        metric=metric,
+        trial=run.trial.number,
+        seed=run.seed,
+        with_validation=run.last_step is not None,
+        searched=run.trial.value,
+        value=(result.validation or {}).get(metric),
+        step=result.step,
+        steps=result.training.steps,
+        validation=result.validation,
+        test=result.test,
+        rows=result.rows,
+        folder=str(folder),
+    )
+
+
+def _configuration(
+    rank: int,
+    trial: TrialState,
+    runs: Sequence[FinalRun],
+    results: dict[str, FinalResult | DryfitError],
+    metric: str,
+) -> TopConfiguration:
+    told = tuple(_seed_run(run, results[run.name], metric) for run in runs if run.name in results)
+    assert trial.value is not None  # only complete trials are ranked
+    return TopConfiguration(
+        rank=rank,
+        trial=trial.number,
+        params=trial.params,
+        searched=trial.value,
+        validation=spread([run.validation for run in told]),
+        test=spread([run.test for run in told]),
+        runs=told,
+    )
+
+
+def _seed_run(run: FinalRun, found: FinalResult | DryfitError, metric: str) -> SeedRun:
+    if isinstance(found, DryfitError):
+        return SeedRun(seed=run.seed, error=str(found))
+    return SeedRun(seed=run.seed, validation=(found.validation or {}).get(metric), test=(found.test or {}).get(metric))

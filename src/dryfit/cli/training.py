@@ -1,0 +1,102 @@
+"""Commands that use a study's result: train a model of it, predict with the model."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dryfit.cli.options import JsonOption, QuietOption, StudyArgument
+from dryfit.core.errors import ConfigError, ExitStatus
+
+_BEST = "best"
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+def train(
+    study: StudyArgument,
+    trial: Annotated[str, typer.Option(metavar="best|N", help="Whose configuration.")] = _BEST,
+    with_validation: Annotated[
+        bool, typer.Option("--with-validation", help="Train on train and validation together.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Default: the trial's own, which repeats it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="MODEL_DIR", help="Copy the saved model to a new folder.")
+    ] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="Instead: run so many of the best trials ...")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="... with so many seeds each.")] = None,
+    in_process: Annotated[bool, typer.Option("--in-process", help="Unsupervised, for a debugger.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train a trial's configuration once more, score it once on test, save the model. Ctrl-C: repeat to go on."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_json, print_top, print_trained
+
+    def on_note(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    several = {"--trial": trial != _BEST, "--seed": seed is not None, "-o": out is not None}
+    several |= {"--with-validation": with_validation, "--in-process": in_process}
+    if (top is None) != (seeds is None):
+        raise ConfigError("training the best trials", "--top and --seeds do not come alone", "both, or none")
+    if top is not None and seeds is not None:
+        _refuse("--top", several)
+        outcome = api.train_top(study, top=top, seeds=seeds, on_note=on_note)
+        print_json(outcome.table) if as_json else print_top(outcome.table)
+        raise typer.Exit(outcome.status)
+    chosen = _number(trial)
+    if in_process:
+        _refuse("--in-process", {"-o": out is not None, "--with-validation": with_validation, "--json": as_json})
+        command = api.in_process(study, trial=chosen, seed=seed)
+        os.execv(command[0], command)
+    done = api.train(study, trial=chosen, with_validation=with_validation, seed=seed, out=out, on_note=on_note)
+    if done.model is None:
+        typer.echo("stopped; the same command goes on", err=True)
+    elif as_json:
+        print_json(done.model)
+    else:
+        print_trained(done.model)
+    raise typer.Exit(done.status)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="What `train` saved, or a trial's best weights.")],
+    source: Annotated[str, typer.Argument(metavar="ROWS", help="A .jsonl, .csv or .parquet file, or hub:NAME:SPLIT.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.jsonl", help="One line a row, in order.")],
+    batch: Annotated[int, typer.Option(min=1, max=65536, help="Rows at once.")] = 64,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where.")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run code that comes with the model.")] = False,
+    allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Exit 0 although rows are bad.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Predict rows with a trained model; exit status 1 where rows are bad (each has a line that says why)."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_json
+
+    def on_note(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    if device not in _DEVICES:
+        raise ConfigError("choosing a device", f"--device {device}", ", ".join(_DEVICES))
+    done = api.predict(model, source, out, batch=batch, device=device, force=force, trust=trust, on_note=on_note)
+    if as_json:
+        print_json(done)
+    else:
+        typer.echo(f"{done.rows} rows, {done.bad} of them bad: {out}")
+    raise typer.Exit(ExitStatus.ANSWER_IS_NO if done.bad and not allow_bad else ExitStatus.DONE)
+
+
+def _number(trial: str) -> int | str:
+    return int(trial) if trial.isascii() and trial.isdigit() else trial
+
+
+def _refuse(option: str, others: dict[str, bool]) -> None:
+    """An option that would be ignored is an error."""
+    given = [name for name, is_given in others.items() if is_given]
+    if given:
+        raise ConfigError(f"reading {option}", f"{', '.join(given)} beside it", f"{option} without")

@@ -1,0 +1,146 @@
+"""What training a study's configurations once more came to: the answers of ``dryfit train``."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dryfit.core.trial import Scalar
+from dryfit.report.tables import Table, number_text, params_text
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="null")
+
+
+class TrainedModel(_View):
+    """One configuration, trained once more.
+
+    Attributes:
+        searched: The trial's value in the search; None where it has none.
+        value: The study's metric on validation now; None where validation was trained on.
+        step: Optimizer steps behind the weights.
+        steps: Optimizer steps done.
+        validation: Metrics on validation.
+        test: Metrics on test; None where the data has no such split.
+        rows: Rows of each split, and of what was trained on as ``trained``.
+        folder: The saved model; None where its scores alone were wanted.
+    """
+
+    schema_version: int = Field(default=1, serialization_alias="schema")
+    study: str
+    metric: str
+    trial: int
+    seed: int
+    with_validation: bool
+    searched: float | None
+    value: float | None
+    step: int
+    steps: int
+    validation: dict[str, float] | None
+    test: dict[str, float] | None
+    rows: dict[str, int]
+    folder: str | None
+
+
+class Spread(_View):
+    """Values of some seeds; ``std`` is that of a sample (n - 1), None for a single value."""
+
+    count: int
+    mean: float
+    std: float | None
+    min: float
+    max: float
+
+
+class SeedRun(_View):
+    """One seed of a configuration: its values, or why there are none."""
+
+    seed: int
+    validation: float | None = None
+    test: float | None = None
+    error: str | None = None
+
+
+class TopConfiguration(_View):
+    """A configuration among the best of the search, and what it is worth with other seeds."""
+
+    rank: int
+    trial: int
+    params: dict[str, Scalar]
+    searched: float
+    validation: Spread | None
+    test: Spread | None
+    runs: tuple[SeedRun, ...]
+
+
+class TopTable(_View):
+    """The best configurations of a study, each run with several seeds; in the order of the search."""
+
+    schema_version: int = Field(default=1, serialization_alias="schema")
+    study: str
+    metric: str
+    seeds: tuple[int, ...]
+    complete: bool
+    configurations: tuple[TopConfiguration, ...]
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Mean, spread and range of the values that are there and numbers; None without any."""
+    found = [value for value in values if value is not None and math.isfinite(value)]
+    if not found:
+        return None
+    return Spread(
+        count=len(found),
+        mean=statistics.fmean(found),
+        std=statistics.stdev(found) if len(found) > 1 else None,
+        min=min(found),
+        max=max(found),
+    )
+
+
+def trained_lines(model: TrainedModel) -> list[str]:
+    """A trained model in a few lines."""
+    weights = f"the weights of step {model.step} of {model.steps}"
+    how = "train and validation together, for as long as the trial took to its best validation"
+    if not model.with_validation:
+        how = f"{weights}, the best validation"
+    lines = [f"trial {model.trial}, seed {model.seed}: {how} ({model.rows['trained']} rows trained on)"]
+    if model.searched is not None:
+        lines.append(f"  {model.metric} on validation in the search: {number_text(model.searched)}")
+    return [*lines, f"  model: {model.folder}"] if model.folder is not None else lines
+
+
+def scores_table(model: TrainedModel) -> Table:
+    """Every metric on validation and on test."""
+    validation, test = model.validation or {}, model.test or {}
+    rows = [(name, number_text(validation.get(name)), number_text(test.get(name))) for name in {**validation, **test}]
+    return Table(("metric", "validation", "test"), tuple(sorted(rows)))
+
+
+def top_table(table: TopTable) -> Table:
+    """One row a configuration."""
+    heads = ("rank", "trial", "search", "seeds", "validation", "min", "max", "test", "min", "max", "parameters")
+    return Table(
+        heads,
+        tuple(
+            (
+                str(one.rank),
+                str(one.trial),
+                number_text(one.searched),
+                f"{sum(run.validation is not None for run in one.runs)}/{len(table.seeds)}",
+                *_spread_cells(one.validation),
+                *_spread_cells(one.test),
+                params_text(one.params),
+            )
+            for one in table.configurations
+        ),
+    )
+
+
+def _spread_cells(found: Spread | None) -> tuple[str, str, str]:
+    if found is None:
+        return "-", "-", "-"
+    mean = number_text(found.mean) + (f" ± {found.std:.4f}" if found.std is not None else "")
+    return mean, number_text(found.min), number_text(found.max)

@@ -1,0 +1,118 @@
+"""Child job FINAL: a configuration trained once more, evaluated once on test, and saved to be used."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import NonFiniteError
+from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
+from dryfit.core.trial import MetricPoint, best_point
+from dryfit.core.version import VERSION
+from dryfit.core.wire import Phase
+from dryfit.meta.matching import Wishes
+from dryfit.tasks.load import WEIGHTS_FILE, restore, save_trained
+from dryfit.tasks.rows import TEST, TRAIN, VALIDATION
+from dryfit.tasks.tokens import Tokens, joined
+from dryfit.train.card import EXAMPLE_FILE, README_FILE, Trained, example, model_card
+from dryfit.train.entry import begin, newest_good_of, train_result, trial_parts
+from dryfit.train.evaluate import evaluate, evaluation_rows
+from dryfit.train.loop import FixedLength, TrialParts, run_training
+
+
+def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
+    """Train, or go on from the newest good checkpoint; then evaluate on test and save.
+
+    Returns:
+        The model's scores; how training ended, where a stop was asked for meanwhile.
+
+    Raises:
+        DryfitError: As for a trial; or no validation gave a number, so that no weights are the best.
+    """
+    tokens = begin(body.training, channel, only=(TRAIN, VALIDATION, TEST))
+    rows = {name: len(split) for name, split in tokens.splits.items()}
+    length = None
+    if body.last_step is not None:
+        length = FixedLength(_schedule_steps(body, rows[TRAIN]), body.last_step)
+        both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
+        tokens = replace(tokens, splits={**tokens.splits, TRAIN: both})
+    parts = trial_parts(body.training, channel, tokens, length)
+    run = run_training(parts, newest_good_of(body.training))
+    ended = train_result(body.training, run)
+    if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
+        return ChildResult(train=ended, error=None)
+    best = None if length is not None else _take_best(parts, run.points)
+    test = _scores(parts, tokens)
+    result = FinalResult(
+        training=ended,
+        step=best.step if best is not None else run.step,
+        validation=best.metrics if best is not None else None,
+        test=test,
+        rows={**rows, "trained": len(parts.train)},
+        model_dir=body.model_dir,
+    )
+    if body.model_dir is not None:
+        channel.send(Phase(name="save", step=result.step))
+        _save(body, parts, result)
+    return ChildResult(final=result, error=None)
+
+
+def _schedule_steps(body: FinalRequest, train_rows: int) -> int:
+    """Steps of the trial's own schedule: those of its training rows alone."""
+    return -(-train_rows // body.training.plan.effective_batch) * body.training.config.settings.train.epochs
+
+
+def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoint:
+    """Give the model the weights of its best validation.
+
+    Raises:
+        NonFiniteError: There is none.
+    """
+    config = parts.request.config
+    best = best_point(points, config.direction)
+    if best is None:
+        raise NonFiniteError(
+            f"training trial {config.number} once more", f"none of {len(points)} validations gave a number"
+        )
+    path = Path(parts.request.best_dir) / WEIGHTS_FILE
+    restore(parts.model, path, Wishes(next(parts.model.parameters()).device))
+    return best
+
+
+def _scores(parts: TrialParts, tokens: Tokens) -> dict[str, float] | None:
+    """Metrics on test, which nothing before has read; None where the data has no such split."""
+    if TEST not in tokens.splits:
+        return None
+    parts.channel.send(Phase(name="evaluate"))
+    rows = evaluation_rows(parts.request.plan.micro_batch)
+    return evaluate(parts.model, tokens.splits[TEST], parts.task, batch_rows=rows, beat=parts.channel.beat)
+
+
+def _save(body: FinalRequest, parts: TrialParts, result: FinalResult) -> None:
+    """Write the folder, by one rename."""
+    config = body.training.config
+    trained = Trained(body, result, parts.model_input, parts.model)
+    assert body.model_dir is not None  # a model is asked for
+    facts = {
+        "task": config.task,
+        "study": body.study,
+        "trial": config.number,
+        "seed": config.seed,
+        "metric": config.metric,
+        "step": result.step,
+        "metrics": result.validation,
+        "test_metrics": result.test,
+        "labels": list(range(config.data.num_labels)),
+        "input": parts.model_input.model_dump(mode="json"),
+        "data_fingerprint": config.data_fingerprint,
+        "dryfit": VERSION,
+        "torch": torch.__version__,
+    }
+    save_trained(
+        Path(body.model_dir),
+        parts.model,
+        tokenizer_folder=parts.tokenizer_folder,
+        facts=facts,
+        texts={README_FILE: model_card(trained), EXAMPLE_FILE: example(trained)},
+    )

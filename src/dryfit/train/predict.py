@@ -1,0 +1,185 @@
+"""Child job PREDICT: the classes of rows, by a trained model.
+
+Rows are read, tokenised and predicted some thousands at a time, so memory does not grow with the file. Within such a
+chunk, rows of similar length are batched together; they are written in the order they were read.
+
+Dimension suffixes: ``B`` rows of a batch, ``C`` classes.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import DataError
+from dryfit.core.jobs import ChildResult, PredictRequest, PredictResult
+from dryfit.core.plan import DeviceKind
+from dryfit.core.wire import Note, Phase, Progress, sync_folder
+from dryfit.meta.configs import load_tokenizer
+from dryfit.meta.source import FolderSource
+from dryfit.tasks.base import MODEL_INPUTS, pad_rows
+from dryfit.tasks.load import load
+from dryfit.tasks.model_input import ModelInput, read_model_input
+from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
+from dryfit.tasks.sources import BadRow, RawRow, stream_rows
+from dryfit.tasks.tokens import crowded_criteria, token_set
+from dryfit.train.batches import evaluation_batches
+from dryfit.train.device import find_device
+
+CHUNK_ROWS = 4096
+_MOST_NOTES = 20
+_TRUE_FROM = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """A model with all that is needed to predict rows.
+
+    Attributes:
+        model: In eval mode, on its device.
+        tokenizer: Its tokenizer.
+        model_input: What it reads.
+        batch_rows: Rows at once.
+    """
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    model_input: ModelInput
+    batch_rows: int
+
+    def probabilities(self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None) -> torch.Tensor:
+        """Probabilities of each class, in fp64 from the model's own scores; each row's sum to 1 unless multi-label.
+
+        Args:
+            rows: At least one.
+            beat: Called once a batch.
+
+        Returns:
+            (rows, C), in order.
+        """
+        tokens = token_set(rows, torch.full((len(rows),), -1), self.tokenizer, self.model_input.max_length)
+        device = next(self.model.parameters()).device
+        found: list[torch.Tensor] = []
+        order: list[int] = []
+        with torch.inference_mode():
+            for numbers in evaluation_batches(tokens.lengths_R, self.batch_rows):
+                batch = pad_rows(tokens, numbers, pad_id=self.model_input.pad_id)
+                scores_BC = self.model(**{name: batch[name].to(device) for name in MODEL_INPUTS if name in batch})
+                found.append(scores_BC.cpu().double())
+                order += numbers
+                beat()
+        scores = torch.cat(found)
+        scores[torch.tensor(order)] = scores.clone()
+        return scores.sigmoid() if self.model_input.multi_label else scores.softmax(dim=-1)
+
+
+def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
+    """Predict every row of a source; the output appears by one rename, when it is complete.
+
+    Raises:
+        LoadError: The model's folder is not one that dryfit saved.
+        DataError: The source is absent, or cannot be read to its end.
+        MachineError: CUDA is asked for and not there.
+    """
+    torch.set_num_threads(body.threads)
+    channel.send(Phase(name="load"))
+    folder = Path(body.model_dir)
+    model_input = read_model_input(folder)
+    device, _ = find_device(body.device)
+    rows = stream_rows(body.source)  # absent sources are told before the model is loaded
+    predictor = Predictor(
+        model=load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust),
+        tokenizer=load_tokenizer(FolderSource(str(folder), trust_remote_code=body.trust)),
+        model_input=model_input,
+        batch_rows=body.batch_rows,
+    )
+    channel.send(Phase(name="evaluate"))
+    with Path(body.temporary).open("w", encoding="utf-8") as file:
+        counts = predict_rows(predictor, rows, file, channel)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(body.temporary).replace(body.out)
+    sync_folder(Path(body.out).parent)
+    return ChildResult(predict=PredictResult(rows=counts.rows, bad=counts.bad, device=device), error=None)
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many rows were seen, and how many of them could not be predicted."""
+
+    rows: int = 0
+    bad: int = 0
+
+
+def predict_rows(predictor: Predictor, rows: Iterator[RawRow | BadRow], file: TextIO, channel: ChildChannel) -> Counts:
+    """Write one line for each row, in order: a prediction, or what is wrong with the row."""
+    counts = Counts()
+    while chunk := list(islice(rows, CHUNK_ROWS)):
+        checked = _checked(chunk, predictor)
+        good = [row for row in checked if isinstance(row, UnlabelledRow)]
+        probabilities = iter(predictor.probabilities(good, channel.beat).tolist() if good else [])
+        for raw, row in zip(chunk, checked, strict=True):
+            if isinstance(row, DataError):
+                counts.bad += 1
+                _tell(row, counts.bad, channel)
+                line: dict[str, Any] = {
+                    "row": raw.number,
+                    "id": _id_of(raw, predictor.model_input),
+                    "error": _said(row),
+                }
+            else:
+                line = {"row": raw.number, "id": row.id, **_prediction(next(probabilities), predictor.model_input)}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        counts.rows += len(chunk)
+        channel.send(Progress(step=counts.rows, total_steps=0, epoch=0.0))
+    if counts.bad > _MOST_NOTES:
+        channel.send(Note(text=f"{counts.bad - _MOST_NOTES} more bad rows; each has a line with an error"))
+    return counts
+
+
+def _checked(chunk: list[RawRow | BadRow], predictor: Predictor) -> list[UnlabelledRow | DataError]:
+    """Each row as the model reads it, or what is wrong with it."""
+    read, most = predictor.model_input, predictor.model_input.max_length
+    found: list[UnlabelledRow | DataError] = []
+    for raw in chunk:
+        try:
+            found.append(raw.error if isinstance(raw, BadRow) else unlabelled_row(raw, read))
+        except DataError as error:
+            found.append(error)
+    crowded = crowded_criteria((row for row in found if isinstance(row, UnlabelledRow)), predictor.tokenizer, most)
+    for index, row in enumerate(found):
+        if isinstance(row, UnlabelledRow) and row.criterion in crowded:
+            error = crowded[row.criterion]
+            found[index] = DataError(f"tokenising {row.place}", error.found, error.allowed)
+    return found
+
+
+def _prediction(probabilities_C: list[float], read: ModelInput) -> dict[str, Any]:
+    if read.multi_label:
+        label: Any = [index for index, value in enumerate(probabilities_C) if value >= _TRUE_FROM]
+    else:
+        label = max(range(len(probabilities_C)), key=probabilities_C.__getitem__)
+    return {"label": label, "probabilities": probabilities_C}
+
+
+def _id_of(raw: RawRow | BadRow, read: ModelInput) -> str | None:
+    """The id of a row that cannot be predicted, if it has one that can be told."""
+    value = raw.values.get(read.id) if isinstance(raw, RawRow) else None
+    return str(value) if isinstance(value, str | int) else None
+
+
+def _said(error: DataError) -> str:
+    return f"{error.doing}: {error.found}"
+
+
+def _tell(error: DataError, number: int, channel: ChildChannel) -> None:
+    if number <= _MOST_NOTES:
+        channel.send(Note(text=_said(error)))

@@ -1,0 +1,189 @@
+"""A configuration trained once more: the trial itself where rows and seed are its own, whatever interrupts it."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+import trials
+from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
+from dryfit.core.settings import Metric
+from dryfit.meta.configs import load_tokenizer
+from dryfit.meta.source import FolderSource
+from dryfit.tasks.load import load
+from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.train.entry import begin, train, trial_parts
+from dryfit.train.final import final
+from dryfit.train.loop import FixedLength, run_training
+
+
+def with_test_rows(folder: Path, *, alone: bool = False) -> dict[str, str]:
+    data = tiny.data(folder / "data")
+    data["test"] = str(tiny.write_jsonl(folder / "data" / "test.jsonl", tiny.rows(30, start=500)))
+    for path in data.values() if alone else ():
+        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        tiny.write_jsonl(Path(path), [{key: row[key] for key in ("id", "text", "label")} for row in rows])
+    return data
+
+
+class Again:
+    """A trial that has run, and runs of its configuration beside it."""
+
+    def __init__(self, folder: Path, *, architecture: str = "bert", alone: bool = False, **tables: Any) -> None:
+        encoder = tiny.model(folder / "model", architecture)
+        self.trial = trials.Trial(folder, encoder=encoder, data=with_test_rows(folder, alone=alone), **tables)
+        self.folder = folder
+
+    def request(self, name: str, *, last_step: int | None = None, checkpoint_every_s: float = 1e9) -> FinalRequest:
+        own = self.folder / name
+        training = self.trial.request(checkpoint_every_s=checkpoint_every_s).model_copy(
+            update={
+                "checkpoint_dir": str(own / "checkpoints"),
+                "best_dir": str(own / "best"),
+                "load_report": str(self.folder / f"{name}-load.json"),
+            }
+        )
+        return FinalRequest(training=training, last_step=last_step, model_dir=str(own / "model"), study="s")
+
+    def run(self, name: str, *, last_step: int | None = None, stop_at: int | None = None) -> ChildResult:
+        request = self.request(name, last_step=last_step, checkpoint_every_s=1e-9)
+        return final(request, trials.ScriptedChannel(self.folder / name, stop_at=stop_at))
+
+
+def scores(result: ChildResult) -> FinalResult:
+    assert result.final is not None
+    training = result.final.training.model_copy(update={"peak_rss_bytes": None})
+    return result.final.model_copy(update={"training": training, "model_dir": None})
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Again:
+    return Again(tmp_path_factory.mktemp("again"))
+
+
+def test_the_same_seed_and_rows_are_the_trial_itself_bit_for_bit(again: Again) -> None:
+    before, channel = again.trial.run()
+    once_more = again.run("plain")
+    assert once_more.final is not None
+    assert once_more.final.training.value == before.value
+    assert once_more.final.validation == channel.points[before.best or 0].metrics
+    stored = load_file(again.folder / "plain" / "model" / "model.safetensors")
+    assert stored.keys() == again.trial.best_weights().keys()
+    assert all(torch.equal(stored[name], value) for name, value in again.trial.best_weights().items())
+    assert once_more.final.rows == {"train": 40, "validation": 20, "test": 30, "trained": 40}
+
+
+@pytest.mark.parametrize("last_step", [None, 7])
+def test_a_stop_in_between_changes_nothing(again: Again, last_step: int | None) -> None:
+    whole = again.run(f"whole-{last_step}", last_step=last_step)
+    name = f"stopped-{last_step}"
+    stopped = again.run(name, last_step=last_step, stop_at=3)
+    assert stopped.final is None
+    assert stopped.train is not None
+    assert (stopped.train.stopped_by, stopped.train.steps) == (StopReason.REQUEST, 3)
+    assert not (again.folder / name / "model").exists()
+    assert scores(again.run(name, last_step=last_step)) == scores(whole)
+    one, other = (load_file(again.folder / path / "model/model.safetensors") for path in (name, f"whole-{last_step}"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_train_and_validation_together_end_with_the_step_that_was_asked_for(again: Again) -> None:
+    done = again.run("both", last_step=4)
+    assert done.final is not None
+    assert (done.final.step, done.final.training.steps) == (4, 4)
+    assert (done.final.validation, done.final.training.value) == (None, None)
+    assert done.final.rows["trained"] == 60
+    assert done.final.test is not None
+
+
+def test_a_fixed_length_keeps_the_schedule_and_the_batches(tmp_path: Path) -> None:
+    """On the same rows, all steps of a fixed length are all steps of the trial."""
+    again = Again(tmp_path, sched={"name": "cosine", "warmup_ratio": 0.3})
+
+    def weights(length: FixedLength | None) -> dict[str, torch.Tensor]:
+        body, channel = again.request("x").training, trials.ScriptedChannel(tmp_path / "channel")
+        parts = trial_parts(body, channel, begin(body, channel, only=(TRAIN, VALIDATION)), length)
+        assert run_training(parts, None).step == (10 if length is None else length.last_step)
+        return parts.model.state_dict()
+
+    plain, fixed, short = weights(None), weights(FixedLength(10, 10)), weights(FixedLength(10, 9))
+    assert all(torch.equal(plain[name], fixed[name]) for name in plain)
+    assert not all(torch.equal(plain[name], short[name]) for name in plain)
+
+
+def test_test_rows_are_scored_with_the_saved_weights(again: Again) -> None:
+    done = again.run("scored")
+    assert done.final is not None
+    assert done.final.test is not None
+    folder = again.folder / "scored" / "model"
+    model, tokenizer = load(folder), load_tokenizer(FolderSource(str(folder)))
+    rows = tiny.rows(30, start=500)
+    right = 0
+    for row in rows:
+        tokens = tokenizer(row["criterion"], row["text"], truncation="only_second", max_length=32, return_tensors="pt")
+        with torch.inference_mode():
+            right += int(model(**tokens).argmax()) == row["label"]
+    assert done.final.test[Metric.ACCURACY] == pytest.approx(right / len(rows))
+
+
+def test_a_search_never_reads_test(again: Again, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = again.request("y").training
+    read: list[tuple[str, ...]] = []
+    monkeypatch.setattr("dryfit.train.entry.begin", lambda _body, _channel, *, only: read.append(only) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(body, trials.ScriptedChannel(again.folder / "channel"))
+    assert read == [("train", "validation")]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head", "alone"),
+    [
+        ("bert", {"pooling": "mean"}, False),
+        ("roberta", {"pooling": "max", "layers": 2, "hidden": 16, "activation": "tanh"}, True),
+        ("distilbert", {"pooling": "cls", "layers": 1, "hidden": 24, "activation": "relu"}, False),
+        ("xlnet", {"pooling": "cls", "layers": 1, "hidden": 16}, False),
+        ("bert", {"pooling": "attention", "layers": 1, "hidden": 16, "activation": "silu"}, True),
+    ],
+)
+def test_plain_python_opens_the_folder_as_its_readme_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    architecture: str,
+    head: dict[str, Any],
+    alone: bool,
+) -> None:
+    again = Again(tmp_path, architecture=architecture, alone=alone, head=head, train={"epochs": 1})
+    again.run("final")
+    folder = tmp_path / "final" / "model"
+    assert (folder / "example.py").read_text(encoding="utf-8") in (folder / "README.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    runpy.run_path("example.py")
+    printed = json.loads(capsys.readouterr().out)
+    texts = ("A text.",) if alone else ("a criterion", "A text.")
+    tokens = load_tokenizer(FolderSource(str(folder)))(*texts, return_tensors="pt")
+    with torch.inference_mode():
+        expected = load(folder)(**tokens).softmax(dim=-1)
+    torch.testing.assert_close(torch.tensor(printed), expected, rtol=0, atol=1e-6)
+
+
+def test_the_card_says_what_a_stranger_needs(again: Again) -> None:
+    again.run("card")
+    text = (again.folder / "card" / "model" / "README.md").read_text(encoding="utf-8")
+    request = again.request("z")
+    for said in (
+        f"fingerprint `{request.training.config.data_fingerprint}`",
+        "seed 3",
+        '[optim]\nname = "adamw"\nlr = 0.002',
+        "| accuracy |",
+        "Test was read once",
+        f"torch {torch.__version__.split('+')[0]}",
+    ):
+        assert said in text, said
+    assert str(again.folder) not in text  # paths are nobody's business
