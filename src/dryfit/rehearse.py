@@ -21,7 +21,6 @@ from dryfit.core.errors import DataError, DryfitError
 from dryfit.core.jobs import (
     BatchWalk,
     ChildResult,
-    ErrorParts,
     PointFacts,
     RehearseRequest,
     RehearseResult,
@@ -32,7 +31,7 @@ from dryfit.core.jobs import (
 from dryfit.core.plan import DeviceKind
 from dryfit.core.settings import Precision
 from dryfit.core.trial import TrialConfig
-from dryfit.core.wire import Note, Phase
+from dryfit.core.wire import ErrorParts, Note, Phase
 from dryfit.meta.pretrained import encoder_config
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask

@@ -34,6 +34,16 @@ class Wire(BaseModel):
     v: Literal[1] = 1
 
 
+class ErrorParts(Wire):
+    """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
+
+    code: str
+    doing: str
+    found: str
+    allowed: str = ""
+    hint: str = ""
+
+
 class Started(Wire):
     """The child's first line: everything is imported."""
 

@@ -29,7 +29,6 @@ from dryfit.core.jobs import (
     CalibrateRequest,
     ChildRequest,
     ChildResult,
-    ErrorParts,
     FinalRequest,
     ImportRequest,
     ObjectiveRequest,
@@ -39,7 +38,7 @@ from dryfit.core.jobs import (
 )
 from dryfit.core.process import die_with_parent
 from dryfit.core.secrets import HUB_TOKENS, forget_secrets, redacted, secrets_of
-from dryfit.core.wire import LOG_FILE, STACKS_FILE, Started, read_model
+from dryfit.core.wire import LOG_FILE, STACKS_FILE, ErrorParts, Started, read_model
 from dryfit.runtime.environment import hide_devices
 
 Entry = Callable[[Body, ChildChannel], object]

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -100,7 +100,10 @@ def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
     for error in crowded.values():
         raise error
     labels = _labels(splits)
-    sets = {name: token_set(rows, labels[name], tokenizer, max_length) for name, rows in splits.items()}
+    sets = {
+        name: replace(token_set(rows, labels[name], tokenizer, max_length), row_ids=tuple(row.id for row in rows))
+        for name, rows in splits.items()
+    }
     train = sets[TRAIN]
     first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
     cls_last = last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
@@ -256,5 +259,4 @@ def token_set(
         types_T=torch.cat(types) if types else None,
         starts_R=starts_R,
         labels_R=labels_R,
-        row_ids=tuple(row.id for row in rows),
     )

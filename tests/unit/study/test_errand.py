@@ -9,7 +9,8 @@ import pytest
 from dryfit.core.errors import ChildError, DataError
 from dryfit.core.failure import ChildFault, Evidence
 from dryfit.core.health import Health, Subject
-from dryfit.core.jobs import CheckRequest, CheckResult, ChildResult, ErrorParts
+from dryfit.core.jobs import CheckRequest, CheckResult, ChildResult
+from dryfit.core.wire import ErrorParts
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.study.errand import Errand, run_errand, run_side_by_side

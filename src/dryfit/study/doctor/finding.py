@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dryfit.core.errors import DryfitError
-from dryfit.core.jobs import ErrorParts
+from dryfit.core.wire import ErrorParts
 
 
 class Status(StrEnum):

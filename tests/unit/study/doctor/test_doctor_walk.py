@@ -12,7 +12,6 @@ from dryfit.core.errors import ChildError, InternalError
 from dryfit.core.jobs import (
     BatchWalk,
     ChildResult,
-    ErrorParts,
     PointFacts,
     ProbeResult,
     RehearseRequest,
@@ -23,6 +22,7 @@ from dryfit.core.jobs import (
 )
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.settings import TrialSettings
+from dryfit.core.wire import ErrorParts
 from dryfit.search.space import Space
 from dryfit.study.doctor.finding import Finding, Status
 from dryfit.study.doctor.study_checks import space_findings

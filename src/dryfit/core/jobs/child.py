@@ -1,0 +1,77 @@
+"""What a child process is started with, and its last word."""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from dryfit.core.failure import ChildFault
+from dryfit.core.jobs.looking import (
+    CheckRequest,
+    CheckResult,
+    ProbeRequest,
+    ProbeResult,
+    RehearseRequest,
+    RehearseResult,
+)
+from dryfit.core.jobs.planning import CalibrateRequest, CalibrateResult, PlanRequest, PlanResult
+from dryfit.core.jobs.training import (
+    FinalRequest,
+    FinalResult,
+    ImportRequest,
+    ImportResult,
+    ObjectiveRequest,
+    PredictRequest,
+    PredictResult,
+    ResolveRequest,
+    ResolveResult,
+    TrainRequest,
+    TrainResult,
+)
+from dryfit.core.wire import ErrorParts, Wire
+
+
+class ChildResult(Wire):
+    """A child's last word: the field of its job is set, or ``fault``."""
+
+    resolve: ResolveResult | None = None
+    train: TrainResult | None = None
+    check: CheckResult | None = None
+    plan: PlanResult | None = None
+    calibrate: CalibrateResult | None = None
+    probe: ProbeResult | None = None
+    rehearse: RehearseResult | None = None
+    imported: ImportResult | None = None
+    final: FinalResult | None = None
+    predict: PredictResult | None = None
+    fault: ChildFault | None = None
+    error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
+
+
+Body: TypeAlias = (
+    ResolveRequest
+    | TrainRequest
+    | CheckRequest
+    | PlanRequest
+    | CalibrateRequest
+    | ProbeRequest
+    | RehearseRequest
+    | ImportRequest
+    | ObjectiveRequest
+    | FinalRequest
+    | PredictRequest
+)
+"""A job."""
+
+
+class ChildRequest(Wire):
+    """What a child is started with.
+
+    Attributes:
+        placed_at_s: ``time.monotonic()`` of the control process when it decided to start this child.
+        doorbell: A FIFO the child rings after each message; None: the control process polls.
+        body: The job itself.
+    """
+
+    placed_at_s: float
+    doorbell: str | None
+    body: Annotated[Body, Field(discriminator="job")]

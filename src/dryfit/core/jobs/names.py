@@ -1,0 +1,35 @@
+"""What child processes are for, and where the function of each job lives."""
+
+from enum import StrEnum
+
+
+class Job(StrEnum):
+    """What a child process is for."""
+
+    RESOLVE = "resolve"
+    TRAIN = "train"
+    CHECK = "check"
+    PLAN = "plan"
+    CALIBRATE = "calibrate"
+    PROBE = "probe"
+    REHEARSE = "rehearse"
+    IMPORT = "import"
+    OBJECTIVE = "objective"
+    FINAL = "final"
+    PREDICT = "predict"
+
+
+ENTRY_POINTS: dict[Job, str] = {
+    Job.RESOLVE: "dryfit.preflight:resolve",
+    Job.TRAIN: "dryfit.train.entry:train",
+    Job.CHECK: "dryfit.preflight:check",
+    Job.PLAN: "dryfit.planning:plan",
+    Job.CALIBRATE: "dryfit.calibration:calibrate",
+    Job.PROBE: "dryfit.preflight:probe",
+    Job.REHEARSE: "dryfit.rehearse:rehearse",
+    Job.IMPORT: "dryfit.objective.entry:check",
+    Job.OBJECTIVE: "dryfit.objective.entry:run",
+    Job.FINAL: "dryfit.train.final:final",
+    Job.PREDICT: "dryfit.train.predict:predict",
+}
+"""Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
