@@ -22,8 +22,6 @@ import dryfit
 from dryfit.core.trial import Outcome
 
 SAMPLERS = ("tpe", "random")
-LENGTH = 128
-"""The length every trial's rows are cut to; the preset may search others, and this comparison has no time for them."""
 
 
 def search(sampler: str, work: Path, data: dict[str, str], options: argparse.Namespace) -> str:
@@ -37,7 +35,7 @@ def search(sampler: str, work: Path, data: dict[str, str], options: argparse.Nam
         "data.test": data["test"],
         "data.train_limit": options.train_rows,
         "data.validation_limit": options.validation_rows,
-        "train.max_length": LENGTH,
+        "train.max_length": options.max_length,
         "search.sampler": sampler,
         "study.seed": options.seed,
         "runtime.parallel": options.parallel,
@@ -61,6 +59,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--train-rows", type=int, default=800)
     parser.add_argument("--validation-rows", type=int, default=400)
+    parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=2)
     options = parser.parse_args()
@@ -76,7 +75,7 @@ def main() -> None:
         truth, groups = np.array([row["label"] for row in rows]), np.array([row["group"] for row in rows])
         best = {sampler: dryfit.status(work / sampler).best for sampler in SAMPLERS}
         guesses = [
-            predict(work / sampler / "trials" / f"{won.number:04d}" / "best", rows, LENGTH)
+            predict(work / sampler / "trials" / f"{won.number:04d}" / "best", rows, options.max_length)
             for sampler, won in best.items()
             if won is not None
         ]

@@ -296,6 +296,16 @@ def test_what_cannot_be_imported_is_refused_before_the_first_trial(tmp_path: Pat
     assert fold(tmp_path / "own").trials == []
 
 
+def test_a_dry_run_imports_the_function_and_calls_it_not(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def f(trial):\n    raise SystemExit('called')\n")
+    found = dryfit.doctor(study_file(tmp_path, 'function = "mine.py:f"\n'), machine=False)
+    assert found.healthy, found
+    assert [one.found for one in found.findings if one.check == "function"] == ["mine.py:f can be imported"]
+    found = dryfit.doctor(study_file(tmp_path, 'function = "mine.py:g"\n'), machine=False)
+    assert ["has no g" in one.found for one in found.findings if one.check == "function"] == [True]
+    assert not found.healthy
+
+
 def test_preloaded_modules_are_there_before_the_fork(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import os, sys\nseen = 'colorsys' in sys.modules\ndef f(trial):\n    return float(seen)\n"
