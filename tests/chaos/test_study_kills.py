@@ -168,11 +168,13 @@ def test_dryfit_stop_and_a_second_process_is_refused(undisturbed: Path, tmp_path
     folder = copy_of(undisturbed, tmp_path / "study")
     process = start("tune", folder, "--quiet")
     assert wait_for(lambda: any(isinstance(event, AttemptStarted) for event in events_of(folder)), process)
+    process.send_signal(signal.SIGSTOP)  # it must not end while a busy machine starts the others
     second = run("tune", folder)
     assert second.returncode == 2
     assert "[BUSY]" in second.stderr
     assert str(process.pid) in second.stderr
     assert run("stop", folder).returncode == 0
+    process.send_signal(signal.SIGCONT)
     process.communicate()
     assert process.returncode == 3
     assert run("stop", folder).returncode == 1

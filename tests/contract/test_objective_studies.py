@@ -177,6 +177,9 @@ def test_a_trials_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     servers: list[int] = []
 
     class Watch:
+        def on_open(self, layout) -> None:
+            pass
+
         def on_event(self, event, state: StudyState) -> None:
             for pid in marked_processes(folder):
                 process = psutil.Process(pid)

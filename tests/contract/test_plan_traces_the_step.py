@@ -64,6 +64,8 @@ def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(loop.TrialTrainer, "training_step", begin)
     monkeypatch.setattr(loop.Steward, "on_step_end", end)
+    # It reads the batch on the host, without a tensor of the step.
+    monkeypatch.setattr(loop.BatchGuard, "check_batch", lambda *_: None)
     return kept
 
 

@@ -41,7 +41,7 @@ validation = "validation.jsonl"
 "loss.name" = ["cross_entropy", "focal"]
 
 [search]
-mirror = "postgresql://me:secret@db/optuna"
+mirror = "env:OPTUNA_SECRET_URL"
 """
 
 

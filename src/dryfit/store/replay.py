@@ -316,10 +316,11 @@ class StudyState:
     def _join_front(self, trial: TrialState) -> bool:
         """Take a trial into the Pareto front, if it belongs there; whether it is better there than all before.
 
-        Equal trials are all of the front, but only the first of them moved it. A trial with NaN among its values has
-        no place in it.
+        Equal trials are all of the front, but only the first of them moved it. A trial with NaN among its values, or
+        without one of them, has no place in it.
         """
-        losses = as_losses(trial.values, self.directions) if trial.values is not None else None
+        values = trial.values or ()
+        losses = as_losses(values, self.directions) if len(values) == len(self.directions) else None
         if losses is None:
             return False
         before = [(member, as_losses(member.values or (), self.directions)) for member in self.front]
