@@ -202,6 +202,6 @@ def test_a_small_disk_and_one_that_cannot_be_written(tmp_path: Path) -> None:
     finally:
         subprocess.run(["umount", disk], check=True)
     assert (small.returncode, read_only.returncode) == (1, 1)
-    assert "FAIL  study: disk: about" in small.stdout
+    assert "FAIL  study: disk: up to" in small.stdout
     assert "FAIL  study: folder" in read_only.stdout
     assert "PASS  model" in read_only.stdout
