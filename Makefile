@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCHMARKS := $(wildcard benchmarks/bench_*.py)
-# Test files run side by side, so many at a time; each library has one thread, and cores go to processes first.
+# Test files run side by side, so many at a time; each library has one thread, and cores go to processes first. The long
+# tests run one by one: they train real encoders on all cores, and two of those at once wait for each other.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
@@ -30,10 +30,10 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 	HF_HUB_OFFLINE=1 $(BIN)/dryfit tune demo/study.toml
 
 test: $(STAMP) ## unit, property, contract and chaos tests, under ten minutes on two cores
-	$(TEST_ENV) $(PYTEST) -m 'not slow and not gpu'
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu'
 
 proof: $(STAMP) ## the tests that take longer, under half an hour
-	@$(TEST_ENV) $(PYTEST) -m 'slow and not gpu'; status=$$?; \
+	@$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not gpu'; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'no test is marked slow'; exit 0; fi; exit $$status
 
 lint: $(STAMP) ## ruff, pyright and the import contracts
