@@ -69,6 +69,7 @@ def test_init_writes_a_study_once(tmp_path: Path) -> None:
     assert run("init", tmp_path / "new", "--force").returncode == 0
 
 
+@pytest.mark.slow
 def test_init_writes_a_preset_that_runs(tmp_path: Path) -> None:
     """The smoke preset on its own data, with a tiny model in the place of the packaged one."""
     done = run("init", tmp_path / "new", "--preset", "smoke")

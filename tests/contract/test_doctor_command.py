@@ -64,6 +64,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     return folder, checks_of(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SICK)
 def test_a_bad_model_is_told_with_its_fix(ward: tuple[Path, list[dict[str, Any]]], name: str) -> None:
     folder, checks = ward
@@ -73,6 +74,7 @@ def test_a_bad_model_is_told_with_its_fix(ward: tuple[Path, list[dict[str, Any]]
     assert any(one["check"].startswith(check) and said in one["found"] for one in failures), failures
 
 
+@pytest.mark.slow
 def test_bad_models_hide_no_good_one_and_no_machine(ward: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, checks = ward
     good = [one for one in checks if one["about"] == f"model {folder / 'study' / 'model'}"]

@@ -299,6 +299,7 @@ def test_what_cannot_be_imported_is_refused_before_the_first_trial(tmp_path: Pat
     assert fold(tmp_path / "own").trials == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_imports_the_function_and_calls_it_not(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def f(trial):\n    raise SystemExit('called')\n")
     found = dryfit.doctor(study_file(tmp_path, 'function = "mine.py:f"\n'), machine=False)
@@ -340,6 +341,7 @@ def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_a_script_searches_a_function_of_its_own(tmp_path: Path) -> None:
     guarded = SCRIPT.format(guard='if __name__ == "__main__":').replace("\nprint", "\n    print")
     done = run_script(tmp_path, guarded)

@@ -252,6 +252,7 @@ def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:
         dryfit.plan("study.toml", preset="supermax", device="24GiB")
 
 
+@pytest.mark.slow
 def test_the_planner_itself_answers_for_a_folder_that_holds_just_a_config(tmp_path: Path) -> None:
     tiny.model(tmp_path / "whole")
     folder = tmp_path / "model"

@@ -89,6 +89,7 @@ def test_the_best_trial_once_more_is_the_trial_and_the_study_is_not_touched(stud
         train(study, out=out)
 
 
+@pytest.mark.slow
 def test_validation_is_trained_on_for_as_long_as_the_trial_took_to_its_best(study: Path) -> None:
     trial = fold(study).trials[0]
     assert trial.best is not None
@@ -99,6 +100,7 @@ def test_validation_is_trained_on_for_as_long_as_the_trial_took_to_its_best(stud
     assert model.test is not None
 
 
+@pytest.mark.slow
 def test_the_best_over_seeds_are_a_table_and_done_runs_are_not_repeated(study: Path) -> None:
     done = run("train", study, "--top", "2", "--seeds", "2", "--json", "--quiet")
     assert done.returncode == 0, done.stderr
@@ -176,6 +178,7 @@ def test_what_would_be_ignored_or_is_not_there_is_refused(study: Path, words: li
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_a_study_that_its_disk_has_no_room_for_is_refused_before_its_first_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
