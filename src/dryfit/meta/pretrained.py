@@ -212,7 +212,13 @@ def one_stack(config: PreTrainedConfig, source: ModelSource, *, allowed: str) ->
 
 
 def _without_pooler(config: PreTrainedConfig) -> dict[str, bool]:
-    """``add_pooling_layer=False`` where the architecture takes it."""
+    """``add_pooling_layer=False`` where the architecture takes it.
+
+    Code that comes with a model keeps its pooler: transformers maps such a config to its class once the first model is
+    built, so the answer would change within a process.
+    """
+    if type(config).__module__.startswith("transformers_modules."):
+        return {}
     cls: Any = MODEL_MAPPING.get(type(config), None)
     takes = inspect.isclass(cls) and "add_pooling_layer" in inspect.signature(cls).parameters
     return {"add_pooling_layer": False} if takes else {}
