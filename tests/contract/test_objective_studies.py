@@ -16,7 +16,8 @@ from dryfit.core.failure import FailureKind
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import LOG_FILE
 from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 from dryfit.study.machine import End
 from study_runs import DEADLINE_S, fold, marked_processes, run, start, wait_for
 

@@ -16,7 +16,8 @@ from dryfit.report.summary import StudySummary, summarise
 from dryfit.starter.template import init_folder
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import lock_owner
-from dryfit.store.replay import StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
 from dryfit.study.refusals import nothing_fits_text

@@ -18,7 +18,8 @@ from dryfit.core.trial import Outcome
 from dryfit.report.training import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
 from dryfit.runtime.spec import SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
-from dryfit.store.replay import StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 from dryfit.study.context import StudyView
 from dryfit.study.devices import available_cores
 from dryfit.study.finals import (

@@ -31,7 +31,8 @@ from dryfit.store.events import (
     VerdictGiven,
 )
 from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 from dryfit.study.observers import Observer
 
 _REFRESH_PER_S = 4

@@ -14,10 +14,15 @@ class FailureKind(StrEnum):
     DATA = "data"
     NETWORK = "network"
     DISK_FULL = "disk_full"
+    CHECKPOINT_CORRUPT = "checkpoint_corrupt"
+    OOM_NEIGHBOUR = "oom_neighbour"
     OOM_DEVICE = "oom_device"
     OOM_HOST = "oom_host"
+    SHM_FULL = "shm_full"
     POISONED = "poisoned"
+    DEVICE_LOST = "device_lost"
     DEVICE_ASSERT = "device_assert"
+    COMM = "comm"
     HANG = "hang"
     TIMEOUT = "timeout"
     NONFINITE = "nonfinite"
@@ -61,6 +66,20 @@ class Evidence:
         killed_by_us: Why we killed it: ``"start"``, ``"hang"``, ``"timeout"``, ``"now"`` or empty.
         server_lost: The fork server, or the control process before this one, died with it.
         oom_kills_rose: The cgroup's count of OOM kills rose during the attempt.
+        phase: What it did last, in the words of :class:`dryfit.core.wire.Phase`; empty: nothing is known.
+        step: The optimizer step it was at.
+        device: The device it saw, as ``CUDA_VISIBLE_DEVICES`` named it; None: none.
+        device_free_bytes: Free memory of that device when it ended.
+        device_total_bytes: All of it.
+        neighbour_bytes: What processes that are not ours took of it.
+        planned_bytes: What the trial's plan says it reserves.
+        peak_bytes: The most of the device that it was seen to reserve.
+        xids: Error numbers that the driver reported of that device during the attempt.
+        shm_free_bytes: Room left in ``/dev/shm``.
+        disk_free_bytes: Room left where the study lies.
+        diagnostic: The attempt was run to find out more (:attr:`AttemptTerms.diagnostic`).
+
+    None: not known, as on a machine without a GPU.
     """
 
     exit_code: int | None = None
@@ -73,6 +92,18 @@ class Evidence:
     killed_by_us: str = ""
     server_lost: bool = False
     oom_kills_rose: bool = False
+    phase: str = ""
+    step: int = 0
+    device: str | None = None
+    device_free_bytes: int | None = None
+    device_total_bytes: int | None = None
+    neighbour_bytes: int | None = None
+    planned_bytes: int | None = None
+    peak_bytes: int | None = None
+    xids: tuple[int, ...] = ()
+    shm_free_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    diagnostic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +121,14 @@ class Action(StrEnum):
     """Run the trial again from its last good checkpoint, or from the start without one."""
     RUNG = "rung"
     """Run the trial again with the next of its plan's fallbacks, which needs less memory."""
+    EXCLUSIVE = "exclusive"
+    """Run the trial again, with no other beside it on its device."""
+    ELSEWHERE = "elsewhere"
+    """Run the trial again on another device."""
+    LIGHTER = "lighter"
+    """Run the trial again with less of the host: fewer loader workers, tensors shared through files."""
+    DIAGNOSE = "diagnose"
+    """Run the trial once more, slowly, to learn where it fails."""
     UNPLANNED = "unplanned"
     """The trial's memory stays unknown; ``execution.unknown`` says what becomes of it."""
     GIVE_UP = "give_up"
@@ -127,10 +166,15 @@ PERMITTED: dict[FailureKind, Permission] = {
     FailureKind.DATA: Permission(Action.GIVE_UP),
     FailureKind.NETWORK: Permission(Action.RETRY, limit=3),
     FailureKind.DISK_FULL: Permission(Action.PAUSE, counts=False),
+    FailureKind.CHECKPOINT_CORRUPT: Permission(Action.RETRY, limit=3),
+    FailureKind.OOM_NEIGHBOUR: Permission(Action.EXCLUSIVE, limit=3, counts=False),
     FailureKind.OOM_DEVICE: Permission(Action.RUNG, counts=False),
     FailureKind.OOM_HOST: Permission(Action.RETRY, limit=1),
+    FailureKind.SHM_FULL: Permission(Action.LIGHTER, limit=3),
     FailureKind.POISONED: Permission(Action.RETRY, limit=3, counts=False),
+    FailureKind.DEVICE_LOST: Permission(Action.ELSEWHERE, limit=3, counts=False),
     FailureKind.DEVICE_ASSERT: Permission(Action.GIVE_UP),
+    FailureKind.COMM: Permission(Action.RETRY, limit=1),
     FailureKind.HANG: Permission(Action.RETRY, limit=1),
     FailureKind.TIMEOUT: Permission(Action.GIVE_UP),
     FailureKind.NONFINITE: Permission(Action.PRUNE),
@@ -144,11 +188,38 @@ PERMITTED: dict[FailureKind, Permission] = {
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptTerms:
+    """How the next attempt of a trial is run beside what its plan says; nothing of it changes what is learned.
+
+    Attributes:
+        exclusive: With no other trial on its device.
+        diagnostic: With blocking launches and device assertions, to learn where it fails.
+        lighter: How many times its share of the host is halved (loader workers); above 0, tensors are shared through
+            files instead of shared memory.
+        avoid: Devices it must not run on.
+    """
+
+    exclusive: bool = False
+    diagnostic: bool = False
+    lighter: int = 0
+    avoid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class PastFailure:
-    """An earlier failure of the same trial: its kind, and whether that attempt reached a new checkpoint."""
+    """An earlier failure of the same trial.
+
+    Attributes:
+        kind: What it was.
+        reached_checkpoint: Whether that attempt reached a new checkpoint.
+        action: What followed.
+        device: The device it was on.
+    """
 
     kind: FailureKind
     reached_checkpoint: bool
+    action: Action = Action.RETRY
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dryfit.core.memory import Effect, ExecutionChoice, MemoryPlan, VerdictKind
 from dryfit.core.plan import DeviceKind, OptimizerImpl
 from dryfit.core.units import gib
 from dryfit.store.events import FailureFacts, Observed
-from dryfit.store.replay import PlanState, StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import PlanState, TrialState
 
 
 class Plans(BaseModel):

@@ -11,7 +11,8 @@ from dryfit.core.settings import Direction
 from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar, better
 from dryfit.report.plans import compared_bytes
 from dryfit.search.params import from_text, public_name
-from dryfit.store.replay import AttemptState, SessionState, StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import AttemptState, SessionState, TrialState
 from dryfit.study.refusals import needed_bytes
 
 

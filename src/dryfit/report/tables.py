@@ -14,7 +14,8 @@ from dryfit.core.wire import LOG_FILE
 from dryfit.core.words import few
 from dryfit.report.plans import execution_cell, memory_cell, plan_lines
 from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import AttemptState, StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import AttemptState, TrialState
 
 
 @dataclass(frozen=True, slots=True)

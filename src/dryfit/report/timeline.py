@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from dryfit.report.plots import BLUE, GREY, ORANGE, RED, Figure, text
 from dryfit.report.records import AttemptEnd, AttemptRow, StudyRecords, lanes
 from dryfit.report.tables import duration_text, moment
-from dryfit.store.replay import SessionState
+from dryfit.store.state import SessionState
 
 _LOOKS = {
     AttemptEnd.RESULT: ("with a result", BLUE),

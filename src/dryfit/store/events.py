@@ -96,6 +96,8 @@ class AttemptPlaced(LedgerEvent):
     number: int
     attempt: int
     device: str | None = None
+    needs_bytes: int | None = Field(default=None, description="what it is counted with on its device, or of the host")
+    terms: tuple[str, ...] = Field(default=(), description="in words: how it is run otherwise than the one before")
 
 
 class AttemptStarted(LedgerEvent):
@@ -152,6 +154,9 @@ class FailureFacts(Wire):
     kind: FailureKind
     sentence: str
     action: Action
+    error_type: str = Field(default="", description="qualified class of the exception, if there was one")
+    error: str = Field(default="", description="what the exception said, its first lines")
+    detail: str = Field(default="", description="lines for the story: where in the code, which batch, what memory")
 
 
 class AttemptEnded(LedgerEvent):
@@ -169,6 +174,22 @@ class Observed(Wire):
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     rss_bytes: int | None = None
+
+
+class DeviceSetAside(LedgerEvent):
+    """A device gets no more trials in this session."""
+
+    type: Literal["device_set_aside"] = "device_set_aside"
+    device: str
+    reason: str
+
+
+class ParallelSet(LedgerEvent):
+    """How many trials may run side by side from now on, and why not more."""
+
+    type: Literal["parallel_set"] = "parallel_set"
+    parallel: int
+    reason: str
 
 
 class TrialFinished(LedgerEvent):
@@ -199,6 +220,8 @@ Event = Annotated[
     | VerdictGiven
     | CheckpointMade
     | AttemptEnded
+    | DeviceSetAside
+    | ParallelSet
     | TrialFinished,
     Field(discriminator="type"),
 ]

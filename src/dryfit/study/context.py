@@ -18,7 +18,8 @@ from dryfit.search.params import enumerated
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout, TrialLayout
 from dryfit.store.ledger import Ledger
-from dryfit.store.replay import StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 from dryfit.study.devices import least_busy_device, visible_devices
 
 _FEW_VALUES = 100

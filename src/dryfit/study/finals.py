@@ -23,7 +23,7 @@ from dryfit.runtime.spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
-from dryfit.store.replay import TrialState
+from dryfit.store.state import TrialState
 from dryfit.study.context import StudyView, choose_device, train_request, training_limits, trial_config
 from dryfit.study.stops import StopRequests
 

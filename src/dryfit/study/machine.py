@@ -9,7 +9,8 @@ from dryfit.core.failure import FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.trial import Outcome
 from dryfit.store.events import Observed, TrialFinished
-from dryfit.store.replay import StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 
 
 class End(StrEnum):

@@ -20,7 +20,7 @@ from dryfit.runtime.spec import ChildExited, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.events import TrialPlanned
 from dryfit.store.layout import shared_traces
-from dryfit.store.replay import TrialState
+from dryfit.store.state import TrialState
 from dryfit.study.context import StudyContext, preparing_limits, trial_settings
 from dryfit.study.machine import Readiness
 

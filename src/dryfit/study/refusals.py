@@ -6,7 +6,8 @@ from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import Effect, Rung, VerdictKind
 from dryfit.core.trial import Outcome
 from dryfit.core.units import gib
-from dryfit.store.replay import StudyState, TrialState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 
 
 def needed_bytes(answer: PlanAnswer) -> int:

@@ -10,7 +10,7 @@ from dryfit.core.wire import write_model
 from dryfit.report.health import health_table, size_text, verdict
 from dryfit.report.tables import trial_story
 from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import TrialState
+from dryfit.store.state import TrialState
 
 
 @pytest.mark.parametrize(

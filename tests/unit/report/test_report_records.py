@@ -27,7 +27,7 @@ from dryfit.report.records import AttemptEnd, failures, front, lanes, records_of
 from dryfit.report.timeline import WorkAxis, timeline_figure
 from dryfit.report.verdict import verdict_of
 from dryfit.search.importance import Importance, Importances
-from dryfit.store.replay import SessionState
+from dryfit.store.state import SessionState
 from ledgers import Script, drawn, eventful
 
 

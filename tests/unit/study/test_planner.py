@@ -18,7 +18,7 @@ from dryfit.core.plan import (
     plan_execution,
 )
 from dryfit.core.settings import OptimSettings, Task, TrainSettings, TrialSettings
-from dryfit.store.replay import AttemptState, PlanState, TrialState
+from dryfit.store.state import AttemptState, PlanState, TrialState
 from dryfit.study.machine import Readiness
 from dryfit.study.planner import plan_key, planning_device, readiness_of
 from dryfit.study.refusals import refusal_text

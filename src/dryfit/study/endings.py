@@ -1,0 +1,111 @@
+"""How attempts and trials end: what came of a process, what follows from it, and what is told of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dryfit.core.failure import Action, Evidence, Failure
+from dryfit.core.jobs import ChildResult
+from dryfit.core.trial import Outcome
+from dryfit.runtime.faults import classify
+from dryfit.runtime.harvest import harvest
+from dryfit.runtime.recovery import decide
+from dryfit.store.events import AttemptEnded, Event, FailureFacts, TrialFinished
+from dryfit.store.state import TrialState
+from dryfit.study.context import StudyContext
+from dryfit.study.hearing import Hearing, RunningAttempt
+from dryfit.study.machine import End, finish_trial
+from dryfit.study.retention import forget_what_is_not_needed
+
+
+@dataclass(slots=True)
+class Endings:
+    """Ends attempts and trials of one session.
+
+    Attributes:
+        study: What is run.
+        hearing: Takes in what a process said before its end.
+        write: Takes an event to the ledger.
+        note: Tells a person something.
+        stop: Asks every running trial to stop, and says why.
+        clock: Unix time in seconds.
+        waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
+    """
+
+    study: StudyContext
+    hearing: Hearing
+    write: Callable[[Event], None]
+    note: Callable[[str], None]
+    stop: Callable[[End, str], None]
+    clock: Callable[[], float]
+    waiting_until_s: dict[int, float] = field(default_factory=dict[int, float])
+
+    def reconcile(self) -> None:
+        """Close every attempt whose control process died; a result it left is taken, never computed again."""
+        for trial in self.study.state.open_trials:
+            if not trial.attempts:
+                continue
+            last = trial.attempts[-1]
+            if last.failure is not None:
+                if last.failure.action in (Action.GIVE_UP, Action.PRUNE):
+                    self.follow(trial, Failure(last.failure.kind, last.failure.sentence), last.failure.action, 0.0)
+                continue
+            child = RunningAttempt(trial.number, last.number, last.device)
+            folder = self.study.layout.trial(trial.number).attempt(last.number)
+            result = harvest(folder)
+            if result is not None and result.train is not None and finish_trial(trial, result.train) is None:
+                result = None  # it had been asked to stop, and did: the trial goes on
+            if result is not None:
+                self.hearing.catch_up(child)
+            self.on_exit(child, result, Evidence(server_lost=result is None))
+        forget_what_is_not_needed(self.study.layout, self.study.state, keep=self.study.config.runtime.keep)
+
+    def on_exit(self, child: RunningAttempt, result: ChildResult | None, evidence: Evidence) -> None:
+        """End an attempt whose process is gone, and do what follows from it."""
+        trial = self.study.state.trials[child.number]
+        finished = finish_trial(trial, result.train) if result is not None and result.train is not None else None
+        if finished is not None:
+            if not trial.attempts[-1].ended:
+                self.write(AttemptEnded(number=child.number, attempt=child.attempt))
+            self.finish(finished)
+            return
+        failure = classify(evidence, result, job=self.study.trial_job)
+        progress = trial.attempts[-1].checkpoint_step is not None
+        retries = self.study.config.runtime.retries
+        answer = decide(
+            failure,
+            trial.past_failures,
+            retries=retries,
+            reached_checkpoint=progress,
+            rungs_left=trial.plan.rungs_left if trial.plan is not None else 0,
+        )
+        facts = FailureFacts(kind=failure.kind, sentence=failure.sentence, action=answer.action)
+        if not trial.attempts[-1].ended:
+            self.write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))
+        self.follow(trial, failure, answer.action, answer.delay_s)
+
+    def follow(self, trial: TrialState, failure: Failure, action: Action, delay_s: float) -> None:
+        """Do what was decided to follow a failure."""
+        reason = f"{failure.kind}: {failure.sentence}"
+        match action:
+            case Action.RETRY | Action.EXCLUSIVE | Action.ELSEWHERE | Action.LIGHTER | Action.DIAGNOSE:
+                self.waiting_until_s[trial.number] = self.clock() + delay_s
+            case Action.RUNG:
+                self.note(f"trial {trial.number} goes on with what its plan has next: {reason}")
+            case Action.GIVE_UP | Action.UNPLANNED:
+                self.finish(TrialFinished(number=trial.number, outcome=Outcome.FAILED, reason=reason))
+            case Action.PRUNE:
+                self.finish(TrialFinished(number=trial.number, outcome=Outcome.PRUNED, reason=reason))
+            case Action.PAUSE:
+                self.stop(End.PAUSED, f"study paused by trial {trial.number}: {reason}")
+            case Action.STOP_STUDY:
+                self.stop(End.BROKEN, f"study stopped by trial {trial.number}: {reason}")
+
+    def finish(self, event: TrialFinished) -> None:
+        """End a trial, and remove the files that nobody needs any more."""
+        self.write(event)
+        forget_what_is_not_needed(
+            self.study.layout,
+            self.study.state,
+            keep=self.study.config.runtime.keep,
+            just_finished=event.number,
+        )
