@@ -13,7 +13,6 @@ from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
 from dryfit.core.jobs import FinalResult
-from dryfit.core.settings import Direction
 from dryfit.core.trial import Outcome
 from dryfit.report.training import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
 from dryfit.runtime.spec import SupervisorSettings
@@ -31,8 +30,9 @@ from dryfit.study.finals import (
     refuse_taken,
     run_lock,
 )
+from dryfit.study.generations import as_it_was
 from dryfit.study.machine import End
-from dryfit.study.retention import trials_to_keep
+from dryfit.study.retention import best_trials
 from dryfit.study.session import read_study
 from dryfit.study.stops import StopRequests
 
@@ -100,11 +100,15 @@ def train(
         StudyBusyError: Another process does the same.
         DryfitError: Training failed.
     """
-    study = _view(folder)
+    view = _view(folder)
     target = Path(out).expanduser().absolute() if out is not None else None
     if target is not None:
         refuse_taken(target)
-    run = final_run(_chosen(study.state, trial), seed=seed, with_validation=with_validation)
+    chosen = _chosen(view.state, trial)
+    study = as_it_was(view, chosen)
+    if _other_data(study, chosen):
+        on_note(f"trial {chosen.number} is of generation {chosen.generation}, which had other rows: today's are used")
+    run = final_run(chosen, seed=seed, with_validation=with_validation)
     end, results = _do(study, [run], on_note)
     found = results.get(run.name)
     if found is None:
@@ -136,10 +140,9 @@ def train_top(
         StudyBusyError: Another process does one of the runs.
     """
     study = _view(folder)
-    best = trials_to_keep(study.state, top)
-    if not best:
+    ranked = best_trials(study.state.present, study.state.direction, top)
+    if not ranked:
         raise _none_completed(study)
-    ranked = sorted((study.state.trials[number] for number in best), key=lambda trial: _rank(study.state, trial))
     runs = [final_run(trial, seed=seed, with_validation=False, save=False) for trial in ranked for seed in range(seeds)]
     end, results = _do(study, runs, on_note)
     metric = study.config.study.metric
@@ -167,7 +170,9 @@ def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None 
         ConfigError: There is no such trial, or it was refused.
     """
     study = _view(folder)
-    run = final_run(_chosen(study.state, trial), seed=seed, with_validation=False, save=False)
+    chosen = _chosen(study.state, trial)
+    study = as_it_was(study, chosen)
+    run = final_run(chosen, seed=seed, with_validation=False, save=False)
     return [sys.executable, "-m", "dryfit.train.inprocess", str(in_process_request(study, run))]
 
 
@@ -198,9 +203,9 @@ def _none_completed(study: StudyView) -> ConfigError:
     return ConfigError("choosing the best trials", f"no trial has completed ({ended} ended otherwise)")
 
 
-def _rank(state: StudyState, trial: TrialState) -> tuple[float, int]:
-    assert trial.value is not None  # only complete trials are ranked
-    return (trial.value if state.direction is Direction.MINIMIZE else -trial.value, trial.number)
+def _other_data(study: StudyView, trial: TrialState) -> bool:
+    """Whether the rows have changed since a trial."""
+    return study.state.generations[trial.generation - 1].basis.data != study.resolved.data_fingerprint
 
 
 def _do(

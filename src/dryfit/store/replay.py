@@ -10,28 +10,35 @@ from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptStarted,
+    Basis,
     CheckpointMade,
     DeviceSetAside,
     Event,
     FirstStepDone,
+    GenerationBegan,
     ParallelSet,
     ReportMade,
     Resolved,
     SessionClosed,
     SessionOpened,
     StudyCreated,
+    StudyRevised,
     TrialAsked,
     TrialFinished,
     TrialPlanned,
     VerdictGiven,
 )
-from dryfit.store.state import AttemptState, PlanState, SessionState, TrialState
+from dryfit.store.state import AttemptState, GenerationState, PlanState, SessionState, TrialState
 
 
 class StudyState:
     """The fold of a ledger. Feed every event, in order, to :meth:`apply`.
 
+    Counts, the best trial, the front and the history are those of the present generation.
+
     Attributes:
+        created: The study, with the task and the goals that it has now.
+        generations: One for each time that the study changed so that its trials no longer counted; the first is 1.
         best: The best complete trial by the study's metric.
         front: With several goals, the complete trials that no other beats in all of them, by their end; else empty.
         finished_since_best: Finished trials since the best, or the front, became better.
@@ -40,6 +47,7 @@ class StudyState:
     def __init__(self) -> None:
         self.created: StudyCreated | None = None
         self.resolved: ResolveResult | None = None
+        self.generations: list[GenerationState] = []
         self.sessions: list[SessionState] = []
         self.trials: list[TrialState] = []
         self.counts: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
@@ -50,6 +58,22 @@ class StudyState:
         self.refused_in_a_row = 0
         self.answers: dict[str, PlanAnswer] = {}
         self._records: dict[int, TrialRecord] = {}
+
+    @property
+    def generation(self) -> GenerationState:
+        """The present one, of a study that was created."""
+        return self.generations[-1]
+
+    @property
+    def present(self) -> list[TrialState]:
+        """The trials of the present generation, by number."""
+        return self.trials[self.generation.first :] if self.generations else self.trials
+
+    def in_generation(self, number: int) -> list[TrialState]:
+        """The trials of a generation, by number."""
+        if number == len(self.generations):
+            return self.present
+        return self.trials[self.generations[number - 1].first : self.generations[number].first]
 
     @property
     def direction(self) -> Direction:
@@ -80,24 +104,42 @@ class StudyState:
         """:attr:`wall_s` counted up to ``now_s`` (Unix seconds) in the session that is open."""
         return self.wall_s + max(0.0, now_s - self.sessions[-1].last_at_s)
 
+    def generation_wall_until_s(self, now_s: float) -> float:
+        """:meth:`wall_until_s`, without the sessions before the present generation."""
+        before = self.sessions[: self.generation.session]
+        return self.wall_until_s(now_s) - sum(session.last_at_s - session.opened_at_s for session in before)
+
     def history(self) -> list[TrialRecord]:
-        """Every trial as samplers and pruners see it; finished ones are built once."""
-        for trial in self.trials:
+        """Every trial as samplers and pruners see it, earlier generations' as far as they are told of.
+
+        Finished ones are built once.
+        """
+        present = self.present
+        for trial in present:
             if trial.outcome is None:
                 self._records[trial.number] = trial.record()
-        return [self._records[trial.number] for trial in self.trials]
+        told = self.generation.told if self.generations else ()
+        return [self._records[number] for number in (*told, *(trial.number for trial in present))]
 
     def apply(self, event: Event) -> None:
         """Fold one event."""
         match event:
             case StudyCreated():
                 self.created = event
+                self.generations.append(GenerationState(1, event.name, event.basis, event.at))
+            case StudyRevised(basis=basis):
+                self._rest_on(basis)
+            case GenerationBegan():
+                self._begin(event)
             case SessionOpened():
                 self._open(event)
             case SessionClosed():
                 self.sessions[-1].closed = event.reason
             case Resolved():
                 self.resolved = event.result
+                if self.generations and not self.generation.basis.data:
+                    data = event.result.data_fingerprint
+                    self.generation.basis = self.generation.basis.model_copy(update={"data": data})
             case TrialAsked():
                 self._ask(event)
             case TrialPlanned():
@@ -136,6 +178,50 @@ class StudyState:
         )
         self.failed_in_a_row = 0
 
+    def _begin(self, event: GenerationBegan) -> None:
+        """Count from zero; what was is kept."""
+        self._rest_on(event.basis)
+        if event.generation == len(self.generations):  # it has no trial yet
+            del self.generations[-1]
+        self.generations.append(
+            GenerationState(
+                number=event.generation,
+                name=event.name,
+                basis=event.basis,
+                began_at_s=event.at,
+                first=len(self.trials),
+                session=max(0, len(self.sessions) - 1),
+                reasons=event.reasons,
+                told=event.told,
+                points=event.points,
+            )
+        )
+        self.counts = dict.fromkeys(Outcome, 0)
+        self.best, self.front = None, []
+        self.finished_since_best = self.failed_in_a_row = self.refused_in_a_row = 0
+
+    def _rest_on(self, basis: Basis) -> None:
+        """From here on trials rest on something else; those so far keep what they had."""
+        assert self.created is not None
+        old = self.generation.basis
+        before = old.own or {}
+        if before and (before != basis.own or old.space != basis.space):
+            for trial in self.trials:
+                if not trial.own:
+                    trial.own = before
+                    self._records[trial.number] = trial.record()
+        self.generation.basis = basis
+        goal, *also = basis.goals
+        self.created = self.created.model_copy(
+            update={
+                "task": basis.task,
+                "metric": goal.name,
+                "direction": goal.direction,
+                "also": tuple(also),
+                "space": basis.space,
+            }
+        )
+
     def _plan(self, event: TrialPlanned) -> None:
         answer = event.answer or self.answers.get(event.key)
         if answer is None:
@@ -154,6 +240,7 @@ class StudyState:
                 fingerprint=event.fingerprint,
                 given=event.given,
                 asked_at_s=event.at,
+                generation=len(self.generations) or 1,
             )
         )
 
@@ -194,6 +281,8 @@ class StudyState:
         trial.reason = event.reason
         trial.observed = event.observed
         self._records[trial.number] = trial.record()
+        if self.generations and trial.generation != self.generation.number:
+            return
         self.counts[event.outcome] += 1
         self.refused_in_a_row = self.refused_in_a_row + 1 if event.outcome is Outcome.REFUSED else 0
         if not event.outcome.counts:

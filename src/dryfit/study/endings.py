@@ -42,6 +42,9 @@ class Endings:
     def reconcile(self) -> None:
         """Close every attempt whose control process died; a result it left is taken, never computed again."""
         for trial in self.study.state.open_trials:
+            if trial.generation != self.study.state.generation.number:
+                self._leave_behind(trial)
+                continue
             if not trial.attempts:
                 continue
             last = trial.attempts[-1]
@@ -58,6 +61,20 @@ class Endings:
                 self.hearing.catch_up(child)
             self.on_exit(child, result, Evidence(server_lost=result is None))
         forget_what_is_not_needed(self.study.layout, self.study.state, keep=self.study.config.runtime.keep)
+
+    def _leave_behind(self, trial: TrialState) -> None:
+        """End a trial of an earlier generation: as its process did, if it left a result, else as cancelled."""
+        last = trial.attempts[-1] if trial.attempts and trial.attempts[-1].failure is None else None
+        result = harvest(self.study.layout.trial(trial.number).attempt(last.number)) if last is not None else None
+        finished = finish_trial(trial, result.train) if result is not None and result.train is not None else None
+        if last is None or finished is None:
+            reason = f"generation {self.study.state.generation.number} of the study began before it ended"
+            self.finish(TrialFinished(number=trial.number, outcome=Outcome.CANCELLED, reason=reason))
+            return
+        self.hearing.catch_up(RunningAttempt(trial.number, last.number, last.device))
+        if not last.ended:
+            self.write(AttemptEnded(number=trial.number, attempt=last.number))
+        self.finish(finished)
 
     def on_exit(self, child: RunningAttempt, result: ChildResult | None, evidence: Evidence) -> None:
         """End an attempt whose process is gone, and do what follows from it."""

@@ -1,11 +1,13 @@
 """Which files of ended trials stay: the weights that ``runtime.keep`` asks for, and every log."""
 
 import shutil
+from collections.abc import Sequence
 
 from dryfit.core.settings import Direction
 from dryfit.core.trial import Outcome
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 
 KEEP_ALL = "all"
 KEEP_NONE = "none"
@@ -18,21 +20,30 @@ def most_kept(keep: str) -> int | None:
 
 
 def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
-    """Numbers of the trials whose weights stay: the best complete ones, the earlier of equals.
+    """Numbers of the trials whose weights stay: the best complete ones of each generation.
 
     Args:
         state: The study.
-        most: As :func:`most_kept` says; None keeps the pruned and failed ones too.
+        most: As :func:`most_kept` says, for each generation; None keeps the pruned and failed ones too.
     """
     if most is None:
         return frozenset(trial.number for trial in state.trials)
-    sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
+    return frozenset(
+        trial.number
+        for generation in state.generations
+        for trial in best_trials(state.in_generation(generation.number), generation.basis.goals[0].direction, most)
+    )
+
+
+def best_trials(trials: Sequence[TrialState], direction: Direction, most: int) -> list[TrialState]:
+    """The best complete ones, the best first, the earlier of equals."""
+    sign = -1.0 if direction is Direction.MAXIMIZE else 1.0
     complete = [
-        (sign * trial.value, trial.number)
-        for trial in state.trials
+        (sign * trial.value, trial.number, trial)
+        for trial in trials
         if trial.outcome is Outcome.COMPLETE and trial.value is not None
     ]
-    return frozenset(number for _, number in sorted(complete)[:most])
+    return [trial for _, _, trial in sorted(complete, key=lambda one: one[:2])[:most]]
 
 
 def forget_what_is_not_needed(
