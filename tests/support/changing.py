@@ -28,16 +28,24 @@ from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
 from dryfit.study import session
 
-MODELS = [f"m{index}" for index in range(9)]
-SPACE: dict[str, Any] = {
-    "model.name": MODELS,
-    "train.batch_size": [
-        {"choices": [8, 16], "when": {"model.name": MODELS[:5]}},
-        {"choices": [16, 32], "when": {"model.name": MODELS[5:]}},
-    ],
-    "optim.lr": {"low": 1e-5, "high": 1e-2, "log": True},
-    "head.dropout": {"low": 0.0, "high": 0.5},
-}
+
+def space_of(models: int, **keys: Any) -> dict[str, Any]:
+    """A space with so many models, two kinds of them, and other keys than usual; None leaves one out."""
+    names = [f"m{index}" for index in range(models)]
+    space: dict[str, Any] = {
+        "model.name": names,
+        "train.batch_size": [
+            {"choices": [8, 16], "when": {"model.name": names[:5]}},
+            {"choices": [16, 32], "when": {"model.name": names[5:]}},
+        ],
+        "optim.lr": {"low": 1e-5, "high": 1e-2, "log": True},
+        "head.dropout": {"low": 0.0, "high": 0.5},
+    }
+    given = {name.replace("__", "."): value for name, value in keys.items()}
+    return {name: value for name, value in (space | given).items() if value is not None}
+
+
+SPACE = space_of(9)
 SAMPLERS = {
     "tpe": {"startup_trials": 4},
     "random": {},
@@ -108,9 +116,7 @@ class AtOnce:
         else:
             value, goals = score(body.params), len(body.objective.goals)
         point = MetricPoint(n=0, step=3, epoch=1.0, value=value, metrics={})
-        done = TrainResult(
-            value=value, also=(0.5,) * (goals - 1), best=0, steps=3
-        )
+        done = TrainResult(value=value, also=(0.5,) * (goals - 1), best=0, steps=3)
         self.events.append(ChildMessage(spec.key, Started(pid=1, overhead_ms=1.0)))
         self.events.append(ChildMessage(spec.key, Report(point=point)))
         self.events.append(ChildExited(spec.key, ChildResult(train=done), Evidence(exit_code=0)))
@@ -133,14 +139,14 @@ class AtOnce:
 
 
 @contextmanager
-def _children(data: str, revisions: dict[str, str]):  # noqa: ANN202
+def _children(data: str, revisions: dict[str, str]):
     resolved = ResolveResult(
         data_fingerprint=data, splits={}, revisions=revisions, device=DeviceKind.CPU, device_count=0, versions={}
     )
     with (
-        mock.patch.object(session, "Supervisor", lambda settings: AtOnce()),
-        mock.patch.object(session, "prepare", lambda *_: resolved),
-        mock.patch.object(session, "sweep", lambda marker: []),
+        mock.patch.object(session, "Supervisor", return_value=AtOnce()),
+        mock.patch.object(session, "prepare", return_value=resolved),
+        mock.patch.object(session, "sweep", return_value=[]),
     ):
         yield
 

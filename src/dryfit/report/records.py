@@ -151,8 +151,8 @@ def records_of(state: StudyState) -> StudyRecords:
         name=created.name,
         goals=(Goal(name=created.metric, direction=created.direction), *created.also),
         trials=tuple(_row(trial, seconds.get(trial.number, 0.0)) for trial in state.present),
-        earlier=tuple(_row(trial, seconds.get(trial.number, 0.0)) for trial in state.trials[: state.generation.first]),
-        attempts=attempts,
+        earlier=tuple(_row(trial, seconds.get(trial.number, 0.0)) for trial in state.trials[:first]),
+        attempts=tuple(attempt for attempt in every if attempt.trial >= first),
         sessions=tuple(state.sessions),
         logarithmic=_logarithmic(state),
     )

@@ -129,6 +129,7 @@ class StudyState:
                 self.generations.append(GenerationState(1, event.name, event.basis, event.at))
             case StudyRevised(basis=basis):
                 self._rest_on(basis)
+                self.generation.basis = basis
             case GenerationBegan():
                 self._begin(event)
             case SessionOpened():
@@ -210,7 +211,6 @@ class StudyState:
                 if not trial.own:
                     trial.own = before
                     self._records[trial.number] = trial.record()
-        self.generation.basis = basis
         goal, *also = basis.goals
         self.created = self.created.model_copy(
             update={

@@ -42,7 +42,7 @@ def next_generation(state: StudyState, new: Basis) -> StudyRevised | GenerationB
         new: What its next trials rest on.
     """
     old, present = state.generation.basis, state.generation
-    if old.model_copy(update={"data": old.data or new.data}) == new:
+    if old.model_copy(update={"data": old.data or new.data, "folder": new.folder}) == new:
         return None
     if state.present:
         change = compare(old, new)
