@@ -11,7 +11,7 @@ import pytest
 
 import dryfit
 import objectives
-from dryfit.core.errors import ExitStatus, StudyMismatchError
+from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import FailureKind
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import LOG_FILE
@@ -85,15 +85,6 @@ def test_the_frozen_study_goes_on_from_anywhere(finished: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["trials"]["complete"] == 14
     assert fold(finished).trials[13].value == expected(fold(finished).trials[13].params)
-
-
-def test_what_makes_results_incomparable_is_refused(finished: Path) -> None:
-    with pytest.raises(StudyMismatchError, match="objective.function was"):
-        dryfit.tune(objective=objectives.stepwise, space=objectives.SPACE, trials=13, folder=finished)
-    with pytest.raises(StudyMismatchError, match="objective.directions was"):
-        dryfit.tune(objective=objectives.quadratic, space=objectives.SPACE, direction="maximize", folder=finished)
-    with pytest.raises(StudyMismatchError, match="study.seed was 0"):
-        dryfit.tune(objective=objectives.quadratic, space=objectives.SPACE, study={"seed": 1}, folder=finished)
 
 
 # ---- every way to end
