@@ -42,13 +42,13 @@ import os, signal, sys
 from dryfit.cli.app import main
 from dryfit.store.ledger import Ledger
 
-append = Ledger.append
+append, when = Ledger.append, sys.argv[1]
 
 def dying(self, event):
     if event.type == "generation_began":
-        if sys.argv[1] == "after":
+        if when == "after":
             append(self, event)
-        if sys.argv[1] == "midway":
+        if when == "midway":
             line = event.model_copy(update={"seq": self._next, "at": 1.0}).model_dump_json().encode()
             os.pwrite(self._fd, line[: len(line) // 2], self._size)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -117,7 +117,9 @@ def test_both_generations_are_plain_optuna_and_every_command_reads_them(undistur
     assert "trial 2: complete" in run("show", undisturbed, "2").stdout
 
 
-@pytest.mark.parametrize("when", ["before", "midway", "after"])
+@pytest.mark.parametrize(
+    "when", [pytest.param("before", marks=pytest.mark.slow), "midway", pytest.param("after", marks=pytest.mark.slow)]
+)
 def test_a_kill_around_the_line_that_begins_it(begun: Path, undisturbed: Path, tmp_path: Path, when: str) -> None:
     folder = tmp_path / "study"
     shutil.copytree(begun, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))

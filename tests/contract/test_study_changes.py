@@ -13,8 +13,9 @@ import pytest
 from optuna.study import StudyDirection
 from optuna.trial import TrialState as Optunas
 
-from changing import SAMPLERS, Killed, Watch, config, mirrored, own_function, run, space_of
+from changing import SAMPLERS, AtOnce, Killed, Watch, config, mirrored, own_function, run, space_of
 from dryfit.config.schema import StudyConfig
+from dryfit.core.jobs import TrainRequest
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.report.csv_file import csv_text
 from dryfit.report.generations import began_text, generation_text, generations_table
@@ -22,6 +23,7 @@ from dryfit.report.records import records_of
 from dryfit.report.summary import summarise
 from dryfit.report.tables import trials_table
 from dryfit.report.verdict import verdict_of
+from dryfit.runtime.spec import ChildSpec
 from dryfit.search import suggest as suggesting
 from dryfit.search.space import Space
 from dryfit.store.events import Compatibility, Event, GenerationBegan, StudyRevised, TrialFinished
@@ -33,7 +35,9 @@ TRIALS, MORE = 8, 5
 OWN = {"x": {"low": 0.0, "high": 1.0}, "n": {"low": 1, "high": 4}, "kind": ["a", "b"]}
 
 
-@pytest.fixture(scope="module", params=SAMPLERS)
+@pytest.fixture(
+    scope="module", params=["tpe", *(pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS if name != "tpe")]
+)
 def sampler(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -348,19 +352,22 @@ def test_a_trial_that_had_not_ended(tmp_path: Path, left: str) -> None:
     assert len(mirrored(tmp_path, "toy-g2").trials) == 2
 
 
-def test_a_trial_that_had_not_ended_goes_on_where_the_study_was_widened(tmp_path: Path) -> None:
+def test_a_trial_that_had_not_ended_goes_on_where_the_study_was_widened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(Killed):
         run(tmp_path, config("tpe", 3, optim={"weight_decay": 0.01}), kill=stop_before("attempt_ended"))
     wider = config("tpe", 3, space=space_of(9, optim__weight_decay=[0.0, 0.01]), optim={"weight_decay": 0.0})
     asked: list[float] = []
-    from changing import AtOnce
-
     start = AtOnce.start
-    AtOnce.start = lambda self, spec: (asked.append(spec.body.config.settings.optim.weight_decay), start(self, spec))[1]  # type: ignore
-    try:
-        state = run(tmp_path, wider)
-    finally:
-        AtOnce.start = start  # type: ignore[method-assign]
+
+    def listening(self: AtOnce, spec: ChildSpec) -> None:
+        assert isinstance(spec.body, TrainRequest)
+        asked.append(spec.body.config.settings.optim.weight_decay)
+        start(self, spec)
+
+    monkeypatch.setattr(AtOnce, "start", listening)
+    state = run(tmp_path, wider)
     assert len(state.generations) == 1 and state.counts[Outcome.COMPLETE] == 3
     assert asked[0] == 0.01, "it was asked for with the file's old value"
     assert "optim.weight_decay" not in state.trials[0].params
@@ -376,7 +383,10 @@ def ends(state: StudyState) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["nine models to seven", "other rows", "a key more"])
+@pytest.mark.parametrize(
+    "name",
+    ["other rows", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nine models to seven", "a key more"))],
+)
 def test_a_kill_before_midway_or_after_any_event_changes_nothing(tmp_path: Path, name: str) -> None:
     verdict, change, _ = CHANGES[name]
     begun, whole = tmp_path / "begun", tmp_path / "whole"
