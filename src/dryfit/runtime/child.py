@@ -104,11 +104,7 @@ def describe_fault(error: BaseException) -> ChildFault:
 
 
 def _fault_result(error: BaseException) -> ChildResult:
-    parts = None
-    if isinstance(error, DryfitError):
-        parts = ErrorParts(
-            code=error.code, doing=error.doing, found=error.found, allowed=error.allowed, hint=error.hint
-        )
+    parts = ErrorParts.of(error) if isinstance(error, DryfitError) else None
     return ChildResult(fault=describe_fault(error), error=parts)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError, error_from_parts
+from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, Job
 from dryfit.core.trial import Outcome
@@ -269,8 +269,7 @@ class FinalWork:
 
 def _error(live: _Live, result: ChildResult | None, sentence: str) -> DryfitError:
     if result is not None and result.error is not None:
-        said = result.error
-        return error_from_parts(said.code, said.doing, said.found, said.allowed, said.hint)
+        return result.error.rebuilt()
     log = live.paths.attempt(live.attempt) / LOG_FILE
     return ChildError(f"training {live.run.name}", f"its process failed ({sentence})", hint=f"see {log}")
 
