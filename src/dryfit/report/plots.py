@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from dryfit.core.trial import MetricPoint, Outcome, Scalar
-from dryfit.report.records import StudyRecords, TrialRow, best_so_far, front
+from dryfit.report.records import StudyRecords, TrialRow, best_so_far
 from dryfit.report.tables import number_text, value_text
 from dryfit.search.importance import Importances
 
@@ -101,7 +101,7 @@ def _hover(trial: TrialRow, *, named: bool) -> str:
 def front_figure(records: StudyRecords) -> Figure:
     """Complete trials by their first two goals, those of the Pareto front marked."""
     known = [trial for trial in records.complete if trial.also and math.isfinite(trial.also[0])]
-    on_front = {trial.number for trial in front(records)}
+    on_front = {trial.number for trial in records.front}
     first, second = records.goals[0], records.goals[1]
     data = [
         {

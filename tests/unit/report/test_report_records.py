@@ -23,7 +23,7 @@ from dryfit.report.plots import (
     slice_figure,
     text,
 )
-from dryfit.report.records import AttemptEnd, failures, front, lanes, records_of, refusals
+from dryfit.report.records import AttemptEnd, failures, lanes, records_of, refusals
 from dryfit.report.timeline import WorkAxis, timeline_figure
 from dryfit.report.verdict import verdict_of
 from dryfit.search.importance import Importance, Importances
@@ -84,7 +84,7 @@ def test_the_front_is_what_the_definition_says(points: list[tuple[int, int]]) ->
     for number, (first, second) in enumerate(points):
         script.ask(number, {})
         script.finish(number, Outcome.COMPLETE, float(first), also=(float(second),))
-    found = {trial.number for trial in front(records_of(script.state()))}
+    found = {trial.number for trial in records_of(script.state()).front}
     expected = {at for at, one in enumerate(points) if not any(dominated(one, other) for other in points)}
     assert found == expected
 
@@ -95,7 +95,7 @@ def test_the_front_leaves_out_trials_without_every_value() -> None:
         script.ask(number, {})
         script.finish(number, Outcome.COMPLETE, 0.9 - number / 10, also=also)
     records = records_of(script.state())
-    assert [trial.number for trial in front(records)] == [2]
+    assert [trial.number for trial in records.front] == [2]
     said = verdict_of(records, defaults_first=False)
     assert said.found.startswith("The Pareto front has 1 trial; trial 0 has the best f1_macro, 0.9000")
 
