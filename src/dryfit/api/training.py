@@ -88,7 +88,7 @@ def train(
 
     Args:
         folder: The study.
-        trial: Its number, or ``best``.
+        trial: Its number, or ``best``: by the study's metric, also where it has several goals.
         with_validation: Train on train and validation together, for as many steps as the trial's best validation had.
         seed: None: the trial's own, which repeats the trial.
         out: Where to put a copy of the saved folder; None: it stays in the study.
@@ -126,7 +126,7 @@ def train_top(
 
     Args:
         folder: The study.
-        top: How many of the best trials.
+        top: How many of the best trials by the study's metric.
         seeds: How many seeds each.
         on_note: Hears what happens, a line at a time.
 

@@ -15,7 +15,7 @@ _DEVICES = ("auto", "cpu", "cuda")
 
 def train(
     study: StudyArgument,
-    trial: Annotated[str, typer.Option(metavar="best|N", help="Whose configuration.")] = _BEST,
+    trial: Annotated[str, typer.Option(metavar="best|N", help="Whose configuration; best: by study.metric.")] = _BEST,
     with_validation: Annotated[
         bool, typer.Option("--with-validation", help="Train on train and validation together.")
     ] = False,
@@ -23,7 +23,9 @@ def train(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="MODEL_DIR", help="Copy the saved model to a new folder.")
     ] = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Instead: run so many of the best trials ...")] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Instead: run so many of the best trials by study.metric ...")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="... with so many seeds each.")] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="Unsupervised, for a debugger.")] = False,
     as_json: JsonOption = False,
