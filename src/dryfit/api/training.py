@@ -13,7 +13,7 @@ from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
 from dryfit.core.jobs import FinalResult
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import Outcome, best_first
 from dryfit.report.training import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
 from dryfit.runtime.spec import SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
@@ -31,7 +31,6 @@ from dryfit.study.finals import (
     run_lock,
 )
 from dryfit.study.machine import End
-from dryfit.study.retention import best_complete
 from dryfit.study.session import read_study
 from dryfit.study.stops import StopRequests
 
@@ -135,7 +134,8 @@ def train_top(
         StudyBusyError: Another process does one of the runs.
     """
     study = _view(folder)
-    ranked = best_complete(study.state, top)
+    complete = (trial for trial in study.state.trials if trial.outcome is Outcome.COMPLETE)
+    ranked = best_first(complete, study.state.direction)[:top]
     if not ranked:
         raise _none_completed(study)
     runs = [final_run(trial, seed=seed, with_validation=False, save=False) for trial in ranked for seed in range(seeds)]

@@ -2,10 +2,10 @@
 
 import shutil
 
-from dryfit.core.trial import Outcome, best_first
+from dryfit.core.settings import Direction
+from dryfit.core.trial import Outcome
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from dryfit.store.state import TrialState
 
 KEEP_ALL = "all"
 KEEP_NONE = "none"
@@ -17,18 +17,8 @@ def most_kept(keep: str) -> int | None:
     return None if keep == KEEP_ALL else 0 if keep == KEEP_NONE else int(keep.removeprefix(_BEST))
 
 
-def best_complete(state: StudyState, most: int | None = None) -> list[TrialState]:
-    """The best complete trials by the study's metric, the best first and the earlier of equals.
-
-    Args:
-        state: The study.
-        most: How many; None: all.
-    """
-    return best_first((trial for trial in state.trials if trial.outcome is Outcome.COMPLETE), state.direction)[:most]
-
-
 def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
-    """Numbers of the trials whose weights stay: those of :func:`best_complete`.
+    """Numbers of the trials whose weights stay: the best complete ones, the earlier of equals.
 
     Args:
         state: The study.
@@ -36,7 +26,13 @@ def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
     """
     if most is None:
         return frozenset(trial.number for trial in state.trials)
-    return frozenset(trial.number for trial in best_complete(state, most))
+    sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
+    complete = [
+        (sign * trial.value, trial.number)
+        for trial in state.trials
+        if trial.outcome is Outcome.COMPLETE and trial.value is not None
+    ]
+    return frozenset(number for _, number in sorted(complete)[:most])
 
 
 def forget_what_is_not_needed(
