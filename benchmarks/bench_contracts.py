@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measured import run
+from measured import contract_files, run
 from sklearn.metrics import f1_score
 from transformers import AutoTokenizer
 
@@ -82,10 +82,9 @@ def main() -> None:
     parser.add_argument("--contracts", default=os.environ.get("DRYFIT_CONTRACTS"))
     parser.add_argument("--keep", help="folder that stays, and where a later run goes on; a temporary one if absent")
     options = parser.parse_args()
-    if not options.contracts:
-        print("contract rows not at hand (--contracts FOLDER or DRYFIT_CONTRACTS): skipped")
+    data = contract_files(options.contracts)
+    if data is None:
         return
-    data = {split: str(Path(options.contracts) / f"{split}.jsonl") for split in ("train", "validation", "test")}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(options.keep or temporary)
         work.mkdir(parents=True, exist_ok=True)

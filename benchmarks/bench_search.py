@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from bench_contracts import TestRows, interval, line, predict
-from measured import run
+from measured import contract_files, run
 
 import dryfit
 from dryfit.core.trial import Outcome
@@ -62,10 +62,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=2)
     options = parser.parse_args()
-    if not options.contracts:
-        print("contract rows not at hand (--contracts FOLDER or DRYFIT_CONTRACTS): skipped")
+    data = contract_files(options.contracts)
+    if data is None:
         return
-    data = {split: str(Path(options.contracts) / f"{split}.jsonl") for split in ("train", "validation", "test")}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(options.keep or temporary)
         work.mkdir(parents=True, exist_ok=True)
