@@ -49,6 +49,8 @@ def _most(*amounts: int | None) -> int | None:
 
 def said_memory(text: str) -> DeviceMemory:
     """What torch's own sentence on a failed allocation says; all unknown in any other text."""
+    if "Tried to allocate" not in text:
+        return DeviceMemory()
     total = _TOTAL.search(text)
     total_bytes, free_bytes = _amount(total), _amount(total, 2)
     allocated, cached = _amount(_ALLOCATED.search(text)), _amount(_CACHED.search(text))

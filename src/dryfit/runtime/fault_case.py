@@ -140,6 +140,11 @@ def left_by_itself(case: Case) -> bool:
     return case.evidence.started and case.evidence.exit_code is not None and case.evidence.exit_code not in ours
 
 
+def has_device(case: Case) -> bool:
+    """It was given a device."""
+    return case.evidence.device is not None
+
+
 def fatal_xids(case: Case) -> list[int]:
     """What the driver reported that no device is trusted after."""
     return [xid for xid in case.evidence.xids if xid in FATAL_XIDS]

@@ -8,7 +8,7 @@ from dryfit.core.failure import ChildFault, Evidence, FailureKind
 from dryfit.runtime.device_memory import memory_in_words, memory_of
 from dryfit.runtime.faults import error_type
 
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<name>.+)$', re.MULTILINE)
+_FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<name>.+)$', re.MULTILINE)
 """A frame, as ``traceback`` and ``faulthandler`` write it."""
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
@@ -70,7 +70,7 @@ def fault_detail(kind: FailureKind, evidence: Evidence, fault: ChildFault | None
 
 
 def _frames(text: str) -> list[re.Match[str]]:
-    """The frames of the last traceback of a text, as they stand there."""
+    """All frames of a text, as they stand there: of a traceback, the exception's own are the last."""
     return list(_FRAME.finditer(text))
 
 
@@ -101,4 +101,4 @@ def _place(frames: list[re.Match[str]]) -> str:
 
 
 def _first_lines(message: str) -> str:
-    return "\n".join(message.splitlines()[:_ERROR_LINES_MAX])[:_ERROR_CHARS_MAX].strip()
+    return "\n".join(message[:_ERROR_CHARS_MAX].splitlines()[:_ERROR_LINES_MAX]).strip()

@@ -92,6 +92,9 @@ DEVICE_LOST = (
     Text("GPU is lost", "nvml.h, NVML_ERROR_GPU_IS_LOST"),
 )
 
+NO_DEVICE = (Text("No CUDA GPUs are available", "torch c10/cuda/CUDAFunctions.cpp, device_count_ensure_non_zero"),)
+"""Of a child that was given a device."""
+
 DEVICE_ASSERT = (
     Text("device-side assert triggered", "cudaErrorAssert"),
     Text("], thread: [", "CUDA's assert(), as the device prints it: FILE:LINE: FUNCTION: block: [..], thread: [..]"),

@@ -19,6 +19,7 @@ from dryfit.runtime.fault_case import (
     calls_own_function,
     code,
     fatal_xids,
+    has_device,
     has_fault,
     has_result,
     in_shared_memory,
@@ -130,10 +131,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         FailureKind.DEVICE_LOST,
-        said(*texts.DEVICE_LOST),
+        any_of(said(*texts.DEVICE_LOST), all_of(has_device, said(*texts.NO_DEVICE))),
         "its device failed or is gone: {said}",
         "exception or log",
-        texts.DEVICE_LOST,
+        (*texts.DEVICE_LOST, *texts.NO_DEVICE),
     ),
     Row(
         FailureKind.OOM_NEIGHBOUR,
@@ -301,7 +302,9 @@ def _status(evidence: Evidence) -> str:
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:_SAYING_MAX_CHARS]
+    """The first line that says something, without what would do more to a terminal than be read."""
+    line = text.lstrip()[:_SAYING_MAX_CHARS].partition("\n")[0]
+    return "".join(char if char.isprintable() else " " for char in line).strip()
 
 
 def _said(case: Case, row: Row) -> str:
@@ -312,7 +315,7 @@ def _said(case: Case, row: Row) -> str:
         return _first_line(lines[-1]) if lines else "it left no message"
     first_line = _first_line(fault.message)
     if fault.code or not fault.type_names:
-        return first_line or "no message"
+        return first_line or "it left no message"
     short = error_type(fault).removeprefix("builtins.")
     return f"{short}: {first_line}" if first_line else short
 
@@ -333,14 +336,25 @@ def classify(evidence: Evidence, result: ChildResult | None, *, job: Job = Job.T
     Returns:
         Exactly one kind for any evidence, and a sentence.
     """
-    fault = evidence.fault or (result.fault if result is not None else None)
-    case = Case(evidence, result, fault, job)
+    case = _case(evidence, result, job)
     row = next(row for row in ROWS if row.matches(case))
-    sentence = row.sentence.format(
-        said=_said(case, row),
+    return Failure(row.kind, render(row, evidence, result, job=job))
+
+
+def render(row: Row, evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> str:
+    """A row's sentence on some evidence: one line, with something in every place that is to be filled."""
+    case = _case(evidence, result, job)
+    said = _said(case, row)
+    xids = ", ".join(f"Xid {xid}: {FATAL_XIDS[xid]}" for xid in dict.fromkeys(fatal_xids(case)))
+    return row.sentence.format(
+        said=said,
         status=_status(evidence),
         beat=f"{evidence.beat_age_s:.0f} s",
-        memory=memory_in_words(memory_of(evidence, fault)) or "nothing is known of it",
-        xids=", ".join(f"Xid {xid}: {FATAL_XIDS[xid]}" for xid in dict.fromkeys(fatal_xids(case))),
+        memory=memory_in_words(memory_of(evidence, case.fault)) or said,
+        xids=xids or "it did not say why",
     )
-    return Failure(row.kind, sentence)
+
+
+def _case(evidence: Evidence, result: ChildResult | None, job: Job) -> Case:
+    fault = evidence.fault or (result.fault if result is not None else None)
+    return Case(evidence, result, fault, job)
