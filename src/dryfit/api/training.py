@@ -13,7 +13,7 @@ from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
 from dryfit.core.jobs import FinalResult
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import Outcome, best_first
 from dryfit.report.training import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
 from dryfit.runtime.spec import SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
@@ -32,7 +32,6 @@ from dryfit.study.finals import (
 )
 from dryfit.study.generations import as_it_was
 from dryfit.study.machine import End
-from dryfit.study.retention import best_trials
 from dryfit.study.session import read_study
 from dryfit.study.stops import StopRequests
 
@@ -89,7 +88,7 @@ def train(
 
     Args:
         folder: The study.
-        trial: Its number, or ``best``.
+        trial: Its number, or ``best``: by the study's metric, also where it has several goals.
         with_validation: Train on train and validation together, for as many steps as the trial's best validation had.
         seed: None: the trial's own, which repeats the trial.
         out: Where to put a copy of the saved folder; None: it stays in the study.
@@ -131,7 +130,7 @@ def train_top(
 
     Args:
         folder: The study.
-        top: How many of the best trials.
+        top: How many of the best trials by the study's metric.
         seeds: How many seeds each.
         on_note: Hears what happens, a line at a time.
 
@@ -140,7 +139,8 @@ def train_top(
         StudyBusyError: Another process does one of the runs.
     """
     study = _view(folder)
-    ranked = best_trials(study.state.present, study.state.direction, top)
+    complete = (trial for trial in study.state.present if trial.outcome is Outcome.COMPLETE)
+    ranked = best_first(complete, study.state.direction)[:top]
     if not ranked:
         raise _none_completed(study)
     runs = [final_run(trial, seed=seed, with_validation=False, save=False) for trial in ranked for seed in range(seeds)]

@@ -1,10 +1,9 @@
 """A study's generations in words: what the study is now, and what is kept of what it was."""
 
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import Outcome, best_first
 from dryfit.report.tables import Table, moment, number_text
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.replay import StudyState
-from dryfit.study.retention import best_trials
 
 
 def generation_text(number: int, *, began_at_s: float, reasons: tuple[str, ...], earlier: int, told: int) -> str:
@@ -49,7 +48,7 @@ def generations_table(state: StudyState) -> Table:
     for generation in reversed(state.generations):
         trials = state.in_generation(generation.number)
         goal = generation.basis.goals[0]
-        best = best_trials(trials, goal.direction, 1)
+        best = best_first(trials, goal.direction)
         rows.append(
             (
                 str(generation.number),

@@ -29,6 +29,7 @@ from dryfit.store.events import (
     VerdictGiven,
 )
 from dryfit.store.state import AttemptState, GenerationState, PlanState, SessionState, TrialState
+from dryfit.store.tally import FailureTally
 
 
 class StudyState:
@@ -42,6 +43,7 @@ class StudyState:
         best: The best complete trial by the study's metric.
         front: With several goals, the complete trials that no other beats in all of them, by their end; else empty.
         finished_since_best: Finished trials since the best, or the front, became better.
+        failures: How trials of this session failed since the last one that ended well.
     """
 
     def __init__(self) -> None:
@@ -54,7 +56,7 @@ class StudyState:
         self.best: TrialState | None = None
         self.front: list[TrialState] = []
         self.finished_since_best = 0
-        self.failed_in_a_row = 0
+        self.failures = FailureTally()
         self.refused_in_a_row = 0
         self.answers: dict[str, PlanAnswer] = {}
         self._records: dict[int, TrialRecord] = {}
@@ -177,7 +179,7 @@ class StudyState:
                 notes=event.notes,
             )
         )
-        self.failed_in_a_row = 0
+        self.failures = FailureTally()
 
     def _begin(self, event: GenerationBegan) -> None:
         """Count from zero; what was is kept."""
@@ -199,7 +201,8 @@ class StudyState:
         )
         self.counts = dict.fromkeys(Outcome, 0)
         self.best, self.front = None, []
-        self.finished_since_best = self.failed_in_a_row = self.refused_in_a_row = 0
+        self.finished_since_best = self.refused_in_a_row = 0
+        self.failures = FailureTally()
 
     def _rest_on(self, basis: Basis) -> None:
         """From here on trials rest on something else; those so far keep what they had."""
@@ -287,7 +290,10 @@ class StudyState:
         self.refused_in_a_row = self.refused_in_a_row + 1 if event.outcome is Outcome.REFUSED else 0
         if not event.outcome.counts:
             return
-        self.failed_in_a_row = self.failed_in_a_row + 1 if event.outcome is Outcome.FAILED else 0
+        if event.outcome is Outcome.FAILED:
+            self.failures.failed(trial.attempts[-1].failure if trial.attempts else None)
+        else:
+            self.failures.ended_well()
         best_value = self.best.value if self.best and self.best.value is not None else float("nan")
         improves = event.value is not None and better(event.value, best_value, self.direction)
         if improves:

@@ -14,7 +14,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.settings import Metric, Task
-from dryfit.core.trial import Outcome, Scalar
+from dryfit.core.trial import Outcome, Scalar, best_first
 from dryfit.search.basis import Ground, basis_of, is_trial_of, point_in, whole
 from dryfit.search.compat import Change, comparable, compare, moved
 from dryfit.search.fields import apply_params, searchable_keys
@@ -24,7 +24,6 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from dryfit.study.context import StudyView
-from dryfit.study.retention import best_trials
 
 _AGAIN: Final = 3
 """How many of the best points are tried again where values no longer compare: enough that one of them is a good start,
@@ -91,7 +90,7 @@ def _points_again(state: StudyState, number: int, ground: Ground) -> tuple[dict[
     if old.task is not ground.basis.task or (was.name == now.name and was.direction is not now.direction):
         return ()  # other keys, or what was best is now worst
     points: list[dict[str, Scalar]] = []
-    for trial in best_trials(state.in_generation(number), was.direction, len(state.trials)):
+    for trial in best_first(state.in_generation(number), was.direction):
         point = point_in(ground, trial.params, _own_of(state, trial))
         if point and point not in points and not _is_own(ground, point):
             points.append(point)

@@ -1,13 +1,10 @@
 """Which files of ended trials stay: the weights that ``runtime.keep`` asks for, and every log."""
 
 import shutil
-from collections.abc import Sequence
 
-from dryfit.core.settings import Direction
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import best_first
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from dryfit.store.state import TrialState
 
 KEEP_ALL = "all"
 KEEP_NONE = "none"
@@ -31,19 +28,8 @@ def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
     return frozenset(
         trial.number
         for generation in state.generations
-        for trial in best_trials(state.in_generation(generation.number), generation.basis.goals[0].direction, most)
+        for trial in best_first(state.in_generation(generation.number), generation.basis.goals[0].direction)[:most]
     )
-
-
-def best_trials(trials: Sequence[TrialState], direction: Direction, most: int) -> list[TrialState]:
-    """The best complete ones, the best first, the earlier of equals."""
-    sign = -1.0 if direction is Direction.MAXIMIZE else 1.0
-    complete = [
-        (sign * trial.value, trial.number, trial)
-        for trial in trials
-        if trial.outcome is Outcome.COMPLETE and trial.value is not None
-    ]
-    return [trial for _, _, trial in sorted(complete, key=lambda one: one[:2])[:most]]
 
 
 def forget_what_is_not_needed(
