@@ -335,15 +335,14 @@ def test_a_generation_without_a_trial_may_change_again(tmp_path: Path) -> None:
 def test_a_trial_that_had_not_ended(tmp_path: Path, left: str) -> None:
     with pytest.raises(Killed):
         run(tmp_path, config("tpe", 3), kill=stop_before("attempt_ended"))
-    if left == "a result":
-        folder = tmp_path / "trials/0000/attempt-1"
-        folder.mkdir(parents=True)
-        done = {"v": 1, "train": {"v": 1, "value": 0.25, "best": 0, "steps": 3}}
-        (folder / "result.json").write_text(json.dumps(done))
+    result = tmp_path / "trials/0000/attempt-1/result.json"
+    value = json.loads(result.read_text())["train"]["value"]
+    if left == "nothing":
+        result.unlink()
     state = run(tmp_path, config("tpe", 2, space=space_of(7)))
     first = state.trials[0]
     assert first.outcome is (Outcome.COMPLETE if left == "a result" else Outcome.CANCELLED)
-    assert first.value == (0.25 if left == "a result" else None)
+    assert first.value == (value if left == "a result" else None)
     if left == "nothing":
         assert first.reason == "generation 2 of the study began before it ended"
     assert state.counts[Outcome.COMPLETE] == 2 and state.counts[Outcome.CANCELLED] == 0
@@ -400,8 +399,7 @@ def test_a_kill_before_midway_or_after_any_event_changes_nothing(tmp_path: Path,
     for kept in range(first, len(lines)):
         for torn in (b"", lines[kept][: len(lines[kept]) // 2]):
             folder = tmp_path / f"cut-{kept}-{len(torn)}"
-            shutil.copytree(begun, folder)
-            shutil.copy(whole / "frozen.toml", folder / "frozen.toml")  # the newest there can be
+            shutil.copytree(whole, folder)  # the files of trials, and the newest frozen.toml there can be
             (folder / "ledger.jsonl").write_bytes(b"".join(lines[:kept]) + torn)
             state = run(folder, after, data=data)
             assert ends(state) == expected, (kept, torn)

@@ -18,7 +18,7 @@ from dryfit.core.failure import Evidence
 from dryfit.core.jobs import ChildResult, ObjectiveRequest, ResolveResult, TrainRequest, TrainResult
 from dryfit.core.plan import DeviceKind
 from dryfit.core.trial import MetricPoint, Scalar
-from dryfit.core.wire import Report, Started, Verdict
+from dryfit.core.wire import RESULT_FILE, Report, Started, Verdict, write_model
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
 from dryfit.search.mirror_process import Mirror
 from dryfit.search.space import Space
@@ -117,6 +117,8 @@ class AtOnce:
             value, goals = score(body.params), len(body.objective.goals)
         point = MetricPoint(n=0, step=3, epoch=1.0, value=value, metrics={})
         done = TrainResult(value=value, also=(0.5,) * (goals - 1), best=0, steps=3)
+        spec.folder.mkdir(parents=True, exist_ok=True)
+        write_model(spec.folder / RESULT_FILE, ChildResult(train=done), durable=False)
         self.events.append(ChildMessage(spec.key, Started(pid=1, overhead_ms=1.0)))
         self.events.append(ChildMessage(spec.key, Report(point=point)))
         self.events.append(ChildExited(spec.key, ChildResult(train=done), Evidence(exit_code=0)))
