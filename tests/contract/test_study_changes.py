@@ -356,6 +356,7 @@ def test_a_trial_that_had_not_ended_goes_on_where_the_study_was_widened(
 ) -> None:
     with pytest.raises(Killed):
         run(tmp_path, config("tpe", 3, optim={"weight_decay": 0.01}), kill=stop_before("attempt_ended"))
+    (tmp_path / "trials/0000/attempt-1/result.json").unlink()
     wider = config("tpe", 3, space=space_of(9, optim__weight_decay=[0.0, 0.01]), optim={"weight_decay": 0.0})
     asked: list[float] = []
     start = AtOnce.start
