@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from pydantic import ValidationError
 
@@ -68,13 +68,13 @@ def lock_owner(path: Path) -> int | None:
         os.close(fd)
 
 
-def _whole_lines(data: bytes) -> int:
-    """Length of the part of ``data`` that is whole lines."""
-    return data.rfind(b"\n") + 1
-
-
-def _parse(path: Path, data: bytes) -> Iterator[Event]:
-    for index, line in enumerate(data.splitlines()):
+def _events(path: Path, file: BinaryIO) -> Iterator[tuple[Event, int]]:
+    """Every event of a ledger and where its line ends; a torn last line is left out. Nothing is kept of it."""
+    end = 0
+    for index, line in enumerate(file):
+        if not line.endswith(b"\n"):
+            return
+        end += len(line)
         doing = f"reading {path}, line {index + 1}"
         try:
             event = EVENT.validate_json(line)
@@ -82,7 +82,7 @@ def _parse(path: Path, data: bytes) -> Iterator[Event]:
             raise LedgerError(doing, _why_unreadable(line, error), hint=_BACKUP_HINT) from error
         if event.seq != index:
             raise LedgerError(doing, f"event {event.seq} stands where {index} belongs", hint=_BACKUP_HINT)
-        yield event
+        yield event, end
 
 
 _BACKUP_HINT = "restore the file from a backup, or move the folder aside and start a new study"
@@ -99,17 +99,27 @@ def _why_unreadable(line: bytes, error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def read_ledger(path: Path) -> list[Event]:
-    """Read a ledger without owning it; a torn tail, or one being written right now, is ignored.
+def each_event(path: Path) -> Iterator[Event]:
+    """Read a ledger without owning it, an event at a time; a torn tail, or one being written right now, is ignored.
 
     Raises:
         LedgerError: A line that is not the last cannot be read.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            for event, _ in _events(path, file):
+                yield event
     except FileNotFoundError:
-        return []
-    return list(_parse(path, data[: _whole_lines(data)]))
+        return
+
+
+def read_ledger(path: Path) -> list[Event]:
+    """All events of a ledger at once; see :func:`each_event`.
+
+    Raises:
+        LedgerError: A line that is not the last cannot be read.
+    """
+    return list(each_event(path))
 
 
 class Ledger:
@@ -131,13 +141,12 @@ class Ledger:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not existed:
             sync_folder(path.parent)
-        data = path.read_bytes()
-        self._size = _whole_lines(data)
-        self._next = 0
-        for event in _parse(path, data[: self._size]):
-            fold(event)
-            self._next += 1
-        if self._size < len(data):
+        self._size = self._next = 0
+        with path.open("rb") as file:
+            for event, self._size in _events(path, file):
+                fold(event)
+                self._next += 1
+        if self._size < os.fstat(self._fd).st_size:
             self._truncate()
 
     @property
