@@ -23,6 +23,8 @@ KILLED_EVERY, RAISES_EVERY, LEAVES_EVERY = 50, 90, 40
 def tiny(trial: dryfit.Trial) -> float | None:
     """A bowl. Some trials die once, some raise, some leave a process of their own behind."""
     params = trial.params
+    if trial.number % RAISES_EVERY == 11:
+        raise ValueError(f"no such luck: {params}")
     value = (params["x"] - params.get("shift", 0.0)) ** 2 + params.get("scale", 1.0) * params["y"] ** 2
     if trial.number % LEAVES_EVERY == 3:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -33,6 +35,4 @@ def tiny(trial: dryfit.Trial) -> float | None:
         trial.checkpointed(step)
         if step == 1 and trial.attempt == 1 and trial.number % KILLED_EVERY == 7:
             os.kill(os.getpid(), signal.SIGKILL)
-    if trial.number % RAISES_EVERY == 11:
-        raise ValueError(f"no such luck: {params}")
     return value

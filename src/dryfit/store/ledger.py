@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -68,13 +68,13 @@ def lock_owner(path: Path) -> int | None:
         os.close(fd)
 
 
-def _events(path: Path, file: BinaryIO) -> Iterator[tuple[Event, int]]:
-    """Every event of a ledger and where its line ends; a torn last line is left out. Nothing is kept of it."""
-    end = 0
-    for index, line in enumerate(file):
-        if not line.endswith(b"\n"):
-            return
-        end += len(line)
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, one at a time; a torn last one, or one being written right now, is left out."""
+    return (line for line in file if line.endswith(b"\n"))
+
+
+def _parse(path: Path, lines: Iterable[bytes], first: int = 0) -> Iterator[Event]:
+    for index, line in enumerate(lines, first):
         doing = f"reading {path}, line {index + 1}"
         try:
             event = EVENT.validate_json(line)
@@ -82,7 +82,7 @@ def _events(path: Path, file: BinaryIO) -> Iterator[tuple[Event, int]]:
             raise LedgerError(doing, _why_unreadable(line, error), hint=_BACKUP_HINT) from error
         if event.seq != index:
             raise LedgerError(doing, f"event {event.seq} stands where {index} belongs", hint=_BACKUP_HINT)
-        yield event, end
+        yield event
 
 
 _BACKUP_HINT = "restore the file from a backup, or move the folder aside and start a new study"
@@ -107,8 +107,7 @@ def each_event(path: Path) -> Iterator[Event]:
     """
     try:
         with path.open("rb") as file:
-            for event, _ in _events(path, file):
-                yield event
+            yield from _parse(path, _whole_lines(file))
     except FileNotFoundError:
         return
 
@@ -143,7 +142,7 @@ class Ledger:
             sync_folder(path.parent)
         self._size = self._next = 0
         with path.open("rb") as file:
-            for event, self._size in _events(path, file):
+            for event in _parse(path, self._counted(_whole_lines(file))):
                 fold(event)
                 self._next += 1
         if self._size < os.fstat(self._fd).st_size:
@@ -181,6 +180,11 @@ class Ledger:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+    def _counted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            self._size += len(line)
+            yield line
 
     def _truncate(self) -> None:
         os.ftruncate(self._fd, self._size)

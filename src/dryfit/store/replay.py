@@ -28,7 +28,7 @@ from dryfit.store.events import (
     VerdictGiven,
 )
 from dryfit.store.history import History
-from dryfit.store.state import AttemptState, PlanState, SessionState, TrialState
+from dryfit.store.state import AttemptState, PlanState, SessionState, TrialState, VerdictState
 
 
 class StudyState:
@@ -118,7 +118,7 @@ class StudyState:
                 self.trials[event.number].reports.append(event.point)
             case VerdictGiven():
                 trial = self.trials[event.number]
-                trial.verdicts[event.n] = event
+                trial.verdicts[event.n] = VerdictState(event.proceed, event.reason)
                 trial.system_attrs.update(event.system_attrs)
             case AttemptPlaced() | AttemptStarted() | FirstStepDone() | CheckpointMade() | AttemptEnded():
                 self._attempt(self.trials[event.number], event)
