@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +37,7 @@ from dryfit.core.wire import Checkpointed, FirstStep, Progress, Report, Started,
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.space import Space
-from dryfit.store.events import SessionOpened
+from dryfit.store.events import Event, SessionOpened, TrialFinished
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
@@ -123,8 +124,27 @@ def timed() -> Iterator[dict[str, list[float]]]:
             setattr(owner, method, real[name])
 
 
-def go_on(folder: Path, config: StudyConfig, space: Space, more: int) -> tuple[float, dict[str, list[float]]]:
-    """Go on with a study for some trials: CPU milliseconds of each in all, and of its parts."""
+class Ends:
+    """Notes the CPU time at which each trial ended."""
+
+    def __init__(self) -> None:
+        self.at_ms: list[float] = []
+
+    def on_open(self, layout: StudyLayout) -> None: ...
+    def on_message(self, number: int, message: object) -> None: ...
+    def on_note(self, text: str) -> None: ...
+
+    def on_event(self, event: Event, state: StudyState) -> None:
+        if isinstance(event, TrialFinished):
+            self.at_ms.append(1000 * time.process_time())
+
+    def costs_ms(self) -> list[float]:
+        """What each trial after the first took in all."""
+        return [end - begin for begin, end in pairwise(self.at_ms)]
+
+
+def go_on(folder: Path, config: StudyConfig, space: Space, more: int) -> dict[str, list[float]]:
+    """Go on with a study for some trials: CPU milliseconds of each part, and of each trial in all."""
     layout, state = StudyLayout(folder), StudyState()
     ledger = Ledger(layout.ledger, fold=state.apply)
     before = len(state.trials)
@@ -133,19 +153,15 @@ def go_on(folder: Path, config: StudyConfig, space: Space, more: int) -> tuple[f
     supervisor = cast("Supervisor", played)
     stops = StopRequests(layout.stop_request, played.wake)
 
-    def session(total: int) -> None:
+    ends = Ends()
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere), timed() as costs:
+        total = state.counted + more + 1
         study = StudyContext(config, layout, space, ledger, state, ledgers.resolved(), total, cores=1)
-        StudyLoop(study, supervisor, stops, [PlainLines()]).run()
-
-    total = state.counted
-    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
-        session(total + 1)  # imports what a sampler needs, and goes through the history once
-        with timed() as costs:
-            began_s = time.process_time()
-            session(total + 1 + more)
-            all_ms = 1000 * (time.process_time() - began_s)
+        StudyLoop(study, supervisor, stops, [PlainLines(), ends]).run()
     ledger.close()
-    return all_ms / more, costs
+    # The first trial imports what a sampler needs, and goes through the whole history.
+    per_trial = {name: found[1 if name == "ask" else len(found) // (more + 1) :] for name, found in costs.items()}
+    return {**per_trial, "whole": ends.costs_ms()}
 
 
 def cases() -> list[tuple[str, dict[str, Any]]]:
@@ -180,12 +196,10 @@ def main() -> None:
                 config = long_study.config(search={**search, "mirror": "none"})
                 profile = cProfile.Profile()
                 with profile if options.profile else contextlib.nullcontext():
-                    whole_ms, costs = go_on(folder, config, space, options.more)
-                medians = [statistics.median(costs[part]) if costs[part] else 0.0 for part in PARTS]
-                print(
-                    f"{name:25s} {count:6d}  {medians[0]:6.1f}   {medians[1]:6.2f}  {medians[2]:6.2f}  {whole_ms:6.1f}",
-                    flush=True,
-                )
+                    costs = go_on(folder, config, space, options.more)
+                medians = [statistics.median(costs[part]) for part in (*PARTS, "whole")]
+                ask, verdict, tell, whole = medians
+                print(f"{name:25s} {count:6d}  {ask:6.1f}   {verdict:6.2f}  {tell:6.2f}  {whole:6.1f}", flush=True)
                 if options.profile:
                     pstats.Stats(profile).sort_stats("cumulative").print_stats(45)
                 shutil.rmtree(folder)

@@ -170,7 +170,7 @@ def control(folder: Path, trials: int) -> None:
         search={"sampler": "tpe", "pruner": "median"},
         runtime={"parallel": PARALLEL},
     )
-    sys.exit(0 if done.status == "done" else 1)
+    sys.exit(done.status)
 
 
 def watch(process: subprocess.Popen[bytes], folder: Path, samples: Path, every: int) -> None:

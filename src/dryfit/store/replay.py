@@ -212,7 +212,7 @@ class StudyState:
         improves = event.value is not None and better(event.value, best_value, self.direction)
         if improves:
             self.best = trial
-        if len(self.directions) > 1:
+        if self.created is not None and self.created.also:
             improves = self._join_front(trial)
         self.finished_since_best = 0 if improves else self.finished_since_best + 1
 
