@@ -10,6 +10,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── LoadError              LOAD        2   a model's weights are not what its code needs
     ├── CheckpointError        CHECKPOINT  2   a checkpoint is torn or belongs to another trial
     ├── NonFiniteError         NONFINITE   2   the loss or a gradient became infinite or NaN
+    ├── PoisonedError          POISONED    2   something in this process replaced what everything else builds on
     ├── StudyBusyError         BUSY        2   another process owns the study
     ├── StudyMismatchError     MISMATCH    2   the study file no longer describes this study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
@@ -96,6 +97,12 @@ class NonFiniteError(DryfitError):
     """The loss or a gradient became infinite or NaN; a result of the trial, not a fault."""
 
     code = "NONFINITE"
+
+
+class PoisonedError(DryfitError):
+    """Something in this process replaced what everything else builds on: what it computes cannot be trusted."""
+
+    code = "POISONED"
 
 
 class StudyBusyError(DryfitError):

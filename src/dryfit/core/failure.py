@@ -43,12 +43,15 @@ class ChildFault:
         code: The ``code`` of a dryfit error, else empty.
         message: The exception's text, cut to a few kilobytes.
         traceback: Its traceback, cut likewise.
+        context: What was being worked on: the notes that were added to the exception on its way out. Ids of rows and
+            ranges of numbers, never a row's text.
     """
 
     type_names: tuple[str, ...]
     code: str
     message: str
     traceback: str = ""
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Evidence:
         shm_free_bytes: Room left in ``/dev/shm``.
         disk_free_bytes: Room left where the study lies.
         diagnostic: The attempt was run to find out more (:attr:`AttemptTerms.diagnostic`).
+        stacks: Where its threads were when it was killed for its silence, a line for each.
 
     None: not known, as on a machine without a GPU.
     """
@@ -104,6 +108,7 @@ class Evidence:
     shm_free_bytes: int | None = None
     disk_free_bytes: int | None = None
     diagnostic: bool = False
+    stacks: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(FailureKind.INTERNAL, _has_result, "a finished child was taken for a failed one"),
     # What the child itself said: no later kill can have put these words into its mouth.
+    Row(FailureKind.POISONED, _code("POISONED"), "{said}"),
     Row(FailureKind.NONFINITE, _type("dryfit.core.errors.NonFiniteError"), "{said}"),
     Row(FailureKind.NONFINITE, _code("NONFINITE"), "{said}"),
     Row(
