@@ -9,6 +9,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── MachineError           MACHINE     2   this machine cannot do what was asked
     ├── LoadError              LOAD        2   a model's weights are not what its code needs
     ├── CheckpointError        CHECKPOINT  2   a checkpoint is torn or belongs to another trial
+    │   └── CorruptCheckpointError  CORRUPT 2  a checkpoint cannot be read although its files are as they were written
     ├── NonFiniteError         NONFINITE   2   the loss or a gradient became infinite or NaN
     ├── PoisonedError          POISONED    2   something in this process replaced what everything else builds on
     ├── StudyBusyError         BUSY        2   another process owns the study
@@ -91,6 +92,12 @@ class CheckpointError(DryfitError):
     """A checkpoint is torn, or belongs to another trial."""
 
     code = "CHECKPOINT"
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint cannot be read, although its files are as they were written."""
+
+    code = "CORRUPT"
 
 
 class NonFiniteError(DryfitError):

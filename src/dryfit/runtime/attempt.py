@@ -12,6 +12,7 @@ from dryfit.runtime.harvest import child_log_tail, parse_messages
 from dryfit.runtime.patience import Patience
 from dryfit.runtime.spec import ChildSpec
 
+
 @dataclass(slots=True)
 class Attempt:
     """One child, from its placement to its end. Times are those of the supervisor's own clock.

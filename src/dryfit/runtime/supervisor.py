@@ -20,8 +20,8 @@ from dryfit.runtime.harvest import clear, harvest
 from dryfit.runtime.processes import kill_session, wait_gone
 from dryfit.runtime.protocol import Exited, Forked, ForkRequest, Ready, Refused, ServerMessage
 from dryfit.runtime.server_link import ServerLink
-from dryfit.runtime.stacks import dump_stacks
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
+from dryfit.runtime.stacks import dump_stacks
 from dryfit.runtime.waiting import Waiter
 
 _TICK_MAX_S = 2.0

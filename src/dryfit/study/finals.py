@@ -24,7 +24,7 @@ from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
 from dryfit.store.state import TrialState
-from dryfit.study.context import StudyView, choose_device, train_request, training_limits, trial_config
+from dryfit.study.context import Placement, StudyView, choose_device, train_request, training_limits, trial_config
 from dryfit.study.stops import StopRequests
 
 OnNote = Callable[[str], None]
@@ -85,9 +85,9 @@ def final_request(study: StudyView, run: FinalRun, *, attempt: int, device: str 
     """What the process is asked that does a run."""
     paths, trial = study.layout.final(run.name), run.trial
     config = trial_config(study, trial.number, trial.params, run.seed)
-    choice = trial.plan.execution if trial.plan is not None else None
+    placement = Placement(attempt, device, trial.plan.execution if trial.plan is not None else None)
     return FinalRequest(
-        training=train_request(study, config, paths, attempt=attempt, device=device, choice=choice),
+        training=train_request(study, config, paths, placement),
         last_step=run.last_step,
         model_dir=str(paths.model) if run.save else None,
         study=study.config.study.name,
@@ -103,7 +103,7 @@ def in_process_request(study: StudyView, run: FinalRun) -> Path:
     config = trial_config(study, run.trial.number, run.trial.params, run.seed)
     choice = run.trial.plan.execution if run.trial.plan is not None else None
     device = choose_device(study.resolved, ())
-    body = train_request(study, config, paths, attempt=1, device=device, choice=choice)
+    body = train_request(study, config, paths, Placement(1, device, choice))
     request = paths.folder / REQUEST_FILE
     write_model(request, body, durable=False)
     return request
@@ -227,7 +227,9 @@ class FinalWork:
     def _start(self, live: _Live) -> None:
         live.device = choose_device(self.study.resolved, [one.device for one in self._running.values()])
         body = final_request(self.study, live.run, attempt=live.attempt, device=live.device)
-        spec = ChildSpec(live.key, live.paths.attempt(live.attempt), body, training_limits(self.study.config.runtime))
+        spec = ChildSpec(
+            live.key, live.paths.attempt(live.attempt), body, training_limits(self.study.config.runtime, live.past)
+        )
         self._running[live.key] = live
         self.supervisor.start(spec)
 

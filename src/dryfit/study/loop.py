@@ -16,7 +16,7 @@ from dryfit.store.events import (
     TrialFinished,
 )
 from dryfit.store.state import TrialState
-from dryfit.study.context import StudyContext, child_spec, choose_device, trial_fingerprint
+from dryfit.study.context import Placement, StudyContext, child_spec, choose_device, trial_fingerprint
 from dryfit.study.endings import Endings
 from dryfit.study.hearing import Hearing, RunningAttempt
 from dryfit.study.machine import (
@@ -160,7 +160,8 @@ class StudyLoop:
     def _place(self, trial: TrialState) -> None:
         attempt = len(trial.attempts) + 1
         device = choose_device(self._study.resolved, [child.device for child in self._running.values()])
-        spec = child_spec(self._study, trial, attempt, device, self._planner.choice(trial))
+        placement = Placement(attempt, device, self._planner.choice(trial))
+        spec = child_spec(self._study, trial, placement)
         self._endings.waiting_until_s.pop(trial.number, None)
         self._write(AttemptPlaced(number=trial.number, attempt=attempt, device=device))
         self._running[spec.key] = RunningAttempt(trial.number, attempt, device)
