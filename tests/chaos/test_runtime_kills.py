@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,42 @@ def test_a_start_that_always_hangs_is_a_failed_start(tmp_path):
         event = house.until_exit("child")
         assert (event.evidence.killed_by_us, event.evidence.started) == ("start", False)
         assert classify(event.evidence, event.result).kind is FailureKind.START
+
+
+_SLEEPER = """
+import sys, time
+from pathlib import Path
+from dryfit.runtime import supervisor
+from dryfit.runtime.spec import ChildLimits
+from runtime_jobs import House
+supervisor._TICK_MAX_S = 0.2
+limits = ChildLimits(start_s=60.0, hang_s=1.5, total_s=None, stop_grace_s=60.0)
+with House(Path(sys.argv[1]), limits=limits) as house:
+    house.start("child", "run")
+    house.until_said("child", "started")
+    print(next(e.message.pid for e in house.events if e.message.type == "started"), flush=True)
+    end = house.until_exit("child")
+    print(repr(end.evidence.killed_by_us), end.result is not None, flush=True)
+"""
+
+
+def test_a_machine_that_slept_kills_nobody(tmp_path):
+    """All processes stopped together, for longer than any limit, as in a suspend or a frozen job."""
+    here = str(Path(__file__).parents[1] / "support")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
+    command = [sys.executable, "-c", _SLEEPER, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as control:
+        assert control.stdout is not None
+        child = int(control.stdout.readline())
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            # Asleep: the child first, so that its silence is as long as the other's. Awake: it comes last.
+            first, second = (child, control.pid) if number == signal.SIGSTOP else (control.pid, child)
+            os.kill(first, number)
+            os.kill(second, number)
+            time.sleep(3.0)
+        assert alive(child), "the supervisor's clock stood while it did not run"
+        (tmp_path / "child" / "stop").touch()
+        assert control.stdout.readline().split() == ["''", "True"]
 
 
 def test_nobody_survives_a_killed_control_process(tmp_path):

@@ -84,8 +84,8 @@ def _first_bad_output(model: nn.Module, inputs: Batch) -> str | None:
 
     handles = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()]
     try:
-        # The trial is over: a device without room for another pass must not become its reason.
-        with torch.no_grad(), suppress(RuntimeError):
+        # The trial is over: another pass that fails, as on a device without room for it, must not become its reason.
+        with torch.no_grad(), suppress(RuntimeError, LookupError, ValueError, TypeError):
             model(**inputs)
     finally:
         for handle in handles:
