@@ -81,6 +81,27 @@ def test_a_terminated_server_lives_on_so_that_its_children_can_checkpoint(tmp_pa
         assert house.supervisor.server_pid == server and alive(server)
 
 
+@pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.FRESH])
+def test_a_process_that_cannot_be_killed_is_not_waited_for(tmp_path, monkeypatch, isolation):
+    """As one that a driver holds; here, one that the kill is kept from."""
+    monkeypatch.setattr("dryfit.runtime.supervisor._UNKILLABLE_S", 0.2)
+    with House(tmp_path, isolation=isolation) as house:
+        child = start(house, "held")
+        with monkeypatch.context() as patch:
+            patch.setattr("dryfit.runtime.supervisor.kill_session", lambda *_: None)
+            house.supervisor.kill("held", "hang")
+            event = house.until_exit("held")
+        assert alive(child)
+        assert classify(event.evidence, event.result).kind is FailureKind.HANG
+        assert f"process {child} was killed 0.2 s ago and has not ended" in event.evidence.log_tail
+        house.start("next", "noop")
+        assert house.until_exit("next").result is not None
+        os.kill(child, signal.SIGKILL)  # the driver let it go: its late end confuses nobody
+        assert until_dead(child)
+        house.start("last", "noop")
+        assert house.until_exit("last").result is not None
+
+
 def test_a_server_that_keeps_dying_is_given_up_for_fresh_interpreters(tmp_path):
     with House(tmp_path, preload=("no_such_module",)) as house:
         for number in range(3):

@@ -26,6 +26,7 @@ class Attempt:
         started_s: When its first line was seen.
         alive_s: When it was last seen to live.
         killed_by_us: As in :class:`dryfit.core.failure.Evidence`.
+        killed_s: When it was killed first.
         stacks: As in :class:`dryfit.core.failure.Evidence`.
         phase: What it does, by its own word.
         step: The optimizer step it said last.
@@ -42,6 +43,7 @@ class Attempt:
     alive_s: float = 0.0
     stop_asked_s: float | None = None
     killed_by_us: str = ""
+    killed_s: float | None = None
     stacks: str = ""
     phase: str = ""
     step: int = 0

@@ -30,6 +30,7 @@ _ASKS_MAX = 2
 _GONE_S = 10.0
 _CLOSE_S = 20.0
 _CLOSE_POLL_S = 0.05
+_UNKILLABLE_S = 60.0
 
 
 class Supervisor:
@@ -249,6 +250,9 @@ class Supervisor:
 
     def _enforce(self, attempt: Attempt) -> None:
         """Kill what is overdue; where it is stuck, its stacks are dumped first."""
+        if attempt.killed_s is not None and self._clock_s - attempt.killed_s > _UNKILLABLE_S:
+            self._abandon(attempt)
+            return
         why = attempt.overdue(self._clock_s)
         if not why:
             return
@@ -262,10 +266,19 @@ class Supervisor:
         self._kill(attempt)
 
     def _kill(self, attempt: Attempt) -> None:
+        if attempt.killed_s is None:
+            attempt.killed_s = self._clock_s
         if attempt.pid is None:
             self._ended(attempt)  # should its process still be made, it is killed on sight
         else:
             kill_session(attempt.pid, self._settings.marker)
+
+    def _abandon(self, attempt: Attempt) -> None:
+        """Wait no longer for a process that a driver or a file system holds: even SIGKILL waits for them."""
+        if attempt.fresh is not None and attempt.fresh.exit_fd is not None:
+            self._waiter.forget(attempt.fresh.exit_fd)
+            attempt.fresh.release()
+        self._ended(attempt, trouble=f"process {attempt.pid} was killed {_UNKILLABLE_S:g} s ago and has not ended")
 
     def _ended(
         self, attempt: Attempt, status: int | None = None, *, server_lost: bool = False, trouble: str = ""
