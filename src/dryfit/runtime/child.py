@@ -38,7 +38,9 @@ from dryfit.core.jobs import (
 )
 from dryfit.core.process import die_with_parent
 from dryfit.core.secrets import HUB_TOKENS, forget_secrets, redacted, secrets_of
+from dryfit.core.settings import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, ErrorParts, Started, read_model
+from dryfit.core.words import sendable
 from dryfit.runtime.environment import hide_devices, launch_one_by_one
 
 Entry = Callable[[Body, ChildChannel], object]
@@ -46,8 +48,6 @@ Entry = Callable[[Body, ChildChannel], object]
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000
 _TRACEBACK_MAX_CHARS = 16_000
-_PACKAGED_MODEL = "minilm"
-_HUB_PREFIX = "hub:"
 _PROBE = "dryfit.meta.sanity:check_process"
 _OF_THE_USER = (ImportRequest, ObjectiveRequest)
 """Jobs whose process belongs to the user's own function: what that does to torch is its own business."""
@@ -101,32 +101,24 @@ def _message(error: BaseException) -> str:
         return f"(its message could not be made: {type(broken).__name__})"
 
 
-def _sendable(text: str) -> str:
-    """A text that UTF-8 can hold: names of files may have bytes in them that no text has."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def describe_fault(error: BaseException) -> ChildFault:
     """Turn an exception into what may cross to the control process.
 
     An ``OSError`` with an error number adds a name such as ``builtins.OSError[ENOSPC]`` before its class names.
     """
-    text = _sendable("".join(traceback.format_exception(error)))
+    text = sendable("".join(traceback.format_exception(error)))
     notes = [str(note) for link in _chain(error) for note in getattr(link, "__notes__", ())]
     return ChildFault(
         type_names=tuple(dict.fromkeys(_type_names(error))),
         code=error.code if isinstance(error, DryfitError) else "",
-        message=_sendable(_message(error))[:_MESSAGE_MAX_CHARS],
+        message=sendable(_message(error))[:_MESSAGE_MAX_CHARS],
         traceback=text[-_TRACEBACK_MAX_CHARS:],
-        context=_sendable("\n".join(dict.fromkeys(notes)))[:_MESSAGE_MAX_CHARS],
+        context=sendable("\n".join(dict.fromkeys(notes)))[:_MESSAGE_MAX_CHARS],
     )
 
 
 def _fault_result(error: BaseException) -> ChildResult:
-    parts = None
-    if isinstance(error, DryfitError):
-        said = (_sendable(text) for text in (error.doing, error.found, error.allowed, error.hint))
-        parts = ErrorParts(code=error.code, **dict(zip(("doing", "found", "allowed", "hint"), said, strict=True)))
+    parts = ErrorParts.of(error) if isinstance(error, DryfitError) else None
     return ChildResult(fault=describe_fault(error), error=parts)
 
 
@@ -182,8 +174,8 @@ def _forget_secrets(body: Body) -> None:
     data = training.config.data
     sources = (data.train, data.validation, data.test, data.file)
     name = training.config.settings.model.name
-    of_hub = not Path(name).is_absolute() and name != _PACKAGED_MODEL
-    of_hub = of_hub or any(source is not None and source.startswith(_HUB_PREFIX) for source in sources)
+    of_hub = not Path(name).is_absolute() and name != PACKAGED_MODEL
+    of_hub = of_hub or any(source is not None and source.startswith(HUB_PREFIX) for source in sources)
     forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
 
 
