@@ -57,6 +57,7 @@ class Supervisor:
         self._server_failures = 0
         self._suspect = False
         self._attempts: dict[str, Attempt] = {}
+        self._held: list[FreshChild] = []
         self._events: list[ChildEvent] = []
         self._tokens = count()
         self._clock_s = 0.0
@@ -194,6 +195,7 @@ class Supervisor:
         self._clock_s += min(now_s - self._looked_s, _TICK_MAX_S)
         self._looked_s = now_s
         self._hear_server()
+        self._held = [child for child in self._held if self._poll_fresh(child) is None]  # reaped once it does end
         for attempt in list(self._attempts.values()):
             if self._attempts.get(attempt.spec.key) is not attempt:
                 continue  # it ended, or was replaced, with the server of the one before
@@ -275,9 +277,8 @@ class Supervisor:
 
     def _abandon(self, attempt: Attempt) -> None:
         """Wait no longer for a process that a driver or a file system holds: even SIGKILL waits for them."""
-        if attempt.fresh is not None and attempt.fresh.exit_fd is not None:
-            self._waiter.forget(attempt.fresh.exit_fd)
-            attempt.fresh.release()
+        if attempt.fresh is not None:
+            self._held.append(attempt.fresh)
         self._ended(attempt, trouble=f"process {attempt.pid} was killed {_UNKILLABLE_S:g} s ago and has not ended")
 
     def _ended(
