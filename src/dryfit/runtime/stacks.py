@@ -45,28 +45,33 @@ def dump_stacks(path: Path, leader_pid: int, marker: str) -> str:
     """
     begun = _size(path)
     deadline_s = time.monotonic() + _ALL_S
-    # The child itself first: its training thread is what is silent.
-    for pid in sorted(session_members(leader_pid, marker), key=lambda pid: (pid != leader_pid, pid)):
-        if time.monotonic() > deadline_s:
-            break
+    # The child itself last, whatever time the others took: the last dump is where a failure is said to be.
+    for pid in sorted(session_members(leader_pid, marker), key=lambda pid: (pid == leader_pid, pid)):
+        if time.monotonic() > deadline_s and pid != leader_pid:
+            continue
         with suppress(OSError), path.open("a", encoding="utf-8") as file:
             file.write(f"\n{_HEADING}{pid}, {_state(pid)}\n")
         before = _size(path)
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)
-            _wait_for_more(path, before, min(deadline_s, time.monotonic() + _ANSWER_S))
+            _wait_for_more(path, before, time.monotonic() + _ANSWER_S)
     try:
         with path.open("rb") as file:
             file.seek(begun)
             text = file.read(_READ_BYTES).decode(errors="replace")
     except OSError:
         return ""
-    return innermost_frames(text)
+    return innermost_frames(text, leader_pid)
 
 
-def innermost_frames(text: str) -> str:
-    """The innermost frames of each thread in what ``faulthandler`` wrote, a line a thread; at most a dozen lines."""
-    lines = list(_lines(text))
+def innermost_frames(text: str, leader_pid: int = 0) -> str:
+    """The innermost frames of each thread in what ``faulthandler`` wrote, a line a thread; at most a dozen lines.
+
+    Args:
+        text: What it wrote, with headings.
+        leader_pid: The process whose threads come first.
+    """
+    lines = sorted(_lines(text), key=lambda line: not line.startswith(f"process {leader_pid},"))
     more = len(lines) - _MOST_LINES
     return "\n".join(lines[:_MOST_LINES] + ([f"and {more} more threads"] if more > 0 else []))
 

@@ -18,7 +18,7 @@ from dryfit.core.trial import Outcome
 from dryfit.core.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Note, Progress, Report, Verdict, write_model
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest
-from dryfit.runtime.recovery import decide
+from dryfit.runtime.recovery import ANOTHER_ATTEMPT, decide
 from dryfit.runtime.spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import FinalLayout
@@ -267,7 +267,7 @@ class FinalWork:
         answer = decide(
             failure, live.past, retries=retries, reached_checkpoint=live.checkpointed, rungs_left=rungs_left
         )
-        if answer.action in (Action.RETRY, Action.RUNG) and not self._stopping:
+        if answer.action in ANOTHER_ATTEMPT and not self._stopping:
             self.told(f"{live.run.name}: {failure.kind}: {failure.sentence} -> {answer.action}")
             past = (*live.past, PastFailure(failure.kind, live.checkpointed, answer.action, live.device))
             plan = live.plan

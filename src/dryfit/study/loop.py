@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import Outcome
+from dryfit.runtime.recovery import attempt_terms, terms_in_words
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.points import known_points
@@ -31,6 +32,7 @@ from dryfit.study.machine import (
     StopRunning,
     Wait,
     next_step,
+    tripped,
 )
 from dryfit.study.observers import Observer
 from dryfit.study.planner import Planner
@@ -78,6 +80,7 @@ class StudyLoop:
             patience=settings.patience,
             max_failed_in_a_row=runtime.max_failed_in_a_row,
             max_refused_in_a_row=runtime.max_refused_in_a_row,
+            max_same_failure=runtime.max_same_failure,
         )
 
     def run(self) -> End:
@@ -105,6 +108,9 @@ class StudyLoop:
                     self._wait(until_s)
                 case Leave(why):
                     self._planner.abandon()
+                    trip = tripped(self._study.state, self._limits)
+                    if trip is not None and trip.end is why:
+                        self._note(trip.sentence)
                     return why
 
     def _live(self) -> Live:
@@ -160,10 +166,12 @@ class StudyLoop:
     def _place(self, trial: TrialState) -> None:
         attempt = len(trial.attempts) + 1
         device = choose_device(self._study.resolved, [child.device for child in self._running.values()])
-        placement = Placement(attempt, device, self._planner.choice(trial))
+        terms = attempt_terms(trial.past_failures)
+        placement = Placement(attempt, device, self._planner.choice(trial), terms)
         spec = child_spec(self._study, trial, placement)
         self._endings.waiting_until_s.pop(trial.number, None)
-        self._write(AttemptPlaced(number=trial.number, attempt=attempt, device=device))
+        words = terms_in_words(terms)
+        self._write(AttemptPlaced(number=trial.number, attempt=attempt, device=device, terms=words))
         self._running[spec.key] = RunningAttempt(trial.number, attempt, device)
         self._supervisor.start(spec)
 

@@ -27,6 +27,7 @@ def test_each_thread_has_a_line_and_who_is_silent_is_told():
         "process 12, python, sleeping: step (loop.py:9)",
         "process 13, pt_data_worker, stopped: gave no stack",
     ]
+    assert innermost_frames(TEXT, 13).splitlines()[0].startswith("process 13,"), "the child's own come first"
 
 
 def test_many_threads_are_counted_and_nothing_gives_nothing():

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 import instant
-from dryfit.core.failure import Action, AttemptTerms, FailureKind
-from dryfit.core.jobs import ObjectiveRequest, TrainRequest
+from dryfit.core.failure import Action, AttemptTerms, ChildFault, Evidence, FailureKind
+from dryfit.core.jobs import ChildResult, ObjectiveRequest, TrainRequest
 from dryfit.core.settings import ObjectiveSettings
+from dryfit.core.trial import Outcome
+from dryfit.runtime.spec import ChildEvent, ChildExited, ChildSpec
 from dryfit.store.events import FailureFacts
 from dryfit.study.context import Placement, StudyContext, child_spec, lighter_workers
 
@@ -75,3 +77,26 @@ def test_a_function_of_the_users_own_beats_from_a_thread_that_knows_no_pace(stud
     assert isinstance(spec.body, ObjectiveRequest)
     assert spec.body.visible_device == "1"
     assert not spec.limits.hang_learned
+
+
+def test_the_loop_places_the_next_attempt_on_the_terms_of_the_failures_before(tmp_path: Path) -> None:
+    """The first attempt runs out of shared memory; the second has half the workers, and the ledger says so."""
+    started: list[TrainRequest] = []
+
+    class Full(instant.InstantSupervisor):
+        def _work(self, spec: ChildSpec) -> list[ChildEvent]:
+            if isinstance(spec.body, TrainRequest):
+                started.append(spec.body)
+                if len(started) == 1:
+                    text = "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
+                    fault = ChildFault(type_names=("builtins.RuntimeError",), code="", message=text)
+                    return [ChildExited(spec.key, ChildResult(fault=fault), Evidence(exit_code=1, fault=fault))]
+            return super()._work(spec)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(instant, "InstantSupervisor", Full)
+        config = instant.config(study={"trials": 1}, execution={"loader_workers": 4})
+        state = instant.run(tmp_path, config).state
+    assert [(body.plan.loader_workers, body.file_sharing) for body in started] == [(4, False), (2, True)]
+    assert [len(attempt.terms) for attempt in state.trials[0].attempts] == [0, 1]
+    assert state.trials[0].outcome is Outcome.COMPLETE
