@@ -7,7 +7,7 @@ from dryfit.core.failure import PERMITTED, Action, PastFailure
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.store.events import Basis, FailureFacts, Observed, VerdictGiven
+from dryfit.store.events import Basis, FailureFacts, Observed
 
 
 @dataclass(slots=True)
@@ -52,6 +52,14 @@ class PlanState:
     def execution(self) -> ExecutionChoice | None:
         """What the next attempt is to be run with; None: as wished."""
         return self.answer.fallbacks[self.rung - 1] if self.rung else self.answer.execution
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictState:
+    """The answer to a report."""
+
+    proceed: bool
+    reason: str
 
 
 @dataclass(slots=True)
@@ -99,7 +107,7 @@ class TrialState:
     generation: int = 1
     own: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     reports: list[MetricPoint] = field(default_factory=list[MetricPoint])
-    verdicts: dict[int, VerdictGiven] = field(default_factory=dict[int, VerdictGiven])
+    verdicts: dict[int, VerdictState] = field(default_factory=dict[int, VerdictState])
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     attempts: list[AttemptState] = field(default_factory=list[AttemptState])
     plan: PlanState | None = None
