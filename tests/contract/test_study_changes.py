@@ -57,7 +57,7 @@ def told_to_samplers(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     make_draw = suggesting.make_draw
 
     def listening(asked: Any) -> Any:
-        records: list[TrialRecord] = list(asked.told)
+        records: list[TrialRecord] = [record for record in asked.history if record.outcome is not None]
         told.append({record.number for record in records if asked.space.read(record.params, record.own)})
         return make_draw(asked)
 

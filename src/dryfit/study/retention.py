@@ -20,10 +20,8 @@ def most_kept(keep: str) -> int | None:
 
 
 def _ranking(state: StudyState) -> Ranking:
-    sign, first = (
-        -1.0 if state.direction is Direction.MAXIMIZE else 1.0,
-        state.present[0].number if state.present else 0,
-    )
+    sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
+    first = state.generation.first if state.generations else 0
     return state.history().folded(("ranking", sign), lambda: Ranking(sign, first))
 
 
