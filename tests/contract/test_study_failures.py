@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import instant
-from  import exit_status
+from dryfit.api.studies import exit_status
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs import ChildResult, StopReason, TrainRequest, TrainResult
