@@ -100,7 +100,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TrialState
         trials=90,
         folder=folder,
         search=RANDOM,
-        runtime={"max_failed_in_a_row": 100, "parallel": 2},
+        runtime={"max_failed_in_a_row": 100, "max_same_failure": 100, "parallel": 2},
     )
     state = fold(folder)
     assert marked_processes(folder) == []
@@ -123,6 +123,7 @@ ENDS = {
     "leave": (Outcome.FAILED, None, FailureKind.USER_CODE, "it ended its own process (exit status 0)"),
     "crash": (Outcome.FAILED, None, FailureKind.NATIVE_CRASH, "native code crashed (SIGSEGV)"),
     "killed once": (Outcome.COMPLETE, 1.0, FailureKind.KILLED, ""),
+    "device assert": (Outcome.FAILED, None, FailureKind.DEVICE_ASSERT, "(blocking launches: 1)"),
     "decreasing": (Outcome.FAILED, None, FailureKind.USER_CODE, "the report before was of step 3"),
     "report text": (Outcome.FAILED, None, FailureKind.USER_CODE, "the value is 'good' (str)"),
     "report half steps": (Outcome.FAILED, None, FailureKind.USER_CODE, "reporting step 0.5"),
@@ -139,7 +140,7 @@ def test_every_way_to_end_has_an_outcome(ways: dict[str, tuple[TrialState, Study
     assert said in trial.reason
     failure = trial.attempts[0].failure
     assert (failure.kind if failure is not None else None) == kind
-    assert len(trial.attempts) == (2 if way in ("killed once", "crash") else 1)
+    assert len(trial.attempts) == (2 if way in ("killed once", "crash", "device assert") else 1)
     assert not layout.trial(trial.number).checkpoints.exists()
 
 

@@ -174,6 +174,7 @@ def _objective_request(
         verdict_timeout_s=runtime.verdict_timeout_s,
         threads=study.config.execution.threads or max(1, study.cores // runtime.parallel),
         visible_device=placement.device,
+        diagnostic=placement.terms.diagnostic,
     )
 
 

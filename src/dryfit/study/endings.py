@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from dryfit.core.failure import Action, Evidence, Failure, RecoveryAction
+from dryfit.core.failure import Action, Evidence, Failure, FailureKind, RecoveryAction
 from dryfit.core.jobs import ChildResult
 from dryfit.core.trial import Outcome
 from dryfit.runtime.fault_detail import fault_detail
@@ -86,12 +86,14 @@ class Endings:
                 self.write(AttemptEnded(number=child.number, attempt=child.attempt))
             self.finish(finished)
             return
-        answer = self._judge(child, trial, result, evidence)
-        self.follow(trial, end_of(trial), answer.action, answer.delay_s)
+        kind, answer = self._judge(child, trial, result, evidence)
+        # A process that had ended in order leaves no failure in the ledger, even where its result is gone since.
+        failure = Failure(kind, answer.reason) if trial.attempts[-1].failure is None else end_of(trial)
+        self.follow(trial, failure, answer.action, answer.delay_s)
 
     def _judge(
         self, child: RunningAttempt, trial: TrialState, result: ChildResult | None, evidence: Evidence
-    ) -> RecoveryAction:
+    ) -> tuple[FailureKind, RecoveryAction]:
         """Name a failure, decide what follows from it, and write both down."""
         job, past = self.study.trial_job, trial.past_failures
         seen = _with_terms(evidence, trial)
@@ -118,7 +120,7 @@ class Endings:
         )
         if not trial.attempts[-1].ended:
             self.write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))
-        return answer
+        return failure.kind, answer
 
     def follow(self, trial: TrialState, failure: Failure, action: Action, delay_s: float) -> None:
         """Do what was decided to follow a failure."""
