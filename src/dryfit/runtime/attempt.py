@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from dryfit.core.failure import Evidence
 from dryfit.core.jobs import ChildResult
 from dryfit.core.tail import LineTail
-from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, Message, Started
+from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, Message, Phase, Progress, Started
 from dryfit.runtime.cgroup import oom_kills, rose
 from dryfit.runtime.fresh import FreshChild
 from dryfit.runtime.harvest import child_log_tail, parse_messages
@@ -29,6 +29,9 @@ class Attempt:
         alive_s: When it was last seen to live.
         kill_at_s: When to kill it, once its stacks were asked for.
         killed_by_us: As in :class:`dryfit.core.failure.Evidence`.
+        phase: What it said last that it does.
+        step: The furthest optimizer step it spoke of.
+        peak_bytes: The most of its device that it spoke of.
     """
 
     spec: ChildSpec
@@ -43,6 +46,9 @@ class Attempt:
     stop_asked_s: float | None = None
     kill_at_s: float | None = None
     killed_by_us: str = ""
+    phase: str = ""
+    step: int = 0
+    peak_bytes: int | None = None
     _beat_ns: int = 0
     _tail: LineTail = field(init=False)
 
@@ -60,9 +66,23 @@ class Attempt:
         if messages or beat_ns != self._beat_ns:
             self._beat_ns = beat_ns
             self.alive_s = now_s
-        if self.started_s is None and any(isinstance(message, Started) for message in messages):
-            self.started_s = now_s
+        for message in messages:
+            self._note(message, now_s)
         return messages
+
+    def _note(self, message: Message, now_s: float) -> None:
+        """Remember what its end may be explained by."""
+        match message:
+            case Started():
+                self.started_s = now_s if self.started_s is None else self.started_s
+            case Phase(name=name, step=step):
+                self.phase, self.step = name, max(self.step, step)
+            case Progress(step=step, device_bytes=device_bytes):
+                self.step = max(self.step, step)
+                if device_bytes is not None:
+                    self.peak_bytes = max(self.peak_bytes or 0, device_bytes)
+            case _:
+                pass
 
     def overdue(self, now_s: float) -> str:
         """Why it must be killed now, in the words of ``killed_by_us``; empty where it need not."""
@@ -89,6 +109,8 @@ class Attempt:
             trouble: What kept its process from being made; it is added to the log's end.
         """
         log = child_log_tail(self.spec.folder)
+        trained = result.train if result is not None else None
+        told_bytes = (self.peak_bytes, trained.peak_reserved_bytes if trained is not None else None)
         return Evidence(
             exit_code=status if status is not None and status >= 0 else None,
             signal=-status if status is not None and status < 0 else None,
@@ -100,4 +122,7 @@ class Attempt:
             killed_by_us=self.killed_by_us,
             server_lost=server_lost,
             oom_kills_rose=rose(self.oom_kills_before, oom_kills()),
+            phase=self.phase,
+            step=self.step,
+            peak_bytes=max((size_bytes for size_bytes in told_bytes if size_bytes is not None), default=None),
         )
