@@ -1,6 +1,14 @@
 """From a failure and those before it to what follows. Pure; the table is :data:`dryfit.core.failure.PERMITTED`."""
 
-from dryfit.core.failure import PERMITTED, Action, Failure, FailureKind, PastFailure, RecoveryAction
+from dryfit.core.failure import (
+    PERMITTED,
+    Action,
+    AttemptTerms,
+    Failure,
+    FailureKind,
+    PastFailure,
+    RecoveryAction,
+)
 
 _FIRST_DELAY_S: dict[FailureKind, float] = {FailureKind.NETWORK: 5.0, FailureKind.OOM_HOST: 10.0}
 """Kinds that need time to pass; each further one of the same kind waits ``_DELAY_FACTOR`` times longer."""
@@ -59,3 +67,33 @@ def decide(
 
 def _counts(past: PastFailure) -> bool:
     return PERMITTED[past.kind].counts and not past.reached_checkpoint
+
+
+def attempt_terms(past: tuple[PastFailure, ...]) -> AttemptTerms:
+    """What the failures of a trial so far ask of its next attempt.
+
+    What was asked for once holds until the trial ends: an attempt that dies for another reason is no proof that the
+    first one is gone.
+    """
+    actions = [one.action for one in past]
+    return AttemptTerms(
+        exclusive=Action.EXCLUSIVE in actions,
+        diagnostic=Action.DIAGNOSE in actions,
+        lighter=actions.count(Action.LIGHTER),
+        avoid=frozenset(one.device for one in past if one.action is Action.ELSEWHERE and one.device is not None),
+    )
+
+
+def terms_in_words(terms: AttemptTerms) -> tuple[str, ...]:
+    """The terms as the ledger keeps them for a trial's story; empty where they ask for nothing."""
+    words = []
+    if terms.exclusive:
+        words.append("alone on its device")
+    if terms.diagnostic:
+        words.append("slowly, to learn where it fails: blocking launches, device assertions")
+    if terms.lighter:
+        share = f"1/{2**terms.lighter}"
+        words.append(f"with {share} of the loader workers, tensors shared through files")
+    if terms.avoid:
+        words.append(f"not on device {', '.join(sorted(terms.avoid))}")
+    return tuple(words)
