@@ -5,6 +5,7 @@ Where there is no driver, or it does not answer, nothing is known, and that is n
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
@@ -141,8 +142,8 @@ class NvmlDevices:
 
     Args:
         marker: What our processes carry in their environment.
-        nvml: The module ``pynvml``, or a stand-in.
-        is_ours: Whether a living process is ours.
+        nvml: A stand-in for the module ``pynvml``.
+        is_ours: Whether a living process carries a marker.
         lives: Whether there is such a process, as far as can be seen from here.
     """
 
@@ -150,11 +151,12 @@ class NvmlDevices:
         self,
         marker: str,
         nvml: Any = None,
-        is_ours: Callable[[int], bool] | None = None,
+        is_ours: Callable[[int, str], bool] = carries_marker,
         lives: Callable[[int], bool] = lives,
     ) -> None:
-        self._nvml: Any = nvml or import_module("pynvml")
-        self._is_ours = is_ours or (lambda pid: carries_marker(pid, marker))
+        self._nvml: Any = nvml
+        self._is_ours = is_ours
+        self._marker = marker
         self._lives = lives
         self._opened: bool | None = None
         self._uuids: dict[str, str] = {}
@@ -196,17 +198,16 @@ class NvmlDevices:
     def close(self) -> None:
         """Let go of NVML; nothing is known afterwards."""
         if self._opened:
-            try:
+            with suppress(self._nvml.NVMLError):  # the driver is gone already
                 if self._events is not None:
                     self._nvml.nvmlEventSetFree(self._events)
                 self._nvml.nvmlShutdown()
-            except self._nvml.NVMLError:
-                pass  # the driver is gone already
         self._opened, self._events = False, None
         self._known.clear()
 
     def _open(self) -> bool:
         if self._opened is None:
+            self._nvml = self._nvml or import_module("pynvml")
             try:
                 self._nvml.nvmlInit()
                 self._opened = True
@@ -254,17 +255,13 @@ class NvmlDevices:
     def _watched(self, handle: Any) -> _Known:
         """Ask the driver to tell of critical errors; where it does not, none is ever heard of."""
         nvml, physical = self._nvml, handle
-        try:
+        with suppress(nvml.NVMLError):  # a whole device
             physical = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-        except nvml.NVMLError:
-            pass  # a whole device
         uuid = str(nvml.nvmlDeviceGetUUID(physical))
-        try:
+        with suppress(nvml.NVMLError):  # not on this device, or not allowed
             if nvml.nvmlDeviceGetSupportedEventTypes(physical) & nvml.nvmlEventTypeXidCriticalError:
                 self._events = self._events or nvml.nvmlEventSetCreate()
                 nvml.nvmlDeviceRegisterEvents(physical, nvml.nvmlEventTypeXidCriticalError, self._events)
-        except nvml.NVMLError:
-            pass  # not on this device, or not allowed
         return _Known(handle, uuid)
 
     def _hear_events(self) -> None:
@@ -300,7 +297,7 @@ class NvmlDevices:
             return None
 
     def _process(self, pid: int, used_bytes: int | None) -> DeviceProcess:
-        if self._is_ours(pid):
+        if self._is_ours(pid, self._marker):
             self._own.add(pid)
             whose = Whose.OURS
         elif self._lives(pid):  # a number of ours may have been given to somebody else meanwhile

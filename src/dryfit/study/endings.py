@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dryfit.core.failure import Action, Evidence, Failure
+from dryfit.core.failure import Action, Evidence, Failure, FailureKind
 from dryfit.core.jobs import ChildResult
 from dryfit.core.trial import Outcome
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest
+from dryfit.runtime.packing import Need
 from dryfit.runtime.recovery import decide
 from dryfit.store.events import AttemptEnded, Event, FailureFacts, TrialFinished
 from dryfit.store.state import TrialState
@@ -27,6 +28,7 @@ class Endings:
         write: Takes an event to the ledger.
         note: Tells a person something.
         stop: Asks every running trial to stop, and says why.
+        set_aside: Gives a device no more trials, for the reason that it is told.
         clock: Unix time in seconds.
         waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
     """
@@ -36,6 +38,7 @@ class Endings:
     write: Callable[[Event], None]
     note: Callable[[str], None]
     stop: Callable[[End, str], None]
+    set_aside: Callable[[str, str], None]
     clock: Callable[[], float]
     waiting_until_s: dict[int, float] = field(default_factory=dict[int, float])
 
@@ -49,7 +52,7 @@ class Endings:
                 if last.failure.action in (Action.GIVE_UP, Action.PRUNE):
                     self.follow(trial, Failure(last.failure.kind, last.failure.sentence), last.failure.action, 0.0)
                 continue
-            child = RunningAttempt(trial.number, last.number, last.device)
+            child = RunningAttempt(trial.number, last.number, last.device, Need(trial.number))
             folder = self.study.layout.trial(trial.number).attempt(last.number)
             result = harvest(folder)
             if result is not None and result.train is not None and finish_trial(trial, result.train) is None:
@@ -69,6 +72,8 @@ class Endings:
             self.finish(finished)
             return
         failure = classify(evidence, result, job=self.study.trial_job)
+        if failure.kind is FailureKind.DEVICE_LOST and child.device is not None:
+            self.set_aside(child.device, f"{failure.kind} in trial {child.number}: {failure.sentence}")
         progress = trial.attempts[-1].checkpoint_step is not None
         retries = self.study.config.runtime.retries
         answer = decide(

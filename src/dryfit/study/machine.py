@@ -101,6 +101,10 @@ class Live:
         """Whether an open trial may have a process."""
         return self.readiness.get(number, Readiness.PLANNED)
 
+    def is_ready(self, number: int) -> bool:
+        """Whether a trial could have a process now, if there is room for it."""
+        return self.may_start(number) and self.ready(number) in (Readiness.PLANNED, Readiness.EXCLUSIVE)
+
     def may_start(self, number: int) -> bool:
         """Whether a trial has waited long enough since its last failure."""
         return self.waiting_until_s.get(number, 0.0) <= self.now_s
@@ -182,7 +186,7 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     early = _before_a_process(idle, limits, live)
     if early is not None:
         return early
-    ready = [number for number in idle if live.may_start(number) and live.ready(number) is not Readiness.UNPLANNED]
+    ready = [number for number in idle if live.is_ready(number)]
     if len(live.running) >= limits.parallel:
         return Wait()
     packed = pack([live.need(number) for number in ready], live.house)
@@ -217,9 +221,7 @@ def _without_room(limits: Limits, live: Live, why: Hindrance | None) -> Step | N
     return Leave(End.PAUSED, f"waited {waited_s:.0f} s for room (runtime.device_wait_s): {why.text}; {hint}")
 
 
-def _without_a_place(
-    state: StudyState, limits: Limits, live: Live, idle: Sequence[int], why: Hindrance | None
-) -> Step:
+def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequence[int], why: Hindrance | None) -> Step:
     """What follows where a process is free and no trial that exists can have it now."""
     enough = state.counted + len(state.open_trials) >= limits.total
     nothing_fits = state.refused_in_a_row >= limits.max_refused_in_a_row

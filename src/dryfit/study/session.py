@@ -6,7 +6,7 @@ import platform
 import shutil
 import uuid
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 from dryfit.config.freeze import check_resumable, dump_toml
@@ -16,9 +16,11 @@ from dryfit.core.errors import LedgerError, StudyMismatchError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Message, write_text_atomic
+from dryfit.runtime.devices import NvmlDevices
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
+from dryfit.runtime.surroundings import Surroundings
 from dryfit.search.compat import compare
 from dryfit.search.mirror import MirrorProcess, storage_url
 from dryfit.search.space import Space
@@ -27,11 +29,12 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, StudyLock, read_ledger
 from dryfit.store.replay import StudyState
 from dryfit.study.context import StudyContext
-from dryfit.study.devices import available_cores
+from dryfit.study.devices import available_cores, device_uuids
 from dryfit.study.disk import check_disk, study_need, taken_bytes
 from dryfit.study.loop import StudyLoop
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
+from dryfit.study.placement import Machine
 from dryfit.study.prepare import prepare
 from dryfit.study.stops import StopRequests
 
@@ -88,11 +91,14 @@ def run_session(
             observer.on_open(layout)
         work = _open(config, space, layout, observers)
         stack.callback(work.ledger.close)
-        supervisor = stack.enter_context(Supervisor(_supervisor_settings(work)))
+        devices = stack.enter_context(closing(NvmlDevices(work.created.id)))
+        around = Surroundings(devices, layout.folder)
+        supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
         stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake))
         keepers = stack.enter_context(_mirror(work))
         try:
-            end = _work(work, supervisor, stops, (*observers, *keepers))
+            machine = Machine(devices, placed=around.placed)
+            end = _work(work, supervisor, stops, (*observers, *keepers), machine)
             _tell(observers, work.ledger.append(SessionClosed(reason=end)), work.state)
         except OSError as error:
             if error.errno not in _DISK_FULL:
@@ -131,14 +137,16 @@ def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Seq
         host=platform.node(),
         version=VERSION,
         total=config.study.trials,
-        parallel=config.runtime.parallel,
+        parallel=config.runtime.parallel if config.runtime.parallel != "auto" else 1,  # found out once data are read
         notes=notes,
     )
     _tell(observers, ledger.append(opened), state)
     return StudyWork(config, layout, space, ledger, state, study)
 
 
-def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observers: Sequence[Observer]) -> End:
+def _work(
+    work: StudyWork, supervisor: Supervisor, stops: StopRequests, observers: Sequence[Observer], machine: Machine
+) -> End:
     own = work.config.objective
     _note(observers, "checking data and models" if own is None else f"importing {own.function}")
     resolved = prepare(work.config, work.layout, work.space, supervisor, stops)
@@ -161,7 +169,8 @@ def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observer
         total=work.config.study.trials,
         cores=available_cores(),
     )
-    return StudyLoop(context, supervisor, stops, observers).run()
+    machine.devices.know(device_uuids(resolved, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return StudyLoop(context, supervisor, stops, observers, machine=machine).run()
 
 
 def _check_room(work: StudyWork, resolved: ResolveResult) -> None:
@@ -222,7 +231,7 @@ def _check_data_unchanged(state: StudyState, resolved: ResolveResult, layout: St
     )
 
 
-def _supervisor_settings(work: StudyWork) -> SupervisorSettings:
+def _supervisor_settings(work: StudyWork, around: Surroundings) -> SupervisorSettings:
     work.layout.logs.mkdir(exist_ok=True)
     own = work.config.objective
     return SupervisorSettings(
@@ -231,6 +240,7 @@ def _supervisor_settings(work: StudyWork) -> SupervisorSettings:
         isolation=work.config.runtime.isolation,
         server_log=work.layout.logs / "forkserver.txt",
         preload=PRELOAD if own is None else (*OBJECTIVE_PRELOAD, *own.preload),
+        probe=around.probe,
     )
 
 
