@@ -93,6 +93,7 @@ class House:
         occupants: The trials that run.
         set_aside: Devices that get no more trials.
         host_room_bytes: What can still be taken of the host's memory; None: not counted.
+        host_unknown: Why nobody knows yet what a trial takes of the host; empty: it is known, or does not count.
         bypassed: How many trials have passed each waiting one.
     """
 
@@ -100,6 +101,7 @@ class House:
     occupants: Sequence[Occupant] = ()
     set_aside: Sequence[str] = ()
     host_room_bytes: int | None = None
+    host_unknown: str = ""
     bypassed: Mapping[int, int] = field(default_factory=dict[int, int])
 
     def on(self, device: str | None) -> list[Occupant]:
@@ -178,6 +180,8 @@ def _emptiest(places: Sequence[DeviceRoom], house: House) -> DeviceRoom:
 
 def _host(need: Need, house: House) -> Hindrance | None:
     room_bytes, needed_bytes = house.host_room_bytes, need.host_bytes
+    if house.occupants and house.host_unknown:
+        return Hindrance(need.number, Limit.HOST_MEMORY, house.host_unknown)
     if not house.occupants or room_bytes is None or needed_bytes is None or needed_bytes <= room_bytes:
         return None
     text = f"trial {need.number} takes {gib(needed_bytes)} of the host's memory, which has room for {gib(room_bytes)}"

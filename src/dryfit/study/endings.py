@@ -15,6 +15,7 @@ from dryfit.store.state import TrialState
 from dryfit.study.context import StudyContext
 from dryfit.study.hearing import Hearing, RunningAttempt
 from dryfit.study.machine import End, finish_trial
+from dryfit.study.needs import alone_first
 from dryfit.study.retention import forget_what_is_not_needed
 
 
@@ -83,6 +84,7 @@ class Endings:
             reached_checkpoint=progress,
             rungs_left=trial.plan.rungs_left if trial.plan is not None else 0,
         )
+        answer = alone_first(answer, failure, trial, shared=self.study.parallelism.most > 1)
         facts = FailureFacts(kind=failure.kind, sentence=failure.sentence, action=answer.action)
         if not trial.attempts[-1].ended:
             self.write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))

@@ -37,7 +37,7 @@ from dryfit.study.machine import (
     next_step,
 )
 from dryfit.study.observers import Observer
-from dryfit.study.placement import Machine, Placement
+from dryfit.study.occupancy import Machine, Occupancy
 from dryfit.study.planner import Planner
 from dryfit.study.refusals import refusal_text
 from dryfit.study.stops import StopRequests
@@ -73,9 +73,9 @@ class StudyLoop:
         self._clock = clock
         self._planner = Planner(study, supervisor, self._write)
         self._hearing = Hearing(study, supervisor, self._write, observers)
-        self._placement = Placement(study, machine or Machine(), self._write, self._note, clock)
+        self._occupancy = Occupancy(study, machine or Machine(), self._write, self._note, clock)
         self._endings = Endings(
-            study, self._hearing, self._write, self._note, self._stop_because, self._placement.set_aside, clock
+            study, self._hearing, self._write, self._note, self._stop_because, self._occupancy.set_aside, clock
         )
         self._stopping: End | None = None
         self._killed = False
@@ -112,7 +112,7 @@ class StudyLoop:
                 case StopRunning(why):
                     self._stop(why)
                 case Wait(until_s, why):
-                    self._placement.waiting(why)
+                    self._occupancy.waiting(why)
                     self._wait(until_s)
                 case Leave(why, text):
                     if text:
@@ -123,14 +123,14 @@ class StudyLoop:
     def _live(self) -> Live:
         readiness = self._planner.readiness()
         return Live(
-            house=self._placement.house(),
+            house=self._occupancy.house(),
             waiting_until_s=self._endings.waiting_until_s,
             stopping=self._stopping,
             now_s=self._clock(),
             planning=self._planner.planning,
             readiness=readiness,
-            needs=self._placement.needs(readiness),
-            idle_since_s=self._placement.idle_since_s,
+            needs=self._occupancy.needs(readiness),
+            idle_since_s=self._occupancy.idle_since_s,
         )
 
     def _write(self, event: Event) -> None:
@@ -176,17 +176,17 @@ class StudyLoop:
     def _place(self, trial: TrialState, device: str | None, live: Live) -> None:
         attempt, need = len(trial.attempts) + 1, live.need(trial.number)
         spec = child_spec(self._study, trial, attempt, device, self._planner.choice(trial))
-        fraction = self._placement.fence(trial, need, device)
+        fraction = self._occupancy.fence(trial, need, device)
         if fraction is not None and isinstance(spec.body, TrainRequest):
             spec = replace(spec, body=spec.body.model_copy(update={"memory_fraction": fraction}))
         self._endings.waiting_until_s.pop(trial.number, None)
         needs_bytes = need.shared_bytes if device is not None else need.host_bytes
-        terms = terms_in_words(self._placement.terms(trial))
+        terms = terms_in_words(self._occupancy.terms(trial))
         self._write(
             AttemptPlaced(number=trial.number, attempt=attempt, device=device, needs_bytes=needs_bytes, terms=terms)
         )
         passed = [number for number in live.needs if number < trial.number and live.is_ready(number)]
-        self._placement.start(spec.key, RunningAttempt(trial.number, attempt, device, need), passed)
+        self._occupancy.start(spec.key, RunningAttempt(trial.number, attempt, device, need), passed)
         self._supervisor.start(spec)
 
     def _heed_stops(self) -> None:
@@ -195,15 +195,15 @@ class StudyLoop:
             self._stop(self._stops.why)
         if self._stops.at_once and not self._killed:
             self._killed = True
-            for key in self._placement.running:
+            for key in self._occupancy.running:
                 self._supervisor.kill(key, "now")
 
     def _stop(self, why: End) -> None:
         self._stopping = why
         self._planner.abandon()
-        if self._placement.running:
-            self._note(f"stopping ({why}): {len(self._placement.running)} running trial(s) write a checkpoint")
-        for key in self._placement.running:
+        if self._occupancy.running:
+            self._note(f"stopping ({why}): {len(self._occupancy.running)} running trial(s) write a checkpoint")
+        for key in self._occupancy.running:
             self._supervisor.ask_stop(key)
 
     def _stop_because(self, why: End, text: str) -> None:
@@ -219,16 +219,16 @@ class StudyLoop:
             planned = self._planner.owner(event.key)
             if planned is not None:
                 self._on_plan(event, planned)
-            child = self._placement.running.get(event.key)
+            child = self._occupancy.running.get(event.key)
             if child is None:
                 continue
             match event:
                 case ChildMessage(message=message):
                     if isinstance(message, Started):
-                        self._placement.started(message.pid)
+                        self._occupancy.started(message.pid)
                     self._hearing.on_message(event, child)
                 case ChildExited():
-                    self._placement.end(event)
+                    self._occupancy.end(event)
                     self._endings.on_exit(child, event.result, event.evidence)
 
     # ---- what children say

@@ -8,7 +8,7 @@ from enum import StrEnum
 from dryfit.core.failure import FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.trial import Outcome
-from dryfit.runtime.packing import Fit, Hindrance, House, Limit, Need, no_device_left, pack
+from dryfit.runtime.packing import Fit, Hindrance, House, Limit, Need, pack
 from dryfit.store.events import Observed, TrialFinished
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
@@ -195,6 +195,13 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     return _without_room(limits, live, packed) or _without_a_place(state, limits, live, idle, packed)
 
 
+def _another(state: StudyState, live: Live, idle: Sequence[int]) -> Hindrance | None:
+    """What keeps even a small new trial from starting: one that is alone, or for which a device is kept."""
+    needs = [live.need(number) for number in idle if live.is_ready(number)]
+    found = pack([*needs, Need(len(state.trials))], live.house)
+    return found if isinstance(found, Hindrance) else None
+
+
 def _before_a_process(idle: Sequence[int], limits: Limits, live: Live) -> Step | None:
     """What is due for a trial that exists, whether a process is free or not."""
     for number in idle:
@@ -209,11 +216,9 @@ def _before_a_process(idle: Sequence[int], limits: Limits, live: Live) -> Step |
 
 
 def _without_room(limits: Limits, live: Live, why: Hindrance | None) -> Step | None:
-    """The end of a study whose devices are all set aside, or are held by others for too long."""
-    if live.running or why is None or why.limit is Limit.NOT_RETURNED:
+    """The end of a session in which others have held for too long what a trial needs."""
+    if live.running or why is None or why.limit in (Limit.NOT_RETURNED, Limit.SET_ASIDE):
         return None
-    if why.limit is Limit.SET_ASIDE:
-        return Leave(End.PAUSED, why.text)
     waited_s = 0.0 if live.idle_since_s is None else live.now_s - live.idle_since_s
     if waited_s < limits.device_wait_s:
         return None
@@ -230,15 +235,18 @@ def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequen
     waiting_here = [n for n in idle if live.may_start(n) or live.ready(n) is Readiness.UNPLANNED]
     taken = len(live.running) + len(live.planning) + len(waiting_here)
     wanted = not (enough or nothing_fits or gave_up)
-    if wanted and live.house.places and taken < limits.parallel:
-        return Ask(len(state.trials))
+    if wanted and taken < limits.parallel:
+        hindrance = _another(state, live, idle)
+        if hindrance is None:
+            return Ask(len(state.trials))
+        why = why or hindrance
     waiting = [live.waiting_until_s[number] for number in idle if not live.may_start(number)]
+    if why is not None and why.limit is Limit.SET_ASIDE and not live.running:
+        return Leave(End.PAUSED, why.text)
     if waiting or live.running or live.planning or why is not None:
         return Wait(min(waiting, default=None), why)
     if enough:
         return Leave(End.DONE)
-    if wanted:
-        return Leave(End.PAUSED, no_device_left(live.house.set_aside))
     return Leave(End.REFUSED if nothing_fits else End.NO_IMPROVEMENT)
 
 

@@ -1,8 +1,9 @@
 """What a trial needs of a device, from its plan and its failures: pure functions."""
 
-from dryfit.core.failure import AttemptTerms
+from dryfit.core.failure import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
 from dryfit.runtime.packing import Need
-from dryfit.store.state import PlanState
+from dryfit.runtime.recovery import attempt_terms
+from dryfit.store.state import PlanState, TrialState
 from dryfit.study.machine import Readiness
 
 
@@ -61,3 +62,21 @@ def fence(need: Need, plan: PlanState | None, capacity_bytes: int | None) -> flo
         return None
     share = (need.shared_bytes - memory.overhead_bytes) / capacity_bytes
     return share if 0 < share < 1 else None
+
+
+def alone_first(answer: RecoveryAction, failure: Failure, trial: TrialState, *, shared: bool) -> RecoveryAction:
+    """What follows where a trial is to be given up for memory: it has not had a device for itself yet.
+
+    Args:
+        answer: What was decided.
+        failure: What it follows.
+        trial: Whose failure it is; its last attempt's is not among the past ones.
+        shared: Whether trials may share a device at all.
+    """
+    plan, device = trial.plan, trial.attempts[-1].device
+    gives_up = failure.kind is FailureKind.OOM_DEVICE and answer.action is Action.GIVE_UP
+    if not gives_up or not shared or device is None or plan is None or not plan.answer.verdict.fits:
+        return answer
+    if plan.misses or attempt_terms(trial.past_failures).exclusive:
+        return answer
+    return RecoveryAction(Action.EXCLUSIVE, f"{answer.reason}; it shared its device, and has it for itself now")

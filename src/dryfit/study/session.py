@@ -34,7 +34,7 @@ from dryfit.study.disk import check_disk, study_need, taken_bytes
 from dryfit.study.loop import StudyLoop
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
-from dryfit.study.placement import Machine
+from dryfit.study.occupancy import Machine
 from dryfit.study.prepare import prepare
 from dryfit.study.stops import StopRequests
 

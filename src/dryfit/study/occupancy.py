@@ -46,7 +46,7 @@ class Machine:
 
 
 @dataclass(slots=True)
-class Placement:
+class Occupancy:
     """Keeps the books of who runs where, in one session.
 
     Attributes:
@@ -100,7 +100,11 @@ class Placement:
         set_aside = self.study.state.sessions[-1].set_aside
         rooms = [CPU] if not self._names else [self._room(name) for name in self._names if name not in set_aside]
         rooms = [room for room in rooms if room.device not in set_aside]  # one may just have been
-        return House(rooms, occupants, tuple(set_aside), self._host_room_bytes(), self._bypassed)
+        host_room_bytes = self._host_room_bytes()
+        unknown = ""
+        if host_room_bytes is not None and not self._host_bytes:
+            unknown = "nothing is known yet of the host memory of a trial: waiting for the first step of one"
+        return House(rooms, occupants, tuple(set_aside), host_room_bytes, unknown, self._bypassed)
 
     def needs(self, readiness: Mapping[int, Readiness]) -> dict[int, Need]:
         """What every open trial without a process asks for."""
@@ -133,15 +137,14 @@ class Placement:
         """What the host has left, where that decides how many trials run."""
         if not self._auto or not self.running:
             return None
-        trials = self.study.state.trials
-        pids = {one.number: trials[one.number].attempts[-1].pid for one in self.running.values()}
-        look = self.machine.host([pid for pid in pids.values() if pid is not None])
-        self._host_bytes = max([self._host_bytes, *look.rss_bytes.values()])
-        expected = {
-            pid or -one.number: one.need.host_bytes or self._host_bytes
-            for one in self.running.values()
-            for pid in [pids[one.number]]
-        }
+        attempts = {one.number: self.study.state.trials[one.number].attempts[-1] for one in self.running.values()}
+        look = self.machine.host([one.pid for one in attempts.values() if one.pid is not None])
+        own = self.study.config.objective is not None  # nobody tells of its steps
+        grown = [one.pid for one in attempts.values() if own or one.first_step_ms is not None]
+        self._host_bytes = max([self._host_bytes, *(look.rss_bytes.get(pid or 0, 0) for pid in grown)])
+        expected: dict[int, int] = {}
+        for one in self.running.values():  # one whose process is not known yet has taken nothing
+            expected[attempts[one.number].pid or -1 - one.number] = one.need.host_bytes or self._host_bytes
         return look.room_bytes(expected)
 
     def _room(self, name: str) -> DeviceRoom:
