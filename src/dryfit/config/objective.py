@@ -25,6 +25,7 @@ _READ: Final[dict[str, tuple[str, ...] | None]] = {
         "retries",
         "device_wait_s",
         "max_failed_in_a_row",
+        "max_same_failure",
     ),
 }
 _UNREAD_SEARCH: Final = ("defaults_first",)

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from dryfit.core.errors import DryfitError, error_class
 from dryfit.core.trial import MetricPoint
+from dryfit.core.words import sendable
 
 REQUEST_FILE = "request.json"
 VERDICT_FILE = "verdict.json"
@@ -35,13 +37,23 @@ class Wire(BaseModel):
 
 
 class ErrorParts(Wire):
-    """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
+    """A dryfit error on its way through a file."""
 
     code: str
     doing: str
     found: str
     allowed: str = ""
     hint: str = ""
+
+    @classmethod
+    def of(cls, error: DryfitError) -> "ErrorParts":
+        """The error as it crosses."""
+        doing, found, allowed, hint = map(sendable, (error.doing, error.found, error.allowed, error.hint))
+        return cls(code=error.code, doing=doing, found=found, allowed=allowed, hint=hint)
+
+    def rebuilt(self) -> DryfitError:
+        """The error again, of its own class."""
+        return error_class(self.code)(self.doing, self.found, self.allowed, self.hint)
 
 
 class Started(Wire):

@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from dryfit.core.jobs import TrainRequest
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import Started
-from dryfit.runtime.recovery import terms_in_words
+from dryfit.runtime.recovery import attempt_terms, terms_in_words
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.points import known_points
@@ -20,7 +18,7 @@ from dryfit.store.events import (
     TrialFinished,
 )
 from dryfit.store.state import TrialState
-from dryfit.study.context import StudyContext, child_spec, trial_fingerprint
+from dryfit.study.context import Placement, StudyContext, child_spec, trial_fingerprint
 from dryfit.study.endings import Endings
 from dryfit.study.hearing import Hearing, RunningAttempt
 from dryfit.study.machine import (
@@ -35,6 +33,7 @@ from dryfit.study.machine import (
     StopRunning,
     Wait,
     next_step,
+    tripped,
 )
 from dryfit.study.observers import Observer
 from dryfit.study.occupancy import Machine, Occupancy
@@ -88,6 +87,7 @@ class StudyLoop:
             max_failed_in_a_row=runtime.max_failed_in_a_row,
             max_refused_in_a_row=runtime.max_refused_in_a_row,
             device_wait_s=runtime.device_wait_s,
+            max_same_failure=runtime.max_same_failure,
         )
 
     def run(self) -> End:
@@ -118,6 +118,9 @@ class StudyLoop:
                     if text:
                         self._note(text)
                     self._planner.abandon()
+                    trip = tripped(self._study.state, self._limits)
+                    if trip is not None and trip.end is why:
+                        self._note(trip.sentence)
                     return why
 
     def _live(self) -> Live:
@@ -175,15 +178,15 @@ class StudyLoop:
 
     def _place(self, trial: TrialState, device: str | None, live: Live) -> None:
         attempt, need = len(trial.attempts) + 1, live.need(trial.number)
-        spec = child_spec(self._study, trial, attempt, device, self._planner.choice(trial))
+        terms = attempt_terms(trial.past_failures)
         fraction = self._occupancy.fence(trial, need, device)
-        if fraction is not None and isinstance(spec.body, TrainRequest):
-            spec = replace(spec, body=spec.body.model_copy(update={"memory_fraction": fraction}))
+        placement = Placement(attempt, device, self._planner.choice(trial), terms, fraction)
+        spec = child_spec(self._study, trial, placement)
         self._endings.waiting_until_s.pop(trial.number, None)
         needs_bytes = need.shared_bytes if device is not None else need.host_bytes
-        terms = terms_in_words(self._occupancy.terms(trial))
+        words = terms_in_words(terms)
         self._write(
-            AttemptPlaced(number=trial.number, attempt=attempt, device=device, needs_bytes=needs_bytes, terms=terms)
+            AttemptPlaced(number=trial.number, attempt=attempt, device=device, needs_bytes=needs_bytes, terms=words)
         )
         passed = [number for number in live.needs if number < trial.number and live.is_ready(number)]
         self._occupancy.start(spec.key, RunningAttempt(trial.number, attempt, device, need), passed)

@@ -6,12 +6,13 @@ import platform
 import shutil
 import uuid
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dryfit.config.freeze import check_resumable, dump_toml
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
+from dryfit.core.cleanup import closing
 from dryfit.core.errors import LedgerError, StudyMismatchError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
@@ -26,7 +27,7 @@ from dryfit.search.mirror import MirrorProcess, storage_url
 from dryfit.search.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger, StudyLock, read_ledger
+from dryfit.store.ledger import Ledger, StudyLock, each_event
 from dryfit.store.replay import StudyState
 from dryfit.study.context import StudyContext
 from dryfit.study.devices import available_cores, device_uuids
@@ -58,7 +59,7 @@ def read_study(layout: StudyLayout) -> StudyState:
         LedgerError: There is no study, or its ledger cannot be read.
     """
     state = StudyState()
-    for event in read_ledger(layout.ledger):
+    for event in each_event(layout.ledger):
         state.apply(event)
     if state.created is None:
         raise LedgerError(
@@ -90,8 +91,9 @@ def run_session(
         for observer in observers:
             observer.on_open(layout)
         work = _open(config, space, layout, observers)
-        stack.callback(work.ledger.close)
-        devices = stack.enter_context(closing(NvmlDevices(work.created.id)))
+        stack.push(closing(work.ledger.close))
+        devices = NvmlDevices(work.created.id)
+        stack.push(closing(devices.close))
         around = Surroundings(devices, layout.folder)
         supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
         stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake))
@@ -209,7 +211,7 @@ def _check_folder(config: StudyConfig, layout: StudyLayout, space: Space) -> tup
     A study that holds no trial yet has nothing to protect: its ledger starts anew.
     """
     before = StudyState()
-    for event in read_ledger(layout.ledger):
+    for event in each_event(layout.ledger):
         before.apply(event)
     if before.created is None or not before.trials:
         for path in (layout.ledger, layout.journal):
@@ -285,8 +287,7 @@ def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
         log=layout.logs / "mirror.txt",
     )
     mirror.start()
-    try:
+    with ExitStack() as stack:
+        stack.push(closing(mirror.stop))
         yield [MirrorKeeper(mirror)]
         mirror.flush(_MIRROR_FLUSH_S)
-    finally:
-        mirror.stop()

@@ -37,6 +37,6 @@ def test_terms_are_told_in_words():
     assert terms_in_words(every) == (
         "alone on its device",
         "slowly, to learn where it fails: blocking launches, device assertions",
-        "with 1/4 of the loader workers, tensors shared through files",
-        "not on device 0, 1",
+        "with fewer loader workers (step 2), tensors shared through files",
+        "rather not on device 0, 1",
     )

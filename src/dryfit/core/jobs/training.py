@@ -65,7 +65,7 @@ class TrainRequest(Wire):
         default=None, gt=0, le=1, description="share of its device that its allocator may take"
     )
     diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, and exact")
-    file_sharing: bool = Field(default=False, description="loader workers share tensors through files")
+    file_sharing: bool = Field(default=False, description="loader workers share tensors by name, not by open files")
 
 
 class StopReason(StrEnum):
