@@ -63,6 +63,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         device_count=count,
         versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
         device_spec=smallest_device(count) if device is DeviceKind.CUDA else None,
+        device_uuids=device_uuids(count) if device is DeviceKind.CUDA else (),
     )
     return ChildResult(resolve=result, error=None)
 
@@ -112,6 +113,11 @@ def smallest_device(count: int) -> DeviceSpec:
     """
     found = [torch.cuda.get_device_properties(index) for index in range(count)]
     return _spec(min(found, key=lambda properties: properties.total_memory))
+
+
+def device_uuids(count: int) -> tuple[str, ...]:
+    """What tells the CUDA devices apart, in the order in which CUDA counts them; the driver has one of its own."""
+    return tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
 
 
 def _spec(properties: Any) -> DeviceSpec:

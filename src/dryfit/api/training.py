@@ -29,6 +29,7 @@ from dryfit.study.finals import (
     in_process_request,
     refuse_taken,
     run_lock,
+    runs_at_once,
 )
 from dryfit.study.generations import as_it_was
 from dryfit.study.machine import End
@@ -225,7 +226,7 @@ def _do(
         supervisor = stack.enter_context(Supervisor(settings))
         stops = stack.enter_context(StopRequests(first.stop_request, supervisor.wake))
         work = FinalWork(study, supervisor, stops, on_note)
-        work.do(runs, most=study.config.runtime.parallel)
+        work.do(runs, most=runs_at_once(study))
     return stops.why or End.DONE, work.results
 
 

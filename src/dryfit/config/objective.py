@@ -23,6 +23,7 @@ _READ: Final[dict[str, tuple[str, ...] | None]] = {
         "stop_grace_s",
         "verdict_timeout_s",
         "retries",
+        "device_wait_s",
         "max_failed_in_a_row",
         "max_same_failure",
     ),

@@ -1,7 +1,7 @@
 """The whole study file as types: what may stand in it, with which ranges and defaults."""
 
 from enum import StrEnum
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -213,7 +213,9 @@ class Isolation(StrEnum):
 class RuntimeSettings(Settings):
     """``[runtime]``: processes and patience."""
 
-    parallel: int = Field(default=1, ge=1, le=256, description="trials side by side")
+    parallel: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
+        default=1, description='trials side by side, at most; "auto": as many as cores and memory have room for'
+    )
     isolation: Isolation = Field(
         default=Isolation.AUTO, description="auto, forkserver (Linux) or fresh (new interpreter)"
     )
@@ -236,6 +238,9 @@ class RuntimeSettings(Settings):
         default="best:3",
         pattern=r"^(all|none|best:[1-9][0-9]{0,5})$",
         description="whose weights stay: best:3 (those of the best three trials by study.metric), all or none",
+    )
+    device_wait_s: Annotated[float, Field(ge=0)] = Field(
+        default=3600, description="for device memory that others hold, while no trial can run; then the study pauses"
     )
     max_failed_in_a_row: int = Field(
         default=5, ge=1, description="the study stops after so many failed trials in a row"

@@ -114,6 +114,8 @@ def _words(node: Node) -> str:
     node = {**_resolve(_SCHEMA, node), **{key: value for key, value in node.items() if key != "$ref"}}
     if "anyOf" in node:
         return " or ".join(_words(option) for option in node["anyOf"] if option.get("type") != "null")
+    if "const" in node:
+        return f'"{node["const"]}"'
     if "enum" in node:
         return "one of " + ", ".join(str(choice) for choice in node["enum"])
     match node.get("type"):

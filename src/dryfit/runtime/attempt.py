@@ -30,6 +30,7 @@ class Attempt:
         stacks: As in :class:`dryfit.core.failure.Evidence`.
         phase: What it does, by its own word.
         step: The optimizer step it said last.
+        peak_bytes: The most of its device that it spoke of.
     """
 
     spec: ChildSpec
@@ -47,6 +48,7 @@ class Attempt:
     stacks: str = ""
     phase: str = ""
     step: int = 0
+    peak_bytes: int | None = None
     _patience: Patience = field(default_factory=Patience)
     _beat_ns: int = 0
     _tail: LineTail = field(init=False)
@@ -67,17 +69,25 @@ class Attempt:
                 self._patience.note(self.phase, now_s - self.alive_s)
             self._beat_ns = beat_ns
             self.alive_s = now_s
-        if self.started_s is None and any(isinstance(message, Started) for message in messages):
-            self.started_s = now_s
         for message in messages:
-            match message:
-                case Phase(name=name, step=step):
-                    self.phase, self.step = name, step
-                case Progress(step=step) | Checkpointed(step=step):
-                    self.step = step
-                case _:
-                    pass
+            self._note(message, now_s)
         return messages
+
+    def _note(self, message: Message, now_s: float) -> None:
+        """Remember what its end may be explained by."""
+        match message:
+            case Started():
+                self.started_s = now_s if self.started_s is None else self.started_s
+            case Phase(name=name, step=step):
+                self.phase, self.step = name, step
+            case Progress(step=step, device_bytes=device_bytes):
+                self.step = step
+                if device_bytes is not None:
+                    self.peak_bytes = max(self.peak_bytes or 0, device_bytes)
+            case Checkpointed(step=step):
+                self.step = step
+            case _:
+                pass
 
     @property
     def hang_s(self) -> float:
@@ -110,6 +120,8 @@ class Attempt:
             trouble: What kept its process from being made; it is added to the log's end.
         """
         log = child_log_tail(self.spec.folder)
+        trained = result.train if result is not None else None
+        told_bytes = (self.peak_bytes, trained.peak_reserved_bytes if trained is not None else None)
         return Evidence(
             exit_code=status if status is not None and status >= 0 else None,
             signal=-status if status is not None and status < 0 else None,
@@ -124,4 +136,5 @@ class Attempt:
             phase=self.phase,
             step=self.step,
             stacks=self.stacks,
+            peak_bytes=max((size_bytes for size_bytes in told_bytes if size_bytes is not None), default=None),
         )

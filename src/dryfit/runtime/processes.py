@@ -36,11 +36,22 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _marked(pid: int, marker: str) -> bool:
+def carries_marker(pid: int, marker: str) -> bool:
+    """Whether a living process is one of a study's."""
     try:
         return psutil.Process(pid).environ().get(MARKER_VARIABLE) == marker
     except (psutil.Error, OSError):
         return False
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 def session_members(leader_pid: int, marker: str) -> list[int]:
@@ -48,7 +59,7 @@ def session_members(leader_pid: int, marker: str) -> list[int]:
     found: list[int] = []
     for pid in psutil.pids():
         with suppress(ProcessLookupError, PermissionError):
-            if pid != os.getpid() and os.getsid(pid) == leader_pid and _marked(pid, marker):
+            if pid != os.getpid() and os.getsid(pid) == leader_pid and carries_marker(pid, marker):
                 found.append(pid)
     return found
 
@@ -61,7 +72,7 @@ def kill_session(leader_pid: int, marker: str) -> None:
         marker: The study's id, which all of them carry in their environment: a process id that was given to
             somebody else meanwhile is never hit.
     """
-    if _marked(leader_pid, marker):
+    if carries_marker(leader_pid, marker):
         kill_group(leader_pid)
     for pid in session_members(leader_pid, marker):
         with suppress(ProcessLookupError, PermissionError):
@@ -72,10 +83,7 @@ def wait_gone(pid: int, timeout_s: float) -> bool:
     """Wait until a process that is not our child has ended; a zombie counts as ended."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
+        if not lives(pid):
             return True
         time.sleep(_GONE_POLL_S)
     return False

@@ -1,6 +1,6 @@
 """What the control process says about a child, and hears of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -92,6 +92,7 @@ class SupervisorSettings:
         environment: Variables added to every child's environment.
         entry_points: ``module:function`` of each job.
         server_start_s: How long the fork server may take to import.
+        probe: Adds to the evidence of a child's end what can be seen around it; it is given the child's key.
     """
 
     marker: str
@@ -102,3 +103,4 @@ class SupervisorSettings:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     entry_points: Mapping[Job, str] = field(default_factory=lambda: ENTRY_POINTS)
     server_start_s: float = 120.0
+    probe: Callable[[str, Evidence], Evidence] = lambda _key, evidence: evidence

@@ -301,7 +301,7 @@ class Supervisor:
             return
         del self._attempts[spec.key]
         evidence = attempt.evidence(self._clock_s, result, status=status, server_lost=server_lost, trouble=trouble)
-        self._events.append(ChildExited(spec.key, result, evidence))
+        self._events.append(ChildExited(spec.key, result, self._settings.probe(spec.key, evidence)))
 
     def _may_start_again(self, attempt: Attempt, status: int | None, *, poisoned: bool) -> bool:
         """Whether the fork itself may be to blame for the end, so that a fresh interpreter is worth a try."""

@@ -21,7 +21,7 @@ from dryfit.store.layout import StudyLayout, TrialLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.devices import least_busy_device, visible_devices
+from dryfit.study.devices import Parallelism, least_busy_device, parallelism, visible_devices
 
 _FEW_VALUES = 100
 _LIGHTEST = 3
@@ -41,6 +41,11 @@ class StudyContext:
     cores: int
 
     @property
+    def parallelism(self) -> Parallelism:
+        """How many trials may run side by side, as far as cores go."""
+        return side_by_side(self)
+
+    @property
     def trial_job(self) -> Job:
         """What the process of a trial is for."""
         return Job.TRAIN if self.config.objective is None else Job.OBJECTIVE
@@ -55,6 +60,11 @@ class StudyView:
     state: StudyState
     resolved: ResolveResult
     cores: int
+
+
+def side_by_side(study: StudyContext | StudyView) -> Parallelism:
+    """How many trials of a study may run side by side on this machine, as far as cores go."""
+    return parallelism(study.config, study.resolved, study.cores)
 
 
 def trial_settings(
@@ -116,7 +126,7 @@ def trial_fingerprint(study: StudyContext, number: int, params: Mapping[str, Sca
 
 
 def choose_device(resolved: ResolveResult, in_use: Sequence[str | None]) -> str | None:
-    """The CUDA device the next trial sees; None on a machine without."""
+    """The CUDA device with the fewest processes, where nothing is known of memory; None on a machine without."""
     if resolved.device is not DeviceKind.CUDA:
         return None
     return least_busy_device(in_use, visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES")))
@@ -172,7 +182,7 @@ def _objective_request(
         checkpoint_step=max(steps, default=None),
         checkpoint_dir=str(study.layout.trial(trial.number).checkpoints),
         verdict_timeout_s=runtime.verdict_timeout_s,
-        threads=study.config.execution.threads or max(1, study.cores // runtime.parallel),
+        threads=study.config.execution.threads or max(1, study.cores // study.parallelism.most),
         visible_device=placement.device,
         diagnostic=placement.terms.diagnostic,
     )
@@ -196,7 +206,7 @@ def train_request(
         effective_batch=config.settings.train.batch_size,
         device=study.resolved.device,
         cores=study.cores,
-        parallel=runtime.parallel,
+        parallel=side_by_side(study).most,
     )
     plan = plan if choice is None else choice.carried_out(plan)
     return TrainRequest(

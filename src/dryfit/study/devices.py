@@ -5,12 +5,22 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.jobs import ResolveResult
 from dryfit.core.plan import DeviceKind, DeviceSpec
 
 _SMI_TIMEOUT_S = 20.0
+_MOST_PARALLEL = 256
+
+CPU_THREADS = 4
+"""Cores of a trial on the CPU where ``execution.threads`` is unset and ``runtime.parallel`` is "auto"."""
+
+CUDA_THREADS = 2
+"""The same of a trial on a GPU: one to launch kernels, one for what goes on beside."""
 
 
 def visible_devices(count: int, variable: str | None) -> tuple[str, ...]:
@@ -23,6 +33,13 @@ def visible_devices(count: int, variable: str | None) -> tuple[str, ...]:
     if variable:
         return tuple(name.strip() for name in variable.split(","))[:count]
     return tuple(str(index) for index in range(count))
+
+
+def device_uuids(resolved: ResolveResult, variable: str | None) -> dict[str, str]:
+    """The hardware behind each name that trials are given, where RESOLVE has asked CUDA."""
+    if len(resolved.device_uuids) != resolved.device_count:
+        return {}
+    return dict(zip(visible_devices(resolved.device_count, variable), resolved.device_uuids, strict=True))
 
 
 def least_busy_device(in_use: Sequence[str | None], devices: Sequence[str]) -> str:
@@ -131,3 +148,28 @@ def devices_without_torch(wish: str, count: int) -> tuple[DeviceKind, int]:
             hint='set execution.device = "auto" to run without one',
         )
     return (DeviceKind.CPU, 1) if wish == "cpu" or not count else (DeviceKind.CUDA, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How many trials may run side by side as far as cores go, and why."""
+
+    most: int
+    reason: str
+
+
+def parallelism(config: StudyConfig, resolved: ResolveResult, cores: int) -> Parallelism:
+    """How many trials may run side by side; memory may allow fewer.
+
+    Args:
+        config: The study.
+        resolved: Where its trials run.
+        cores: CPU cores it may use.
+    """
+    wish, wishes = config.runtime.parallel, config.execution
+    if wish != "auto":
+        return Parallelism(wish, f"runtime.parallel is {wish}")
+    on_cpu = resolved.device is DeviceKind.CPU
+    each = (wishes.threads or min(cores, CPU_THREADS if on_cpu else CUDA_THREADS)) + wishes.loader_workers
+    most = max(1 if on_cpu else resolved.device_count, cores // each)
+    return Parallelism(min(most, _MOST_PARALLEL), f"{cores} core(s), {each} for each trial")

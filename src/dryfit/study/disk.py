@@ -11,6 +11,7 @@ from dryfit.core.units import gib
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.study.context import possible_values
+from dryfit.study.devices import available_cores, parallelism
 from dryfit.study.retention import KEEP_NONE, most_kept
 
 _GENERATIONS = 3
@@ -67,7 +68,7 @@ def disk_need(
         optimizers: ``optim.name`` of each optimizer that a trial may use.
         keep: ``runtime.keep``.
         trials: The study's total.
-        parallel: ``runtime.parallel``.
+        parallel: Most trials side by side.
     """
     largest_bytes = max(weights_bytes, default=0)
     state = max((_STATE_PER_WEIGHT.get(name, _STATE_PER_WEIGHT_ELSE) for name in optimizers), default=0)
@@ -87,7 +88,7 @@ def study_need(config: StudyConfig, space: Space, resolved: ResolveResult) -> Di
         possible_values(config, space, "optim.name"),
         keep=config.runtime.keep,
         trials=config.study.trials,
-        parallel=config.runtime.parallel,
+        parallel=parallelism(config, resolved, available_cores()).most,
     )
 
 

@@ -9,12 +9,14 @@ from dryfit.core.trial import Outcome
 from dryfit.runtime.fault_detail import fault_detail
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest, stacks_tail
+from dryfit.runtime.packing import Need
 from dryfit.runtime.recovery import attempt_terms, decide
 from dryfit.store.events import AttemptEnded, Event, FailureFacts, TrialFinished
 from dryfit.store.state import TrialState
 from dryfit.study.context import StudyContext
 from dryfit.study.hearing import Hearing, RunningAttempt
 from dryfit.study.machine import End, finish_trial
+from dryfit.study.needs import alone_first
 from dryfit.study.retention import forget_what_is_not_needed
 
 
@@ -28,6 +30,7 @@ class Endings:
         write: Takes an event to the ledger.
         note: Tells a person something.
         stop: Asks every running trial to stop, and says why.
+        set_aside: Gives a device no more trials, for the reason that it is told.
         clock: Unix time in seconds.
         waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
     """
@@ -37,6 +40,7 @@ class Endings:
     write: Callable[[Event], None]
     note: Callable[[str], None]
     stop: Callable[[End, str], None]
+    set_aside: Callable[[str, str], None]
     clock: Callable[[], float]
     waiting_until_s: dict[int, float] = field(default_factory=dict[int, float])
 
@@ -53,7 +57,7 @@ class Endings:
                 if last.failure.action in (Action.GIVE_UP, Action.PRUNE):
                     self.follow(trial, end_of(trial), last.failure.action, 0.0)
                 continue
-            child = RunningAttempt(trial.number, last.number, last.device)
+            child = RunningAttempt(trial.number, last.number, last.device, Need(trial.number))
             folder = self.study.layout.trial(trial.number).attempt(last.number)
             result = harvest(folder)
             if result is not None and result.train is not None and finish_trial(trial, result.train) is None:
@@ -72,7 +76,7 @@ class Endings:
             reason = f"generation {self.study.state.generation.number} of the study began before it ended"
             self.finish(TrialFinished(number=trial.number, outcome=Outcome.CANCELLED, reason=reason))
             return
-        self.hearing.catch_up(RunningAttempt(trial.number, last.number, last.device))
+        self.hearing.catch_up(RunningAttempt(trial.number, last.number, last.device, Need(trial.number)))
         if not last.ended:
             self.write(AttemptEnded(number=trial.number, attempt=last.number))
         self.finish(finished)
@@ -98,6 +102,8 @@ class Endings:
         job, past = self.study.trial_job, trial.past_failures
         seen = _with_terms(evidence, trial)
         failure = classify(seen, result, job=job)
+        if failure.kind is FailureKind.DEVICE_LOST and child.device is not None:
+            self.set_aside(child.device, f"{failure.kind} in trial {child.number}: {failure.sentence}")
         answer = decide(
             failure,
             past,
@@ -106,6 +112,7 @@ class Endings:
             rungs_left=trial.plan.rungs_left if trial.plan is not None else 0,
             diagnosable=True,
         )
+        answer = alone_first(answer, failure, trial, shared=self.study.parallelism.most > 1)
         folder = self.study.layout.trial(child.number).attempt(child.attempt)
         fault = seen.fault or (result.fault if result is not None else None)
         detail = fault_detail(failure.kind, seen, fault, stacks_tail(folder))

@@ -14,6 +14,7 @@ from pathlib import Path
 from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, Job
+from dryfit.core.plan import DeviceKind
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Note, Progress, Report, Verdict, write_model
 from dryfit.runtime.faults import classify
@@ -24,7 +25,15 @@ from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
 from dryfit.store.state import PlanState, TrialState
-from dryfit.study.context import Placement, StudyView, choose_device, train_request, training_limits, trial_config
+from dryfit.study.context import (
+    Placement,
+    StudyView,
+    choose_device,
+    side_by_side,
+    train_request,
+    training_limits,
+    trial_config,
+)
 from dryfit.study.stops import StopRequests
 
 OnNote = Callable[[str], None]
@@ -118,6 +127,13 @@ def finished(paths: FinalLayout) -> FinalResult | None:
             at = None if result.final.model_dir is None else str(paths.model)
             return None if gone else result.final.model_copy(update={"model_dir": at})
     return None
+
+
+def runs_at_once(study: StudyView) -> int:
+    """How many runs go on side by side: as many as trials; one a GPU where that is left to us, as nothing is packed."""
+    if study.config.runtime.parallel == "auto" and study.resolved.device is DeviceKind.CUDA:
+        return study.resolved.device_count
+    return side_by_side(study).most
 
 
 def run_lock(paths: FinalLayout) -> StudyLock:

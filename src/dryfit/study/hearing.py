@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dryfit.core.wire import Checkpointed, FirstStep, Report, Started, Verdict
 from dryfit.runtime.harvest import read_messages
+from dryfit.runtime.packing import Need
 from dryfit.runtime.spec import ChildMessage
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.pruning import Rules, judge, most_reports
@@ -23,11 +24,12 @@ from dryfit.study.observers import Observer
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """A trial's process."""
+    """A trial's process; ``need`` is what it is counted with."""
 
     number: int
     attempt: int
     device: str | None
+    need: Need
 
 
 class Hearing:

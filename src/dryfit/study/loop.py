@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import Outcome
+from dryfit.core.wire import Started
 from dryfit.runtime.recovery import attempt_terms, terms_in_words
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage
 from dryfit.runtime.supervisor import Supervisor
@@ -17,7 +18,7 @@ from dryfit.store.events import (
     TrialFinished,
 )
 from dryfit.store.state import TrialState
-from dryfit.study.context import Placement, StudyContext, child_spec, choose_device, trial_fingerprint
+from dryfit.study.context import Placement, StudyContext, child_spec, trial_fingerprint
 from dryfit.study.endings import Endings
 from dryfit.study.hearing import Hearing, RunningAttempt
 from dryfit.study.machine import (
@@ -35,6 +36,7 @@ from dryfit.study.machine import (
     tripped,
 )
 from dryfit.study.observers import Observer
+from dryfit.study.occupancy import Machine, Occupancy
 from dryfit.study.planner import Planner
 from dryfit.study.refusals import refusal_text
 from dryfit.study.stops import StopRequests
@@ -51,6 +53,7 @@ class StudyLoop:
         stops: Requests to stop.
         observers: Who is told.
         clock: Unix time in seconds.
+        machine: What can be seen of this machine.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class StudyLoop:
         stops: StopRequests,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.time,
+        machine: Machine | None = None,
     ) -> None:
         self._study = study
         self._supervisor = supervisor
@@ -68,18 +72,21 @@ class StudyLoop:
         self._clock = clock
         self._planner = Planner(study, supervisor, self._write)
         self._hearing = Hearing(study, supervisor, self._write, observers)
-        self._endings = Endings(study, self._hearing, self._write, self._note, self._stop_because, clock)
-        self._running: dict[str, RunningAttempt] = {}
+        self._occupancy = Occupancy(study, machine or Machine(), self._write, self._note, clock)
+        self._endings = Endings(
+            study, self._hearing, self._write, self._note, self._stop_because, self._occupancy.set_aside, clock
+        )
         self._stopping: End | None = None
         self._killed = False
         runtime, settings = study.config.runtime, study.config.study
         self._limits = Limits(
             total=study.total,
-            parallel=runtime.parallel,
+            parallel=study.parallelism.most,
             max_wall_s=settings.max_hours * 3600 if settings.max_hours is not None else None,
             patience=settings.patience,
             max_failed_in_a_row=runtime.max_failed_in_a_row,
             max_refused_in_a_row=runtime.max_refused_in_a_row,
+            device_wait_s=runtime.device_wait_s,
             max_same_failure=runtime.max_same_failure,
         )
 
@@ -92,21 +99,24 @@ class StudyLoop:
         self._endings.reconcile()
         while True:
             self._heed_stops()
-            step = next_step(self._study.state, self._limits, self._live())
-            match step:
+            live = self._live()
+            match next_step(self._study.state, self._limits, live):
                 case Ask(number):
                     self._ask(number)
                 case Plan(number):
                     self._planner.plan(self._study.state.trials[number])
                 case Refuse(number):
                     self._refuse(self._study.state.trials[number])
-                case Place(number):
-                    self._place(self._study.state.trials[number])
+                case Place(number, device):
+                    self._place(self._study.state.trials[number], device, live)
                 case StopRunning(why):
                     self._stop(why)
-                case Wait(until_s):
+                case Wait(until_s, why):
+                    self._occupancy.waiting(why)
                     self._wait(until_s)
-                case Leave(why):
+                case Leave(why, text):
+                    if text:
+                        self._note(text)
                     self._planner.abandon()
                     trip = tripped(self._study.state, self._limits)
                     if trip is not None and trip.end is why:
@@ -114,13 +124,16 @@ class StudyLoop:
                     return why
 
     def _live(self) -> Live:
+        readiness = self._planner.readiness()
         return Live(
-            running=frozenset(child.number for child in self._running.values()),
+            house=self._occupancy.house(),
             waiting_until_s=self._endings.waiting_until_s,
             stopping=self._stopping,
             now_s=self._clock(),
             planning=self._planner.planning,
-            readiness=self._planner.readiness(),
+            readiness=readiness,
+            needs=self._occupancy.needs(readiness),
+            idle_since_s=self._occupancy.idle_since_s,
         )
 
     def _write(self, event: Event) -> None:
@@ -164,16 +177,20 @@ class StudyLoop:
         reason = refusal_text(trial.plan.answer)
         self._endings.finish(TrialFinished(number=trial.number, outcome=Outcome.REFUSED, reason=reason))
 
-    def _place(self, trial: TrialState) -> None:
-        attempt = len(trial.attempts) + 1
-        device = choose_device(self._study.resolved, [child.device for child in self._running.values()])
+    def _place(self, trial: TrialState, device: str | None, live: Live) -> None:
+        attempt, need = len(trial.attempts) + 1, live.need(trial.number)
         terms = attempt_terms(trial.past_failures)
-        placement = Placement(attempt, device, self._planner.choice(trial), terms)
+        fraction = self._occupancy.fence(trial, need, device)
+        placement = Placement(attempt, device, self._planner.choice(trial), terms, fraction)
         spec = child_spec(self._study, trial, placement)
         self._endings.waiting_until_s.pop(trial.number, None)
+        needs_bytes = need.shared_bytes if device is not None else need.host_bytes
         words = terms_in_words(terms)
-        self._write(AttemptPlaced(number=trial.number, attempt=attempt, device=device, terms=words))
-        self._running[spec.key] = RunningAttempt(trial.number, attempt, device)
+        self._write(
+            AttemptPlaced(number=trial.number, attempt=attempt, device=device, needs_bytes=needs_bytes, terms=words)
+        )
+        passed = [number for number in live.needs if number < trial.number and live.is_ready(number)]
+        self._occupancy.start(spec.key, RunningAttempt(trial.number, attempt, device, need), passed)
         self._supervisor.start(spec)
 
     def _heed_stops(self) -> None:
@@ -182,15 +199,15 @@ class StudyLoop:
             self._stop(self._stops.why)
         if self._stops.at_once and not self._killed:
             self._killed = True
-            for key in self._running:
+            for key in self._occupancy.running:
                 self._supervisor.kill(key, "now")
 
     def _stop(self, why: End) -> None:
         self._stopping = why
         self._planner.abandon()
-        if self._running:
-            self._note(f"stopping ({why}): {len(self._running)} running trial(s) write a checkpoint")
-        for key in self._running:
+        if self._occupancy.running:
+            self._note(f"stopping ({why}): {len(self._occupancy.running)} running trial(s) write a checkpoint")
+        for key in self._occupancy.running:
             self._supervisor.ask_stop(key)
 
     def _stop_because(self, why: End, text: str) -> None:
@@ -206,14 +223,16 @@ class StudyLoop:
             planned = self._planner.owner(event.key)
             if planned is not None:
                 self._on_plan(event, planned)
-            child = self._running.get(event.key)
+            child = self._occupancy.running.get(event.key)
             if child is None:
                 continue
             match event:
-                case ChildMessage():
+                case ChildMessage(message=message):
+                    if isinstance(message, Started):
+                        self._occupancy.started(message.pid)
                     self._hearing.on_message(event, child)
                 case ChildExited():
-                    del self._running[event.key]
+                    self._occupancy.end(event)
                     self._endings.on_exit(child, event.result, event.evidence)
 
     # ---- what children say

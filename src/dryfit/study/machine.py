@@ -8,6 +8,7 @@ from enum import StrEnum
 from dryfit.core.failure import PERMITTED, FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.trial import Outcome
+from dryfit.runtime.packing import Fit, Hindrance, House, Limit, Need, pack
 from dryfit.store.events import Observed, TrialFinished
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
@@ -36,7 +37,13 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a study ends, and how much it does at once."""
+    """When a study ends, and how much it does at once.
+
+    Attributes:
+        parallel: Most trials side by side.
+        planners: Most trials whose memory is planned at once.
+        device_wait_s: How long others may hold all that could be used, before the study pauses.
+    """
 
     total: int
     parallel: int
@@ -45,6 +52,7 @@ class Limits:
     max_failed_in_a_row: int
     max_refused_in_a_row: int
     planners: int = 2
+    device_wait_s: float = math.inf
     max_same_failure: int = 3
 
 
@@ -68,7 +76,7 @@ class Readiness(StrEnum):
     """Its memory is to be planned first."""
     PLANNED = "planned"
     EXCLUSIVE = "exclusive"
-    """It may run, with no other trial beside it."""
+    """It may run, with no other trial beside it on its device."""
     REFUSED = "refused"
 
 
@@ -77,24 +85,41 @@ class Live:
     """What the control process knows beside the ledger.
 
     Attributes:
-        running: Numbers of the trials that have a process.
+        house: Where trials can run, and the trials that have a process.
         planning: Numbers of the trials whose memory is being planned now.
         readiness: Of open trials; those left out are planned.
+        needs: What open trials ask of a device; those left out ask for nothing.
         waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
         stopping: Why no new process may start, if so.
         now_s: Unix seconds.
+        idle_since_s: Since when no trial runs although one could, but for its device; None: that is not so.
     """
 
-    running: frozenset[int]
+    house: House
     waiting_until_s: Mapping[int, float]
     stopping: End | None
     now_s: float
     planning: frozenset[int] = frozenset()
     readiness: Mapping[int, Readiness] = field(default_factory=dict[int, Readiness])
+    needs: Mapping[int, Need] = field(default_factory=dict[int, Need])
+    idle_since_s: float | None = None
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Numbers of the trials that have a process."""
+        return frozenset(one.number for one in self.house.occupants)
+
+    def need(self, number: int) -> Need:
+        """What an open trial asks of a device."""
+        return self.needs.get(number) or Need(number, exclusive=self.ready(number) is Readiness.EXCLUSIVE)
 
     def ready(self, number: int) -> Readiness:
         """Whether an open trial may have a process."""
         return self.readiness.get(number, Readiness.PLANNED)
+
+    def is_ready(self, number: int) -> bool:
+        """Whether a trial could have a process now, if there is room for it."""
+        return self.may_start(number) and self.ready(number) in (Readiness.PLANNED, Readiness.EXCLUSIVE)
 
     def may_start(self, number: int) -> bool:
         """Whether a trial has waited long enough since its last failure."""
@@ -103,9 +128,10 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Start a process for a trial that exists."""
+    """Start a process for a trial that exists, on a device; None: the CPU."""
 
     number: int
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +164,22 @@ class StopRunning:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be started now; at most until ``until_s`` (Unix seconds), if given."""
+    """Nothing can be started now; at most until ``until_s`` (Unix seconds), if given.
+
+    Attributes:
+        why: What keeps a trial that could start from doing so; None: enough of them run.
+    """
 
     until_s: float | None = None
+    why: Hindrance | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Nothing runs and nothing more is to start."""
+    """Nothing runs and nothing more is to start; ``text`` says more where the reason alone does not."""
 
     why: End
+    text: str = field(default="", compare=False)
 
 
 Step = Place | Ask | Plan | Refuse | StopRunning | Wait | Leave
@@ -171,10 +203,20 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     early = _before_a_process(idle, limits, live)
     if early is not None:
         return early
-    ready = [number for number in idle if live.may_start(number) and live.ready(number) is not Readiness.UNPLANNED]
-    if len(live.running) >= limits.parallel or _runs_alone(ready, live):
+    ready = [number for number in idle if live.is_ready(number)]
+    if len(live.running) >= limits.parallel:
         return Wait()
-    return Place(ready[0]) if ready else _without_ready(state, limits, live, idle)
+    packed = pack([live.need(number) for number in ready], live.house)
+    if isinstance(packed, Fit):
+        return Place(packed.number, packed.device)
+    return _without_room(limits, live, packed) or _without_a_place(state, limits, live, idle, packed)
+
+
+def _another(state: StudyState, live: Live, idle: Sequence[int]) -> Hindrance | None:
+    """What keeps even a small new trial from starting: one that is alone, or for which a device is kept."""
+    needs = [live.need(number) for number in idle if live.is_ready(number)]
+    found = pack([*needs, Need(len(state.trials))], live.house)
+    return found if isinstance(found, Hindrance) else None
 
 
 def tripped(state: StudyState, limits: Limits) -> Trip | None:
@@ -220,24 +262,36 @@ def _before_a_process(idle: Sequence[int], limits: Limits, live: Live) -> Step |
     return None
 
 
-def _runs_alone(ready: Sequence[int], live: Live) -> bool:
-    """Whether the trials that run keep the next one from starting, because it, or one of them, must be alone."""
-    alone = any(live.ready(number) is Readiness.EXCLUSIVE for number in [*live.running, *ready[:1]])
-    return alone and bool(live.running)
+def _without_room(limits: Limits, live: Live, why: Hindrance | None) -> Step | None:
+    """The end of a session in which others have held for too long what a trial needs."""
+    if live.running or why is None or why.limit in (Limit.NOT_RETURNED, Limit.SET_ASIDE):
+        return None
+    waited_s = 0.0 if live.idle_since_s is None else live.now_s - live.idle_since_s
+    if waited_s < limits.device_wait_s:
+        return None
+    hint = "free it, or set execution.memory_limit to what is left, then resume"
+    return Leave(End.PAUSED, f"waited {waited_s:.0f} s for room (runtime.device_wait_s): {why.text}; {hint}")
 
 
-def _without_ready(state: StudyState, limits: Limits, live: Live, idle: Sequence[int]) -> Step:
+def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequence[int], why: Hindrance | None) -> Step:
     """What follows where a process is free and no trial that exists can have it now."""
     enough = state.counted + len(state.open_trials) >= limits.total
     nothing_fits = state.refused_in_a_row >= limits.max_refused_in_a_row
     gave_up = limits.patience is not None and state.finished_since_best >= limits.patience
-    unplanned = [number for number in idle if live.ready(number) is Readiness.UNPLANNED]
-    taken = len(live.running) + len(live.planning) + len(unplanned)
-    if not (enough or nothing_fits or gave_up) and taken < limits.parallel:
-        return Ask(len(state.trials))
+    # Trials that wait for room count: a new one may fit where they do not, but no more are asked for than could run.
+    waiting_here = [n for n in idle if live.may_start(n) or live.ready(n) is Readiness.UNPLANNED]
+    taken = len(live.running) + len(live.planning) + len(waiting_here)
+    wanted = not (enough or nothing_fits or gave_up)
+    if wanted and taken < limits.parallel:
+        hindrance = _another(state, live, idle)
+        if hindrance is None:
+            return Ask(len(state.trials))
+        why = why or hindrance
     waiting = [live.waiting_until_s[number] for number in idle if not live.may_start(number)]
-    if waiting or live.running or live.planning:
-        return Wait(min(waiting, default=None))
+    if why is not None and why.limit is Limit.SET_ASIDE and not live.running:
+        return Leave(End.PAUSED, why.text)
+    if waiting or live.running or live.planning or why is not None:
+        return Wait(min(waiting, default=None), why)
     if enough:
         return Leave(End.DONE)
     return Leave(End.REFUSED if nothing_fits else End.NO_IMPROVEMENT)

@@ -16,9 +16,11 @@ from dryfit.core.errors import LedgerError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Message, write_text_atomic
+from dryfit.runtime.devices import NvmlDevices
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
+from dryfit.runtime.surroundings import Surroundings
 from dryfit.search.basis import basis_of
 from dryfit.search.mirror import MirrorProcess, storage_url
 from dryfit.search.space import Space
@@ -27,12 +29,13 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, StudyLock, each_event
 from dryfit.store.replay import StudyState
 from dryfit.study.context import StudyContext
-from dryfit.study.devices import available_cores
+from dryfit.study.devices import available_cores, device_uuids
 from dryfit.study.disk import check_disk, study_need, taken_bytes
 from dryfit.study.generations import basis_now, next_generation, recorded
 from dryfit.study.loop import StudyLoop
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
+from dryfit.study.occupancy import Machine
 from dryfit.study.prepare import prepare
 from dryfit.study.stops import StopRequests
 
@@ -89,11 +92,15 @@ def run_session(
             observer.on_open(layout)
         work = _open(config, space, layout, observers)
         stack.push(closing(work.ledger.close))
-        supervisor = stack.enter_context(Supervisor(_supervisor_settings(work)))
+        devices = NvmlDevices(work.created.id)
+        stack.push(closing(devices.close))
+        around = Surroundings(devices, layout.folder)
+        supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
         stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake))
         keepers = stack.enter_context(_mirror(work))
         try:
-            end = _work(work, supervisor, stops, (*observers, *keepers))
+            machine = Machine(devices, placed=around.placed)
+            end = _work(work, supervisor, stops, (*observers, *keepers), machine)
             _tell(observers, work.ledger.append(SessionClosed(reason=end)), work.state)
         except OSError as error:
             if error.errno not in _DISK_FULL:
@@ -133,14 +140,16 @@ def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Seq
         host=platform.node(),
         version=VERSION,
         total=config.study.trials,
-        parallel=config.runtime.parallel,
+        parallel=config.runtime.parallel if config.runtime.parallel != "auto" else 1,  # found out once data are read
         notes=notes,
     )
     _tell(observers, ledger.append(opened), state)
     return StudyWork(config, layout, space, ledger, state, study)
 
 
-def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observers: Sequence[Observer]) -> End:
+def _work(
+    work: StudyWork, supervisor: Supervisor, stops: StopRequests, observers: Sequence[Observer], machine: Machine
+) -> End:
     own = work.config.objective
     _note(observers, "checking data and models" if own is None else f"importing {own.function}")
     resolved = prepare(work.config, work.layout, work.space, supervisor, stops)
@@ -164,7 +173,8 @@ def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observer
         total=work.config.study.trials,
         cores=available_cores(),
     )
-    return StudyLoop(context, supervisor, stops, observers).run()
+    machine.devices.know(device_uuids(resolved, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return StudyLoop(context, supervisor, stops, observers, machine=machine).run()
 
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
@@ -212,7 +222,7 @@ def _created(config: StudyConfig, space: Space, layout: StudyLayout) -> StudyCre
     )
 
 
-def _supervisor_settings(work: StudyWork) -> SupervisorSettings:
+def _supervisor_settings(work: StudyWork, around: Surroundings) -> SupervisorSettings:
     work.layout.logs.mkdir(exist_ok=True)
     own = work.config.objective
     return SupervisorSettings(
@@ -221,6 +231,7 @@ def _supervisor_settings(work: StudyWork) -> SupervisorSettings:
         isolation=work.config.runtime.isolation,
         server_log=work.layout.logs / "forkserver.txt",
         preload=PRELOAD if own is None else (*OBJECTIVE_PRELOAD, *own.preload),
+        probe=around.probe,
     )
 
 

@@ -68,6 +68,7 @@ def prepare_device(
     plan: ExecutionPlan,
     environment: Mapping[str, str],
     *,
+    fraction: float | None = None,
     cuda: Cuda = torch.cuda,
     configure: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings,
 ) -> Prepared:
@@ -79,6 +80,7 @@ def prepare_device(
     Args:
         plan: The trial's.
         environment: Variables of this process: an allocator that is configured there is left as it is.
+        fraction: The share of its device that the allocator of a trial beside others may take; None: all.
         cuda: ``torch.cuda``.
         configure: Takes settings in the form of ``PYTORCH_ALLOC_CONF``; they act on the segments made afterwards.
 
@@ -95,8 +97,18 @@ def prepare_device(
         configure(_SETTINGS[plan.allocator])
     else:
         notes.append(f"{name}={environment[name]} is kept: execution.allocator ({plan.allocator}) was not applied")
-    if limit_bytes is None:
+    if limit_bytes is None and fraction is None:
         return Prepared(notes=tuple(notes))
+    total_bytes = cuda.get_device_properties(_DEVICE).total_memory
+    allocator_bytes = int(fraction * total_bytes) if fraction is not None else total_bytes
+    if limit_bytes is not None:
+        allocator_bytes = min(allocator_bytes, _without_context(limit_bytes, cuda, notes))
+    cuda.set_per_process_memory_fraction(min(1.0, allocator_bytes / total_bytes), _DEVICE)
+    return Prepared(allocator_bytes=allocator_bytes, notes=tuple(notes))
+
+
+def _without_context(limit_bytes: int, cuda: Cuda, notes: list[str]) -> int:
+    """What a limit leaves to the allocator."""
     context_bytes = _context_bytes(cuda)
     if context_bytes is None:
         context_bytes = CONTEXT_BYTES
@@ -108,9 +120,7 @@ def prepare_device(
             f"its CUDA context alone takes {gib(context_bytes)}",
             allowed="execution.memory_limit well above that",
         )
-    total_bytes = cuda.get_device_properties(_DEVICE).total_memory
-    cuda.set_per_process_memory_fraction(min(1.0, allocator_bytes / total_bytes), _DEVICE)
-    return Prepared(allocator_bytes=allocator_bytes, notes=tuple(notes))
+    return allocator_bytes
 
 
 def find_device(wish: str) -> tuple[DeviceKind, int]:

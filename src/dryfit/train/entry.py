@@ -66,7 +66,7 @@ def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -
     torch.set_num_threads(body.plan.threads)
     if body.visible_device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = body.visible_device
-    for note in prepare_device(body.plan, os.environ).notes:
+    for note in prepare_device(body.plan, os.environ, fraction=body.memory_fraction).notes:
         channel.send(Note(text=note))
     if body.diagnostic:
         channel.send(Note(text="every kernel is waited for, to find where an earlier attempt failed: this is slow"))

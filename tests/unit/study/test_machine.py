@@ -1,6 +1,6 @@
 """The pure decider: what follows from a ledger and what runs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from hypothesis import given
@@ -10,6 +10,7 @@ from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import Outcome
+from dryfit.runtime.packing import House, Occupant
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -59,8 +60,13 @@ def study(*outcomes: Outcome | None, values: Mapping[int, float] | None = None) 
     return state
 
 
+def house(*running: int, alone: Collection[int] = ()) -> House:
+    """A machine without a device on which trials run, some of them alone."""
+    return House(occupants=[Occupant(number, None, exclusive=number in alone) for number in running])
+
+
 def live(*running: int, stopping: End | None = None, waiting: Mapping[int, float] | None = None) -> Live:
-    return Live(frozenset(running), waiting or {}, stopping, now_s=100.0)
+    return Live(house(*running), waiting or {}, stopping, now_s=100.0)
 
 
 C, P, F, R = Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED, Outcome.REFUSED
@@ -169,7 +175,8 @@ def planned(
     readiness: Mapping[int, Readiness] | None = None,
     waiting: Mapping[int, float] | None = None,
 ) -> Live:
-    return Live(frozenset(running), waiting or {}, None, 100.0, frozenset(planning), readiness or {})
+    alone = [number for number, ready in (readiness or {}).items() if ready is E]
+    return Live(house(*running, alone=alone), waiting or {}, None, 100.0, frozenset(planning), readiness or {})
 
 
 def test_a_trial_is_planned_before_it_is_placed_and_nothing_is_asked_meanwhile() -> None:
@@ -277,7 +284,8 @@ def test_whatever_plans_say_the_study_ends(
     planned_once: set[int] = set()
     answers = st.sampled_from([Readiness.PLANNED, E, X, X])
     for _ in range(1000):
-        now = Live(frozenset(running), {}, None, 100.0, frozenset(planning), dict(readiness))
+        alone = [number for number, ready in readiness.items() if ready is E]
+        now = Live(house(*running, alone=alone), {}, None, 100.0, frozenset(planning), dict(readiness))
         match next_step(state, limits, now):
             case Ask(number):
                 assert len(running | planning) < parallel

@@ -45,9 +45,11 @@ def plan(**changes: Any) -> ExecutionPlan:
     return ExecutionPlan(**(known | changes))
 
 
-def prepare(cuda: CountingCuda, environment: dict[str, str] | None = None, **changes: Any):
+def prepare(
+    cuda: CountingCuda, environment: dict[str, str] | None = None, *, fraction: float | None = None, **changes: Any
+):
     settings: list[str] = []
-    done = prepare_device(plan(**changes), environment or {}, cuda=cuda, configure=settings.append)
+    done = prepare_device(plan(**changes), environment or {}, fraction=fraction, cuda=cuda, configure=settings.append)
     return done, settings
 
 
@@ -101,6 +103,19 @@ def test_what_others_do_meanwhile_is_bounded(others_grow_by: int, taken: int) ->
 def test_a_limit_below_the_context_is_refused() -> None:
     with pytest.raises(ConfigError, match="its CUDA context alone takes 400 MiB"):
         prepare(CountingCuda(context=400 * MIB), memory_limit_bytes=300 * MIB)
+
+
+def test_a_trial_beside_others_keeps_to_its_share() -> None:
+    cuda = CountingCuda(context=400 * MIB)
+    done, _ = prepare(cuda, fraction=0.25)
+    assert (done.allocator_bytes, cuda.fractions) == (6 * GIB, [0.25])
+    assert not cuda.made, "the share is the allocator's own: the context need not be measured"
+
+
+@pytest.mark.parametrize(("fraction", "limit", "allocator"), [(0.25, 14 * GIB, 6 * GIB), (0.9, 4 * GIB, 3 * GIB)])
+def test_the_tighter_of_share_and_limit_holds(fraction: float, limit: int, allocator: int) -> None:
+    done, _ = prepare(CountingCuda(context=GIB), fraction=fraction, memory_limit_bytes=limit)
+    assert done.allocator_bytes == allocator
 
 
 def test_on_the_cpu_nothing_is_touched() -> None:

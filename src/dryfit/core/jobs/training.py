@@ -44,6 +44,7 @@ class ResolveResult(Wire):
         default_factory=dict[str, int], description="each encoder's weights as a trial saves them, by the model's name"
     )
     device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
+    device_uuids: tuple[str, ...] = Field(default=(), description="of each CUDA device, as CUDA counts them")
 
 
 class TrainRequest(Wire):
@@ -60,7 +61,9 @@ class TrainRequest(Wire):
     checkpoint_every_s: float = Field(gt=0)
     verdict_timeout_s: float = Field(gt=0)
     visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
-    memory_fraction: float | None = Field(default=None, gt=0, le=1, description="most of the device it may take")
+    memory_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="share of its device that its allocator may take"
+    )
     diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, and exact")
     file_sharing: bool = Field(default=False, description="loader workers share tensors by name, not by open files")
 

@@ -19,7 +19,7 @@ from dryfit.core.words import few
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
 from dryfit.study.context import choose_device, possible_values
-from dryfit.study.devices import available_cores
+from dryfit.study.devices import available_cores, parallelism
 from dryfit.study.disk import disk_need, taken_bytes
 from dryfit.study.doctor import study_checks
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
@@ -122,13 +122,15 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
     if changed is not None:
         yield changed
     resolved = _with_device(config, resolved, probe)
+    cores = available_cores()
     ground = Ground(
         config=config,
         space=patient.space,
         fingerprint=resolved.data_fingerprint,
         device=resolved.device,
         visible_device=choose_device(resolved, ()),
-        cores=available_cores(),
+        cores=cores,
+        parallel=parallelism(config, resolved, cores).most,
         cache_dir=cache_dir,
         scratch=room.folder,
     )
@@ -136,7 +138,7 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
     answers = dict(zip(asked, _rehearse(asked, room, on_note), strict=True))
     for name, answer in answers.items():
         yield from model_findings(name, asked[name], answer, resolved.splits["train"].rows)
-    yield from _disk(patient, folder, list(answers.values()))
+    yield from _disk(patient, ground, folder, list(answers.values()))
     own = layout if cache_dir == layout.cache else StudyLayout(room.folder)
     yield from _memory(patient, resolved, own, on_note)
 
@@ -183,7 +185,9 @@ def _rehearse(asked: dict[str, RehearseRequest], room: Room, on_note: OnNote) ->
     return run_side_by_side(errands, room.supervisor, most=1, told=lambda index: on_note(f"rehearsed {names[index]}"))
 
 
-def _disk(patient: Patient, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]) -> Iterator[Finding]:
+def _disk(
+    patient: Patient, ground: Ground, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]
+) -> Iterator[Finding]:
     """Whether there is room for what the largest model leaves behind; nothing where no model could be loaded."""
     config = patient.config
     reports = [answer.rehearse for answer in answers if isinstance(answer, ChildResult) and answer.rehearse is not None]
@@ -195,7 +199,7 @@ def _disk(patient: Patient, folder: FolderFacts, answers: Sequence[ChildResult |
         possible_values(config, patient.space, "optim.name"),
         keep=config.runtime.keep,
         trials=config.study.trials,
-        parallel=config.runtime.parallel,
+        parallel=ground.parallel,
     )
     yield study_checks.disk_finding(need, folder, taken_bytes(patient.layout))
 

@@ -47,6 +47,7 @@ class Ground:
         fingerprint: Of the rows.
         device: Where trials would run.
         visible_device: The CUDA device to use; None on the CPU.
+        parallel: Most trials side by side.
         cache_dir: Where tokens are looked for and put.
         scratch: A folder for files that nobody reads.
     """
@@ -57,6 +58,7 @@ class Ground:
     device: DeviceKind
     visible_device: str | None
     cores: int
+    parallel: int
     cache_dir: Path
     scratch: Path
 
@@ -121,7 +123,7 @@ def _rehearsal(ground: Ground, model: ModelSettings, lengths: tuple[int, ...], d
         effective_batch=batch_size,
         device=ground.device,
         cores=ground.cores,
-        parallel=ground.config.runtime.parallel,
+        parallel=ground.parallel,
     )
     trial = TrainRequest(
         config=_trial(ground, 0, settings, {name: setting(settings, name) for name in ground.space.names}),

@@ -37,7 +37,7 @@ ERROR = ErrorParts(code="LOAD", doing="reading m", found="shard 2 is missing", h
 def requests(**tables: dict[str, Any]) -> dict[str, RehearseRequest]:
     config = instant.config(**({"execution": {}} | tables))
     space = Space.from_config(config)
-    ground = Ground(config, space, "print", DeviceKind.CPU, None, 4, Path("/cache"), Path("/scratch"))
+    ground = Ground(config, space, "print", DeviceKind.CPU, None, 4, 1, Path("/cache"), Path("/scratch"))
     return rehearsals(ground, space_findings(config, space)[1])
 
 

@@ -1,0 +1,239 @@
+"""Where the trials of one session run: what packing is told of devices and trials, and what follows on a device."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dryfit.core.failure import AttemptTerms
+from dryfit.core.plan import DeviceKind
+from dryfit.runtime.devices import Devices, NoDevices
+from dryfit.runtime.host import HostLook, look_at_host
+from dryfit.runtime.packing import CPU, DeviceRoom, Hindrance, House, Limit, Need, Occupant
+from dryfit.runtime.recovery import attempt_terms
+from dryfit.runtime.spec import ChildExited
+from dryfit.store.events import DeviceSetAside, Event, ParallelSet
+from dryfit.store.state import TrialState
+from dryfit.study.context import StudyContext
+from dryfit.study.devices import visible_devices
+from dryfit.study.hearing import RunningAttempt
+from dryfit.study.leftovers import LOOK_BUSY_EVERY_S, LOOK_EVERY_S, Leftover, Leftovers
+from dryfit.study.machine import Readiness
+from dryfit.study.needs import fence, trial_need
+
+_AUTO: Final = "auto"
+_CONTEXT_MOST_BYTES: Final = 1 << 30
+"""What a process can hold of its device beside what its allocator tells of."""
+
+
+def _forget(_key: str, _device: str, _planned_bytes: int | None) -> None:
+    """Nobody wants to know where a child runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What can be seen of this machine.
+
+    Attributes:
+        devices: Who can be asked of GPUs.
+        host: Looks at the host's memory, and at that of some processes.
+        placed: Is told the key, the device and the planned bytes of each child before it starts.
+    """
+
+    devices: Devices = field(default_factory=NoDevices)
+    host: Callable[[Iterable[int]], HostLook] = look_at_host
+    placed: Callable[[str, str, int | None], None] = _forget
+
+
+@dataclass(slots=True)
+class Occupancy:
+    """Keeps the books of who runs where, in one session.
+
+    Attributes:
+        study: What is run.
+        machine: What can be seen of the machine.
+        write: Takes an event to the ledger.
+        note: Tells a person something.
+        clock: Unix time in seconds.
+        running: The trials that have a process, by the process's key.
+    """
+
+    study: StudyContext
+    machine: Machine
+    write: Callable[[Event], None]
+    note: Callable[[str], None]
+    clock: Callable[[], float]
+    running: dict[str, RunningAttempt] = field(default_factory=dict[str, RunningAttempt])
+    _names: tuple[str, ...] = ()
+    _leftovers: Leftovers = field(init=False)
+    _bypassed: dict[int, int] = field(default_factory=dict[int, int])
+    _host_bytes: int = 0
+    _idle_since_s: float | None = None
+    _told: tuple[int, Limit] | None = None
+
+    def __post_init__(self) -> None:
+        self._leftovers = Leftovers(self.machine.devices)
+        resolved = self.study.resolved
+        if resolved.device is DeviceKind.CUDA:
+            self._names = visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        observed = (one.observed for one in self.study.state.trials if one.observed is not None)
+        self._host_bytes = max((one.rss_bytes or 0 for one in observed), default=0)
+        if not self._auto:
+            self._told = self.study.parallelism.most, Limit.ASKED
+
+    @property
+    def _auto(self) -> bool:
+        return self.study.config.runtime.parallel == _AUTO
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """Since when no trial runs although one could, but for its device; None: that is not so."""
+        return self._idle_since_s
+
+    # ---- what packing is told
+
+    def house(self) -> House:
+        """Where trials can run now, and who runs there; memory that came back, or did not, is noticed here."""
+        occupants = [
+            Occupant(one.number, one.device, one.need.shared_bytes, one.need.exclusive) for one in self.running.values()
+        ]
+        set_aside = self.study.state.sessions[-1].set_aside
+        rooms = [CPU] if not self._names else [self._room(name) for name in self._names if name not in set_aside]
+        rooms = [room for room in rooms if room.device not in set_aside]  # one may just have been
+        host_room_bytes = self._host_room_bytes()
+        unknown = ""
+        if host_room_bytes is not None and not self._host_bytes:
+            unknown = "nothing is known yet of the host memory of a trial: waiting for the first step of one"
+        return House(rooms, occupants, tuple(set_aside), host_room_bytes, unknown, self._bypassed)
+
+    def needs(self, readiness: Mapping[int, Readiness]) -> dict[int, Need]:
+        """What every open trial without a process asks for."""
+        busy = {one.number for one in self.running.values()}
+        idle = [trial for trial in self.study.state.open_trials if trial.number not in busy]
+        return {one.number: self._need(one, readiness.get(one.number, Readiness.PLANNED)) for one in idle}
+
+    def _need(self, trial: TrialState, readiness: Readiness) -> Need:
+        unplanned = self._auto and bool(self._names) and trial.plan is None
+        return trial_need(
+            trial.number,
+            trial.plan,
+            Readiness.EXCLUSIVE if unplanned else readiness,
+            self.terms(trial),
+            host_bytes=self._trial_host_bytes(trial),
+        )
+
+    def terms(self, trial: TrialState) -> AttemptTerms:
+        """How the next attempt of a trial is to be run."""
+        return attempt_terms(trial.past_failures)
+
+    def _trial_host_bytes(self, trial: TrialState) -> int | None:
+        """What a trial takes of the host: as planned on the CPU, else as the largest one so far has taken."""
+        memory = trial.plan.answer.memory if trial.plan is not None else None
+        if memory is not None and not self._names:
+            return memory.required_bytes
+        return self._host_bytes or None
+
+    def _host_room_bytes(self) -> int | None:
+        """What the host has left, where that decides how many trials run."""
+        if not self._auto or not self.running:
+            return None
+        attempts = {one.number: self.study.state.trials[one.number].attempts[-1] for one in self.running.values()}
+        look = self.machine.host([one.pid for one in attempts.values() if one.pid is not None])
+        own = self.study.config.objective is not None  # nobody tells of its steps
+        grown = [one.pid for one in attempts.values() if own or one.first_step_ms is not None]
+        self._host_bytes = max([self._host_bytes, *(look.rss_bytes.get(pid or 0, 0) for pid in grown)])
+        expected: dict[int, int] = {}
+        for one in self.running.values():  # one whose process is not known yet has taken nothing
+            expected[attempts[one.number].pid or -1 - one.number] = one.need.host_bytes or self._host_bytes
+        return look.room_bytes(expected)
+
+    def _room(self, name: str) -> DeviceRoom:
+        now_s, there = self.clock(), self._on(name)
+        full = len(self.running) >= self.study.parallelism.most
+        every_s = LOOK_BUSY_EVERY_S if full else self._patient_s(now_s)
+        look = self._leftovers.look(name, now_s, ours_run=bool(there), every_s=every_s)
+        blocked = self._leftovers.waiting_for(name, ours_run=bool(there))
+        if blocked and self._leftovers.overdue(name, now_s):
+            self.set_aside(name, blocked)
+        spec = self.study.resolved.device_spec
+        planned_for = spec.capacity_bytes if spec is not None else None
+        if look is None:
+            return DeviceRoom(name, planned_for, 0, blocked)
+        planned_bytes = sum(one.need.shared_bytes or 0 for one in there)
+        # The driver and torch may count a few MiB differently: what was planned for is there.
+        capacity_bytes = max(look.total_bytes, planned_for or 0)
+        return DeviceRoom(name, capacity_bytes, look.neighbour_bytes(planned_bytes, ours=bool(there)), blocked)
+
+    def _patient_s(self, now_s: float) -> float:
+        """How old a look may be: the longer others hold the memory, the rarer they are looked at."""
+        waited_s = now_s - self._idle_since_s if self._idle_since_s is not None else 0.0
+        return min(max(LOOK_EVERY_S, waited_s / 10), LOOK_BUSY_EVERY_S)
+
+    def _on(self, name: str) -> list[RunningAttempt]:
+        return [one for one in self.running.values() if one.device == name]
+
+    # ---- what happens
+
+    def fence(self, trial: TrialState, need: Need, device: str | None) -> float | None:
+        """The share of its device that a trial's allocator may take; None: as much as there is."""
+        if device is None or self.study.parallelism.most == 1:
+            return None
+        spec = self.study.resolved.device_spec
+        look = self._leftovers.look(device, self.clock(), ours_run=bool(self._on(device)))
+        total_bytes = look.total_bytes if look is not None else spec.capacity_bytes if spec is not None else None
+        return fence(need, trial.plan, total_bytes)
+
+    def start(self, key: str, child: RunningAttempt, passed: Iterable[int]) -> None:
+        """A process is about to be started.
+
+        Args:
+            key: The process's.
+            child: Whose it is.
+            passed: Trials that could have started instead, with lower numbers.
+        """
+        self.running[key] = child
+        self._idle_since_s = None
+        self._bypassed.pop(child.number, None)
+        for number in passed:
+            self._bypassed[number] = self._bypassed.get(number, 0) + 1
+        if child.device is not None:
+            self.machine.placed(key, child.device, child.need.shared_bytes)
+
+    def started(self, pid: int) -> None:
+        """A process of ours has said its first line."""
+        self.machine.devices.own(pid)
+
+    def end(self, event: ChildExited) -> None:
+        """A process is gone: look whether its device has its memory back."""
+        child, evidence = self.running.pop(event.key), event.evidence
+        trained = event.result.train if event.result is not None else None
+        if trained is not None:
+            self._host_bytes = max(self._host_bytes, trained.peak_rss_bytes or 0)
+        if child.device is None or child.device in self.study.state.sessions[-1].set_aside:
+            return
+        most_bytes = evidence.peak_bytes + _CONTEXT_MOST_BYTES if evidence.peak_bytes is not None else None
+        leftover = Leftover(child.number, self.clock(), most_bytes)
+        self._leftovers.ended(child.device, leftover, ours_run=bool(self._on(child.device)))
+
+    def set_aside(self, device: str, reason: str) -> None:
+        """Give a device no more trials in this session; those that run there go on."""
+        if device in self.study.state.sessions[-1].set_aside:
+            return
+        look = self.machine.devices.look(device)
+        if look is not None and look.memory_errors:
+            reason += f"; {look.memory_errors} uncorrected memory error(s) since its driver was loaded"
+        self.write(DeviceSetAside(device=device, reason=reason))
+        self.note(f"device {device} is set aside: {reason}")
+
+    def waiting(self, why: Hindrance | None) -> None:
+        """Nothing can be started now; say so once, where something else than the number asked for is the reason."""
+        now_s = self.clock()
+        if why is None or self.running:
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = now_s
+        most = self.study.parallelism
+        told = (most.most, Limit.ASKED) if why is None else (len(self.running), why.limit)
+        if told != self._told:
+            self._told = told
+            self.write(ParallelSet(parallel=told[0], reason=most.reason if why is None else why.text))

@@ -1,0 +1,200 @@
+"""What NVML says of devices, through a stand-in for its module: names, whose memory it is, errors, no driver at all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dryfit.core.failure import Evidence
+from dryfit.core.wire import MARKER_VARIABLE
+from dryfit.runtime.devices import FALLEN_OFF, DeviceLook, DeviceProcess, NoDevices, NvmlDevices, Whose
+from dryfit.runtime.processes import carries_marker, lives
+from dryfit.runtime.surroundings import Surroundings
+from nvml import GIB, Board, FakeNvml, ScriptedDevices
+
+OURS, OTHER = 11, 12
+
+
+def devices(nvml: FakeNvml, *, ours: tuple[int, ...] = (OURS,), alive: tuple[int, ...] = (OURS, OTHER)) -> NvmlDevices:
+    return NvmlDevices("marker", nvml, is_ours=lambda pid, marker: pid in ours, lives=lambda pid: pid in alive)
+
+
+def test_a_look_says_how_much_and_whose() -> None:
+    board = Board("GPU-a", processes={OURS: 3 * GIB, OTHER: 5 * GIB}, extra=GIB)
+    look = devices(FakeNvml(board)).look("0")
+    assert look is not None
+    assert (look.total_bytes, look.used_bytes) == (24 * GIB - GIB // 2, 9 * GIB)
+    assert {one.pid: one.whose for one in look.processes} == {OURS: Whose.OURS, OTHER: Whose.OTHER}
+    assert look.neighbour_bytes(3 * GIB, ours=True) == 6 * GIB
+    assert (look.unaccounted_bytes, look.memory_errors, look.tells_whose) == (GIB, 0, True)
+
+
+def test_an_older_driver_counts_what_it_keeps_as_used() -> None:
+    look = devices(FakeNvml(Board("GPU-a"), old=True, errors=None)).look("0")
+    assert look is not None
+    assert (look.total_bytes, look.used_bytes, look.memory_errors) == (24 * GIB, GIB // 2, None)
+    assert look.free_bytes == 24 * GIB - GIB // 2
+
+
+def test_every_way_to_name_a_device() -> None:
+    part = Board("MIG-1234-x", total=5 * GIB)
+    whole = Board("GPU-abcd-2", parts=[part])
+    part.parent = whole
+    found = devices(FakeNvml(Board("GPU-abce-1", total=8 * GIB), whole))
+    totals = {name: (look.total_bytes if (look := found.look(name)) else None) for name in (
+        "0", "1", "7", "GPU-abcd-2", "GPU-abce", "GPU-abc", "MIG-1234-x", "MIG-none", ""
+    )}  # fmt: skip
+    half = GIB // 2
+    assert totals == {
+        "0": 8 * GIB - half,
+        "1": 24 * GIB - half,
+        "7": None,
+        "GPU-abcd-2": 24 * GIB - half,
+        "GPU-abce": 8 * GIB - half,
+        "GPU-abc": None,
+        "MIG-1234-x": 5 * GIB - half,
+        "MIG-none": None,
+        "": None,
+    }
+
+
+def test_cuda_may_count_devices_in_another_order() -> None:
+    nvml = FakeNvml(Board("GPU-slow", total=8 * GIB), Board("GPU-fast", total=80 * GIB))
+    found = devices(nvml)
+    found.know({"0": "fast", "1": "slow"})
+    first, second = found.look("0"), found.look("1")
+    assert first is not None and second is not None
+    assert (first.total_bytes, second.total_bytes) == (80 * GIB - GIB // 2, 8 * GIB - GIB // 2)
+
+
+def test_memory_of_ours_that_is_gone_is_told_from_a_neighbours() -> None:
+    board = Board("GPU-a", processes={OURS: 3 * GIB, OTHER: GIB, 99: GIB})
+    ours, alive = [OURS], [OURS, OTHER]
+    found = NvmlDevices("m", FakeNvml(board), is_ours=lambda pid, _: pid in ours, lives=lambda pid: pid in alive)
+    assert found.look("0") is not None
+    ours.clear()
+    alive.remove(OURS)
+    look = found.look("0")
+    assert look is not None
+    assert {one.pid: one.whose for one in look.processes} == {
+        OURS: Whose.GONE,
+        OTHER: Whose.OTHER,
+        99: Whose.HIDDEN,
+    }
+    assert look.held_bytes(Whose.GONE) == 3 * GIB
+    alive.append(OURS)  # its number was given to somebody else
+    again = found.look("0")
+    assert again is not None and again.held_bytes(Whose.GONE) == 0
+
+
+def test_a_process_that_never_was_looked_at_is_known_by_its_own_word() -> None:
+    found = devices(FakeNvml(Board("GPU-a", processes={77: GIB})), alive=())
+    found.own(77)
+    look = found.look("0")
+    assert look is not None and look.held_bytes(Whose.GONE) == GIB
+
+
+def test_where_nobody_tells_whose_it_is_ours_is_as_planned() -> None:
+    blind = DeviceLook(24 * GIB, 9 * GIB)
+    assert blind.neighbour_bytes(6 * GIB, ours=True) == 3 * GIB
+    assert blind.neighbour_bytes(0, ours=False) == 9 * GIB
+    hidden = DeviceLook(24 * GIB, 9 * GIB, (DeviceProcess(5, 9 * GIB, Whose.HIDDEN),))
+    assert hidden.neighbour_bytes(6 * GIB, ours=True) == 3 * GIB
+    starting = DeviceLook(24 * GIB, 9 * GIB, (DeviceProcess(5, 9 * GIB, Whose.OTHER),))
+    assert starting.neighbour_bytes(6 * GIB, ours=True) == 9 * GIB
+
+
+def test_xids_are_kept_by_device_and_mig_parts_hear_of_their_whole() -> None:
+    part = Board("MIG-p")
+    first, second = Board("GPU-a", parts=[part]), Board("GPU-b")
+    part.parent = first
+    nvml = FakeNvml(first, second)
+    found = devices(nvml)
+    assert found.xids("MIG-p") == found.xids("1") == ()
+    nvml.events += [(first, 31), (second, 48), (first, 43)]
+    assert found.xids("MIG-p") == (31, 43)
+    assert found.xids("1") == (48,)
+    assert nvml.registered == [first, second]
+
+
+def test_a_lost_device_says_so_once() -> None:
+    board = Board("GPU-a")
+    found = devices(FakeNvml(board))
+    assert found.look("0") is not None
+    board.lost = True
+    assert found.look("0") is None and found.look("0") is None
+    assert found.xids("0") == (FALLEN_OFF,)
+
+
+def test_no_driver_is_no_error() -> None:
+    nvml = FakeNvml(Board("GPU-a"), driver=False)
+    found = devices(nvml)
+    assert (found.look("0"), found.xids("0")) == (None, ())
+    found.close()
+    assert nvml.shutdowns == 0
+    assert (NoDevices().look("0"), NoDevices().xids("0")) == (None, ())
+
+
+def test_nvml_is_loaded_at_the_first_look_and_let_go() -> None:
+    nvml = FakeNvml(Board("GPU-a"))
+    found = devices(nvml)
+    assert nvml.inits == 0
+    found.look("0")
+    found.look("0")
+    found.close()
+    assert (nvml.inits, nvml.shutdowns) == (1, 1)
+    assert found.look("0") is None
+
+
+def test_the_real_library_where_there_is_no_driver() -> None:
+    """In a process of its own: as every study does it, on this machine."""
+    code = (
+        "from dryfit.runtime.devices import NvmlDevices\n"
+        "found = NvmlDevices('m')\n"
+        "print(found.look('GPU-none'), found.xids('GPU-none')); found.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("None ()", 0), done.stderr
+
+
+def test_ours_are_known_by_their_marker() -> None:
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, MARKER_VARIABLE: "mine"})
+    try:
+        assert carries_marker(child.pid, "mine") and lives(child.pid)
+        assert not carries_marker(child.pid, "yours")
+    finally:
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not lives(child.pid), "a zombie does not live"
+        child.wait()
+    assert not lives(child.pid)
+
+
+# ---- what is seen around a child's end
+
+
+def test_the_surroundings_of_a_child_that_ends(tmp_path: Path) -> None:
+    seen = ScriptedDevices(reported={"0": [13]})
+    seen.set("0", 24 * GIB, (OURS, 2 * GIB, Whose.OURS), (OTHER, 5 * GIB, Whose.OTHER), extra=GIB)
+    around = Surroundings(seen, tmp_path, tmp_path / "nowhere")
+    around.placed("one", "0", 7 * GIB)
+    around.placed("two", "0", 3 * GIB)
+    seen.reported["0"].append(79)
+    found = around.probe("one", Evidence(exit_code=1, peak_bytes=6))
+    assert (found.exit_code, found.peak_bytes) == (1, 6)
+    assert (found.device, found.planned_bytes, found.xids) == ("0", 7 * GIB, (79,))
+    assert (found.device_total_bytes, found.device_free_bytes) == (24 * GIB, 16 * GIB)
+    assert found.neighbour_bytes == 6 * GIB
+    assert found.shm_free_bytes is None and found.disk_free_bytes
+    assert around.probe("one", Evidence()).device is None, "an attempt ends once"
+
+
+@pytest.mark.parametrize("seen", [NoDevices(), ScriptedDevices()])
+def test_where_nothing_is_known_nothing_is_said(tmp_path: Path, seen: NoDevices | ScriptedDevices) -> None:
+    around = Surroundings(seen, tmp_path)
+    around.placed("one", "0", None)
+    found = around.probe("one", Evidence())
+    assert (found.device, found.device_free_bytes, found.neighbour_bytes, found.xids) == ("0", None, None, ())
+    assert around.probe("plan", Evidence()).device is None
