@@ -1,0 +1,105 @@
+"""On a CUDA device: trials share it within their fences, neighbours are seen, and a killed process gives all back.
+
+python -m pytest tests/gpu -m gpu
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from dryfit.core.trial import Outcome
+from dryfit.core.wire import MARKER_VARIABLE
+from dryfit.runtime.devices import DeviceLook, NvmlDevices, Whose
+from study_runs import fold, run, write_study
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+MIB = 2**20
+HOLD = """
+import sys, time, torch
+held = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def holder(size_bytes: int, marker: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds memory of the first device."""
+    environment = {**os.environ, MARKER_VARIABLE: marker}
+    words = [sys.executable, "-c", HOLD, str(size_bytes)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def devices() -> Iterator[NvmlDevices]:
+    found = NvmlDevices("mine")
+    found.know({"0": str(torch.cuda.get_device_properties(0).uuid)})
+    yield found
+    found.close()
+
+
+def look(devices: NvmlDevices) -> DeviceLook:
+    found = devices.look("0")
+    assert found is not None, "there is a driver, so something is known"
+    return found
+
+
+def test_nvml_and_torch_mean_the_same_device(devices: NvmlDevices) -> None:
+    total_bytes = torch.cuda.get_device_properties(0).total_memory
+    assert abs(look(devices).total_bytes - total_bytes) <= 0.01 * total_bytes
+
+
+def test_a_neighbour_is_seen_and_told_from_ours(devices: NvmlDevices) -> None:
+    before = look(devices).neighbour_bytes(0, ours=False)
+    with holder(512 * MIB, "somebody else"):
+        assert look(devices).neighbour_bytes(0, ours=False) - before >= 512 * MIB
+    with holder(512 * MIB, "mine"):
+        seen = look(devices)
+        if not seen.held_bytes(Whose.OURS):
+            pytest.skip("the driver lists no processes here, as in some containers")
+        assert seen.neighbour_bytes(0, ours=True) - before < 256 * MIB
+
+
+def test_a_killed_process_gives_its_memory_back(devices: NvmlDevices) -> None:
+    before = look(devices).used_bytes
+    with holder(1024 * MIB, "mine") as process:
+        look(devices)
+        process.kill()
+        process.wait()
+        deadline_s = time.monotonic() + 60
+        while (left := look(devices)).used_bytes > before + 64 * MIB and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        assert left.used_bytes <= before + 64 * MIB
+        assert left.held_bytes(Whose.GONE) == 0
+
+
+def test_several_trials_share_a_card_within_their_fences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_study(tmp_path / "study", trials=6, search='sampler = "random"', runtime='parallel = "auto"')
+    done = run("tune", tmp_path / "study", "--set", "execution.device=cuda")
+    assert done.returncode == 0, done.stderr
+    state = fold(tmp_path / "study")
+    assert state.counts[Outcome.COMPLETE] == 6
+    assert state.sessions[-1].set_aside == {}
+    for trial in state.trials:
+        (attempt,) = trial.attempts
+        assert attempt.needs_bytes is not None and trial.observed is not None
+        assert (trial.observed.reserved_bytes or 0) <= attempt.needs_bytes
