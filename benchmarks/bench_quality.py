@@ -1,11 +1,11 @@
 """Whether reading a window of the history costs quality: dryfit's TPE against Optuna's own, on public functions.
 
-    python benchmarks/bench_quality.py [--trials 400] [--seeds 20] [--jobs 2] [--out quality.csv]
+    python benchmarks/bench_quality.py [--trials 800] [--seeds 20] [--jobs 2] [--out quality.csv]
 
 Both with the same options (multivariate, grouped, 10 random trials first) and the same budgets; Optuna as its users
 call it, with a study in memory. Regret is what the best value so far lies above the function's minimum. A row of the
 table compares, after some of the trials, 20 searches with 20: quartiles of the regret, and the p of a two-sided
-Mann-Whitney test that neither tends to be the lower. The window drops trials from the 201st on. Searches are kept in
+Mann-Whitney test that neither tends to be the lower. The window drops trials from the 401st on. Searches are kept in
 --out as they are done, and not repeated. Sources of the functions: Surjanovic and Bingham, Virtual Library of
 Simulation Experiments.
 """
@@ -210,7 +210,7 @@ def table(done: dict[tuple[str, str, int], list[float]], at: list[int]) -> None:
 def main() -> None:
     """Run what is missing and print the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trials", type=int, default=400)
+    parser.add_argument("--trials", type=int, default=800)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="a file of the runs that are done; it is added to")

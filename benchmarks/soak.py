@@ -76,13 +76,13 @@ class Bound:
 
 
 BOUNDS: Mapping[str, Bound] = {
-    "control_mib": Bound(8.0, 4.0),
+    "control_mib": Bound(6.0, 4.0),
     "control_fds": Bound(0.5, 2.0),
     "control_threads": Bound(0.5, 1.0),
     "server_mib": Bound(0.5, 1.0),
     "server_fds": Bound(0.5, 2.0),
     "server_threads": Bound(0.5, 1.0),
-    "mirror_mib": Bound(20.0, 6.0),
+    "mirror_mib": Bound(12.0, 6.0),
     "mirror_fds": Bound(0.5, 2.0),
     "mirror_threads": Bound(0.5, 1.0),
     "processes": Bound(1.0, 3.0),
@@ -246,7 +246,7 @@ def main() -> None:
         wall_s, samples = time.monotonic() - began_s, read_samples(file)
         ran = options.trials - (before[-1].trials if before else 0)
         print(f"{wall_s:.0f} s, {1000 * wall_s / max(1, ran):.0f} ms a trial; the study ended with {status}")
-        sys.exit(0 if status == 0 and check(folder, samples, options.trials, options.settled) else 1)
+        sys.exit(0 if check(folder, samples, options.trials, options.settled) and status == 0 else 1)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,17 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from dryfit.core.wire import Wire
 
 
 class ForkRequest(Wire):
     """Control to server: fork a child for the request in a folder."""
+
+    # Pydantic keeps thousands of short strings that it has read: here no two are the same, and the server is to stay
+    # as it is however many children it has made.
+    model_config = ConfigDict(cache_strings="keys")
 
     key: str
     request_path: str

@@ -32,8 +32,10 @@ Draw: TypeAlias = Callable[[Free], Mapping[str, Scalar]]
 """Draws a group of parameters."""
 
 _BEST = 50
-_LAST = 150
-"""What TPE reads of the finished trials. Its good trials are at most 25, the rest is a sample of the bad ones."""
+_LAST = 100
+_SAMPLE = 250
+"""What TPE reads of the finished trials. It takes at most 25 for good ones, the rest stands for the bad ones. When it
+read 200, most of them the last, searches stood still from trial 200 on (benchmarks/bench_quality.py)."""
 
 _GENERATION = "NSGAIISampler:generation"
 """What Optuna's NSGA-II calls the generation of a trial in its system attributes."""
@@ -131,7 +133,7 @@ class TpeMemory:
     def __init__(self, space: Space, directions: tuple[Direction, ...], *, refused: bool) -> None:
         self._space = space
         self._goals = len(directions)
-        self._window = Window(directions, refused=refused, best=_BEST, last=_LAST)
+        self._window = Window(directions, refused=refused, best=_BEST, last=_LAST, sample=_SAMPLE)
         self._trials: dict[int, Sealed] = {}
 
     @property

@@ -106,3 +106,8 @@ def test_asha_returns_new_rungs_only() -> None:
     assert second.system_attrs == {"completed_rung_1": 0.4}
     third = verdict([record(0, [0.1, 0.4, 0.5], rungs=first.system_attrs | second.system_attrs)], search)
     assert third == PruneVerdict(True, {}, "report 2 decides no rung")
+
+
+def test_a_trial_that_has_ended_is_not_judged() -> None:
+    with pytest.raises(InternalError, match="no running trial 4"):
+        judge(GOOD, 4, rules(settings(pruner="median")))

@@ -198,3 +198,26 @@ def test_events_of_older_versions_are_read() -> None:
     state = fold(created(), opened(), old, asked(0), end)
     assert state.resolved is not None and state.resolved.device_spec is None
     assert state.trials[0].observed is None
+
+
+def test_the_history_goes_on_with_the_study() -> None:
+    state = fold(created(), asked(0), asked(1))
+    past = state.history()
+    assert [record.outcome for record in past] == [None, None]
+    point = MetricPoint(0, 1, 1.0, 0.5, {})
+    state.apply(ReportMade(number=1, attempt=1, point=point))
+    state.apply(VerdictGiven(number=1, n=0, proceed=True, system_attrs={"completed_rung_0": 0.5}, reason="why"))
+    state.apply(finished(0, Outcome.COMPLETE, 0.25))
+    assert state.history() is past
+    assert (past[0].value, past[1].reports, past[1].system_attrs) == (0.25, (point,), {"completed_rung_0": 0.5})
+    assert [record.number for record in past.running] == [1]
+    assert [trial.number for trial in state.open_trials] == [1]
+    assert (state.trials[1].verdicts[0].proceed, state.trials[1].verdicts[0].reason) == (True, "why")
+
+
+def test_distributions_that_many_trials_share_are_kept_once() -> None:
+    texts = {"optim.lr": '{"name": "FloatDistribution"}'}
+    events = [asked(number).model_copy(update={"distributions": dict(texts)}) for number in range(3)]
+    state = fold(created(), *events)
+    assert [trial.distributions for trial in state.trials] == [texts] * 3
+    assert len({id(trial.distributions) for trial in state.trials}) == 1
