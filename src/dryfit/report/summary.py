@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.report.plans import Plans, plan_totals
+from dryfit.report.troubles import Troubles, troubles_of
 from dryfit.store.replay import StudyState
 
 
@@ -72,6 +73,7 @@ class StudySummary(_View):
     wall_s: float
     trial_overhead_ms: Overhead
     plans: Plans | None = None
+    troubles: Troubles
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -123,4 +125,5 @@ def summarise(state: StudyState) -> StudySummary:
             p95=percentile(overheads, 0.95),
         ),
         plans=plan_totals(state),
+        troubles=troubles_of(state),
     )

@@ -11,6 +11,7 @@ from optuna.distributions import BaseDistribution, check_distribution_compatibil
 from optuna.trial import TrialState
 
 from dryfit.core.trial import Outcome
+from dryfit.search.mirror_attributes import PlannedMemory, end_attributes, failure_attributes
 
 _STATES = {
     Outcome.COMPLETE: TrialState.COMPLETE,
@@ -34,6 +35,7 @@ class Wanted:
     reports: dict[int, float] = field(default_factory=dict[int, float])
     user_attrs: dict[str, Any] = field(default_factory=dict[str, Any])
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
+    plan: PlannedMemory | None = None
 
 
 class MirrorModel:
@@ -42,6 +44,7 @@ class MirrorModel:
     def __init__(self) -> None:
         self.trials: dict[int, Wanted] = {}
         self._kinds: dict[str, list[BaseDistribution]] = {}
+        self._answers: dict[str, Mapping[str, Any]] = {}
         self._goals = 1
 
     def fold(self, event: Mapping[str, Any]) -> int | None:
@@ -63,12 +66,16 @@ class MirrorModel:
                 trial.reports[int(point["n"])] = float(point["value"])
             case "verdict":
                 trial.system_attrs.update(event["system_attrs"])
+            case "trial_planned":
+                self._plan(trial, event)
             case "attempt_placed":
                 trial.user_attrs["attempts"] = event["attempt"]
             case "attempt_ended":
                 if event["failure"] is None:
                     return None
-                trial.user_attrs["failure"] = f"{event['failure']['kind']}: {event['failure']['sentence']}"
+                trial.user_attrs |= failure_attributes(event["failure"])
+                if trial.plan is not None:
+                    trial.plan.note_failure(event["failure"])
             case "trial_finished":
                 _finish(trial, event, self._goals)
             case _:
@@ -82,7 +89,14 @@ class MirrorModel:
             distribution = json_to_distribution(event["distributions"][internal])
             name = self._name(internal, distribution)
             params[name], distributions[name] = value, distribution
-        return Wanted(params, distributions, _time(event), user_attrs={"params": event["params"]})
+        attributes = {"params": event["params"], "seed": event["seed"], "cuda_error": False}
+        return Wanted(params, distributions, _time(event), user_attrs=attributes)
+
+    def _plan(self, trial: Wanted, event: Mapping[str, Any]) -> None:
+        """Take a plan; one without an answer has that of an earlier one with the same key."""
+        answer = self._answers[event["key"]] = event.get("answer") or self._answers[event["key"]]
+        trial.plan = PlannedMemory.of(answer)
+        trial.user_attrs["planned_bytes"] = trial.plan.peak_bytes
 
     def _name(self, internal: str, distribution: BaseDistribution) -> str:
         """The internal name, or ``name~2``, ``name~3``, ... where choices or kind changed meanwhile.
@@ -110,9 +124,7 @@ def _time(event: Mapping[str, Any]) -> datetime:
 
 def _finish(trial: Wanted, event: Mapping[str, Any], goals: int) -> None:
     outcome = Outcome(event["outcome"])
-    trial.user_attrs["outcome"] = outcome.value
-    if event.get("reason"):
-        trial.user_attrs["reason"] = event["reason"]
+    trial.user_attrs |= end_attributes(event, trial.plan)
     trial.ended = _time(event)
     trial.state = _STATES[outcome]
     found: list[object] = [event.get("value"), *cast("list[object]", event.get("also", []))]

@@ -15,7 +15,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import LedgerError, StudyMismatchError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
-from dryfit.core.wire import Message, write_text_atomic
+from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
@@ -33,7 +33,7 @@ from dryfit.study.loop import StudyLoop
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
 from dryfit.study.prepare import prepare
-from dryfit.study.stops import StopRequests
+from dryfit.study.stops import StopRequests, stacks_on_request
 
 _MIRROR_FLUSH_S = 10.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -54,8 +54,17 @@ def read_study(layout: StudyLayout) -> StudyState:
     Raises:
         LedgerError: There is no study, or its ledger cannot be read.
     """
+    return folded(read_ledger(layout.ledger), layout)
+
+
+def folded(events: Sequence[Event], layout: StudyLayout) -> StudyState:
+    """The fold of a study's ledger that was read.
+
+    Raises:
+        LedgerError: It is empty: there is no study.
+    """
     state = StudyState()
-    for event in read_ledger(layout.ledger):
+    for event in events:
         state.apply(event)
     if state.created is None:
         raise LedgerError(
@@ -89,6 +98,7 @@ def run_session(
         work = _open(config, space, layout, observers)
         stack.callback(work.ledger.close)
         supervisor = stack.enter_context(Supervisor(_supervisor_settings(work)))
+        stack.enter_context(stacks_on_request(layout.logs / STACKS_FILE))
         stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake))
         keepers = stack.enter_context(_mirror(work))
         try:
