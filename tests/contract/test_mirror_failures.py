@@ -33,7 +33,6 @@ way = {WAYS}
 sampler = "random"
 pruner = "median"
 pruner_startup_trials = 1
-defaults_first = false
 enqueue = [{", ".join(f'{{way = "{way}"}}' for way in WAYS)}]
 
 [runtime]
@@ -54,7 +53,8 @@ OutOfMemoryError.__module__ = AcceleratorError.__module__ = "torch"
 
 ERRORS = {
     "out of memory": OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of which 1.12 GiB is free."
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB of which 1.12 GiB is "
+        "free."
     ),
     "assert": AcceleratorError(
         "CUDA error: device-side assert triggered\\nCUDA kernel errors might be asynchronously reported"
@@ -144,9 +144,13 @@ def test_reasons_of_prunings_can_be_asked_for(ways: tuple[Path, dict[str, Frozen
 
 def test_planned_and_observed_memory_are_those_of_the_exports(tmp_path: Path) -> None:
     """Trials that fit, one that is refused, one that runs out of memory and goes on with another rung of its plan."""
+    points = [
+        {"train.max_length": length, "head.hidden": hidden}
+        for length, hidden in ((4096, 16), (64, plan_jobs.UNDERESTIMATED), (32, 16), (64, 16))
+    ]
     study = instant.config(
-        study={"trials": 6},
-        search={"sampler": "random"},
+        study={"trials": 3},
+        search={"sampler": "random", "enqueue": points},
         train={"batch_size": 8},
         head={"layers": 1},
         space={"train.max_length": [32, 64, 4096], "head.hidden": [16, plan_jobs.UNDERESTIMATED]},
@@ -168,12 +172,12 @@ def test_planned_and_observed_memory_are_those_of_the_exports(tmp_path: Path) ->
         assert trial.user_attrs.get("planned_bytes") == row.planned_bytes
         assert trial.user_attrs.get("observed_bytes") == row.observed_bytes
     refused = [trial for trial in mirrored if trial.user_attrs["outcome"] == Outcome.REFUSED]
-    assert refused
+    assert [trial.number for trial in refused] == [0]
     for trial in refused:
         assert trial.state is TrialState.PRUNED
         assert trial.user_attrs["prune_reason"].startswith("needs ")
         assert "attempts" not in trial.user_attrs and trial.user_attrs["planned_bytes"] > 512 * 2**20
     missed = [trial for trial in mirrored if trial.user_attrs.get("failure_kind") == "oom_device"]
-    assert missed
+    assert [trial.number for trial in missed] == [1]
     for trial in missed:
         assert trial.user_attrs["cuda_error"] and trial.user_attrs["cuda_error_msg"]

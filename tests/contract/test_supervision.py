@@ -137,7 +137,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
     )
-    assert "KillMode" in done.stderr  # it would have told
+    assert "kill mode" in done.stderr  # it would have told
 
 
 def test_kubernetes_ends_the_job_where_trying_again_changes_nothing() -> None:

@@ -233,9 +233,7 @@ def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None
         case AttemptEnded():
             return _end(event, trial.attempts[event.attempt - 1], state)
         case TrialFinished():
-            return Moment(
-                at=event.at, attempt=None, what=What.FINISHED, text=f"trial {trial.number}: {_end_text(trial)}"
-            )
+            return Moment(at=event.at, attempt=None, what=What.FINISHED, text=_end_text(trial))
         case _:
             return None
 

@@ -27,10 +27,10 @@ class StopRequests:
     """Collects requests while it is entered; the study's loop looks at them between any two steps.
 
     The first request means: checkpoint and stop. A SIGINT after it, as of a person who presses Ctrl-C once more, or
-    ``dryfit stop --now``, means: now. Other signals may come as often as they like: the terminal and the shell each send
-    a SIGHUP, ``timeout`` sends SIGTERM to the process and to its group, a batch system warns before it ends a job.
-    Handlers are only installed in the main thread, because Python allows it nowhere else. SIGHUP stays ignored where it
-    is: that is how ``nohup`` works.
+    ``dryfit stop --now``, means: now. Other signals may come as often as they like: the terminal and the shell send a
+    SIGHUP each, ``timeout`` sends SIGTERM to the process and to its group, a batch system warns before it ends a job.
+    Handlers are only installed in the main thread, because Python allows it nowhere else. SIGHUP stays ignored where
+    it is: that is how ``nohup`` works.
 
     Args:
         request_file: What ``dryfit stop`` writes.
