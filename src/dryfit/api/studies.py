@@ -246,8 +246,10 @@ def exit_status(end: End, state: StudyState) -> ExitStatus:
         case End.DONE | End.NO_IMPROVEMENT:
             useful = state.counts[Outcome.COMPLETE] + state.counts[Outcome.PRUNED]
             return ExitStatus.DONE if useful else ExitStatus.ANSWER_IS_NO
-        case End.TOO_MANY_FAILURES | End.REFUSED:
+        case End.TOO_MANY_FAILURES | End.SAME_FAILURE | End.REFUSED:
             return ExitStatus.ANSWER_IS_NO
+        case End.BAD_DATA:
+            return ExitStatus.CANNOT_RUN
         case End.MAX_HOURS | End.STOPPED | End.PAUSED:
             return ExitStatus.STOPPED
         case End.INTERRUPTED:

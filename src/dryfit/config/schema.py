@@ -240,6 +240,9 @@ class RuntimeSettings(Settings):
     max_failed_in_a_row: int = Field(
         default=5, ge=1, description="the study stops after so many failed trials in a row"
     )
+    max_same_failure: int = Field(
+        default=3, ge=1, description="the study stops when its first so many trials fail in the same way"
+    )
     max_refused_in_a_row: int = Field(
         default=1000, ge=1, description="the study stops after so many trials in a row that do not fit"
     )

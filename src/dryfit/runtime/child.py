@@ -179,17 +179,28 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
     return result
 
 
+def _bare_result(error: BaseException) -> ChildResult:
+    """The least that can be said of an exception whose text cannot be made or written."""
+    cls = type(error)
+    return ChildResult(fault=ChildFault((f"{cls.__module__}.{cls.__qualname__}",), "", "its message cannot be told"))
+
+
 def _last_word(channel: ChildChannel | None, error: BaseException, secrets: Mapping[str, str]) -> ChildStatus:
-    """Write down why the job failed, as far as that can still be done."""
-    with suppress(OSError, ValueError):
+    """Write down why the job failed, as far as that can still be done; nothing that fails here takes its place."""
+    with suppress(Exception):
         sys.stderr.write(redacted("".join(traceback.format_exception(error)), secrets))
     failed = error
-    if channel is not None:
+    for say in (_fault_result, _bare_result):
+        if channel is None:
+            break
         try:
-            channel.finish(_fault_result(error))
+            channel.finish(say(error))
             return ChildStatus.FAULT
         except OSError as write_error:
             failed = write_error
+            break
+        except Exception as trouble:  # noqa: BLE001  # the exception's own code failed: less is said of it
+            failed = trouble
     full = isinstance(failed, OSError) and failed.errno in (errno.ENOSPC, errno.EDQUOT)
     return ChildStatus.DISK_FULL if full else ChildStatus.NO_LAST_WORD
 

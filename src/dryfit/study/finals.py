@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError, error_from_parts
-from dryfit.core.failure import Action, PastFailure
+from dryfit.core.failure import PastFailure
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, Job
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Note, Progress, Report, Verdict, write_model
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest
-from dryfit.runtime.recovery import decide
+from dryfit.runtime.recovery import ANOTHER_ATTEMPT, decide
 from dryfit.runtime.spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import FinalLayout
@@ -258,7 +258,7 @@ class FinalWork:
         failure = classify(exited.evidence, result, job=Job.FINAL)
         retries = self.study.config.runtime.retries
         answer = decide(failure, live.past, retries=retries, reached_checkpoint=live.checkpointed)
-        if answer.action is Action.RETRY and not self._stopping:
+        if answer.action in ANOTHER_ATTEMPT and not self._stopping:
             self.told(f"{live.run.name}: {failure.kind}: {failure.sentence} -> {answer.action}")
             past = (*live.past, PastFailure(failure.kind, live.checkpointed))
             return replace(live, attempt=live.attempt + 1, past=past, checkpointed=False)
