@@ -259,13 +259,14 @@ def _report_text(point: MetricPoint, state: StudyState) -> str:
 def _end(event: AttemptEnded, attempt: AttemptState, state: StudyState) -> Moment:
     worked = duration_text(attempt_time_s(attempt, state.sessions))
     if event.failure is None:
-        return Moment(at=event.at, attempt=event.attempt, what=What.RESULT, text=f"ended with a result, after {worked}")
+        text = f"attempt {event.attempt}: ended with a result, after {worked}"
+        return Moment(at=event.at, attempt=event.attempt, what=What.RESULT, text=text)
     failure = event.failure
     return Moment(
         at=event.at,
         attempt=event.attempt,
         what=What.FAILURE,
-        text=f"{failure.kind}: {failure.sentence}",
+        text=f"attempt {event.attempt}: {failure.kind}: {failure.sentence}",
         details=(*_error_lines(failure), *_loss_lines(attempt, state), f"then: {FOLLOWED[failure.action]}"),
     )
 
@@ -278,6 +279,8 @@ def _error_lines(failure: FailureFacts) -> Iterator[str]:
         yield from (f"  {line}" for line in error[1:])
     elif len(error) > 1:
         yield from error
+    if failure.place and not failure.detail:
+        yield f"at {failure.place}"
     yield from failure.detail.strip().splitlines()
 
 

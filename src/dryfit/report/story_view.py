@@ -58,6 +58,7 @@ class FailureView(_View):
     action: Action
     error_type: str
     error: str
+    place: str
     detail: str
 
 

@@ -69,7 +69,7 @@ def test_a_story_is_told_in_order() -> None:
 
 def test_a_failure_tells_the_error_what_was_lost_and_what_followed() -> None:
     (failure,) = (one for one in told(tried_twice()).moments if one.what is What.FAILURE)
-    assert failure.text == "oom_device: the device's memory did not suffice"
+    assert failure.text == "attempt 1: oom_device: the device's memory did not suffice"
     assert failure.details == (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "  GPU 0 has a total capacity of 23.64 GiB",
@@ -172,7 +172,7 @@ def test_notes_of_processes_stand_where_they_were_made(tmp_path: Path) -> None:
     assert place("attempt 1 on device 1, counted with 1.5 GiB") + 1 == place("before its first line")
     assert place("first line after 12 ms (process 77)") + 1 == place("loading")
     assert place("checkpoint at step 20") + 1 == place("after the checkpoint")
-    failure = place("oom_device: the device's memory did not suffice")
+    failure = place("attempt 1: oom_device: the device's memory did not suffice")
     assert place("after the checkpoint") < place("after a step that the ledger does not know") == failure - 1
     assert failure < place("alone")
     assert len(found) == len(set(found))
