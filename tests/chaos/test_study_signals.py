@@ -126,10 +126,8 @@ def test_a_batch_system_may_signal_every_process(
     goes_on_as_undisturbed(study, undisturbed, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("first", "status"),
-    [(signal.SIGTERM, 3), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "status"), [(signal.SIGTERM, 3), (signal.SIGINT, 130)])
 def test_ctrl_c_after_a_request_ends_everything_at_once(
     study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, first: signal.Signals, status: int
 ) -> None:
