@@ -11,7 +11,7 @@ from typing import Any, cast
 import plan_jobs
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs import ChildResult, PlanRequest, PlanResult, TrainRequest
+from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, PlanRequest, PlanResult, TrainRequest
 from dryfit.core.trial import MetricPoint
 from dryfit.core.wire import Checkpointed, Report, Started, Verdict
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
@@ -100,19 +100,24 @@ class InstantSupervisor:
             if isinstance(body, PlanRequest):
                 answers = tuple(self.answerer(subject, body) for subject in body.subjects)
                 return [ChildExited(spec.key, ChildResult(plan=PlanResult(answers=answers)), Evidence(exit_code=0))]
-            assert isinstance(body, TrainRequest)
-            ends = self.script(body)
+            training = body.training if isinstance(body, FinalRequest) else body
+            assert isinstance(training, TrainRequest)
+            ends = self.script(training)
             if ends is not None:
                 reached = (
                     [] if ends.checkpoint is None else [ChildMessage(spec.key, Checkpointed(step=ends.checkpoint))]
                 )
                 return [*reached, ChildExited(spec.key, ends.result, ends.evidence)]
-            if plan_jobs.runs_out(body):
+            if plan_jobs.runs_out(training):
                 raise plan_jobs.OutOfMemoryError("CUDA out of memory")
-            done = plan_jobs.result(body)
+            done = plan_jobs.result(training)
             assert done.value is not None
             point = MetricPoint(n=0, step=3, epoch=1.0, value=done.value, metrics={})
-            end = ChildExited(spec.key, ChildResult(train=done), Evidence(exit_code=0))
+            result = ChildResult(train=done)
+            if isinstance(body, FinalRequest):
+                scores = FinalResult(training=done, step=3, validation={}, test=None, rows={}, model_dir=body.model_dir)
+                result = ChildResult(final=scores)
+            end = ChildExited(spec.key, result, Evidence(exit_code=0))
             return [ChildMessage(spec.key, Report(point=point)), end]
         except Crash:
             return [ChildExited(spec.key, None, Evidence(signal=signal.SIGSEGV))]

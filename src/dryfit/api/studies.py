@@ -235,13 +235,12 @@ def _result(session: SessionResult) -> TuneResult:
         end=session.end,
         summary=summarise(session.state),
         folder=session.layout.folder,
-        status=exit_status(session.end, session.state),
+        status=_exit_status(session.end, session.state),
         advice=nothing_fits_text(session.state) if session.end is End.REFUSED else "",
     )
 
 
-def exit_status(end: End, state: StudyState) -> ExitStatus:
-    """What a command exits with after a study's session."""
+def _exit_status(end: End, state: StudyState) -> ExitStatus:
     match end:
         case End.DONE | End.NO_IMPROVEMENT:
             useful = state.counts[Outcome.COMPLETE] + state.counts[Outcome.PRUNED]

@@ -162,10 +162,6 @@ def _tree(cls: type[DryfitError]) -> dict[str, type[DryfitError]]:
     return found
 
 
-def error_from_parts(code: str, doing: str, found: str, allowed: str, hint: str) -> DryfitError:
-    """Rebuild an error that crossed a process boundary as its code and four parts.
-
-    An unknown code gives an :class:`InternalError`, so that nothing is swallowed.
-    """
-    cls = _tree(DryfitError).get(code, InternalError)
-    return cls(doing, found, allowed, hint)
+def error_class(code: str) -> type[DryfitError]:
+    """The class with a code; :class:`InternalError` for an unknown one, so that nothing is swallowed."""
+    return _tree(DryfitError).get(code, InternalError)

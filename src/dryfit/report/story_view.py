@@ -2,11 +2,10 @@
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.trial import MetricPoint, Outcome, Scalar
 from dryfit.report.plan_view import PlanView
+from dryfit.report.view import Answer, View
 from dryfit.store.events import Observed
 
 
@@ -28,11 +27,7 @@ class What(StrEnum):
     FINISHED = "finished"
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="null")
-
-
-class Moment(_View):
+class Moment(View):
     """One thing that happened.
 
     Attributes:
@@ -50,7 +45,7 @@ class Moment(_View):
     details: tuple[str, ...] = ()
 
 
-class FailureView(_View):
+class FailureView(View):
     """How an attempt failed; see :class:`~dryfit.store.events.FailureFacts`."""
 
     kind: FailureKind
@@ -62,7 +57,7 @@ class FailureView(_View):
     detail: str
 
 
-class AttemptView(_View):
+class AttemptView(View):
     """One process of the trial. What is unknown is null, ``failure`` also where it left a result.
 
     Attributes:
@@ -91,7 +86,7 @@ class AttemptView(_View):
     stacks: str | None
 
 
-class TrialStory(_View):
+class TrialStory(Answer):
     """The answer of ``dryfit show STUDY TRIAL --json``.
 
     Attributes:
@@ -108,7 +103,6 @@ class TrialStory(_View):
         lost_s: How much of that came to nothing.
     """
 
-    schema_version: int = Field(default=1, serialization_alias="schema")
     study: str
     number: int
     end: str

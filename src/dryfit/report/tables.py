@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dryfit.core.settings import Direction, Task
-from dryfit.core.trial import Outcome, Scalar
+from dryfit.core.settings import Task
+from dryfit.core.trial import Outcome, Scalar, best_first
 from dryfit.report.plans import execution_cell, memory_cell
 from dryfit.report.work import trial_time_s
 from dryfit.store.layout import StudyLayout
@@ -86,8 +86,7 @@ def values_cells(trial: TrialState, goals: int) -> tuple[str, ...]:
 def front_table(state: StudyState) -> Table:
     """One row for each trial of the Pareto front, in order of the study's metric, the best first."""
     names = goal_names(state)
-    sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
-    front = sorted(state.front, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+    front = best_first(state.front, state.direction)
     rows = [(str(trial.number), *values_cells(trial, len(names)), params_text(trial.params)) for trial in front]
     return Table(("trial", *names, "parameters"), tuple(rows))
 

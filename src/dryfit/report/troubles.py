@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dryfit.core.failure import FailureKind
 from dryfit.core.memory import VerdictKind
@@ -12,6 +12,7 @@ from dryfit.core.units import gib
 from dryfit.core.words import few
 from dryfit.report.records import AttemptEnd, AttemptRow, StudyRecords, failures, records_of
 from dryfit.report.tables import duration_text
+from dryfit.report.view import View
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 
@@ -23,11 +24,7 @@ _FEW_TRIALS = 8
 _MOST_REASONS = 5
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class FailuresView(_View):
+class FailuresView(View):
     """All failures of one kind.
 
     Attributes:
@@ -48,7 +45,7 @@ class FailuresView(_View):
     said: str
 
 
-class SuccessView(_View):
+class SuccessView(View):
     """How much goes well. Interruptions that were asked for, and losses that are not finite, are no failures.
 
     Attributes:
@@ -66,7 +63,7 @@ class SuccessView(_View):
     vanished: int
 
 
-class ReasonView(_View):
+class ReasonView(View):
     """Trials that ended for one reason."""
 
     outcome: Outcome
@@ -74,7 +71,7 @@ class ReasonView(_View):
     trials: int
 
 
-class SideBySideView(_View):
+class SideBySideView(View):
     """How many trials run at once.
 
     Attributes:
@@ -90,7 +87,7 @@ class SideBySideView(_View):
     set_aside: dict[str, str]
 
 
-class Troubles(_View):
+class Troubles(View):
     """What went wrong in a study."""
 
     success: SuccessView

@@ -38,6 +38,7 @@ from dryfit.core.jobs import (
 )
 from dryfit.core.process import die_with_parent
 from dryfit.core.secrets import HUB_TOKENS, forget_secrets, redacted, secrets_of
+from dryfit.core.settings import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, ErrorParts, Started, read_model
 from dryfit.runtime.environment import hide_devices
 
@@ -46,8 +47,6 @@ Entry = Callable[[Body, ChildChannel], object]
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000
 _TRACEBACK_MAX_CHARS = 16_000
-_PACKAGED_MODEL = "minilm"
-_HUB_PREFIX = "hub:"
 _LIBRARIES = ("dryfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -105,11 +104,7 @@ def describe_fault(error: BaseException) -> ChildFault:
 
 
 def _fault_result(error: BaseException) -> ChildResult:
-    parts = None
-    if isinstance(error, DryfitError):
-        parts = ErrorParts(
-            code=error.code, doing=error.doing, found=error.found, allowed=error.allowed, hint=error.hint
-        )
+    parts = ErrorParts.of(error) if isinstance(error, DryfitError) else None
     return ChildResult(fault=describe_fault(error), error=parts)
 
 
@@ -157,8 +152,8 @@ def _forget_secrets(body: Body) -> None:
         return
     sources = (body.config.data.train, body.config.data.validation, body.config.data.test, body.config.data.file)
     name = body.config.settings.model.name
-    of_hub = not Path(name).is_absolute() and name != _PACKAGED_MODEL
-    of_hub = of_hub or any(source is not None and source.startswith(_HUB_PREFIX) for source in sources)
+    of_hub = not Path(name).is_absolute() and name != PACKAGED_MODEL
+    of_hub = of_hub or any(source is not None and source.startswith(HUB_PREFIX) for source in sources)
     forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
 
 

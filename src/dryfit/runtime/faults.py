@@ -311,8 +311,8 @@ def _said(case: Case, row: Row) -> str:
     """What the child said last: its exception, or the line of its log that the row knows."""
     fault = case.fault
     if fault is None:
-        lines = [line for line in case.log.splitlines() if any(one.text in line for one in row.texts)]
-        return _first_line(lines[-1]) if lines else "it left no message"
+        at = max((case.log.rfind(one.text) for one in row.texts), default=-1)
+        return _first_line(case.log[case.log.rfind("\n", 0, at) + 1 :]) if at >= 0 else "it left no message"
     first_line = _first_line(fault.message)
     if fault.code or not fault.type_names:
         return first_line or "it left no message"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from dryfit.core.failure import Action, Evidence, Failure, RecoveryAction
-from dryfit.core.jobs import ChildResult, Job
+from dryfit.core.jobs import ChildResult
 from dryfit.core.trial import Outcome
 from dryfit.runtime.fault_detail import fault_detail
 from dryfit.runtime.faults import classify
@@ -85,7 +85,7 @@ class Endings:
             retries=self.study.config.runtime.retries,
             reached_checkpoint=trial.made_progress,
             rungs_left=trial.plan.rungs_left if trial.plan is not None else 0,
-            diagnosable=job is Job.TRAIN,
+            diagnosable=True,
         )
         folder = self.study.layout.trial(child.number).attempt(child.attempt)
         fault = seen.fault or (result.fault if result is not None else None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.config.schema import Isolation
-from dryfit.core.errors import ChildError, error_from_parts
+from dryfit.core.errors import ChildError
 from dryfit.core.failure import PastFailure
 from dryfit.core.jobs import Body, ChildResult
 from dryfit.core.wire import LOG_FILE, Message
@@ -75,8 +75,7 @@ class _Try:
         """
         result = exited.result
         if result is not None and result.error is not None:
-            error = result.error
-            raise error_from_parts(error.code, error.doing, error.found, error.allowed, error.hint)
+            raise result.error.rebuilt()
         if result is not None and result.fault is None:
             return result
         failure = classify(exited.evidence, result, job=self.errand.body.job)
