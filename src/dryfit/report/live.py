@@ -248,7 +248,7 @@ class LiveStudy:
             running=running,
             finished_s=self._finished_s,
             ends=self._ends,
-            parallel=session.parallel,
+            parallel=session.side_by_side or session.parallel,
         )
 
     def _trial_view(self, number: int, now_s: float) -> TrialView:

@@ -11,7 +11,7 @@ from dryfit.core.memory_key import IRRELEVANT, NEUTRAL
 from dryfit.core.settings import Direction
 from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar, best_first, better
 from dryfit.report.plans import compared_bytes
-from dryfit.report.work import ended_at_s, lost_time_s
+from dryfit.report.work import ended_at_s, lost_time_s, runs
 from dryfit.search.params import from_text, public_name
 from dryfit.store.replay import StudyState
 from dryfit.store.state import AttemptState, SessionState, TrialState
@@ -210,8 +210,7 @@ def _attempt(number: int, attempt: AttemptState, sessions: Sequence[SessionState
     elif attempt.ended:
         end = AttemptEnd.RESULT
     else:
-        alive = attempt.session == len(sessions) - 1 and bool(sessions) and sessions[-1].closed is None
-        end = AttemptEnd.RUNNING if alive else AttemptEnd.LOST
+        end = AttemptEnd.RUNNING if runs(attempt, sessions) else AttemptEnd.LOST
     return AttemptRow(
         trial=number,
         attempt=attempt.number,
@@ -222,7 +221,7 @@ def _attempt(number: int, attempt: AttemptState, sessions: Sequence[SessionState
         kind=failure.kind if failure is not None else None,
         sentence=failure.sentence if failure is not None else "",
         action=str(failure.action) if failure is not None else "",
-        lost_s=0.0 if end is AttemptEnd.RUNNING else lost_time_s(attempt, sessions),
+        lost_s=lost_time_s(attempt, sessions),
     )
 
 

@@ -30,7 +30,7 @@ from dryfit.store.events import (
 )
 from dryfit.store.layout import StudyLayout, TrialLayout
 from dryfit.store.replay import StudyState
-from dryfit.store.state import AttemptState, TrialState
+from dryfit.store.state import AttemptState, PlanState, TrialState
 
 _MOST_NOTES = 50
 
@@ -84,7 +84,7 @@ def trial_story(state: StudyState, number: int, events: Sequence[Event], layout:
         attempts=tuple(_attempt_view(attempt, state, paths) for attempt in trial.attempts),
         moments=tuple(_moments(trial, state, events, paths)),
         time_s=round(trial_time_s(trial, sessions), 3),
-        lost_s=round(sum(_lost_s(attempt, state) for attempt in trial.attempts), 3),
+        lost_s=round(sum(lost_time_s(attempt, state.sessions) for attempt in trial.attempts), 3),
         load_report=_existing(paths.load_report),
         weights=_existing(paths.best),
     )
@@ -92,16 +92,6 @@ def trial_story(state: StudyState, number: int, events: Sequence[Event], layout:
 
 def _existing(path: Path) -> str | None:
     return str(path) if path.exists() else None
-
-
-def _running(attempt: AttemptState, state: StudyState) -> bool:
-    """Whether it runs, as far as the ledger tells."""
-    last = state.sessions[-1] if state.sessions else None
-    return not attempt.ended and last is not None and last.closed is None and attempt.session == len(state.sessions) - 1
-
-
-def _lost_s(attempt: AttemptState, state: StudyState) -> float:
-    return 0.0 if _running(attempt, state) else lost_time_s(attempt, state.sessions)
 
 
 def _attempt_view(attempt: AttemptState, state: StudyState, paths: TrialLayout) -> AttemptView:
@@ -120,7 +110,7 @@ def _attempt_view(attempt: AttemptState, state: StudyState, paths: TrialLayout) 
         ended=attempt.ended,
         failure=FailureView.model_validate(failure.model_dump(exclude={"v"})) if failure is not None else None,
         time_s=round(attempt_time_s(attempt, state.sessions), 3),
-        lost_s=round(_lost_s(attempt, state), 3),
+        lost_s=round(lost_time_s(attempt, state.sessions), 3),
         log=str(folder / LOG_FILE),
         stacks=str(stacks) if stacks.exists() and stacks.stat().st_size else None,
     )
@@ -212,8 +202,8 @@ def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None
             known = ", from a known point" if event.given else ""
             return Moment(at=event.at, attempt=None, what=What.ASKED, text=f"asked{known}")
         case TrialPlanned():
-            text = f"planned: {plan_text(trial.plan)}" if trial.plan is not None else "planned"
-            return Moment(at=event.at, attempt=None, what=What.PLANNED, text=text)
+            plan = PlanState(event.key, event.answer or state.answers[event.key])
+            return Moment(at=event.at, attempt=None, what=What.PLANNED, text=f"planned: {plan_text(plan)}")
         case AttemptPlaced():
             return Moment(at=event.at, attempt=event.attempt, what=What.PLACED, text=_placed_text(event))
         case AttemptStarted():

@@ -17,6 +17,7 @@ from dryfit.report.live import LiveStudy, StudyView, Vitals, read_vitals
 from dryfit.report.plans import totals_text
 from dryfit.report.summary import StudySummary, summarise
 from dryfit.report.troubles import trouble_lines
+from dryfit.report.work import runs
 from dryfit.runtime.harvest import parse_messages
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import LedgerTail
@@ -133,9 +134,8 @@ class StudyFollower:
         return False
 
     def _running(self) -> list[tuple[TrialState, AttemptState]]:
-        last = len(self._state.sessions) - 1
         newest = [(trial, trial.attempts[-1]) for trial in self._state.open_trials if trial.attempts]
-        return [(trial, attempt) for trial, attempt in newest if not attempt.ended and attempt.session == last]
+        return [(trial, attempt) for trial, attempt in newest if runs(attempt, self._state.sessions)]
 
     def _hear(self, running: list[tuple[TrialState, AttemptState]]) -> None:
         keys = {(trial.number, attempt.number) for trial, attempt in running}

@@ -8,6 +8,12 @@ from dryfit.store.state import AttemptState, SessionState, TrialState
 _ENDS_THE_TRIAL = frozenset({Action.GIVE_UP, Action.UNPLANNED})
 
 
+def runs(attempt: AttemptState, sessions: Sequence[SessionState]) -> bool:
+    """Whether an attempt's process runs, as far as the ledger tells: its session is the last, and has not left."""
+    last = len(sessions) - 1
+    return not attempt.ended and last >= 0 and attempt.session == last and sessions[last].closed is None
+
+
 def ended_at_s(attempt: AttemptState, sessions: Sequence[SessionState]) -> float:
     """When an attempt ended, as far as is known now (Unix seconds).
 
@@ -33,11 +39,15 @@ def trial_time_s(trial: TrialState, sessions: Sequence[SessionState]) -> float:
 def lost_time_s(attempt: AttemptState, sessions: Sequence[SessionState]) -> float:
     """Seconds of an attempt's work that came to nothing.
 
-    Nothing is lost of one that left a result, which a pruning is too. Of one whose trial goes on it is what was done
-    since its last checkpoint; of one that ends its trial all of it.
+    Nothing is lost of one that runs, or left a result, which a pruning is too. Of one whose trial goes on it is what was
+    done since its last checkpoint; of one that ends its trial all of it.
     """
     failure = attempt.failure
-    if (attempt.ended and failure is None) or (failure is not None and failure.action is Action.PRUNE):
+    if (
+        runs(attempt, sessions)
+        or (attempt.ended and failure is None)
+        or (failure is not None and failure.action is Action.PRUNE)
+    ):
         return 0.0
     goes_on = failure is None or failure.action not in _ENDS_THE_TRIAL
     kept_until_s = attempt.checkpoint_at_s if goes_on and attempt.checkpoint_at_s is not None else attempt.placed_at_s
