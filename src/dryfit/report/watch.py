@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,11 +110,12 @@ class StudyFollower:
             self._summary = summarise(self._state)
         running = self._running()
         self._hear(running)
+        view = self._live.view()
         return Watched(
             running=bool(self._state.sessions) and self._alive(self._state.sessions[-1]),
-            study=self._live.view(),
+            study=view,
             summary=self._summary,
-            memory=self._memory(running),
+            memory=self._memory(running, {trial.number: trial.memory_bytes for trial in view.trials}),
         )
 
     def _look(self, folder: Path, pid: int | None, now_s: float) -> Vitals:
@@ -148,7 +149,9 @@ class StudyFollower:
                 if isinstance(message, Progress):
                     heard.device_bytes = message.device_bytes
 
-    def _memory(self, running: list[tuple[TrialState, AttemptState]]) -> tuple[DeviceMemory, ...]:
+    def _memory(
+        self, running: list[tuple[TrialState, AttemptState]], shown_bytes: Mapping[int, int | None]
+    ) -> tuple[DeviceMemory, ...]:
         by_device: dict[str | None, list[tuple[TrialState, AttemptState]]] = {}
         for trial, attempt in running:
             by_device.setdefault(attempt.device, []).append((trial, attempt))
@@ -157,7 +160,13 @@ class StudyFollower:
         for device in sorted(by_device, key=str):
             there = by_device[device]
             planned = [_planned_bytes(trial, attempt) for trial, attempt in there]
-            observed = [self._observed_bytes(trial, attempt) for trial, attempt in there]
+            # What is shown of a trial is its host's memory as long as it has not said what it takes of its device.
+            observed = [
+                shown_bytes.get(trial.number)
+                if device is None
+                else self._heard[trial.number, attempt.number].device_bytes
+                for trial, attempt in there
+            ]
             seen = [size_bytes for size_bytes in observed if size_bytes is not None]
             found.append(
                 DeviceMemory(
@@ -169,12 +178,6 @@ class StudyFollower:
                 )
             )
         return tuple(found)
-
-    def _observed_bytes(self, trial: TrialState, attempt: AttemptState) -> int | None:
-        if attempt.device is not None:
-            return self._heard[trial.number, attempt.number].device_bytes
-        view = self._live.trial(trial.number)
-        return view.memory_bytes if view is not None else None
 
 
 def _newest(messages: list[Message]) -> list[Message]:

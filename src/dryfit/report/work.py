@@ -39,8 +39,8 @@ def trial_time_s(trial: TrialState, sessions: Sequence[SessionState]) -> float:
 def lost_time_s(attempt: AttemptState, sessions: Sequence[SessionState]) -> float:
     """Seconds of an attempt's work that came to nothing.
 
-    Nothing is lost of one that runs, or left a result, which a pruning is too. Of one whose trial goes on it is what was
-    done since its last checkpoint; of one that ends its trial all of it.
+    Nothing is lost of one that runs, or left a result, which a pruning is too. Of one whose trial goes on it is what
+    was done since its last checkpoint; of one that ends its trial all of it.
     """
     failure = attempt.failure
     if (
