@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from dryfit.search.mirror import MirrorProcess, storage_url
 from dryfit.search.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger, StudyLock, read_ledger
+from dryfit.store.ledger import Ledger, StudyLock, each_event
 from dryfit.store.replay import StudyState
 from dryfit.study.context import StudyContext
 from dryfit.study.devices import available_cores
@@ -55,10 +55,10 @@ def read_study(layout: StudyLayout) -> StudyState:
     Raises:
         LedgerError: There is no study, or its ledger cannot be read.
     """
-    return folded(read_ledger(layout.ledger), layout)
+    return folded(each_event(layout.ledger), layout)
 
 
-def folded(events: Sequence[Event], layout: StudyLayout) -> StudyState:
+def folded(events: Iterable[Event], layout: StudyLayout) -> StudyState:
     """The fold of a study's ledger that was read.
 
     Raises:
@@ -211,7 +211,7 @@ def _check_folder(config: StudyConfig, layout: StudyLayout, space: Space) -> tup
     A study that holds no trial yet has nothing to protect: its ledger starts anew.
     """
     before = StudyState()
-    for event in read_ledger(layout.ledger):
+    for event in each_event(layout.ledger):
         before.apply(event)
     if before.created is None or not before.trials:
         for path in (layout.ledger, layout.journal):
