@@ -83,7 +83,10 @@ def status(
     if watch and as_json:
         raise ConfigError("looking at a study", "--watch and --json", "one of them: --json prints one object")
     if watch:
-        watch_study(api.follow(study))
+        try:
+            watch_study(api.follow(study))
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitStatus.INTERRUPTED) from None
     elif as_json:
         print_json(api.status(study))
     else:
