@@ -20,8 +20,10 @@ from dryfit.core.memory import VerdictKind
 from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.trial import Outcome
 from dryfit.report.plans import plan_totals
+from dryfit.report.story import trial_story
+from dryfit.report.story_text import story_lines
 from dryfit.report.summary import summarise
-from dryfit.report.tables import trial_story, trials_table
+from dryfit.report.tables import trials_table
 from dryfit.store.events import AttemptPlaced, Event, TrialFinished, TrialPlanned
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
@@ -61,6 +63,10 @@ def crash_instead(subject: PlanSubject, body: PlanRequest) -> PlanAnswer:
     return plan_jobs.answer(subject, body)
 
 
+def _story(run: instant.Run, number: int, folder: Path) -> str:
+    return "\n".join(story_lines(trial_story(run.state, number, run.events, StudyLayout(folder))))
+
+
 def test_nothing_is_planned_without_a_device_or_a_limit(tmp_path: Path) -> None:
     study = instant.config(space={"train.batch_size": [2, 64]}, execution={"memory_limit": None})
     run = instant.run(tmp_path, study)
@@ -96,7 +102,7 @@ def test_a_trial_is_run_with_what_was_chosen(tmp_path: Path) -> None:
     assert (request.plan.micro_batch, request.plan.accumulation, request.plan.checkpointing) == (5, 4, True)
     assert request.plan.effective_batch == 20
     assert request.plan.memory_limit_bytes == 512 * plan_jobs.MIB
-    story = "\n".join(trial_story(run.state.trials[0], StudyLayout(tmp_path)))
+    story = _story(run, 0, tmp_path)
     assert "plan: fits_with, needs 320 MiB of 512 MiB, uncalibrated (planned in 0.2 s)" in story
     assert "run with micro-batch 5 x 4, checkpointing" in story
     assert "allocated: 320 MiB observed, 320 MiB planned (1.000)" in story
@@ -123,7 +129,7 @@ def test_a_refused_trial_costs_no_budget_and_says_why(tmp_path: Path) -> None:
         "would fit: max length 2048 -> 8 (4 MiB, changes the experiment)"
     )
     assert not refused[0].attempts
-    story = "\n".join(trial_story(refused[0], StudyLayout(tmp_path)))
+    story = _story(run, refused[0].number, tmp_path)
     assert "max length 2048 -> 8: 4 MiB, fits, changes the experiment" in story
     assert len(run.supervisor.planned()) == 2
 
@@ -236,7 +242,7 @@ def test_a_trial_that_runs_out_of_device_memory_goes_on_with_the_next_fallback(t
     first, second = run.supervisor.trained()
     assert (first.plan.micro_batch, first.plan.checkpointing) == (8, False)
     assert (second.plan.micro_batch, second.plan.checkpointing) == (8, True)
-    story = "\n".join(trial_story(trial, StudyLayout(tmp_path)))
+    story = _story(run, trial.number, tmp_path)
     assert "run with micro-batch 8 x 1, checkpointing, the 1. fallback of its plan" in story
     assert "attempt 1 ran out of memory all the same" in story
     plans = plan_totals(run.state)

@@ -12,16 +12,19 @@ from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
 from dryfit.core.settings import Task
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import write_text_atomic
+from dryfit.report.story import trial_story
+from dryfit.report.story_view import TrialStory
 from dryfit.report.summary import StudySummary, summarise
+from dryfit.report.watch import StudyFollower
 from dryfit.starter.template import init_folder
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import lock_owner
+from dryfit.store.ledger import lock_owner, read_ledger
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
 from dryfit.study.refusals import nothing_fits_text
-from dryfit.study.session import SessionResult, read_study, run_session
+from dryfit.study.session import SessionResult, folded, read_study, run_session
 from dryfit.study.stops import GRACEFUL, NOW
 
 
@@ -154,6 +157,35 @@ def status(folder: Path | str) -> StudySummary:
         LedgerError: There is no study in the folder.
     """
     return summarise(open_study(folder))
+
+
+def story(folder: Path | str, number: int) -> TrialStory:
+    """Everything known of one trial, in the order in which it happened.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+        ConfigError: It has no such trial.
+    """
+    layout = layout_of(folder)
+    events = read_ledger(layout.ledger)
+    state = folded(events, layout)
+    return trial_story(state, trial_of(state, number).number, events, layout)
+
+
+def follow(folder: Path | str) -> StudyFollower:
+    """Watch a study that another process runs, without disturbing it.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+    """
+    layout = layout_of(folder)
+    if not layout.ledger.exists():
+        raise LedgerError(
+            f"watching the study in {layout.folder}",
+            "there is none (no ledger.jsonl)",
+            hint=f"start it with `dryfit tune {layout.study_file}`",
+        )
+    return StudyFollower(layout)
 
 
 def owner(folder: Path | str) -> int | None:

@@ -23,8 +23,10 @@ from dryfit.report.tables import number_text, params_text
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
+    DeviceSetAside,
     Event,
     GenerationBegan,
+    ParallelSet,
     ReportMade,
     SessionOpened,
     StudyRevised,
@@ -56,8 +58,12 @@ def event_line(event: Event, state: StudyState) -> str | None:
             return f"trial {number}: new  {params_text(params)}"
         case TrialPlanned(number=number, answer=answer) if answer is not None:
             return _planned_line(state.trials[number])
-        case AttemptPlaced(number=number, attempt=attempt) if attempt > 1:
-            return f"trial {number}: attempt {attempt}"
+        case AttemptPlaced(number=number, attempt=attempt, terms=terms) if attempt > 1:
+            return f"trial {number}: {', '.join([f'attempt {attempt}', *terms])}"
+        case DeviceSetAside(device=device, reason=reason):
+            return f"device {device} is set aside: {reason}"
+        case ParallelSet(parallel=parallel, reason=reason):
+            return f"side by side: {parallel} ({reason})"
         case ReportMade(number=number, point=point):
             shown = _goals_text(point, state)
             return f"trial {number}: report {point.n}, step {point.step}: {shown}"

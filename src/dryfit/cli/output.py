@@ -44,6 +44,7 @@ from dryfit.report.tables import (
     trials_table,
 )
 from dryfit.report.training import TopTable, TrainedModel, scores_table, top_table, trained_lines
+from dryfit.report.troubles import trouble_lines
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.study.doctor.finding import Diagnosis, Finding, Status
@@ -253,6 +254,8 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
         out.print(f"  Pareto front: trials {numbers}", highlight=False)
     if summary.plans is not None:
         out.print(f"  plans: {totals_text(summary.plans)}", highlight=False)
+    for line in trouble_lines(summary.troubles):
+        out.print(Text(f"  {line}"))
 
 
 def print_advice(result: TuneResult) -> None:

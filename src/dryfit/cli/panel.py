@@ -16,6 +16,7 @@ from dryfit.core.units import gib
 from dryfit.report.live import StudyView, TrialView
 from dryfit.report.sparkline import sparkline
 from dryfit.report.tables import duration_text, number_text
+from dryfit.report.watch import Watched, watched_lines
 
 _MOST_ROWS = 12
 _CURVE_CELLS = 10
@@ -111,6 +112,19 @@ class StudyPanel:
             yield from line.wrap(console, options.max_width)
         if self.view.note:
             yield _cut(Text(self.view.note, style="dim"), options)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPanel:
+    """Draws a study that another process runs: its trials, then its memory and what went wrong."""
+
+    watched: Watched
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it as wide as there is room."""
+        yield StudyPanel(self.watched.study)
+        for line in watched_lines(self.watched):
+            yield _cut(Text(line), options)
 
 
 def _cut(text: Text, options: ConsoleOptions) -> Text:

@@ -8,7 +8,7 @@ import typer
 
 from dryfit.cli.doctor import examine
 from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption
-from dryfit.core.errors import ExitStatus
+from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.core.settings import Task
 
 if TYPE_CHECKING:
@@ -70,12 +70,24 @@ def resume(
     _finish(result, as_json=as_json)
 
 
-def status(study: StudyArgument, as_json: JsonOption = False) -> None:
-    """Print how far a study is, whether it runs or not."""
+def status(
+    study: StudyArgument,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until the study ends.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print how far a study is and what went wrong in it, whether it runs or not."""
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_status
+    from dryfit.cli.watch import watch as watch_study
 
-    if as_json:
+    if watch and as_json:
+        raise ConfigError("looking at a study", "--watch and --json", "one of them: --json prints one object")
+    if watch:
+        try:
+            watch_study(api.follow(study))
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitStatus.INTERRUPTED) from None
+    elif as_json:
         print_json(api.status(study))
     else:
         print_status(api.status(study), api.owner(study))
@@ -84,17 +96,28 @@ def status(study: StudyArgument, as_json: JsonOption = False) -> None:
 def show(
     study: StudyArgument,
     trial: Annotated[int | None, typer.Argument(min=0, help="Tell this trial's story.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the trials of a study, or everything known of one."""
     import dryfit.api as api
-    from dryfit.cli.output import print_study
-    from dryfit.report.tables import trial_story
+    from dryfit.cli.output import print_json, print_study
+    from dryfit.report.story_text import story_lines
 
-    state, layout = api.open_study(study), api.layout_of(study)
-    if trial is None:
-        print_study(state, layout, trials=True)
-    else:
-        typer.echo("\n".join(trial_story(api.trial_of(state, trial), layout)))
+    if trial is not None:
+        story = api.story(study, trial)
+        if as_json:
+            print_json(story)
+        else:
+            typer.echo("\n".join(story_lines(story)))
+        return
+    if as_json:
+        raise ConfigError(
+            "showing a study",
+            "--json without a trial",
+            "the number of a trial",
+            "`dryfit status --json` sums a study up",
+        )
+    print_study(api.open_study(study), api.layout_of(study), trials=True)
 
 
 def stop(

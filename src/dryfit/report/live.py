@@ -15,7 +15,8 @@ import psutil
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import BEAT_FILE, Message, Phase, Progress
 from dryfit.report.eta import Pace, Running, study_left_s, trial_left_s
-from dryfit.report.tables import goal_names, trial_time_s
+from dryfit.report.tables import goal_names
+from dryfit.report.work import trial_time_s
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -172,7 +173,7 @@ class LiveStudy:
         match event:
             case SessionOpened():
                 done = [trial for trial in state.present if trial.outcome is not None and trial.outcome.counts]
-                self._finished_s = [trial_time_s(trial) for trial in done]
+                self._finished_s = [trial_time_s(trial, state.sessions) for trial in done]
             case TrialAsked(number=number):
                 self._trials[number] = _Live(WAITING)
             case AttemptPlaced(number=number, attempt=attempt):
@@ -231,7 +232,7 @@ class LiveStudy:
         """Remember what the trial took, and at which part of its steps it ended."""
         live = self._trials.pop(event.number, None)
         if event.outcome.counts:
-            self._finished_s.append(trial_time_s(state.trials[event.number]))
+            self._finished_s.append(trial_time_s(state.trials[event.number], state.sessions))
         if live is not None and live.total_steps and event.outcome in (Outcome.COMPLETE, Outcome.PRUNED):
             self._ends.append(min(1.0, event.steps / live.total_steps))
 

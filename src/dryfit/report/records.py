@@ -1,6 +1,7 @@
 """A study as tidy records: what the page and the exports are made from. Pure, from the fold of the ledger alone."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +11,7 @@ from dryfit.core.memory_key import IRRELEVANT, NEUTRAL
 from dryfit.core.settings import Direction
 from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar, best_first, better
 from dryfit.report.plans import compared_bytes
+from dryfit.report.work import ended_at_s, lost_time_s, runs
 from dryfit.search.params import from_text, public_name
 from dryfit.store.replay import StudyState
 from dryfit.store.state import AttemptState, SessionState, TrialState
@@ -68,6 +70,8 @@ class AttemptRow:
     kind: FailureKind | None
     sentence: str
     action: str
+    lost_s: float
+    """As :func:`~dryfit.report.work.lost_time_s` has it; 0 while it runs."""
 
     @property
     def seconds(self) -> float:
@@ -77,12 +81,24 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class FailureRow:
-    """All failures of one kind: how often, in which trials, the time of the processes, and what they said."""
+    """All failures of one kind.
+
+    Attributes:
+        kind: What they were.
+        attempts: How many.
+        trials: In which trials.
+        seconds: How long the processes lived.
+        lost_s: How much of that came to nothing.
+        actions: What followed, each with how often.
+        sentences: What was said, each once.
+    """
 
     kind: FailureKind
     attempts: int
     trials: tuple[int, ...]
     seconds: float
+    lost_s: float
+    actions: tuple[tuple[str, int], ...]
     sentences: tuple[str, ...]
 
 
@@ -194,34 +210,30 @@ def _attempts(trial: TrialState, sessions: Sequence[SessionState]) -> list[Attem
 
 
 def _attempt(number: int, attempt: AttemptState, sessions: Sequence[SessionState]) -> AttemptRow:
-    """One process. Its end is that of its session at the latest: a lost one is only looked at in the next session."""
-    began = [session for session in sessions if session.opened_at_s <= attempt.placed_at_s]
-    session = began[-1] if began else None
-    latest_s = session.last_at_s if session is not None else attempt.placed_at_s
-    ended_s = min(attempt.ended_at_s, latest_s) if attempt.ended_at_s is not None else latest_s
+    """One process."""
     failure = attempt.failure
     if failure is not None:
         end = AttemptEnd.FAILED
     elif attempt.ended:
         end = AttemptEnd.RESULT
     else:
-        alive = session is not None and session is sessions[-1] and session.closed is None
-        end = AttemptEnd.RUNNING if alive else AttemptEnd.LOST
+        end = AttemptEnd.RUNNING if runs(attempt, sessions) else AttemptEnd.LOST
     return AttemptRow(
         trial=number,
         attempt=attempt.number,
         device=attempt.device,
         started_s=attempt.placed_at_s,
-        ended_s=max(ended_s, attempt.placed_at_s),
+        ended_s=ended_at_s(attempt, sessions),
         end=end,
         kind=failure.kind if failure is not None else None,
         sentence=failure.sentence if failure is not None else "",
         action=str(failure.action) if failure is not None else "",
+        lost_s=lost_time_s(attempt, sessions),
     )
 
 
 def failures(records: StudyRecords) -> list[FailureRow]:
-    """Failed attempts by kind, the costliest first."""
+    """Attempts that ended without a result, by kind; what cost most first."""
     by_kind: dict[FailureKind, list[AttemptRow]] = {}
     for attempt in records.attempts:
         if attempt.kind is not None:
@@ -232,11 +244,13 @@ def failures(records: StudyRecords) -> list[FailureRow]:
             attempts=len(found),
             trials=tuple(dict.fromkeys(attempt.trial for attempt in found)),
             seconds=sum(attempt.seconds for attempt in found),
+            lost_s=sum(attempt.lost_s for attempt in found),
+            actions=tuple(Counter(attempt.action for attempt in found).most_common()),
             sentences=tuple(dict.fromkeys(attempt.sentence for attempt in found)),
         )
         for kind, found in by_kind.items()
     ]
-    return sorted(rows, key=lambda row: (-row.seconds, row.kind))
+    return sorted(rows, key=lambda row: (-row.lost_s, row.kind))
 
 
 def best_so_far(trials: Sequence[TrialRow], direction: Direction) -> list[float | None]:

@@ -200,12 +200,12 @@ def _outcomes(records: StudyRecords) -> Section | None:
         tables.append(("Failed attempts by kind", Table(_FAILURE_HEADS, tuple(_failure_cells(row) for row in failed))))
     lost = [attempt for attempt in records.attempts if attempt.end is AttemptEnd.LOST]
     total_s = sum(attempt.seconds for attempt in records.attempts)
-    lost_s = sum(row.seconds for row in failed) + sum(attempt.seconds for attempt in lost)
+    lost_s = sum(attempt.lost_s for attempt in records.attempts)
     text = f"{len(records.attempts)} processes worked for {duration_text(total_s)}"
     ended_badly = sum(row.attempts for row in failed) + len(lost)
     if ended_badly:
-        text += f"; {ended_badly} of them ended without a result, after {duration_text(lost_s)}"
-    resumed = ("A trial that is tried again goes on from its last checkpoint: not all of that time is lost.",)
+        text += f"; {ended_badly} of them ended without a result, and {duration_text(lost_s)} of work was lost"
+    resumed = ("Lost is what was done since the last checkpoint, or by the last attempt of a failed trial.",)
     return Section(
         "outcomes",
         "Outcomes and time lost",
@@ -215,7 +215,7 @@ def _outcomes(records: StudyRecords) -> Section | None:
     )
 
 
-_FAILURE_HEADS = ("kind", "attempts", "time", "trials", "what was said")
+_FAILURE_HEADS = ("kind", "attempts", "time", "lost", "trials", "what followed", "what was said")
 
 
 def _failure_cells(row: FailureRow) -> tuple[str, ...]:
@@ -223,7 +223,9 @@ def _failure_cells(row: FailureRow) -> tuple[str, ...]:
         str(row.kind),
         str(row.attempts),
         duration_text(row.seconds),
+        duration_text(row.lost_s),
         few((str(number) for number in row.trials), _MOST_NUMBERS),
+        ", ".join(f"{count} {action}" for action, count in row.actions),
         _short("; ".join(row.sentences[:_MOST_SENTENCES])),
     )
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.report.plans import Plans, plan_totals
+from dryfit.report.troubles import Troubles, troubles_of
 from dryfit.report.view import Answer, View
 from dryfit.store.replay import StudyState
 
@@ -80,6 +81,7 @@ class StudySummary(Answer):
     wall_s: float
     trial_overhead_ms: Overhead
     plans: Plans | None = None
+    troubles: Troubles
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -139,4 +141,5 @@ def summarise(state: StudyState) -> StudySummary:
             p95=percentile(overheads, 0.95),
         ),
         plans=plan_totals(state),
+        troubles=troubles_of(state),
     )

@@ -5,17 +5,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from dryfit.core.load_report import LoadReport
 from dryfit.core.settings import Task
 from dryfit.core.trial import Outcome, Scalar, best_first
-from dryfit.core.wire import LOG_FILE
-from dryfit.core.words import few
-from dryfit.report.plans import execution_cell, memory_cell, plan_lines
+from dryfit.report.plans import execution_cell, memory_cell
+from dryfit.report.work import trial_time_s
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from dryfit.store.state import AttemptState, TrialState
+from dryfit.store.state import TrialState
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +51,6 @@ def moment(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def trial_time_s(trial: TrialState) -> float:
-    """Seconds during which a process worked on the trial, lost attempts not counted."""
-    return sum(attempt.ended_at_s - attempt.placed_at_s for attempt in trial.attempts if attempt.ended_at_s is not None)
-
-
 def trials_table(state: StudyState) -> Table:
     """One row a trial, in order; how each is run, and its memory, where the study plans that.
 
@@ -76,7 +67,7 @@ def trials_table(state: StudyState) -> Table:
             *_cells_beside(trial, state, len(values)),
             str(trial.steps or "-"),
             str(len(trial.attempts)),
-            duration_text(trial_time_s(trial)),
+            duration_text(trial_time_s(trial, state.sessions)),
             *((execution_cell(trial), memory_cell(trial)) if planned else ()),
             params_text(trial.params),
         )
@@ -121,7 +112,7 @@ def outcomes_table(state: StudyState) -> Table:
     for outcome in Outcome:
         trials = [trial for trial in state.present if trial.outcome is outcome]
         if trials:
-            time_s = sum(trial_time_s(trial) for trial in trials)
+            time_s = sum(trial_time_s(trial, state.sessions) for trial in trials)
             rows.append((str(outcome), str(len(trials)), duration_text(time_s)))
     still_open = sum(trial.outcome is None for trial in state.present)
     if still_open:
@@ -147,64 +138,3 @@ def _mirrored_journal(layout: StudyLayout) -> Path | None:
         return Path(status["journal"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # no mirror, a mirror into a database, or none that has begun yet
-
-
-def _attempt_lines(attempt: AttemptState, folder: Path) -> list[str]:
-    if attempt.failure is not None:
-        end = f"{attempt.failure.kind}: {attempt.failure.sentence} -> {attempt.failure.action}"
-    else:
-        end = "ended with a result" if attempt.ended else "running, or lost with its control process"
-    facts = [f"on device {attempt.device}"] if attempt.device is not None else []
-    if attempt.overhead_ms is not None:
-        facts.append(f"first line after {attempt.overhead_ms:.0f} ms")
-    if attempt.first_step_ms is not None:
-        facts.append(f"first step after {attempt.first_step_ms:.0f} ms")
-    if attempt.checkpoint_step is not None:
-        facts.append(f"checkpoint at step {attempt.checkpoint_step}")
-    return [
-        f"  attempt {attempt.number}: {end}",
-        *([f"    {', '.join(facts)}"] if facts else []),
-        f"    log: {folder / LOG_FILE}",
-    ]
-
-
-def _origin_lines(path: Path) -> list[str]:
-    """Where the weights that the trial began with came from; nothing where it never loaded any."""
-    try:
-        report = LoadReport.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return []
-    except ValidationError:
-        return [f"  loaded: {path} cannot be read; it may be of another version of dryfit"]
-    said = [report.summary(), *(f"{count} {cast}" for cast, count in report.casts.items())]
-    lines = [f"  loaded: {', '.join(said)}"]
-    if report.random:
-        lines.append(f"    random: {few(report.random)}")
-    return lines
-
-
-def trial_story(trial: TrialState, layout: StudyLayout) -> list[str]:
-    """Everything known of one trial, as lines: parameters, validations, verdicts, attempts, where the logs are."""
-    paths = layout.trial(trial.number)
-    head = f"trial {trial.number}: {trial.outcome or 'open'}"
-    if trial.values is not None:
-        head += f", value {', '.join(map(number_text, trial.values))}"
-    if trial.best is not None and trial.best < len(trial.reports):
-        head += f" at step {trial.reports[trial.best].step}"
-    lines = [head + (f" ({trial.reason})" if trial.reason else "")]
-    lines += [f"  {name} = {value_text(value)}" for name, value in trial.params.items()]
-    lines.append(f"  seed {trial.seed}, fingerprint {trial.fingerprint}")
-    lines += plan_lines(trial)
-    for point in trial.reports:
-        verdict = trial.verdicts.get(point.n)
-        said = "" if verdict is None else ("" if verdict.proceed else f"  -> stop: {verdict.reason}")
-        others = "  ".join(f"{name} {number_text(value)}" for name, value in point.metrics.items())
-        # Only a trial that trains has epochs: a validation comes after at least a part of one.
-        kind, epoch = ("validation", f", epoch {point.epoch:.2f}") if point.epoch else ("report", "")
-        lines.append(f"  {kind} {point.n}: step {point.step}{epoch}: {others}{said}")
-    for attempt in trial.attempts:
-        lines += _attempt_lines(attempt, paths.attempt(attempt.number))
-    lines += _origin_lines(paths.load_report)
-    if paths.best.exists():
-        lines.append(f"  weights: {paths.best}")
-    return lines

@@ -134,8 +134,8 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     control_pid = int(sys.argv[2])
-    # A batch system sends SIGTERM to all processes of a job: the children must outlive it to write a checkpoint.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # A batch system may signal all processes of a job: the children must outlive that to write a checkpoint.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(control_pid)
     begun_s = time.monotonic()

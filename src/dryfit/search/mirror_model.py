@@ -12,6 +12,7 @@ from optuna.trial import TrialState
 
 from dryfit.core.settings import Direction
 from dryfit.core.trial import Outcome
+from dryfit.search.mirror_attributes import PlannedMemory, end_attributes, failure_attributes
 
 _STATES = {
     Outcome.COMPLETE: TrialState.COMPLETE,
@@ -35,6 +36,7 @@ class Wanted:
     reports: dict[int, float] = field(default_factory=dict[int, float])
     user_attrs: dict[str, Any] = field(default_factory=dict[str, Any])
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
+    plan: PlannedMemory | None = None
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class MirrorModel:
     def __init__(self) -> None:
         self.studies: list[WantedStudy] = []
         self._trials = 0
+        self._answers: dict[str, Mapping[str, Any]] = {}
 
     def fold(self, event: Mapping[str, Any]) -> tuple[int, int] | None:
         """Take one event; which trial of which study it changed, None where it changed none."""
@@ -106,17 +109,27 @@ class MirrorModel:
                 trial.reports[int(point["n"])] = float(point["value"])
             case "verdict":
                 trial.system_attrs.update(event["system_attrs"])
+            case "trial_planned":
+                self._plan(trial, event)
             case "attempt_placed":
                 trial.user_attrs["attempts"] = event["attempt"]
             case "attempt_ended":
                 if event["failure"] is None:
                     return False
-                trial.user_attrs["failure"] = f"{event['failure']['kind']}: {event['failure']['sentence']}"
+                trial.user_attrs |= failure_attributes(event["failure"])
+                if trial.plan is not None:
+                    trial.plan.note_failure(event["failure"])
             case "trial_finished":
                 _finish(trial, event, len(study.directions))
             case _:
                 return False
         return True
+
+    def _plan(self, trial: Wanted, event: Mapping[str, Any]) -> None:
+        """Take a plan; one without an answer has that of an earlier one with the same key."""
+        answer = self._answers[event["key"]] = event.get("answer") or self._answers[event["key"]]
+        trial.plan = PlannedMemory.of(answer)
+        trial.user_attrs["planned_bytes"] = trial.plan.peak_bytes
 
 
 def _asked(study: WantedStudy, event: Mapping[str, Any]) -> Wanted:
@@ -126,7 +139,8 @@ def _asked(study: WantedStudy, event: Mapping[str, Any]) -> Wanted:
         distribution = json_to_distribution(event["distributions"][internal])
         name = _name(study.kinds.setdefault(internal, []), internal, distribution)
         params[name], distributions[name] = value, distribution
-    return Wanted(params, distributions, _time(event), user_attrs={"params": event["params"], "trial": event["number"]})
+    attributes = {"params": event["params"], "trial": event["number"], "seed": event["seed"], "cuda_error": False}
+    return Wanted(params, distributions, _time(event), user_attrs=attributes)
 
 
 def _name(kinds: list[BaseDistribution], internal: str, distribution: BaseDistribution) -> str:
@@ -159,9 +173,7 @@ def _time(event: Mapping[str, Any]) -> datetime:
 
 def _finish(trial: Wanted, event: Mapping[str, Any], goals: int) -> None:
     outcome = Outcome(event["outcome"])
-    trial.user_attrs["outcome"] = outcome.value
-    if event.get("reason"):
-        trial.user_attrs["reason"] = event["reason"]
+    trial.user_attrs |= end_attributes(event, trial.plan)
     trial.ended = _time(event)
     trial.state = _STATES[outcome]
     found: list[object] = [event.get("value"), *cast("list[object]", event.get("also", []))]

@@ -86,6 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     stop_asked: list[int] = []
     # A stop in the middle of a write would tear the journal: the signal only sets a mark.
     signal.signal(signal.SIGTERM, lambda number, _: stop_asked.append(number))
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a batch system's warning may go to every process of a job
     if options.parent is not None:
         die_with_parent(options.parent)
     os.nice(_NICENESS)

@@ -12,8 +12,12 @@ from typing import BinaryIO, Self
 from pydantic import ValidationError
 
 from dryfit.core.errors import LedgerError, StudyBusyError
+from dryfit.core.tail import LineTail
 from dryfit.core.wire import sync_folder
 from dryfit.store.events import EVENT, Event
+
+_GLANCES = 10
+_GLANCE_S = 0.02
 
 
 class StudyLock:
@@ -29,15 +33,13 @@ class StudyLock:
 
     def __enter__(self) -> Self:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _taken(fd):
             os.close(fd)
             raise StudyBusyError(
                 f"opening the study in {self._path.parent}",
                 f"process {lock_owner(self._path) or 'unknown'} is running it",
                 hint=f"wait for it, or stop it with `dryfit stop {self._path.parent}`",
-            ) from None
+            )
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
@@ -49,6 +51,19 @@ class StudyLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _taken(fd: int) -> bool:
+    """Take a lock; False where somebody else keeps it longer than it takes to look whose it is (:func:`lock_owner`)."""
+    for left in reversed(range(_GLANCES)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if left:
+                time.sleep(_GLANCE_S)
+        else:
+            return True
+    return False
 
 
 def lock_owner(path: Path) -> int | None:
@@ -119,6 +134,38 @@ def read_ledger(path: Path) -> list[Event]:
         LedgerError: A line that is not the last cannot be read.
     """
     return list(each_event(path))
+
+
+class LedgerTail:
+    """Follows a ledger without owning it: no lock is taken, and each line is read once.
+
+    Args:
+        path: The file; it need not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tail = LineTail(path)
+        self._next = 0
+        self._inode: int | None = None
+
+    def began_anew(self) -> bool:
+        """Whether the file is another one than was read so far, as of a study that had no trial yet."""
+        try:
+            found = self._tail.path.stat()
+        except FileNotFoundError:
+            return self._inode is not None
+        self._inode = found.st_ino if self._inode is None else self._inode
+        return found.st_ino != self._inode or found.st_size < self._tail.offset
+
+    def read(self) -> list[Event]:
+        """Every event that was written since the last call.
+
+        Raises:
+            LedgerError: A line cannot be read.
+        """
+        events = list(_parse(self._tail.path, self._tail.read(), self._next))
+        self._next += len(events)
+        return events
 
 
 class Ledger:

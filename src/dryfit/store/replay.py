@@ -183,6 +183,7 @@ class StudyState:
                 host=event.host,
                 version=event.version,
                 notes=event.notes,
+                pid=event.pid,
             )
         )
         self.failures = FailureTally()
@@ -268,7 +269,14 @@ class StudyState:
     ) -> None:
         if isinstance(event, AttemptPlaced):
             trial.attempts.append(
-                AttemptState(event.attempt, event.at, event.device, needs_bytes=event.needs_bytes, terms=event.terms)
+                AttemptState(
+                    event.attempt,
+                    event.at,
+                    event.device,
+                    needs_bytes=event.needs_bytes,
+                    terms=event.terms,
+                    session=len(self.sessions) - 1,
+                )
             )
             return
         attempt = trial.attempts[event.attempt - 1]
@@ -280,6 +288,7 @@ class StudyState:
                 attempt.first_step_ms = event.after_ms
             case CheckpointMade():
                 attempt.checkpoint_step = event.step
+                attempt.checkpoint_at_s = event.at
             case AttemptEnded():
                 attempt.ended = True
                 attempt.ended_at_s = event.at

@@ -12,7 +12,11 @@ from dryfit.store.events import Basis, FailureFacts, Observed
 
 @dataclass(slots=True)
 class AttemptState:
-    """One process of a trial. ``ended`` is False while it runs, or where the control process died with it."""
+    """One process of a trial. ``ended`` is False while it runs, or where the control process died with it.
+
+    Attributes:
+        session: Index of the session that placed it; -1: none had begun.
+    """
 
     number: int
     placed_at_s: float
@@ -23,6 +27,8 @@ class AttemptState:
     overhead_ms: float | None = None
     first_step_ms: float | None = None
     checkpoint_step: int | None = None
+    checkpoint_at_s: float | None = None
+    session: int = -1
     ended: bool = False
     ended_at_s: float | None = None
     failure: FailureFacts | None = None
@@ -195,3 +201,4 @@ class SessionState:
     set_aside: dict[str, str] = field(default_factory=dict[str, str])
     side_by_side: int | None = None
     side_by_side_reason: str = ""
+    pid: int | None = None

@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from dryfit.core.cleanup import closing
 from dryfit.core.errors import LedgerError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
-from dryfit.core.wire import Message, write_text_atomic
+from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
 from dryfit.runtime.devices import NvmlDevices
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
@@ -37,7 +37,7 @@ from dryfit.study.machine import End
 from dryfit.study.observers import Observer
 from dryfit.study.occupancy import Machine
 from dryfit.study.prepare import prepare
-from dryfit.study.stops import StopRequests
+from dryfit.study.stops import StopRequests, stacks_on_request
 
 _MIRROR_FLUSH_S = 10.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -58,8 +58,17 @@ def read_study(layout: StudyLayout) -> StudyState:
     Raises:
         LedgerError: There is no study, or its ledger cannot be read.
     """
+    return folded(each_event(layout.ledger), layout)
+
+
+def folded(events: Iterable[Event], layout: StudyLayout) -> StudyState:
+    """The fold of a study's ledger that was read.
+
+    Raises:
+        LedgerError: It is empty: there is no study.
+    """
     state = StudyState()
-    for event in each_event(layout.ledger):
+    for event in events:
         state.apply(event)
     if state.created is None:
         raise LedgerError(
@@ -96,6 +105,7 @@ def run_session(
         stack.push(closing(devices.close))
         around = Surroundings(devices, layout.folder)
         supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
+        stack.enter_context(stacks_on_request(layout.logs / STACKS_FILE))
         stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake))
         keepers = stack.enter_context(_mirror(work))
         try:

@@ -1,8 +1,10 @@
-"""Requests to stop a study: Ctrl-C, signals of a scheduler, and the file that ``dryfit stop`` writes."""
+"""What the control process does on signals: requests to stop, by a person or a scheduler, and a look at its stacks."""
 
+import faulthandler
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -13,14 +15,23 @@ from dryfit.study.machine import End
 GRACEFUL = "graceful"
 NOW = "now"
 
-_REASONS = {signal.SIGINT: End.INTERRUPTED, signal.SIGTERM: End.STOPPED, signal.SIGHUP: End.STOPPED}
+_REASONS = {
+    signal.SIGINT: End.INTERRUPTED,
+    signal.SIGTERM: End.STOPPED,
+    signal.SIGHUP: End.STOPPED,
+    signal.SIGUSR2: End.STOPPED,
+}
+"""SIGUSR2 is the warning that a batch system sends some time before it takes the machine away."""
 
 
 class StopRequests:
     """Collects requests while it is entered; the study's loop looks at them between any two steps.
 
-    The first request means: checkpoint and stop. A second signal, or ``dryfit stop --now``, means: now. Handlers are
-    only installed in the main thread, because Python allows it nowhere else.
+    The first request means: checkpoint and stop. A SIGINT after it, as of a person who presses Ctrl-C once more, or
+    ``dryfit stop --now``, means: now. Other signals may come as often as they like: the terminal and the shell send a
+    SIGHUP each, ``timeout`` sends SIGTERM to the process and to its group, a batch system warns before it ends a job.
+    Handlers are only installed in the main thread, because Python allows it nowhere else. SIGHUP stays ignored where
+    it is: that is how ``nohup`` works.
 
     Args:
         request_file: What ``dryfit stop`` writes.
@@ -38,7 +49,8 @@ class StopRequests:
         self._file.unlink(missing_ok=True)
         if threading.current_thread() is threading.main_thread():
             for number in _REASONS:
-                self._old[number] = signal.signal(number, self._on_signal)
+                if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._old[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -60,7 +72,24 @@ class StopRequests:
         self.at_once = self.at_once or text == NOW
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.why is not None:
+        if self.why is not None and number == signal.SIGINT:
             self.at_once = True
         self.why = self.why or _REASONS[signal.Signals(number)]
         self._wake()
+
+
+@contextmanager
+def stacks_on_request(file: Path) -> Generator[None, None, None]:
+    """Within this block, SIGUSR1 appends the stacks of all threads to a file, and nothing else comes of it.
+
+    Whoever embeds us and handles the signal keeps it.
+    """
+    if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+        yield
+        return
+    with file.open("a", encoding="utf-8") as stacks:
+        faulthandler.register(signal.SIGUSR1, stacks)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)

@@ -308,6 +308,24 @@ def test_a_line_on_a_trial_comes_once_a_minute(capsys):
     ]
 
 
+def test_terms_devices_and_parallelism_are_lines(capsys):
+    script = Script()
+    script.observers = [PlainLines(Clock(), script.live)]
+    script.event(events.ParallelSet, parallel=3, reason="a fourth trial does not fit")
+    script.event(events.DeviceSetAside, device="1", reason="2.0 GiB are not given back")
+    script.ask(0)
+    script.place(0)
+    failure = events.FailureFacts(kind=FailureKind.OOM_NEIGHBOUR, sentence="others held it", action=Action.EXCLUSIVE)
+    script.event(events.AttemptEnded, number=0, attempt=1, failure=failure)
+    script.event(events.AttemptPlaced, number=0, attempt=2, terms=("alone on its device",))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == [
+        "side by side: 3 (a fourth trial does not fit)",
+        "device 1 is set aside: 2.0 GiB are not given back",
+    ]
+    assert lines[-1] == "trial 0: attempt 2, alone on its device"
+
+
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 

@@ -8,9 +8,10 @@ from dryfit.core.health import Adapter, Health, Stored, StoredFile, Subject
 from dryfit.core.load_report import LoadReport
 from dryfit.core.wire import write_model
 from dryfit.report.health import health_table, size_text, verdict
-from dryfit.report.tables import trial_story
+from dryfit.report.story import trial_story
+from dryfit.report.story_text import story_lines
 from dryfit.store.layout import StudyLayout
-from dryfit.store.state import TrialState
+from ledgers import Script
 
 
 @pytest.mark.parametrize(
@@ -54,16 +55,22 @@ def test_verdicts() -> None:
 
 def test_a_trial_s_story_tells_where_its_weights_came_from(tmp_path: Path) -> None:
     layout = StudyLayout(tmp_path)
-    trial = TrialState(number=0, params={}, internal={}, distributions={}, seed=0, fingerprint="")
+    script = Script()
+    script.begin()
+    script.ask(0, {})
+
+    def story() -> list[str]:
+        return story_lines(trial_story(script.state(), 0, script.events, layout))
+
     file = layout.trial(0).load_report
     file.parent.mkdir(parents=True)
-    assert not [line for line in trial_story(trial, layout) if "loaded" in line]
+    assert not [line for line in story() if "loaded" in line]
     report = LoadReport(
         from_file={"a": "bert.a", "b": "bert.b"}, random=("head.weight",), casts={"bfloat16 to float32": 2}
     )
     write_model(file, report)
-    story = trial_story(trial, layout)
-    assert "  loaded: 2 from file, 1 random as allowed, 2 bfloat16 to float32" in story
-    assert "    random: head.weight" in story
+    told = story()
+    assert "  loaded: 2 from file, 1 random as allowed, 2 bfloat16 to float32" in told
+    assert "    random: head.weight" in told
     file.write_text('{"schema_version": 9}')
-    assert any(f"{file} cannot be read" in line for line in trial_story(trial, layout))
+    assert any(f"{file} cannot be read" in line for line in story())

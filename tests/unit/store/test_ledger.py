@@ -1,8 +1,10 @@
 """The ledger: nothing written is lost, nothing torn is read, one writer."""
 
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from dryfit.core.errors import LedgerError, StudyBusyError
 from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import MetricPoint
 from dryfit.store.events import Event, ReportMade, SessionClosed, StudyCreated
-from dryfit.store.ledger import Ledger, StudyLock, lock_owner, read_ledger
+from dryfit.store.ledger import Ledger, LedgerTail, StudyLock, lock_owner, read_ledger
 
 CREATED = StudyCreated(
     id="abc", name="s", task=Task.CRITERIA, metric=Metric.F1_MACRO, direction=Direction.MAXIMIZE, seed=1, space="{}"
@@ -121,3 +123,52 @@ def test_one_writer_at_a_time_and_the_lock_dies_with_its_process(tmp_path: Path)
     assert lock_owner(path) is None
     with StudyLock(path):
         assert lock_owner(path) == os.getpid()
+
+
+def test_a_glance_at_who_owns_a_study_keeps_no_new_run_out(tmp_path: Path) -> None:
+    """``dryfit status`` asks for the lock for a moment; a run that begins right then is not told of another."""
+    path = tmp_path / "lock"
+    path.touch()
+    glance = os.open(path, os.O_RDWR)
+    fcntl.flock(glance, fcntl.LOCK_SH)
+    gone = threading.Timer(0.05, os.close, [glance])
+    gone.start()
+    with StudyLock(path):
+        assert lock_owner(path) == os.getpid()
+    gone.join()
+
+
+def test_a_tail_reads_each_event_once_and_waits_for_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    tail = LedgerTail(path)
+    assert (tail.began_anew(), tail.read()) == (False, [])
+    events = write(path, 3)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert not tail.began_anew()
+    assert tail.read() == events[:3]
+    path.write_bytes(whole)
+    assert (tail.began_anew(), tail.read(), tail.read()) == (False, events[3:], [])
+
+
+def test_a_tail_notices_that_a_ledger_began_anew(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, 3)
+    tail = LedgerTail(path)
+    assert not tail.began_anew()
+    tail.read()
+    path.rename(tmp_path / "old")
+    assert tail.began_anew()
+    write(path, 5)
+    assert tail.began_anew()
+
+
+def test_a_tail_says_which_line_it_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    write(path, 2)
+    tail = LedgerTail(path)
+    tail.read()
+    with path.open("ab") as file:
+        file.write(b'{"v": 2}\n')
+    with pytest.raises(LedgerError, match="line 4: it has version 2"):
+        tail.read()

@@ -1,0 +1,193 @@
+"""What signals do to a study of real processes: it checkpoints, leaves with the right status, and loses nothing."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import objectives
+from dryfit.store.events import AttemptEnded
+from study_runs import command, ends, events_of, fold, marked_processes, resume_to_end, run, start, wait_for
+
+SUPPORT = str(Path(objectives.__file__).parent)
+STUDY = f"""
+[study]
+task = "objective"
+trials = 3
+seed = 5
+
+[objective]
+function = "objectives:stepwise"
+paths = ["{SUPPORT}"]
+
+[space]
+x = {{low = -3.0, high = 3.0}}
+
+[search]
+sampler = "random"
+mirror = "none"
+
+[runtime]
+parallel = 2
+"""
+AS_ASKED = "stopped as asked; it goes on from its checkpoint"
+
+
+def write(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "study.toml").write_text(STUDY, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write(tmp_path_factory.mktemp("undisturbed") / "study")
+    done = run("tune", folder, "--quiet")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study whose trials take a while, each step of them."""
+    monkeypatch.setenv("STEP_PAUSE_S", "0.15")
+    return write(tmp_path / "study")
+
+
+def running(folder: Path, *, progressed: bool = True) -> list[int]:
+    """Trials' processes that run, and have reached a checkpoint."""
+    if not (folder / "ledger.jsonl").exists():
+        return []
+    newest = [trial.attempts[-1] for trial in fold(folder).open_trials if trial.attempts]
+    alive = [one for one in newest if one.pid is not None and not one.ended]
+    return [one.pid for one in alive if one.pid is not None and (one.checkpoint_step is not None or not progressed)]
+
+
+def begin(folder: Path, *, progressed: bool = True) -> subprocess.Popen[str]:
+    """Start the study, and wait until two trials run."""
+    process = start("tune", folder, "--quiet")
+    assert wait_for(lambda: len(running(folder, progressed=progressed)) == 2, process)
+    return process
+
+
+def left(process: subprocess.Popen[str], folder: Path, status: int) -> list[AttemptEnded]:
+    """The ends of attempts, once the study has left as it should and nothing of it runs."""
+    _, errors = process.communicate()
+    assert process.returncode == status, errors
+    assert "dryfit resume" in errors
+    assert marked_processes(folder) == []
+    return [event for event in events_of(folder) if isinstance(event, AttemptEnded) and event.failure is not None]
+
+
+def goes_on_as_undisturbed(folder: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEP_PAUSE_S", "0")
+    resume_to_end(folder)
+    assert ends(folder) == ends(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGUSR2, 3),
+        pytest.param(signal.SIGTERM, 3, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 3, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_makes_trials_checkpoint(
+    study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+) -> None:
+    process = begin(study)
+    process.send_signal(number)
+    stopped = left(process, study, status)
+    assert {event.failure.sentence for event in stopped if event.failure} == {AS_ASKED}
+    goes_on_as_undisturbed(study, undisturbed, monkeypatch)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)])
+def test_a_batch_system_may_signal_every_process(
+    study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """And twice: what repeats itself is no more urgent."""
+    process = begin(study)
+    for _ in range(2):
+        for pid in [*marked_processes(study), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        time.sleep(0.05)
+    stopped = left(process, study, 3)
+    assert {str(event.failure.kind) for event in stopped if event.failure} <= {"interrupted", "preempted"}
+    assert all("from its checkpoint" in event.failure.sentence for event in stopped if event.failure)
+    goes_on_as_undisturbed(study, undisturbed, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "status"), [(signal.SIGTERM, 3), (signal.SIGINT, 130)])
+def test_ctrl_c_after_a_request_ends_everything_at_once(
+    study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, first: signal.Signals, status: int
+) -> None:
+    monkeypatch.setenv("STEP_PAUSE_S", "600")  # no trial would notice a request to stop
+    process = begin(study, progressed=False)
+    process.send_signal(first)
+    time.sleep(0.2)  # two signals of one kind at once are one
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    stopped = left(process, study, status)
+    assert {event.failure.sentence for event in stopped if event.failure} == {
+        "stopped at once; it goes on from its last checkpoint"
+    }
+    goes_on_as_undisturbed(study, undisturbed, monkeypatch)
+
+
+def test_nohup_works_and_stacks_are_written_on_request(study: Path, undisturbed: Path) -> None:
+    with subprocess.Popen(
+        ["nohup", *command("tune", study, "--quiet")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert wait_for(lambda: len(running(study)) == 2, process)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGUSR1)
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "session.py" in (study / "logs/stacks.txt").read_text(encoding="utf-8")
+    assert ends(study) == ends(undisturbed)
+    assert all(len(trial.attempts) == 1 for trial in fold(study).trials)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_trial_makes_it_checkpoint_and_start_again(study: Path, undisturbed: Path) -> None:
+    process = begin(study)
+    os.kill(running(study)[0], signal.SIGTERM)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    (stopped,) = (event for event in events_of(study) if isinstance(event, AttemptEnded) and event.failure is not None)
+    assert stopped.failure is not None
+    assert (stopped.failure.kind, stopped.failure.action) == ("preempted", "retry")
+    assert ends(study) == ends(undisturbed)
+
+
+@pytest.mark.slow
+def test_time_in_which_a_study_was_suspended_is_no_hang(
+    study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = STUDY + "hang_timeout_s = 3\n"
+    (study / "study.toml").write_text(text, encoding="utf-8")
+    process = begin(study)
+    stopped: Callable[[], list[int]] = lambda: [process.pid, *marked_processes(study)]  # noqa: E731
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in stopped():
+            os.kill(pid, number)
+        time.sleep(5 if number is signal.SIGSTOP else 0)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert ends(study) == ends(undisturbed)
+    assert all(len(trial.attempts) == 1 for trial in fold(study).trials)

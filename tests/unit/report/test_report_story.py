@@ -1,0 +1,195 @@
+"""A trial's story: in order, with what its processes noted, and with where to read on."""
+
+import json
+from pathlib import Path
+
+from dryfit.core.failure import Action, FailureKind
+from dryfit.core.trial import MetricPoint, Outcome
+from dryfit.core.wire import MESSAGES_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Phase, Report, Started
+from dryfit.report.story import FOLLOWED, trial_story
+from dryfit.report.story_text import story_lines
+from dryfit.report.story_view import TrialStory, What
+from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts
+from dryfit.store.layout import StudyLayout
+from ledgers import Script, eventful
+
+LAYOUT = StudyLayout(Path("/study"))
+OOM = "CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of 23.64 GiB"
+
+
+def told(script: Script, number: int = 0, layout: StudyLayout = LAYOUT) -> TrialStory:
+    return trial_story(script.state(), number, script.events, layout)
+
+
+def texts(story: TrialStory) -> list[str]:
+    return [one.text for one in story.moments]
+
+
+def tried_twice() -> Script:
+    """A trial that runs out of memory after a checkpoint, and completes with the next rung."""
+    script = Script()
+    script.begin()
+    params = {"train.batch_size": 32, "train.max_length": 64}
+    script.ask(0, params)
+    script.plan(0, params)
+    script.say(AttemptPlaced(number=0, attempt=1, device="1", needs_bytes=3 * 2**29))
+    script.say(AttemptStarted(number=0, attempt=1, pid=77, overhead_ms=12.4))
+    script.report(0, 0, 0.6)
+    facts = FailureFacts(
+        kind=FailureKind.OOM_DEVICE,
+        sentence="the device's memory did not suffice",
+        action=Action.RUNG,
+        error_type="torch.OutOfMemoryError",
+        error=OOM,
+        detail="in train/step.py, line 40\nstep 21, rows a7, b9",
+    )
+    script.say(AttemptEnded(number=0, attempt=1, failure=facts), 2.5)
+    script.say(AttemptPlaced(number=0, attempt=2, device="1", terms=("with the next rung of its plan",)))
+    script.say(AttemptStarted(number=0, attempt=2, pid=78, overhead_ms=11.0))
+    script.report(0, 1, 0.7, attempt=2)
+    script.say(AttemptEnded(number=0, attempt=2), 1)
+    script.finish(0, Outcome.COMPLETE, 0.7, best=1, steps=40)
+    return script
+
+
+def test_a_story_is_told_in_order() -> None:
+    story = told(tried_twice())
+    assert [one.what for one in story.moments] == [
+        What.ASKED, What.PLANNED, What.PLACED, What.STARTED, What.REPORT, What.CHECKPOINT, What.FAILURE,
+        What.PLACED, What.STARTED, What.REPORT, What.CHECKPOINT, What.RESULT, What.FINISHED,
+    ]  # fmt: skip
+    times = [one.at for one in story.moments if one.at is not None]
+    assert times == sorted(times)
+    assert texts(story)[2] == "attempt 1 on device 1, counted with 1.5 GiB"
+    assert texts(story)[3] == "first line after 12 ms (process 77)"
+    assert texts(story)[4] == "validation 0: step 20, epoch 1.00: f1_macro 0.6000  loss 0.4000"
+    assert texts(story)[7] == "attempt 2 on device 1, with the next rung of its plan"
+    assert texts(story)[-1] == "complete, value 0.7000 at step 40"
+
+
+def test_a_failure_tells_the_error_what_was_lost_and_what_followed() -> None:
+    (failure,) = (one for one in told(tried_twice()).moments if one.what is What.FAILURE)
+    assert failure.text == "attempt 1: oom_device: the device's memory did not suffice"
+    assert failure.details == (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "  GPU 0 has a total capacity of 23.64 GiB",
+        "in train/step.py, line 40",
+        "step 21, rows a7, b9",
+        "worked 7.8 s, 2.5 s of it lost, after the checkpoint at step 20",
+        "then: it goes on with the next fallback of its plan",
+    )
+
+
+def test_every_action_has_words() -> None:
+    assert set(FOLLOWED) == set(Action)
+
+
+def test_an_error_that_the_sentence_has_told_is_not_told_twice() -> None:
+    script = Script()
+    script.begin()
+    script.ask(0, {})
+    script.place(0)
+    facts = FailureFacts(
+        kind=FailureKind.USER_CODE,
+        sentence="an exception ended it: ValueError: no such luck",
+        action=Action.GIVE_UP,
+        error_type="builtins.ValueError",
+        error="no such luck",
+    )
+    script.say(AttemptEnded(number=0, attempt=1, failure=facts), 1)
+    (failure,) = (one for one in told(script).moments if one.what is What.FAILURE)
+    assert failure.details == ("worked 2.1 s, 2.1 s of it lost", "then: the trial ends as failed")
+
+
+def test_text_for_people() -> None:
+    lines = story_lines(told(tried_twice()))
+    assert lines[0] == "trial 0: complete, value 0.7000 at step 40"
+    assert "  train.batch_size = 32" in lines
+    assert "  worked: 14.1 s in 2 attempt(s), 2.5 s of it lost" in lines
+    assert any(line.startswith("  plan: ") for line in lines)
+    (asked,) = [line for line in lines if line.endswith("  asked")]
+    assert asked == "  2025-10-09 08:53:24  asked"
+    (first,) = [line for line in lines if "first line after 12 ms" in line]
+    assert first.index("first") > asked.index("asked")  # what happens in an attempt is indented
+    assert "  log: /study/trials/0000/attempt-1/log.txt" in lines
+    assert "  log: /study/trials/0000/attempt-2/log.txt" in lines
+
+
+def test_a_trial_that_nobody_has_looked_at_since_its_run_was_killed() -> None:
+    script = eventful()
+    story = told(script, len(script.state().trials) - 1)
+    script.ask(story.number + 1, {})  # the last that was heard of that run
+    assert (story.outcome, story.attempts[0].ended, story.lost_s) == (None, False, 0.0)
+    assert "  attempt 1: running, or lost with its control process" in story_lines(story)
+    script.now_s += 3600
+    script.open()
+    later = told(script, story.number)
+    assert later.lost_s > 0 and later.time_s < 60
+    assert texts(later)[-1] == "a new run of the study (process 1)"
+
+
+def test_the_json_has_a_schema_and_all_of_it(tmp_path: Path) -> None:
+    layout = StudyLayout(tmp_path)
+    stacks = layout.trial(0).attempt(1) / STACKS_FILE
+    stacks.parent.mkdir(parents=True)
+    stacks.write_text("Thread 0x1\n")
+    (layout.trial(0).attempt(2)).mkdir()
+    (layout.trial(0).attempt(2) / STACKS_FILE).touch()
+    document = json.loads(told(tried_twice(), layout=layout).model_dump_json())
+    assert (document["schema"], document["study"], document["number"]) == (1, "made-up", 0)
+    first, second = document["attempts"]
+    assert first["failure"]["kind"] == "oom_device" and first["failure"]["error"] == OOM
+    assert (first["stacks"], second["stacks"]) == (str(stacks), None)
+    assert (first["lost_s"], second["failure"]) == (2.5, None)
+    assert document["values"] == {"f1_macro": 0.7}
+    assert document["plan"]["verdict"] == "fits_with"
+    assert [one["what"] for one in document["moments"]][-1] == "finished"
+
+
+def write_messages(folder: Path, *messages: Message) -> None:
+    folder.mkdir(parents=True)
+    (folder / MESSAGES_FILE).write_text("".join(f"{message.model_dump_json()}\n" for message in messages))
+
+
+def test_notes_of_processes_stand_where_they_were_made(tmp_path: Path) -> None:
+    layout = StudyLayout(tmp_path)
+    point = MetricPoint(n=0, step=20, epoch=1.0, value=0.6, metrics={})
+    write_messages(
+        layout.trial(0).attempt(1),
+        Note(text="before its first line"),
+        Started(pid=77, overhead_ms=12.4),
+        Phase(name="load"),
+        Note(text="loading"),
+        FirstStep(after_ms=1.0),
+        Note(text="after a step that the ledger does not know"),
+        Report(point=point),
+        Checkpointed(step=20),
+        Note(text="after the checkpoint"),
+    )
+    write_messages(layout.trial(0).attempt(2), Note(text="alone"))
+    found = texts(told(tried_twice(), layout=layout))
+    place = found.index
+    assert place("attempt 1 on device 1, counted with 1.5 GiB") + 1 == place("before its first line")
+    assert place("first line after 12 ms (process 77)") + 1 == place("loading")
+    assert place("checkpoint at step 20") + 1 == place("after the checkpoint")
+    failure = place("attempt 1: oom_device: the device's memory did not suffice")
+    assert place("after the checkpoint") < place("after a step that the ledger does not know") == failure - 1
+    assert failure < place("alone")
+    assert len(found) == len(set(found))
+    lines = story_lines(told(tried_twice(), layout=layout))
+    assert any(line.endswith("note: loading") for line in lines)
+
+
+def test_many_notes_are_cut_and_counted(tmp_path: Path) -> None:
+    layout = StudyLayout(tmp_path)
+    write_messages(layout.trial(0).attempt(2), *(Note(text=f"note {number}") for number in range(60)))
+    found = [one.text for one in told(tried_twice(), layout=layout).moments if one.what is What.NOTE]
+    assert len(found) == 51 and found[-1] == "10 more notes stand in messages.jsonl"
+
+
+def test_a_session_that_began_while_the_trial_was_open_is_part_of_it() -> None:
+    script = eventful()
+    lost = next(trial.number for trial in script.state().trials if len(trial.attempts) == 2 and trial.number == 13)
+    kinds = [one.what for one in told(script, lost).moments]
+    assert kinds.index(What.SESSION) < kinds.index(What.FAILURE)
+    assert What.SESSION not in [one.what for one in told(script, 0).moments]

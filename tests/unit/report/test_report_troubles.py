@@ -1,0 +1,117 @@
+"""What is said of a study that is not all well."""
+
+import pytest
+
+from dryfit.core.failure import Action, FailureKind
+from dryfit.core.trial import Outcome
+from dryfit.report.troubles import trouble_lines, troubles_of
+from dryfit.store.events import AttemptEnded, DeviceSetAside, ParallelSet
+from ledgers import Script, eventful
+
+
+def begun() -> Script:
+    script = Script()
+    script.begin()
+    return script
+
+
+def test_counts_of_a_study_in_which_everything_happens() -> None:
+    state = eventful().state()
+    troubles = troubles_of(state)
+    hit = {trial.number for trial in state.trials if any(attempt.failure for attempt in trial.attempts)}
+    tried = [trial for trial in state.trials if trial.outcome is not None and trial.attempts]
+    assert troubles.success.trials == len(tried)
+    assert troubles.success.clean_trials == len(tried) - len(hit)
+    ended = [attempt for trial in state.trials for attempt in trial.attempts if attempt.ended]
+    assert troubles.success.attempts == len(ended)
+    assert troubles.success.clean_attempts == sum(attempt.failure is None for attempt in ended)
+    assert troubles.success.vanished == 0
+    kinds = {view.kind: view for view in troubles.failures}
+    assert set(kinds) == {FailureKind.LOST, FailureKind.NATIVE_CRASH, FailureKind.USER_CODE}
+    assert kinds[FailureKind.NATIVE_CRASH].trials == (7, 17, 27, 37)
+    assert kinds[FailureKind.USER_CODE].actions == {"give_up": 4}
+    costs = [view.lost_s for view in troubles.failures]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_a_killed_run_is_told_of_before_anybody_looks_at_it() -> None:
+    script = eventful()
+    script.now_s += 3600
+    script.open()
+    troubles = troubles_of(script.state())
+    assert troubles.success.vanished == 1
+    assert "1 attempt(s) vanished with their control process: `dryfit resume` goes on" in trouble_lines(troubles)[0]
+
+
+def test_what_was_asked_for_and_what_is_a_result_are_no_failures() -> None:
+    script = begun()
+    script.ask(0, {})
+    script.place(0)
+    script.fail(0, 1, FailureKind.INTERRUPTED, "stopped as asked", Action.PAUSE)
+    script.place(0, 2)
+    script.fail(0, 2, FailureKind.NONFINITE, "loss is nan at step 7", Action.PRUNE)
+    script.finish(0, Outcome.PRUNED, reason="nonfinite: loss is nan at step 7")
+    troubles = troubles_of(script.state())
+    assert (troubles.success.trials, troubles.success.clean_trials) == (1, 1)
+    assert (troubles.success.attempts, troubles.success.clean_attempts) == (2, 2)
+    assert {view.kind for view in troubles.failures} == {FailureKind.INTERRUPTED, FailureKind.NONFINITE}
+
+
+def test_reasons_that_differ_in_numbers_are_one() -> None:
+    script = begun()
+    for number in range(4):
+        script.ask(number, {})
+        script.place(number)
+        script.say(AttemptEnded(number=number, attempt=1), 1)
+    script.finish(0, Outcome.PRUNED, reason="worse than the median of 5 trials at report 2")
+    script.finish(1, Outcome.PRUNED, reason="worse than the median of 12 trials at report 0")
+    script.finish(2, Outcome.PRUNED, reason="nonfinite: the loss is nan at step 7, learning rate 3e-05")
+    script.finish(3, Outcome.FAILED, reason="hang: gave no sign of life for 600 s")
+    lines = trouble_lines(troubles_of(script.state()))
+    assert "2 pruned: worse than the median of N trials at report N" in lines
+    assert "1 pruned: nonfinite: the loss is nan at step N, learning rate N" in lines
+    assert "1 failed: hang" in lines
+
+
+def test_refusals_name_the_device() -> None:
+    lines = trouble_lines(troubles_of(eventful().state()))
+    assert "4 refused: does not fit made-up 1 GiB, 1.0 GiB" in lines
+
+
+def test_many_reasons_are_cut_and_counted() -> None:
+    script = begun()
+    for number in range(9):
+        script.ask(number, {})
+        script.finish(number, Outcome.PRUNED, reason=f"because of {'x' * (number + 1)}")
+    lines = [line for line in trouble_lines(troubles_of(script.state())) if "pruned" in line]
+    assert len(lines) == 6 and lines[-1] == "4 pruned for other reasons"
+
+
+def test_a_failure_kind_is_one_line_with_what_followed() -> None:
+    script = begun()
+    for number, action in ((0, Action.RETRY), (1, Action.GIVE_UP)):
+        script.ask(number, {})
+        script.place(number)
+        script.fail(number, 1, FailureKind.HANG, f"gave no sign of life for {number}", action)
+    (line,) = [line for line in trouble_lines(troubles_of(script.state())) if "hang" in line]
+    assert line == "2 x hang in trial(s) 0, 1: 1 retry, 1 give_up; 6.2 s lost (gave no sign of life for 1)"
+
+
+def test_why_no_more_trials_run_at_once() -> None:
+    script = begun()
+    assert trouble_lines(troubles_of(script.state())) == ["side by side: 1 (as asked for)"]
+    script.say(ParallelSet(parallel=3, reason="a fourth trial of 7.1 GiB does not fit beside them"))
+    script.say(DeviceSetAside(device="2", reason="2.0 GiB are not given back"))
+    assert trouble_lines(troubles_of(script.state())) == [
+        "side by side: 3 (a fourth trial of 7.1 GiB does not fit beside them)",
+        "device 2 is set aside: 2.0 GiB are not given back",
+    ]
+
+
+@pytest.mark.parametrize("trials", [0, 1])
+def test_shares_of_nothing_are_not_told(trials: int) -> None:
+    script = begun()
+    for number in range(trials):
+        script.complete(number, {}, [0.5])
+    lines = [line for line in trouble_lines(troubles_of(script.state())) if line.startswith("without")]
+    assert lines == (["without a failure: 1 of 1 (100 %) trials, 1 of 1 (100 %) attempts"] if trials else [])

@@ -1,0 +1,119 @@
+"""How long processes worked, and how much of that was lost: pauses, checkpoints, clocks that jump."""
+
+import pytest
+
+from dryfit.core.failure import Action, FailureKind
+from dryfit.core.trial import Outcome
+from dryfit.report.live import LiveStudy
+from dryfit.report.records import failures, records_of
+from dryfit.report.summary import summarise
+from dryfit.report.tables import duration_text, outcomes_table, trials_table
+from dryfit.report.work import attempt_time_s, lost_time_s, trial_time_s
+from dryfit.store.events import AttemptEnded, CheckpointMade
+from ledgers import Script
+
+NIGHT_S = 9 * 3600.0
+
+
+def begun() -> Script:
+    script = Script()
+    script.begin()
+    script.ask(0, {})
+    return script
+
+
+def overnight() -> Script:
+    """A trial whose control process is killed 10 s after its checkpoint; the next run begins after a night."""
+    script = begun()
+    script.place(0)
+    script.say(CheckpointMade(number=0, attempt=1, step=20), 30)
+    script.report(0, 0, 0.5)  # 5.2 s, with a checkpoint at their end
+    script.say(CheckpointMade(number=0, attempt=1, step=21), 4.8)
+    script.ask(1, {})  # the last sign of life of that run
+    script.now_s += NIGHT_S
+    script.open()
+    script.fail(0, 1, FailureKind.LOST, "lost with the process that ran it", Action.RETRY)
+    script.place(0, 2)
+    script.say(AttemptEnded(number=0, attempt=2), 7)
+    script.finish(0, Outcome.COMPLETE, 0.7)
+    return script
+
+
+def test_a_night_between_two_runs_is_nobodys_work() -> None:
+    state = overnight().state()
+    first, second = state.trials[0].attempts
+    assert attempt_time_s(first, state.sessions) == pytest.approx(1.1 + 30 + 5.2 + 4.8 + 0.1)
+    assert attempt_time_s(second, state.sessions) == pytest.approx(1.1 + 7)
+    whole_s = attempt_time_s(first, state.sessions) + attempt_time_s(second, state.sessions)
+    assert trial_time_s(state.trials[0], state.sessions) == pytest.approx(whole_s)
+
+
+def test_every_place_that_tells_a_time_tells_the_same() -> None:
+    script = overnight()
+    state = script.state()
+    time_s = trial_time_s(state.trials[0], state.sessions)
+    assert records_of(state).trials[0].seconds == pytest.approx(time_s)
+    assert duration_text(time_s) in trials_table(state).rows[0]
+    assert outcomes_table(state).rows[0] == ("complete", "1", duration_text(time_s))
+    live, told = LiveStudy(), []
+    live._finished_s = told
+    fold = Script().state()
+    for event in script.events:
+        fold.apply(event)
+        live.on_event(event, fold)
+    assert live._finished_s == [pytest.approx(time_s)]
+
+
+def test_what_a_checkpoint_kept_is_not_lost() -> None:
+    state = overnight().state()
+    first, second = state.trials[0].attempts
+    assert lost_time_s(first, state.sessions) == pytest.approx(0.1)
+    assert lost_time_s(second, state.sessions) == 0.0
+    (row,) = failures(records_of(state))
+    assert (row.kind, row.attempts, row.trials, row.actions) == (FailureKind.LOST, 1, (0,), (("retry", 1),))
+    assert row.lost_s == pytest.approx(0.1) and row.seconds > 40
+    (view,) = summarise(state).troubles.failures
+    assert (view.lost_s, view.actions) == (pytest.approx(0.1), {"retry": 1})
+
+
+@pytest.mark.parametrize(
+    ("action", "lost_s"),
+    [
+        (Action.RETRY, 3.0),
+        (Action.RUNG, 3.0),
+        (Action.PAUSE, 3.0),
+        (Action.GIVE_UP, 14.1),  # no checkpoint is of use to a trial that is over
+        (Action.PRUNE, 0.0),  # a result
+    ],
+)
+def test_how_much_is_lost_depends_on_what_follows(action: Action, lost_s: float) -> None:
+    script = begun()
+    script.place(0)
+    script.say(CheckpointMade(number=0, attempt=1, step=20), 10)
+    script.now_s += 1
+    script.fail(0, 1, FailureKind.KILLED, "killed", action)
+    state = script.state()
+    assert lost_time_s(state.trials[0].attempts[0], state.sessions) == pytest.approx(lost_s)
+
+
+def test_without_a_checkpoint_all_of_it_is_lost() -> None:
+    script = begun()
+    script.place(0)
+    script.fail(0, 1, FailureKind.KILLED, "killed", Action.RETRY)
+    state = script.state()
+    (attempt,) = state.trials[0].attempts
+    assert lost_time_s(attempt, state.sessions) == attempt_time_s(attempt, state.sessions) == pytest.approx(3.1)
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
+    script = begun()
+    script.place(0)
+    script.say(CheckpointMade(number=0, attempt=1, step=20), 10)
+    script.now_s -= 3600
+    script.fail(0, 1, FailureKind.KILLED, "killed", Action.RETRY)
+    script.place(0, 2)
+    script.say(AttemptEnded(number=0, attempt=2), 4)
+    state = script.state()
+    first, second = state.trials[0].attempts
+    assert attempt_time_s(first, state.sessions) == lost_time_s(first, state.sessions) == 0.0
+    assert attempt_time_s(second, state.sessions) == pytest.approx(5.1)
