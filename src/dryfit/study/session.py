@@ -5,13 +5,14 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dryfit.config.freeze import check_resumable, dump_toml
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
+from dryfit.core.clock import steady_clock
 from dryfit.core.errors import LedgerError, StudyMismatchError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
@@ -112,13 +113,15 @@ class StudyWork:
     ledger: Ledger
     state: StudyState
     created: StudyCreated
+    clock: Callable[[], float]
 
 
 def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer]) -> StudyWork:
     """Replay the ledger, or begin one; end what an earlier run left behind; say that a session has begun."""
     state = StudyState()
     notes = _check_folder(config, layout, space)
-    ledger = Ledger(layout.ledger, fold=state.apply)
+    clock = steady_clock()
+    ledger = Ledger(layout.ledger, fold=state.apply, clock=clock)
     study = state.created or _created(config, space)
     if state.created is None:
         ledger.append(study)
@@ -135,7 +138,7 @@ def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Seq
         notes=notes,
     )
     _tell(observers, ledger.append(opened), state)
-    return StudyWork(config, layout, space, ledger, state, study)
+    return StudyWork(config, layout, space, ledger, state, study, clock)
 
 
 def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observers: Sequence[Observer]) -> End:
@@ -161,7 +164,7 @@ def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observer
         total=work.config.study.trials,
         cores=available_cores(),
     )
-    return StudyLoop(context, supervisor, stops, observers).run()
+    return StudyLoop(context, supervisor, stops, observers, work.clock).run()
 
 
 def _check_room(work: StudyWork, resolved: ResolveResult) -> None:
