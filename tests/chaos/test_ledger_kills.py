@@ -6,17 +6,19 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 import dying_control
+from chaos import failures
 from dryfit.core.trial import Outcome
 from dryfit.store import events
 from dryfit.store.events import Event, TrialFinished
 from dryfit.study.machine import End
-from kill_points import Killed, Way, killed_at, study_session
+from kill_points import KNOWN, Killed, Way, killed_at, study_session
 from study_runs import ends, events_of, fold, marked_processes, run
 
 TRIALS = 8
@@ -40,7 +42,7 @@ def tables(search: str) -> dict[str, Any]:
     return {
         **own,
         "study": {"trials": TRIALS},
-        "search": {**own["search"], "mirror": "none", "defaults_first": False},
+        "search": {**own["search"], "mirror": "none", "defaults_first": False, "enqueue": list(KNOWN)},
         "runtime": {"max_failed_in_a_row": 20, **own.get("runtime", {})},
     }
 
@@ -72,50 +74,62 @@ def first_of_each_kind(whole: list[Event]) -> Iterator[int]:
             yield index
 
 
-def kill_everywhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, search: str, whole: list[Event], indices: list[int]
-) -> None:
-    for index in indices:
-        for way in Way:
-            for ahead in (False, True):
-                where = f"{search}: {way} event {index} ({whole[index].type}), children ahead: {ahead}"
-                folder = tmp_path / "killed"
-                with monkeypatch.context() as patch:
-                    killed_at(patch, index, way)
-                    with pytest.raises(Killed):
-                        study_session(patch, folder, tables(search), ahead=ahead)
-                with monkeypatch.context() as patch:
-                    assert study_session(patch, folder, tables(search), ahead=ahead).end is End.DONE, where
-                assert_same(folder, tmp_path / "whole", where)
-                shutil.rmtree(folder)
+def kill_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, search: str, *, every: bool, both: bool) -> None:
+    """Kill a study at each of its events, or at the first of each kind, in each way, and hold its end to a whole one's.
+
+    Args:
+        both: With children as far as they are heard of, and as far as they can be; else with one or the other.
+    """
+    with monkeypatch.context() as patch:
+        whole = undisturbed(patch, tmp_path / "whole", search)
+    indices = range(len(whole)) if every else first_of_each_kind(whole)
+    for index, (number, way) in product(indices, enumerate(Way)):
+        for ahead in (False, True) if both else ((index + number) % 2 == 0,):
+            where = f"{search}: {way} event {index} ({whole[index].type}), children ahead: {ahead}"
+            folder = tmp_path / "killed"
+            with monkeypatch.context() as patch:
+                killed_at(patch, index, way)
+                with pytest.raises(Killed):
+                    study_session(patch, folder, tables(search), ahead=ahead)
+            with monkeypatch.context() as patch:
+                assert study_session(patch, folder, tables(search), ahead=ahead).end is End.DONE, where
+            assert_same(folder, tmp_path / "whole", where)
+            shutil.rmtree(folder)
 
 
 def test_the_studies_of_these_tests_have_events_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: set[str] = set()
     outcomes: set[Outcome | None] = set()
+    actions: set[str] = set()
     for search in SEARCHES:
         kinds |= {event.type for event in undisturbed(monkeypatch, tmp_path / search, search)}
-        outcomes |= {trial.outcome for trial in fold(tmp_path / search).trials}
+        state = fold(tmp_path / search)
+        outcomes |= {trial.outcome for trial in state.trials}
+        actions |= {action for _, action in failures(state)}
     assert kinds == KINDS - NOT_HERE.keys()
     assert outcomes == {Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED, Outcome.REFUSED}
+    assert {"rung", "retry", "give_up"} <= actions
 
 
-@pytest.mark.parametrize("search", SEARCHES)
 def test_a_death_at_the_first_event_of_each_kind_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        whole = undisturbed(patch, tmp_path / "whole", search)
-    kill_everywhere(monkeypatch, tmp_path, search, whole, list(first_of_each_kind(whole)))
+    kill_everywhere(monkeypatch, tmp_path, "tpe-asha", every=False, both=False)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_death_at_each_kind_of_event_changes_nothing_wherever_the_children_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    kill_everywhere(monkeypatch, tmp_path, search, every=False, both=True)
+
+
+@pytest.mark.chaos_long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_death_at_any_event_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str) -> None:
-    with monkeypatch.context() as patch:
-        whole = undisturbed(patch, tmp_path / "whole", search)
-    kill_everywhere(monkeypatch, tmp_path, search, whole, list(range(len(whole))))
+    kill_everywhere(monkeypatch, tmp_path, search, every=True, both=True)
 
 
 STUDY = f"""
@@ -125,9 +139,8 @@ trials = 20
 seed = 2
 
 [objective]
-function = "breaking:walk"
+function = "objectives:walk"
 paths = ["{Path(dying_control.__file__).parent}"]
-preload = ["breaking"]
 
 [space]
 x = {{low = -3.0, high = 3.0}}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import breaking
+import objectives
 from chaos import Storm, assert_undisturbed, chosen_seed, failures
 from dryfit.core.failure import FailureKind
 from study_runs import fold, run, write_study
 
-SUPPORT = str(Path(breaking.__file__).parent)
+SUPPORT = str(Path(objectives.__file__).parent)
 WALK = f"""
 [study]
 task = "objective"
@@ -18,9 +18,8 @@ trials = {{trials}}
 seed = {{seed}}
 
 [objective]
-function = "breaking:walk"
+function = "objectives:walk"
 paths = ["{SUPPORT}"]
-preload = ["breaking"]
 
 [space]
 x = {{{{low = -3.0, high = 3.0}}}}

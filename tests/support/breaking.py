@@ -5,7 +5,6 @@ import errno
 import json
 import mmap
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing import shared_memory
 from pathlib import Path
-from typing import Any
 
 import dryfit
 
@@ -213,27 +211,3 @@ def told(trial: dryfit.Trial) -> float:
     if trial.attempt <= int(trial.params["times"]):
         raise TOLD[str(trial.params["error"])]()
     return 0.5
-
-
-def walk(trial: dryfit.Trial) -> float | None:
-    """A way of one step, or, every second trial, of forty, which takes longer than children live in a storm.
-
-    It keeps a checkpoint at every step, and reports every tenth.
-    """
-    file = trial.checkpoint_dir / "state.json"
-    state: dict[str, Any] = {"step": 0, "total": 0.0}
-    if file.exists():
-        state = json.loads(file.read_text())
-    pause_s, steps = float(os.environ.get("STEP_PAUSE_S", "0")), 40 if trial.number % 2 else 1
-    while state["step"] < steps:
-        draw = random.Random(f"{trial.seed}-{state['step']}")
-        state["total"] += float(trial.params["x"]) ** 2 + draw.random()
-        state["step"] += 1
-        time.sleep(pause_s)
-        if state["step"] % 10 == 0 and trial.report(state["total"], state["step"]):
-            return None
-        temporary = trial.checkpoint_dir / "state.tmp"
-        temporary.write_text(json.dumps(state))
-        temporary.replace(file)
-        trial.checkpointed(state["step"])
-    return state["total"]

@@ -51,8 +51,14 @@ from dryfit.study import session
 from dryfit.study.session import SessionResult, run_session
 
 REPORTS = 3
-CRASHES_ONCE, CRASHES_ALWAYS = 1, 2
+CRASHES_ONCE, CRASHES_ALWAYS = 2, 3
 """Numbers of the trials that do."""
+
+KNOWN = (
+    {"train.batch_size": 8, "train.max_length": 64, "head.hidden": plan_jobs.UNDERESTIMATED, "head.layers": 1},
+    {"train.max_length": 4096, "head.layers": 1},
+)
+"""Trial 0 runs out of memory although its plan fits; trial 1 does not fit."""
 
 
 class Crashed(BaseException):
