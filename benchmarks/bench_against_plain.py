@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measured import Cost, run, spread
+from measured import Cost, contract_files, run, spread
 
 from dryfit.starter.template import init_folder
 
@@ -90,14 +90,13 @@ def main() -> None:
         ours = [f"data.{split}={path}" for split, path in files.items()] + ["train.max_length=160"]
         theirs = [word for split, path in files.items() for word in (f"--{split}", path)]
         compare("same batches, synthetic posts", options.pairs, ours, theirs, same_batches=True)
-    if not options.contracts:
-        print("contract rows not at hand (--contracts FOLDER or DRYFIT_CONTRACTS): skipped")
+    contracts = contract_files(options.contracts)
+    if contracts is None:
         return
     limits = {"train": 256, "validation": 96}
-    files = {split: str(Path(options.contracts) / f"{split}.jsonl") for split in limits}
-    ours = [f"data.{split}={path}" for split, path in files.items()]
+    ours = [f"data.{split}={contracts[split]}" for split in limits]
     ours += [f"data.{split}_limit={limit}" for split, limit in limits.items()]
-    theirs = [word for split, path in files.items() for word in (f"--{split}", path)]
+    theirs = [word for split in limits for word in (f"--{split}", contracts[split])]
     theirs += [word for split, limit in limits.items() for word in (f"--{split}-limit", str(limit))]
     compare(
         "length-grouped against the loop's own order, contracts",

@@ -11,11 +11,12 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from measured import run
+from measured import contract_files, run
 from sklearn.metrics import f1_score
 from transformers import AutoTokenizer
 
@@ -23,6 +24,20 @@ import dryfit
 
 HERE = Path(__file__).parent
 RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class TestRows:
+    """Rows that no search has read: as their file has them, their labels, and the contract each is from."""
+
+    rows: list[dict]
+    truth: np.ndarray
+    groups: np.ndarray
+
+    @classmethod
+    def read(cls, path: str) -> "TestRows":
+        rows = [json.loads(text) for text in Path(path).read_text(encoding="utf-8").splitlines()]
+        return cls(rows, np.array([row["label"] for row in rows]), np.array([row["group"] for row in rows]))
 
 
 def predict(folder: Path, rows: list[dict], max_length: int) -> np.ndarray:
@@ -44,22 +59,22 @@ def predict(folder: Path, rows: list[dict], max_length: int) -> np.ndarray:
     return np.array(guesses)
 
 
-def interval(truth: np.ndarray, guesses: list[np.ndarray], groups: np.ndarray) -> list[np.ndarray]:
+def interval(test: TestRows, guesses: list[np.ndarray]) -> list[np.ndarray]:
     """Macro F1 of each set of guesses in every resample of the contracts."""
     draw = np.random.default_rng(0)
-    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    members = [np.flatnonzero(test.groups == group) for group in np.unique(test.groups)]
     scores: list[list[float]] = [[] for _ in guesses]
     for _ in range(RESAMPLES):
         rows = np.concatenate([members[index] for index in draw.integers(len(members), size=len(members))])
         for out, guess in zip(scores, guesses, strict=True):
-            out.append(float(f1_score(truth[rows], guess[rows], average="macro")))
+            out.append(float(f1_score(test.truth[rows], guess[rows], average="macro")))
     return [np.array(values) for values in scores]
 
 
-def line(name: str, validation: float, truth: np.ndarray, guess: np.ndarray, resampled: np.ndarray) -> str:
+def line(name: str, validation: float, test: TestRows, guess: np.ndarray, resampled: np.ndarray) -> str:
     low, high = np.percentile(resampled, [2.5, 97.5])
-    test = f1_score(truth, guess, average="macro")
-    return f"{name}: validation {validation:.3f}, test {test:.3f} (95 % interval {low:.3f} to {high:.3f})"
+    score = f1_score(test.truth, guess, average="macro")
+    return f"{name}: validation {validation:.3f}, test {score:.3f} (95 % interval {low:.3f} to {high:.3f})"
 
 
 def main() -> None:
@@ -67,10 +82,9 @@ def main() -> None:
     parser.add_argument("--contracts", default=os.environ.get("DRYFIT_CONTRACTS"))
     parser.add_argument("--keep", help="folder that stays, and where a later run goes on; a temporary one if absent")
     options = parser.parse_args()
-    if not options.contracts:
-        print("contract rows not at hand (--contracts FOLDER or DRYFIT_CONTRACTS): skipped")
+    data = contract_files(options.contracts)
+    if data is None:
         return
-    data = {split: str(Path(options.contracts) / f"{split}.jsonl") for split in ("train", "validation", "test")}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(options.keep or temporary)
         work.mkdir(parents=True, exist_ok=True)
@@ -84,16 +98,15 @@ def main() -> None:
         ours = run(search, work / "search.log")
         summary = dryfit.status(work / "study")
         assert summary.best is not None
-        rows = [json.loads(text) for text in Path(data["test"]).read_text(encoding="utf-8").splitlines()]
-        truth, groups = np.array([row["label"] for row in rows]), np.array([row["group"] for row in rows])
+        test = TestRows.read(data["test"])
         guesses = [
             np.load(work / "plain" / "test.npy"),
-            predict(work / "study" / "trials" / f"{summary.best.number:04d}" / "best", rows, 160),
+            predict(work / "study" / "trials" / f"{summary.best.number:04d}" / "best", test.rows, 160),
         ]
-        resampled = interval(truth, guesses, groups)
+        resampled = interval(test, guesses)
         validation = json.loads((work / "plain" / "result.json").read_text(encoding="utf-8"))["validation"]
-        print(line("plain script", validation, truth, guesses[0], resampled[0]), f"; {plain}")
-        print(line("dryfit, best of 6", summary.best.value, truth, guesses[1], resampled[1]), f"; {ours}")
+        print(line("plain script", validation, test, guesses[0], resampled[0]), f"; {plain}")
+        print(line("dryfit, best of 6", summary.best.value, test, guesses[1], resampled[1]), f"; {ours}")
         low, high = np.percentile(resampled[1] - resampled[0], [2.5, 97.5])
         print(f"difference on test: 95 % interval {low:+.3f} to {high:+.3f}; winner {summary.best.params}")
 

@@ -7,7 +7,6 @@ is scored once on all test rows. The 95 % intervals are a bootstrap over contrac
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -15,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from bench_contracts import interval, line, predict
-from measured import run
+from bench_contracts import TestRows, interval, line, predict
+from measured import contract_files, run
 
 import dryfit
 from dryfit.core.trial import Outcome
@@ -63,27 +62,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=2)
     options = parser.parse_args()
-    if not options.contracts:
-        print("contract rows not at hand (--contracts FOLDER or DRYFIT_CONTRACTS): skipped")
+    data = contract_files(options.contracts)
+    if data is None:
         return
-    data = {split: str(Path(options.contracts) / f"{split}.jsonl") for split in ("train", "validation", "test")}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(options.keep or temporary)
         work.mkdir(parents=True, exist_ok=True)
         costs = {sampler: search(sampler, work, data, options) for sampler in SAMPLERS}
-        rows = [json.loads(text) for text in Path(data["test"]).read_text(encoding="utf-8").splitlines()]
-        truth, groups = np.array([row["label"] for row in rows]), np.array([row["group"] for row in rows])
+        test = TestRows.read(data["test"])
         best = {sampler: dryfit.status(work / sampler).best for sampler in SAMPLERS}
         guesses = [
-            predict(work / sampler / "trials" / f"{won.number:04d}" / "best", rows, options.max_length)
+            predict(work / sampler / "trials" / f"{won.number:04d}" / "best", test.rows, options.max_length)
             for sampler, won in best.items()
             if won is not None
         ]
-        resampled = interval(truth, guesses, groups)
+        resampled = interval(test, guesses)
         for sampler, guess, scores in zip(SAMPLERS, guesses, resampled, strict=True):
             won = best[sampler]
             assert won is not None
-            print(line(sampler, won.value, truth, guess, scores), f"; {costs[sampler]}")
+            print(line(sampler, won.value, test, guess, scores), f"; {costs[sampler]}")
             print(f"  best after {best_after(work / sampler, (5, 10, 15, 20))}; winner {won.number}: {won.params}")
         low, high = np.percentile(resampled[0] - resampled[1], [2.5, 97.5])
         print(f"difference on test: 95 % interval {low:+.3f} to {high:+.3f}")

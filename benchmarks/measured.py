@@ -17,6 +17,14 @@ class Cost:
     wall_s: float
 
 
+def contract_files(folder: str | None) -> dict[str, str] | None:
+    """The file of each split of the contract rows; None, and said so, where they are not at hand."""
+    if not folder:
+        print("contract rows not at hand (--contracts FOLDER or DRYFIT_CONTRACTS): skipped")
+        return None
+    return {split: str(Path(folder) / f"{split}.jsonl") for split in ("train", "validation", "test")}
+
+
 def run(command: Sequence[str], log: Path) -> Cost:
     """Run a command to its end; its output goes to ``log``.
 

@@ -6,8 +6,8 @@ is left to the control process.
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,31 +100,18 @@ class _Findings:
         self.points: list[PointFacts] = []
         self.stumbles: list[Stumble] = []
 
-    def stage(self, name: str) -> "_Stage":
-        return _Stage(name, self.stumbles)
+    @contextmanager
+    def stage(self, name: str) -> Generator[None, None, None]:
+        """Write a dryfit error down, and go on behind the block."""
+        try:
+            yield
+        except DryfitError as error:
+            self.stumbles.append(Stumble(stage=name, error=ErrorParts.of(error)))
 
     def result(self) -> RehearseResult:
         return RehearseResult(
             walks=tuple(self.walks), step=self.step, points=tuple(self.points), stumbles=tuple(self.stumbles)
         )
-
-
-class _Stage(AbstractContextManager[None]):
-    """Writes a dryfit error down and goes on behind the block."""
-
-    def __init__(self, name: str, stumbles: list[Stumble]) -> None:
-        self._name = name
-        self._stumbles = stumbles
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, DryfitError):
-            return False
-        self._stumbles.append(Stumble(stage=self._name, error=_parts(error)))
-        return True
-
-
-def _parts(error: DryfitError) -> ErrorParts:
-    return ErrorParts(code=error.code, doing=error.doing, found=error.found, allowed=error.allowed, hint=error.hint)
 
 
 def _tokens(trial: TrainRequest, max_length: int) -> Tokens:
@@ -296,5 +283,5 @@ def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) ->
         model = build_model(asked, cls_last=tokens.cls_last)
         step = _step(asked, model, tokens, (rows, None), beat)
     except DryfitError as error:
-        return PointFacts(params=point.params, error=_parts(error))
+        return PointFacts(params=point.params, error=ErrorParts.of(error))
     return PointFacts(params=point.params, step=step)

@@ -11,6 +11,8 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import Metric, metrics_of
+from dryfit.meta.configs import load_tokenizer
+from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import pad_rows
 from dryfit.tasks.metrics import multi_label_metrics
 from dryfit.tasks.prepare import prepared_tokens
@@ -62,6 +64,27 @@ def test_the_best_weights_load_and_score_as_they_did(trained: trials.Trial) -> N
     found = multi_label_metrics(outputs, split.labels_R)
     assert found["loss"] == pytest.approx(facts["value"], rel=1e-5)
     assert found["auroc"] == pytest.approx(facts["metrics"]["auroc"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_every_class_of_a_row_is_predicted_for_itself(trained: trials.Trial, tmp_path: Path) -> None:
+    """In a process of its own; one row at a time by ``dryfit.load`` gives the same."""
+    rows = tiny.several_labels(13, seed=7, start=800)
+    source, out = tiny.write_jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl"
+    done = dryfit.predict(trained.folder / "best", source, out, batch=4)
+    assert (done.rows, done.bad) == (13, 0)
+    lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [line["id"] for line in lines] == [row["id"] for row in rows]
+    model, tokenizer = dryfit.load(trained.folder / "best"), load_tokenizer(FolderSource(str(trained.folder / "best")))
+    expected: list[torch.Tensor] = []
+    for row in rows:
+        tokens = tokenizer(row["criterion"], row["text"], truncation="only_second", max_length=32, return_tensors="pt")
+        with torch.inference_mode():
+            expected.append(model(**tokens).double().sigmoid()[0])
+    found = torch.tensor([line["probabilities"] for line in lines], dtype=torch.float64)
+    torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=1e-6)
+    assert [line["label"] for line in lines] == [(row >= 0.5).nonzero().flatten().tolist() for row in found]
+    assert len({len(line["label"]) for line in lines}) > 1  # not the same number of classes for every row
 
 
 def test_a_folder_that_does_not_say_it_has_one_class_a_row(tmp_path: Path, encoder: Path) -> None:

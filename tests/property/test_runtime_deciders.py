@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dryfit.core.errors import DryfitError
 from dryfit.core.failure import (
     PERMITTED,
     Action,
@@ -13,30 +14,71 @@ from dryfit.core.failure import (
     PastFailure,
 )
 from dryfit.core.jobs import ChildResult, Job, StopReason, TrainResult
-from dryfit.runtime.faults import classify
-from dryfit.runtime.recovery import decide
+from dryfit.runtime.fault_detail import fault_detail
+from dryfit.runtime.faults import ROWS, classify
+from dryfit.runtime.recovery import ANOTHER_ATTEMPT, attempt_terms, decide
+from dryfit.store.events import FailureFacts
 
-codes = st.sampled_from(["", "CONFIG", "DATA", "LOAD", "INTERNAL", "NONFINITE", "CHECKPOINT", "CHILD", "?"])
-names = st.sampled_from(["builtins.MemoryError", "torch.OutOfMemoryError", "builtins.ValueError", "a.B[ENOSPC]"])
-faults = st.builds(ChildFault, st.lists(names).map(tuple), codes, st.text(), st.text())
+
+def all_codes(cls: type[DryfitError]) -> set[str]:
+    return {cls.code}.union(*(all_codes(one) for one in cls.__subclasses__()))
+
+
+ALL_CODES = sorted(all_codes(DryfitError))
+
+codes = st.sampled_from(["", *ALL_CODES, "?"])
+names = st.sampled_from(
+    [
+        "builtins.MemoryError",
+        "torch.OutOfMemoryError",
+        "builtins.ValueError",
+        "builtins.OSError[ENOSPC]",
+        "builtins.OSError[EMFILE]",
+        "torch.distributed.DistBackendError",
+        "builtins.ConnectionError",
+        "a.B[ENOSPC]",
+    ]
+)
+known_texts = sorted({one.text for row in ROWS for one in row.texts})
+words = st.lists(st.sampled_from(known_texts) | st.text(max_size=20), max_size=4).map(" ".join)
+faults = st.builds(ChildFault, st.lists(names).map(tuple), codes, words, words, st.text())
+sizes = st.none() | st.integers(0, 2**40)
 evidence = st.builds(
     Evidence,
     exit_code=st.none() | st.integers(0, 255),
     signal=st.none() | st.integers(1, 80),
     fault=st.none() | faults,
-    log_tail=st.text(),
+    log_tail=words,
     started=st.booleans(),
     beat_age_s=st.floats(0, 1e6),
     stop_asked=st.booleans(),
     killed_by_us=st.sampled_from(["", "start", "hang", "timeout", "now"]),
     server_lost=st.booleans(),
     oom_kills_rose=st.booleans(),
+    phase=st.sampled_from(["", "load", "train"]),
+    step=st.integers(0, 10**9),
+    device=st.none() | st.text(max_size=3),
+    device_free_bytes=sizes,
+    device_total_bytes=sizes,
+    neighbour_bytes=sizes,
+    planned_bytes=sizes,
+    peak_bytes=sizes,
+    xids=st.lists(st.integers(0, 200), max_size=3).map(tuple),
+    shm_free_bytes=sizes,
+    disk_free_bytes=sizes,
+    diagnostic=st.booleans(),
+    stacks=st.text(max_size=50),
 )
 trained = st.builds(
     TrainResult, value=st.none(), best=st.none(), steps=st.just(1), stopped_by=st.sampled_from(StopReason)
 )
 results = st.none() | st.builds(ChildResult, train=trained) | st.builds(ChildResult, fault=faults)
 kinds = st.sampled_from(FailureKind)
+actions = st.sampled_from(Action)
+pasts = st.lists(st.builds(PastFailure, kinds, st.booleans(), actions, st.none() | st.sampled_from("01")))
+
+OUTSIDE = {FailureKind.PREEMPTED, FailureKind.LOST}
+"""Deaths that say nothing about a trial: they may go on for ever."""
 
 
 @given(evidence, results, st.sampled_from(Job))
@@ -44,47 +86,102 @@ def test_any_evidence_gets_one_kind_and_a_sentence(evidence, result, job):
     failure = classify(evidence, result, job=job)
     assert job is Job.PLAN or failure.kind is not FailureKind.PLANNER
     assert isinstance(failure.kind, FailureKind)
-    assert failure.sentence == "" or "{" not in failure.sentence.split("(")[0] or evidence.fault or result
+    assert failure.sentence.strip()
     assert classify(evidence, result, job=job) == failure
 
 
-@given(st.lists(kinds, min_size=200, max_size=200), st.integers(0, 20))
+@given(evidence, results, kinds, st.text())
+def test_any_failure_has_details_that_can_be_written(evidence, result, kind, stacks):
+    found = fault_detail(kind, evidence, evidence.fault or (result.fault if result else None), stacks)
+    facts = FailureFacts(
+        kind=kind,
+        sentence="x",
+        action=Action.RETRY,
+        error_type=found.error_type,
+        error=found.error,
+        place=found.place,
+        detail=found.detail,
+    )
+    assert FailureFacts.model_validate_json(facts.model_dump_json()) == facts
+
+
+@given(st.data(), st.integers(0, 20), st.integers(0, 5))
+def test_failures_without_progress_come_to_an_end(data, retries, fallbacks):
+    """Whatever the order of kinds: only deaths that say nothing about a trial go on for ever."""
+    past: tuple[PastFailure, ...] = ()
+    own = st.sampled_from(sorted(set(FailureKind) - OUTSIDE))
+    most = retries + fallbacks + sum(stage.times or 0 for one in PERMITTED.values() for stage in one.stages) + 1
+    for _ in range(most):
+        kind = data.draw(own)
+        decided = decide(Failure(kind, "x"), past, retries=retries, rungs_left=fallbacks, diagnosable=True)
+        fallbacks -= decided.action is Action.RUNG
+        assert fallbacks >= 0
+        past += (PastFailure(kind, False, decided.action),)
+        if decided.action not in ANOTHER_ATTEMPT:
+            return
+    raise AssertionError(past)
+
+
+@given(st.lists(kinds, min_size=60, max_size=60), st.integers(0, 20))
 def test_failures_without_progress_use_up_the_counted_retries(sequence, retries):
     past: tuple[PastFailure, ...] = ()
     counted = 0
     for kind in sequence:
         action = decide(Failure(kind, "x"), past, retries=retries)
-        if PERMITTED[kind].counts and action.action is Action.RETRY:
+        if PERMITTED[kind].counts and action.action in ANOTHER_ATTEMPT:
             counted += 1
         past += (PastFailure(kind, False),)
-        if action.action is not Action.RETRY:
+        if action.action not in ANOTHER_ATTEMPT:
             break
     assert counted <= retries
 
 
-@given(kinds, st.lists(st.builds(PastFailure, kinds, st.booleans())).map(tuple), st.integers(0, 100), st.integers(0, 3))
-def test_a_decision_keeps_to_what_the_kind_permits(kind, past, retries, rungs_left):
+@given(kinds, pasts.map(tuple), st.integers(0, 100), st.integers(0, 3), st.booleans(), st.booleans())
+def test_a_decision_keeps_to_what_the_kind_permits(kind, past, retries, rungs_left, progress, diagnosable):
     permission = PERMITTED[kind]
-    decided = decide(Failure(kind, "x"), past, retries=retries, rungs_left=rungs_left)
-    assert decided.action in (permission.action, permission.then)
+    decided = decide(
+        Failure(kind, "x"),
+        past,
+        retries=retries,
+        rungs_left=rungs_left,
+        reached_checkpoint=progress,
+        diagnosable=diagnosable,
+    )
+    diagnosed = attempt_terms(past).diagnostic
+    assert decided.action in {permission.then, *(stage.action for stage in permission.stages)} or (
+        diagnosed and decided.action is Action.GIVE_UP
+    )
     assert 0 <= decided.delay_s <= 300
-    if permission.action is Action.RETRY and not permission.counts and permission.limit is None:
+    assert decided.reason
+    if decided.action is Action.DIAGNOSE:
+        assert diagnosable and not diagnosed
+    if kind in OUTSIDE:
         assert decided.action is Action.RETRY
 
 
-@given(kinds.filter(lambda kind: PERMITTED[kind].action is Action.RETRY), st.integers(1, 50))
+@given(kinds.filter(lambda kind: PERMITTED[kind].stages[0].action is Action.RETRY), st.integers(1, 50))
 def test_progress_never_runs_out_of_retries(kind, n):
     past = (PastFailure(kind, True),) * n
     assert decide(Failure(kind, "x"), past, retries=0, reached_checkpoint=True).action is Action.RETRY
 
 
-@given(kinds.filter(lambda kind: PERMITTED[kind].limit is not None))
-def test_a_kind_gives_up_after_its_limit_without_progress(kind):
+@given(kinds.filter(lambda kind: PERMITTED[kind].stages[-1].times is not None))
+def test_a_kind_goes_through_its_stages_without_progress_and_then_ends(kind):
     permission = PERMITTED[kind]
-    assert permission.limit is not None
-    past = (PastFailure(kind, True), *(PastFailure(kind, False),) * permission.limit)
-    assert decide(Failure(kind, "x"), past, retries=100).action is permission.then
-    assert decide(Failure(kind, "x"), past[:-1], retries=100).action is permission.action
+    due = [stage.action for stage in permission.stages for _ in range(stage.times or 0)]
+    past: tuple[PastFailure, ...] = (PastFailure(kind, True, Action.RETRY),)
+    for action in due:
+        assert decide(Failure(kind, "x"), past, retries=100, diagnosable=True).action is action
+        past += (PastFailure(kind, False, action),)
+    assert decide(Failure(kind, "x"), past, retries=100, diagnosable=True).action is permission.then
+
+
+@given(kinds, st.integers(0, 3))
+def test_an_attempt_run_to_learn_more_is_the_last(kind, retries):
+    past = (PastFailure(FailureKind.DEVICE_ASSERT, False, Action.DIAGNOSE),)
+    decided = decide(Failure(kind, "x"), past, retries=retries, rungs_left=3, diagnosable=True)
+    outside = {FailureKind.INTERRUPTED, FailureKind.DISK_FULL, FailureKind.INTERNAL, *OUTSIDE}
+    assert (decided.action is Action.GIVE_UP) is (kind not in outside)
 
 
 @given(st.integers(0, 5), st.integers(0, 5))

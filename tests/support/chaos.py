@@ -99,8 +99,8 @@ class Storm:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                         self.killed[victim] += 1
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
+        output, errors = process.communicate()
+        assert process.returncode == 0, output + errors
 
     def _next(self, victim: str) -> float:
         return time.monotonic() + self.draw.uniform(*(self.child_s if victim == "child" else self.control_s))

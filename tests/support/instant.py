@@ -11,9 +11,9 @@ from typing import Any, cast
 import plan_jobs
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs import ChildResult, PlanRequest, PlanResult, TrainRequest
+from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, PlanRequest, PlanResult, TrainRequest
 from dryfit.core.trial import MetricPoint
-from dryfit.core.wire import Report, Started, Verdict
+from dryfit.core.wire import Checkpointed, Report, Started, Verdict
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.space import Space
@@ -44,11 +44,43 @@ def config(**tables: dict[str, Any]) -> StudyConfig:
     return StudyConfig.model_validate_json(json.dumps(document))
 
 
+@dataclass(frozen=True)
+class Ends:
+    """How a scripted process ends.
+
+    Attributes:
+        result: Its last word, if it leaves one.
+        evidence: What is known of its end.
+        checkpoint: The step of a checkpoint that it reached before.
+    """
+
+    result: ChildResult | None
+    evidence: Evidence
+    checkpoint: int | None = None
+
+
+Script = Callable[[TrainRequest], Ends | None]
+"""How a process of a trial ends; None: as the stand-in does."""
+
+
+@dataclass
+class Clock:
+    """A clock that a waiting loop need not wait for: every look at it takes a second."""
+
+    now_s: float = 1_000.0
+
+    def __call__(self) -> float:
+        """Unix seconds."""
+        self.now_s += 1.0
+        return self.now_s
+
+
 @dataclass
 class InstantSupervisor:
     """Runs stand-ins where a real supervisor would start processes."""
 
     answerer: plan_jobs.Answerer = plan_jobs.answer
+    script: Script = lambda _: None
     started: list[ChildSpec] = field(default_factory=list)
     events: deque[ChildEvent] = field(default_factory=deque)
     most_at_once: int = 0
@@ -68,13 +100,24 @@ class InstantSupervisor:
             if isinstance(body, PlanRequest):
                 answers = tuple(self.answerer(subject, body) for subject in body.subjects)
                 return [ChildExited(spec.key, ChildResult(plan=PlanResult(answers=answers)), Evidence(exit_code=0))]
-            assert isinstance(body, TrainRequest)
-            if plan_jobs.runs_out(body):
+            training = body.training if isinstance(body, FinalRequest) else body
+            assert isinstance(training, TrainRequest)
+            ends = self.script(training)
+            if ends is not None:
+                reached = (
+                    [] if ends.checkpoint is None else [ChildMessage(spec.key, Checkpointed(step=ends.checkpoint))]
+                )
+                return [*reached, ChildExited(spec.key, ends.result, ends.evidence)]
+            if plan_jobs.runs_out(training):
                 raise plan_jobs.OutOfMemoryError("CUDA out of memory")
-            done = plan_jobs.result(body)
+            done = plan_jobs.result(training)
             assert done.value is not None
             point = MetricPoint(n=0, step=3, epoch=1.0, value=done.value, metrics={})
-            end = ChildExited(spec.key, ChildResult(train=done), Evidence(exit_code=0))
+            result = ChildResult(train=done)
+            if isinstance(body, FinalRequest):
+                scores = FinalResult(training=done, step=3, validation={}, test=None, rows={}, model_dir=body.model_dir)
+                result = ChildResult(final=scores)
+            end = ChildExited(spec.key, result, Evidence(exit_code=0))
             return [ChildMessage(spec.key, Report(point=point)), end]
         except Crash:
             return [ChildExited(spec.key, None, Evidence(signal=signal.SIGSEGV))]
@@ -127,6 +170,7 @@ def run(
     *,
     kill_after: int | None = None,
     answerer: plan_jobs.Answerer = plan_jobs.answer,
+    script: Script = lambda _: None,
     change: Callable[[StudyContext], StudyContext] = lambda study: study,
 ) -> Run:
     """One session on the study in ``folder``; it is killed once the ledger has ``kill_after`` events."""
@@ -141,7 +185,7 @@ def run(
         return Ledger.append(ledger, event)
 
     ledger.append = append  # type: ignore[method-assign]
-    supervisor = InstantSupervisor(answerer)
+    supervisor = InstantSupervisor(answerer, script)
     end = None
     try:
         if state.created is None:
@@ -151,7 +195,7 @@ def run(
             StudyContext(study, layout, space, ledger, state, plan_jobs.resolved(), study.study.trials, cores=1)
         )
         stops = StopRequests(layout.stop_request, supervisor.wake)
-        end = StudyLoop(context, cast(Supervisor, supervisor), stops).run()
+        end = StudyLoop(context, cast(Supervisor, supervisor), stops, clock=Clock()).run()
         ledger.append(SessionClosed(reason=end))
     except Killed:
         pass

@@ -1,13 +1,12 @@
 """The Python face of dryfit: what each command of the command line does, as a function."""
 
 from dryfit.api.doctor import doctor
-from dryfit.api.files import layout_of, load_config, space_of, study_file_of
+from dryfit.api.files import layout_of
 from dryfit.api.models import check, predict
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
 from dryfit.api.reports import export, write_report
 from dryfit.api.studies import (
     TuneResult,
-    exit_status,
     init,
     open_study,
     owner,
@@ -27,12 +26,10 @@ __all__ = [
     "calibrate",
     "check",
     "doctor",
-    "exit_status",
     "export",
     "in_process",
     "init",
     "layout_of",
-    "load_config",
     "open_study",
     "owner",
     "plan",
@@ -40,10 +37,8 @@ __all__ = [
     "plan_space",
     "predict",
     "resume",
-    "space_of",
     "status",
     "stop",
-    "study_file_of",
     "train",
     "train_top",
     "trial_of",

@@ -1,22 +1,12 @@
 """Which files and folders are meant, and what stands in them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from dryfit.config.load import LoadedStudy, load_study_file
+from dryfit.config.load import LoadedStudy
 from dryfit.core.errors import ConfigError
 from dryfit.search.points import known_points
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
-
-
-def load_config(study_file: Path | str, overrides: Sequence[str] = ()) -> LoadedStudy:
-    """Read and check a study file without starting anything.
-
-    Raises:
-        ConfigError: All that is wrong with it, with file and line.
-    """
-    return load_study_file(study_file_of(Path(study_file)), overrides)
 
 
 def space_of(loaded: LoadedStudy) -> Space:

@@ -7,13 +7,10 @@ from pathlib import Path
 from dryfit.core.errors import ConfigError, InternalError, LoadError
 from dryfit.core.health import Health
 from dryfit.core.jobs import CheckRequest, PredictRequest, PredictResult
-from dryfit.core.settings import ModelSettings
+from dryfit.core.settings import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import Message, Note, Progress
 from dryfit.study.devices import available_cores
 from dryfit.study.errand import run_alone
-
-_PACKAGED = ModelSettings().name
-_HUB_PREFIX = "hub:"
 
 
 def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -> Health:
@@ -33,7 +30,7 @@ def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -
         ChildError: The process ended without an answer.
     """
     name = str(folder)
-    if name != _PACKAGED:
+    if name != PACKAGED_MODEL:
         path = Path(folder).expanduser().resolve()
         if not path.is_dir():
             raise LoadError(
@@ -89,7 +86,7 @@ def predict(
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     body = PredictRequest(
         model_dir=str(folder),
-        source=name if name.startswith(_HUB_PREFIX) else str(Path(source).expanduser().absolute()),
+        source=name if name.startswith(HUB_PREFIX) else str(Path(source).expanduser().absolute()),
         out=str(target),
         temporary=str(temporary),
         batch_rows=batch,

@@ -203,19 +203,20 @@ def _result(session: SessionResult) -> TuneResult:
         end=session.end,
         summary=summarise(session.state),
         folder=session.layout.folder,
-        status=exit_status(session.end, session.state),
+        status=_exit_status(session.end, session.state),
         advice=nothing_fits_text(session.state) if session.end is End.REFUSED else "",
     )
 
 
-def exit_status(end: End, state: StudyState) -> ExitStatus:
-    """What a command exits with after a study's session."""
+def _exit_status(end: End, state: StudyState) -> ExitStatus:
     match end:
         case End.DONE | End.NO_IMPROVEMENT:
             useful = state.counts[Outcome.COMPLETE] + state.counts[Outcome.PRUNED]
             return ExitStatus.DONE if useful else ExitStatus.ANSWER_IS_NO
-        case End.TOO_MANY_FAILURES | End.REFUSED:
+        case End.TOO_MANY_FAILURES | End.SAME_FAILURE | End.REFUSED:
             return ExitStatus.ANSWER_IS_NO
+        case End.BAD_DATA:
+            return ExitStatus.CANNOT_RUN
         case End.MAX_HOURS | End.STOPPED | End.PAUSED:
             return ExitStatus.STOPPED
         case End.INTERRUPTED:

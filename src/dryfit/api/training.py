@@ -13,8 +13,7 @@ from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
 from dryfit.core.jobs import FinalResult
-from dryfit.core.settings import Direction
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import Outcome, best_first
 from dryfit.report.training import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
 from dryfit.runtime.spec import SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
@@ -32,7 +31,6 @@ from dryfit.study.finals import (
     run_lock,
 )
 from dryfit.study.machine import End
-from dryfit.study.retention import trials_to_keep
 from dryfit.study.session import read_study
 from dryfit.study.stops import StopRequests
 
@@ -89,7 +87,7 @@ def train(
 
     Args:
         folder: The study.
-        trial: Its number, or ``best``.
+        trial: Its number, or ``best``: by the study's metric, also where it has several goals.
         with_validation: Train on train and validation together, for as many steps as the trial's best validation had.
         seed: None: the trial's own, which repeats the trial.
         out: Where to put a copy of the saved folder; None: it stays in the study.
@@ -127,7 +125,7 @@ def train_top(
 
     Args:
         folder: The study.
-        top: How many of the best trials.
+        top: How many of the best trials by the study's metric.
         seeds: How many seeds each.
         on_note: Hears what happens, a line at a time.
 
@@ -136,10 +134,10 @@ def train_top(
         StudyBusyError: Another process does one of the runs.
     """
     study = _view(folder)
-    best = trials_to_keep(study.state, top)
-    if not best:
+    complete = (trial for trial in study.state.trials if trial.outcome is Outcome.COMPLETE)
+    ranked = best_first(complete, study.state.direction)[:top]
+    if not ranked:
         raise _none_completed(study)
-    ranked = sorted((study.state.trials[number] for number in best), key=lambda trial: _rank(study.state, trial))
     runs = [final_run(trial, seed=seed, with_validation=False, save=False) for trial in ranked for seed in range(seeds)]
     end, results = _do(study, runs, on_note)
     metric = study.config.study.metric
@@ -196,11 +194,6 @@ def _chosen(state: StudyState, trial: int | str) -> TrialState:
 def _none_completed(study: StudyView) -> ConfigError:
     ended = study.state.counts[Outcome.PRUNED] + study.state.counts[Outcome.FAILED]
     return ConfigError("choosing the best trials", f"no trial has completed ({ended} ended otherwise)")
-
-
-def _rank(state: StudyState, trial: TrialState) -> tuple[float, int]:
-    assert trial.value is not None  # only complete trials are ranked
-    return (trial.value if state.direction is Direction.MINIMIZE else -trial.value, trial.number)
 
 
 def _do(

@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, SetOption
+from dryfit.cli.options import JsonOption, QuietOption, SetOption, notes
 from dryfit.core.errors import ExitStatus
 
 
@@ -42,16 +42,12 @@ def examine(
     from dryfit.cli.output import print_finding, print_json, print_verdict
     from dryfit.report.doctor import diagnosis_view
 
-    def on_note(text: str) -> None:
-        if not quiet:
-            typer.echo(text, err=True)
-
     diagnosis = api.doctor(
         study,
         overrides=overrides,
         folder=folder,
         machine=machine,
-        on_note=on_note,
+        on_note=notes(quiet=quiet),
         on_finding=lambda finding: None if as_json else print_finding(finding, quiet=quiet),
     )
     print_json(diagnosis_view(diagnosis)) if as_json else print_verdict(diagnosis)

@@ -1,5 +1,6 @@
 """Options and arguments that several commands share."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,3 +13,13 @@ TrialsOption = Annotated[int | None, typer.Option("--trials", min=1, help="The s
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY_DIR", help="A study's folder, or its study.toml.")]
+
+
+def notes(*, quiet: bool) -> Callable[[str], None]:
+    """Where a command's progress is told: a line at a time on stderr, or nowhere."""
+
+    def on_note(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    return on_note

@@ -64,6 +64,8 @@ _SENTENCES = {
     End.DONE: "done",
     End.NO_IMPROVEMENT: "done: no better trial for as long as study.patience allows",
     End.TOO_MANY_FAILURES: "stopped: too many trials failed in a row (see `dryfit show`)",
+    End.SAME_FAILURE: "stopped: its trials fail in the same way (see `dryfit show`)",
+    End.BAD_DATA: "stopped: no trial could use the data (see `dryfit show`)",
     End.REFUSED: "stopped: nothing fits the device",
     End.MAX_HOURS: "stopped: study.max_hours is used up",
     End.STOPPED: "stopped",

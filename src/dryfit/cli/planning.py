@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, SetOption
+from dryfit.cli.options import JsonOption, QuietOption, SetOption, notes
 from dryfit.core.errors import ConfigError, ExitStatus
 
 
@@ -31,19 +31,15 @@ def plan(
     from dryfit.report.plan_view import plan_view, space_view
     from dryfit.study.plans import plan_one, plan_space
 
-    def on_note(text: str) -> None:
-        if not quiet:
-            typer.echo(text, err=True)
-
     asked = api.plan_input(study, device=device, overrides=overrides or (), preset=preset)
     if asked.searched:
         if ladder is not None:
             raise ConfigError("planning a search space", "--ladder or --no-ladder", "them for a single trial only")
-        found = plan_space(asked, on_note)
+        found = plan_space(asked, notes(quiet=quiet))
         print_json(space_view(found)) if as_json else print_space(found)
         fits = found.fits
     else:
-        answer = plan_one(asked, on_note, ladder=preset is not None if ladder is None else ladder)
+        answer = plan_one(asked, notes(quiet=quiet), ladder=preset is not None if ladder is None else ladder)
         print_json(plan_view(answer)) if as_json else print_plan(answer)
         fits = answer.verdict.fits
     raise typer.Exit(ExitStatus.DONE if fits else ExitStatus.ANSWER_IS_NO)
@@ -60,9 +56,5 @@ def calibrate(
     from dryfit.cli.output import print_calibration, print_json
     from dryfit.report.calibrations import calibration_view
 
-    def on_note(text: str) -> None:
-        if not quiet:
-            typer.echo(text, err=True)
-
-    found = api.calibrate(device, quick=quick, on_note=on_note)
+    found = api.calibrate(device, quick=quick, on_note=notes(quiet=quiet))
     print_json(calibration_view(found)) if as_json else print_calibration(found)

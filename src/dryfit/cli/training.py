@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, StudyArgument
+from dryfit.cli.options import JsonOption, QuietOption, StudyArgument, notes
 from dryfit.core.errors import ConfigError, ExitStatus
 
 _BEST = "best"
@@ -15,7 +15,7 @@ _DEVICES = ("auto", "cpu", "cuda")
 
 def train(
     study: StudyArgument,
-    trial: Annotated[str, typer.Option(metavar="best|N", help="Whose configuration.")] = _BEST,
+    trial: Annotated[str, typer.Option(metavar="best|N", help="Whose configuration; best: by study.metric.")] = _BEST,
     with_validation: Annotated[
         bool, typer.Option("--with-validation", help="Train on train and validation together.")
     ] = False,
@@ -23,7 +23,9 @@ def train(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="MODEL_DIR", help="Copy the saved model to a new folder.")
     ] = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Instead: run so many of the best trials ...")] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Instead: run so many of the best trials by study.metric ...")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="... with so many seeds each.")] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="Unsupervised, for a debugger.")] = False,
     as_json: JsonOption = False,
@@ -33,17 +35,13 @@ def train(
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_top, print_trained
 
-    def on_note(text: str) -> None:
-        if not quiet:
-            typer.echo(text, err=True)
-
     several = {"--trial": trial != _BEST, "--seed": seed is not None, "-o": out is not None}
     several |= {"--with-validation": with_validation, "--in-process": in_process}
     if (top is None) != (seeds is None):
         raise ConfigError("training the best trials", "--top and --seeds do not come alone", "both, or none")
     if top is not None and seeds is not None:
         _refuse("--top", several)
-        outcome = api.train_top(study, top=top, seeds=seeds, on_note=on_note)
+        outcome = api.train_top(study, top=top, seeds=seeds, on_note=notes(quiet=quiet))
         print_json(outcome.table) if as_json else print_top(outcome.table)
         raise typer.Exit(outcome.status)
     chosen = _number(trial)
@@ -51,7 +49,9 @@ def train(
         _refuse("--in-process", {"-o": out is not None, "--with-validation": with_validation, "--json": as_json})
         command = api.in_process(study, trial=chosen, seed=seed)
         os.execv(command[0], command)
-    done = api.train(study, trial=chosen, with_validation=with_validation, seed=seed, out=out, on_note=on_note)
+    done = api.train(
+        study, trial=chosen, with_validation=with_validation, seed=seed, out=out, on_note=notes(quiet=quiet)
+    )
     if done.model is None:
         typer.echo("stopped; the same command goes on", err=True)
     elif as_json:
@@ -77,13 +77,11 @@ def predict(
     import dryfit.api as api
     from dryfit.cli.output import print_json
 
-    def on_note(text: str) -> None:
-        if not quiet:
-            typer.echo(text, err=True)
-
     if device not in _DEVICES:
         raise ConfigError("choosing a device", f"--device {device}", ", ".join(_DEVICES))
-    done = api.predict(model, source, out, batch=batch, device=device, force=force, trust=trust, on_note=on_note)
+    done = api.predict(
+        model, source, out, batch=batch, device=device, force=force, trust=trust, on_note=notes(quiet=quiet)
+    )
     if as_json:
         print_json(done)
     else:

@@ -24,13 +24,12 @@ from dryfit.config.problems import Problem, config_error, explain, unknown_searc
 from dryfit.config.schema import StudyConfig, dotted
 from dryfit.config.schema_json import CASE_KEYS, TABLES
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Task
+from dryfit.core.settings import HUB_PREFIX, Task
 
 STUDY_FILE: Final = "study.toml"
 FROZEN_FILE: Final = "frozen.toml"
 DEFAULT_ORIGIN: Final = "default"
 SET_ORIGIN: Final = "--set"
-_HUB_PREFIX: Final = "hub:"
 _SOURCES: Final = ("train", "validation", "test", "file")
 
 Document = dict[str, Any]
@@ -256,7 +255,7 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
     if isinstance(data, dict):
         for name in _SOURCES:
             value = cast("Document", data).get(name)
-            if isinstance(value, str) and not value.startswith(_HUB_PREFIX):
+            if isinstance(value, str) and not value.startswith(HUB_PREFIX):
                 data[name] = _absolute(value, base(("data", name)))
     model = document.get("model")
     if isinstance(model, dict) and isinstance(name := cast("Document", model).get("name"), str):

@@ -24,6 +24,7 @@ _READ: Final[dict[str, tuple[str, ...] | None]] = {
         "verdict_timeout_s",
         "retries",
         "max_failed_in_a_row",
+        "max_same_failure",
     ),
 }
 _UNREAD_SEARCH: Final = ("defaults_first",)

@@ -235,10 +235,13 @@ class RuntimeSettings(Settings):
     keep: str = Field(
         default="best:3",
         pattern=r"^(all|none|best:[1-9][0-9]{0,5})$",
-        description="whose weights stay: best:3 (those of the best three trials), all or none",
+        description="whose weights stay: best:3 (those of the best three trials by study.metric), all or none",
     )
     max_failed_in_a_row: int = Field(
         default=5, ge=1, description="the study stops after so many failed trials in a row"
+    )
+    max_same_failure: int = Field(
+        default=3, ge=1, description="the study stops when its first so many trials fail in the same way"
     )
     max_refused_in_a_row: int = Field(
         default=1000, ge=1, description="the study stops after so many trials in a row that do not fit"

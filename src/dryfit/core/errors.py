@@ -9,7 +9,9 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── MachineError           MACHINE     2   this machine cannot do what was asked
     ├── LoadError              LOAD        2   a model's weights are not what its code needs
     ├── CheckpointError        CHECKPOINT  2   a checkpoint is torn or belongs to another trial
+    │   └── CorruptCheckpointError  CORRUPT 2  a checkpoint cannot be read although its files are as they were written
     ├── NonFiniteError         NONFINITE   2   the loss or a gradient became infinite or NaN
+    ├── PoisonedError          POISONED    2   something in this process replaced what everything else builds on
     ├── StudyBusyError         BUSY        2   another process owns the study
     ├── StudyMismatchError     MISMATCH    2   the study file no longer describes this study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
@@ -92,10 +94,22 @@ class CheckpointError(DryfitError):
     code = "CHECKPOINT"
 
 
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint cannot be read, although its files are as they were written."""
+
+    code = "CORRUPT"
+
+
 class NonFiniteError(DryfitError):
     """The loss or a gradient became infinite or NaN; a result of the trial, not a fault."""
 
     code = "NONFINITE"
+
+
+class PoisonedError(DryfitError):
+    """Something in this process replaced what everything else builds on: what it computes cannot be trusted."""
+
+    code = "POISONED"
 
 
 class StudyBusyError(DryfitError):
@@ -148,10 +162,6 @@ def _tree(cls: type[DryfitError]) -> dict[str, type[DryfitError]]:
     return found
 
 
-def error_from_parts(code: str, doing: str, found: str, allowed: str, hint: str) -> DryfitError:
-    """Rebuild an error that crossed a process boundary as its code and four parts.
-
-    An unknown code gives an :class:`InternalError`, so that nothing is swallowed.
-    """
-    cls = _tree(DryfitError).get(code, InternalError)
-    return cls(doing, found, allowed, hint)
+def error_class(code: str) -> type[DryfitError]:
+    """The class with a code; :class:`InternalError` for an unknown one, so that nothing is swallowed."""
+    return _tree(DryfitError).get(code, InternalError)

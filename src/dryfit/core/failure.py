@@ -43,12 +43,15 @@ class ChildFault:
         code: The ``code`` of a dryfit error, else empty.
         message: The exception's text, cut to a few kilobytes.
         traceback: Its traceback, cut likewise.
+        context: What was being worked on: the notes that were added to the exception on its way out. Ids of rows and
+            ranges of numbers, never a row's text.
     """
 
     type_names: tuple[str, ...]
     code: str
     message: str
     traceback: str = ""
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Evidence:
         shm_free_bytes: Room left in ``/dev/shm``.
         disk_free_bytes: Room left where the study lies.
         diagnostic: The attempt was run to find out more (:attr:`AttemptTerms.diagnostic`).
+        stacks: Where its threads were when it was killed for its silence, a line for each.
 
     None: not known, as on a machine without a GPU.
     """
@@ -104,6 +108,7 @@ class Evidence:
     shm_free_bytes: int | None = None
     disk_free_bytes: int | None = None
     diagnostic: bool = False
+    stacks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,48 +147,77 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """An action, and how many times it may follow one kind of failure.
+
+    Attributes:
+        action: What follows.
+        times: Counted since the trial last made progress. None: always (a rung: while there is another).
+    """
+
+    action: Action
+    times: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Permission:
     """What one kind permits.
 
     Attributes:
-        action: What follows while the limit is not reached.
-        limit: How many times the action may follow in one trial; None: always (a rung: while there is another).
-        then: What follows after that.
+        stages: What follows, one after the other.
+        then: What follows after the last of them.
         counts: Whether the attempt counts as a retry of the trial at all.
+        first_delay_s: How long the first attempt after it waits; each further one waits longer.
+        told: The point itself is to blame: where the trial fails of this kind, samplers hear of it as of a refused one.
+        trips: Whether a trial that fails of this kind counts for the breaker that ends a study.
     """
 
-    action: Action
-    limit: int | None = None
+    stages: tuple[Stage, ...]
     then: Action = Action.GIVE_UP
     counts: bool = True
+    first_delay_s: float = 0.0
+    told: bool = False
+    trips: bool = True
+
+
+def _always(action: Action, *, counts: bool = True, told: bool = False) -> Permission:
+    return Permission((Stage(action),), counts=counts, told=told)
+
+
+def _times(action: Action, times: int, *, counts: bool = True, first_delay_s: float = 0.0) -> Permission:
+    return Permission((Stage(action, times),), counts=counts, first_delay_s=first_delay_s)
 
 
 PERMITTED: dict[FailureKind, Permission] = {
-    FailureKind.INTERRUPTED: Permission(Action.PAUSE, counts=False),
-    FailureKind.PREEMPTED: Permission(Action.RETRY, counts=False),
-    FailureKind.LOST: Permission(Action.RETRY, counts=False),
-    FailureKind.CONFIG: Permission(Action.GIVE_UP),
-    FailureKind.DATA: Permission(Action.GIVE_UP),
-    FailureKind.NETWORK: Permission(Action.RETRY, limit=3),
-    FailureKind.DISK_FULL: Permission(Action.PAUSE, counts=False),
-    FailureKind.CHECKPOINT_CORRUPT: Permission(Action.RETRY, limit=3),
-    FailureKind.OOM_NEIGHBOUR: Permission(Action.EXCLUSIVE, limit=3, counts=False),
-    FailureKind.OOM_DEVICE: Permission(Action.RUNG, counts=False),
-    FailureKind.OOM_HOST: Permission(Action.RETRY, limit=1),
-    FailureKind.SHM_FULL: Permission(Action.LIGHTER, limit=3),
-    FailureKind.POISONED: Permission(Action.RETRY, limit=3, counts=False),
-    FailureKind.DEVICE_LOST: Permission(Action.ELSEWHERE, limit=3, counts=False),
-    FailureKind.DEVICE_ASSERT: Permission(Action.GIVE_UP),
-    FailureKind.COMM: Permission(Action.RETRY, limit=1),
-    FailureKind.HANG: Permission(Action.RETRY, limit=1),
-    FailureKind.TIMEOUT: Permission(Action.GIVE_UP),
-    FailureKind.NONFINITE: Permission(Action.PRUNE),
-    FailureKind.START: Permission(Action.RETRY, limit=3),
-    FailureKind.PLANNER: Permission(Action.RETRY, limit=1, then=Action.UNPLANNED, counts=False),
-    FailureKind.NATIVE_CRASH: Permission(Action.RETRY, limit=1),
-    FailureKind.KILLED: Permission(Action.RETRY, limit=3),
-    FailureKind.USER_CODE: Permission(Action.GIVE_UP),
-    FailureKind.INTERNAL: Permission(Action.STOP_STUDY),
+    FailureKind.INTERRUPTED: _always(Action.PAUSE, counts=False),
+    FailureKind.PREEMPTED: _always(Action.RETRY, counts=False),
+    FailureKind.LOST: _always(Action.RETRY, counts=False),
+    FailureKind.CONFIG: _always(Action.GIVE_UP, told=True),
+    FailureKind.DATA: _always(Action.GIVE_UP, told=True),
+    FailureKind.NETWORK: _times(Action.RETRY, 3, first_delay_s=5.0),
+    FailureKind.DISK_FULL: _always(Action.PAUSE, counts=False),
+    FailureKind.CHECKPOINT_CORRUPT: _times(Action.RETRY, 3, counts=False),
+    FailureKind.OOM_NEIGHBOUR: Permission(
+        (Stage(Action.RETRY, 3), Stage(Action.EXCLUSIVE, 5)), counts=False, first_delay_s=15.0
+    ),
+    FailureKind.OOM_DEVICE: _always(Action.RUNG, counts=False, told=True),
+    FailureKind.OOM_HOST: _times(Action.LIGHTER, 1, first_delay_s=10.0),
+    FailureKind.SHM_FULL: _times(Action.LIGHTER, 3),
+    FailureKind.POISONED: _times(Action.RETRY, 3, counts=False),
+    FailureKind.DEVICE_LOST: _times(Action.ELSEWHERE, 3, counts=False),
+    FailureKind.DEVICE_ASSERT: Permission((Stage(Action.DIAGNOSE, 1),), counts=False, told=True),
+    FailureKind.COMM: Permission((Stage(Action.RETRY, 1), Stage(Action.ELSEWHERE, 1))),
+    FailureKind.HANG: _times(Action.RETRY, 1),
+    FailureKind.TIMEOUT: _always(Action.GIVE_UP),
+    FailureKind.NONFINITE: _always(Action.PRUNE),
+    FailureKind.START: _times(Action.RETRY, 3),
+    FailureKind.PLANNER: Permission((Stage(Action.RETRY, 1),), then=Action.UNPLANNED, counts=False),
+    FailureKind.NATIVE_CRASH: _times(Action.RETRY, 1),
+    # Each of its retries must reach a new checkpoint, or it ends after three; how often it was killed before that says
+    # nothing about it, and nothing about the study.
+    FailureKind.KILLED: Permission((Stage(Action.RETRY, 3),), counts=False, trips=False),
+    FailureKind.USER_CODE: _always(Action.GIVE_UP),
+    FailureKind.INTERNAL: _always(Action.STOP_STUDY),
 }
 
 
@@ -196,7 +230,7 @@ class AttemptTerms:
         diagnostic: With blocking launches and device assertions, to learn where it fails.
         lighter: How many times its share of the host is halved (loader workers); above 0, tensors are shared through
             files instead of shared memory.
-        avoid: Devices it must not run on.
+        avoid: Devices it should not run on while there is another.
     """
 
     exclusive: bool = False
@@ -211,7 +245,7 @@ class PastFailure:
 
     Attributes:
         kind: What it was.
-        reached_checkpoint: Whether that attempt reached a new checkpoint.
+        reached_checkpoint: Whether that attempt reached a checkpoint further on than any before it.
         action: What followed.
         device: The device it was on.
     """

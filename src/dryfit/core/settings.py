@@ -5,9 +5,15 @@ by them. Every field carries its range, so that a bad value is refused before an
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+PACKAGED_MODEL: Final = "minilm"
+"""Name of the encoder that comes with the extra ``demo``."""
+
+HUB_PREFIX: Final = "hub:"
+"""What the name of a hub data set begins with, where any other source is a file."""
 
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -111,7 +117,9 @@ class DataSettings(Settings):
 class ModelSettings(Settings):
     """``[model]``: which pretrained encoder."""
 
-    name: str = Field(default="minilm", min_length=1, description="hub id, folder, or `minilm` (the packaged encoder)")
+    name: str = Field(
+        default=PACKAGED_MODEL, min_length=1, description="hub id, folder, or `minilm` (the packaged encoder)"
+    )
     revision: str | None = Field(default=None, description="hub revision; the resolved commit is recorded")
     trust_remote_code: bool = Field(default=False, description="run code that comes with the model")
 

@@ -2,9 +2,11 @@
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from operator import itemgetter
+from typing import Protocol, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -123,6 +125,34 @@ def better(value: float, than: float, direction: Direction) -> bool:
     if math.isnan(than):
         return True
     return value > than if direction is Direction.MAXIMIZE else value < than
+
+
+class Valued(Protocol):
+    """A trial as far as ranking goes."""
+
+    @property
+    def number(self) -> int:
+        """Of the trial in its study."""
+        ...
+
+    @property
+    def value(self) -> float | None:
+        """Its value of the study's metric."""
+        ...
+
+
+ValuedT = TypeVar("ValuedT", bound=Valued)
+
+
+def best_first(trials: Iterable[ValuedT], direction: Direction) -> list[ValuedT]:
+    """The trials that have a value, the best first and the earliest of equals; NaN is none."""
+    sign = -1.0 if direction is Direction.MAXIMIZE else 1.0
+    keyed = [
+        ((sign * trial.value, trial.number), trial)
+        for trial in trials
+        if trial.value is not None and not math.isnan(trial.value)
+    ]
+    return [trial for _, trial in sorted(keyed, key=itemgetter(0))]
 
 
 def best_point(points: tuple[MetricPoint, ...], direction: Direction) -> MetricPoint | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from dryfit.core.errors import DryfitError, error_class
 from dryfit.core.trial import MetricPoint
 
 REQUEST_FILE = "request.json"
@@ -35,13 +36,22 @@ class Wire(BaseModel):
 
 
 class ErrorParts(Wire):
-    """A dryfit error on its way through a file; see :func:`dryfit.core.errors.error_from_parts`."""
+    """A dryfit error on its way through a file."""
 
     code: str
     doing: str
     found: str
     allowed: str = ""
     hint: str = ""
+
+    @classmethod
+    def of(cls, error: DryfitError) -> "ErrorParts":
+        """The error as it crosses."""
+        return cls(code=error.code, doing=error.doing, found=error.found, allowed=error.allowed, hint=error.hint)
+
+    def rebuilt(self) -> DryfitError:
+        """The error again, of its own class."""
+        return error_class(self.code)(self.doing, self.found, self.allowed, self.hint)
 
 
 class Started(Wire):

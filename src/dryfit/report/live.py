@@ -15,7 +15,7 @@ import psutil
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import BEAT_FILE, Message, Phase, Progress
 from dryfit.report.eta import Pace, Running, study_left_s, trial_left_s
-from dryfit.report.tables import trial_time_s
+from dryfit.report.tables import goal_names, trial_time_s
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -75,7 +75,6 @@ class TrialView:
         curve: The study's metric at each validation, those of earlier attempts included.
         memory_bytes: On its device where that is known, else on the host.
         beat_age_s: Since its last sign of life.
-        elapsed_s: Since its process was placed.
         left_s: To its last step.
     """
 
@@ -88,7 +87,6 @@ class TrialView:
     curve: tuple[float, ...]
     memory_bytes: int | None
     beat_age_s: float | None
-    elapsed_s: float | None
     left_s: float | None
 
 
@@ -209,10 +207,6 @@ class LiveStudy:
         """Keep what the control process is doing."""
         self._note = text
 
-    def trial(self, number: int) -> TrialView | None:
-        """One of the trials that are being worked on."""
-        return self._trial_view(number, self._clock()) if number in self._trials else None
-
     def view(self) -> StudyView:
         """The study as it is now."""
         now_s, state = self._clock(), self._state
@@ -221,7 +215,7 @@ class LiveStudy:
             return StudyView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, 0, self._note)
         best = state.best
         return StudyView(
-            goals=_goal_names(state),
+            goals=goal_names(state),
             trials=trials,
             total=state.sessions[-1].total,
             counted=state.counted,
@@ -262,7 +256,7 @@ class LiveStudy:
         vitals = Vitals()
         if self._layout is not None and live.attempt:
             vitals = self._look(self._layout.trial(number).attempt(live.attempt), live.pid, now_s)
-        last, names = (reports[-1] if reports else None), _goal_names(state)
+        last, names = (reports[-1] if reports else None), goal_names(state) if state is not None else ()
         return TrialView(
             number=number,
             phase=live.phase,
@@ -273,12 +267,5 @@ class LiveStudy:
             curve=tuple(point.value for point in reports),
             memory_bytes=vitals.rss_bytes if live.device_bytes is None else live.device_bytes,
             beat_age_s=vitals.beat_age_s,
-            elapsed_s=now_s - live.placed_s if live.placed_s is not None else None,
             left_s=trial_left_s(live.pace(now_s)),
         )
-
-
-def _goal_names(state: StudyState | None) -> tuple[str, ...]:
-    if state is None or state.created is None:
-        return ()
-    return (state.created.metric, *(goal.name for goal in state.created.also))

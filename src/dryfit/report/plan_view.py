@@ -1,7 +1,5 @@
 """The planner's answer as one JSON object: what ``plan --json`` prints."""
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import (
     Confidence,
@@ -15,17 +13,13 @@ from dryfit.core.memory import (
 )
 from dryfit.core.plan import DeviceSpec
 from dryfit.core.trial import Scalar
+from dryfit.report.view import Answer, View
 from dryfit.study.plans import PlannedCell, SpacePlan
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True)
-
-
-class PlanView(_View):
+class PlanView(Answer):
     """One plan. What is unknown is null."""
 
-    schema_version: int = Field(default=1, serialization_alias="schema")
     verdict: VerdictKind
     device: DeviceSpec
     peak_allocated_bytes: int | None
@@ -51,7 +45,7 @@ class PlanView(_View):
     planner_s: float
 
 
-class CellView(_View):
+class CellView(View):
     """One combination of searched values, with or without checkpointing."""
 
     params: dict[str, Scalar]
@@ -59,7 +53,7 @@ class CellView(_View):
     plan: PlanView
 
 
-class SpaceView(_View):
+class SpaceView(Answer):
     """Which part of a search space fits.
 
     Attributes:
@@ -67,7 +61,6 @@ class SpaceView(_View):
         kept: Searched keys of which one value was planned.
     """
 
-    schema_version: int = Field(default=1, serialization_alias="schema")
     device: DeviceSpec
     varied: tuple[str, ...]
     kept: dict[str, Scalar]

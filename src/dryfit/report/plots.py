@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from dryfit.core.trial import MetricPoint, Outcome, Scalar
-from dryfit.report.records import StudyRecords, TrialRow, best_so_far, front
+from dryfit.report.records import StudyRecords, TrialRow, best_so_far
 from dryfit.report.tables import number_text, value_text
 from dryfit.search.importance import Importances
 
@@ -24,6 +24,7 @@ MOST_CURVES = 60
 MOST_CURVE_POINTS = 200
 _BEST_CURVES = 20
 MOST_SLICES = 6
+_FEW_TICKS = 10
 _MOST_HOVERED_PARAMS = 1000
 """Trials from which hovering tells the number and the value alone: the page would grow by megabytes."""
 
@@ -31,6 +32,11 @@ _MOST_HOVERED_PARAMS = 1000
 def text(value: object) -> str:
     """A text for a label of plotly: no tag and no entity in it means anything."""
     return html.escape(str(value), quote=False)
+
+
+def _whole(span: float) -> Figure:
+    """What an axis of whole numbers needs: over a short span plotly puts ticks between them."""
+    return {"dtick": 1} if span <= _FEW_TICKS else {}
 
 
 def history_figure(records: StudyRecords) -> Figure:
@@ -67,7 +73,7 @@ def history_figure(records: StudyRecords) -> Figure:
         trace = _markers(name, trials, [0.03] * len(trials), color, symbol, named=named)
         data.append(trace | {"yaxis": "y2", "marker": {**trace["marker"], "opacity": 1, "line": {"width": 2}}})
     layout = {
-        "xaxis": {"title": {"text": "trial"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "trial"}, "rangemode": "tozero", **_whole(len(records.trials))},
         "yaxis": {"title": {"text": goal}},
         # Trials without a value are marks at the foot of the figure, whatever the values above are.
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
@@ -101,7 +107,7 @@ def _hover(trial: TrialRow, *, named: bool) -> str:
 def front_figure(records: StudyRecords) -> Figure:
     """Complete trials by their first two goals, those of the Pareto front marked."""
     known = [trial for trial in records.complete if trial.also and math.isfinite(trial.also[0])]
-    on_front = {trial.number for trial in front(records)}
+    on_front = {trial.number for trial in records.front}
     first, second = records.goals[0], records.goals[1]
     data = [
         {
@@ -157,6 +163,9 @@ def slice_figure(records: StudyRecords, name: str) -> Figure:
     xaxis: dict[str, Any] = {"title": {"text": text(name)}, "type": "linear" if numeric else "category"}
     if numeric and name in records.logarithmic:
         xaxis |= {"type": "log", "exponentformat": "power"}
+    whole = [value for value in values if isinstance(value, int)]
+    if whole and len(whole) == len(values) and xaxis["type"] == "linear":
+        xaxis |= _whole(max(whole) - min(whole))
     points = {
         "type": "scatter",
         "mode": "markers",
@@ -190,8 +199,9 @@ def curves_figure(records: StudyRecords) -> tuple[Figure, str]:
     shown = _chosen(records, told)
     best = records.ranked[0].number if records.ranked else None
     data = [_curve(trial, best=best) for trial in sorted(shown, key=lambda one: one.number == best)]
+    last_step = max((point.step for trial in shown for point in trial.reports), default=0)
     layout = {
-        "xaxis": {"title": {"text": "optimizer step"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "optimizer step"}, "rangemode": "tozero", **_whole(last_step)},
         "yaxis": {"title": {"text": text(records.goal.name)}},
         "hovermode": "closest",
         "showlegend": False,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from dryfit.core.failure import FailureKind
 from dryfit.core.memory_key import IRRELEVANT, NEUTRAL
 from dryfit.core.settings import Direction
-from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar, better
+from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar, best_first, better
 from dryfit.report.plans import compared_bytes
 from dryfit.search.params import from_text, public_name
 from dryfit.store.replay import StudyState
@@ -103,6 +103,8 @@ class StudyRecords:
     name: str
     goals: tuple[Goal, ...]
     trials: tuple[TrialRow, ...]
+    front: tuple[TrialRow, ...]
+    """With several goals, the trials that no other beats in all of them, the best by the first one first."""
     attempts: tuple[AttemptRow, ...]
     sessions: tuple[SessionState, ...]
     logarithmic: frozenset[str] = frozenset()
@@ -121,8 +123,7 @@ class StudyRecords:
     @property
     def ranked(self) -> tuple[TrialRow, ...]:
         """Trials with a score, the best first, the earliest of equals."""
-        sign = -1.0 if self.goal.direction is Direction.MAXIMIZE else 1.0
-        return tuple(sorted(self.complete, key=lambda trial: (sign * (trial.score or 0.0), trial.number)))
+        return tuple(best_first(self.complete, self.goal.direction))
 
     @property
     def searched(self) -> tuple[str, ...]:
@@ -142,10 +143,12 @@ def records_of(state: StudyState) -> StudyRecords:
     seconds: dict[int, float] = {}
     for attempt in attempts:
         seconds[attempt.trial] = seconds.get(attempt.trial, 0.0) + attempt.seconds
+    trials = tuple(_row(trial, seconds.get(trial.number, 0.0)) for trial in state.trials)
     return StudyRecords(
         name=created.name,
-        goals=(Goal(name=created.metric, direction=created.direction), *created.also),
-        trials=tuple(_row(trial, seconds.get(trial.number, 0.0)) for trial in state.trials),
+        goals=created.goals,
+        trials=trials,
+        front=tuple(trials[trial.number] for trial in best_first(state.front, created.direction)),
         attempts=attempts,
         sessions=tuple(state.sessions),
         logarithmic=_logarithmic(state),
@@ -227,32 +230,6 @@ def failures(records: StudyRecords) -> list[FailureRow]:
         for kind, found in by_kind.items()
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.kind))
-
-
-def front(records: StudyRecords) -> tuple[TrialRow, ...]:
-    """The Pareto front of a study with several goals: no other complete trial is as good in all and better in one."""
-    points = [(trial, _signed(trial, records.goals)) for trial in records.complete]
-    points = [(trial, point) for trial, point in points if point is not None]
-    # In lexicographic order a point can only be dominated by an earlier one, and then by one of the front.
-    points.sort(key=lambda one: (one[1], one[0].number))
-    found: list[tuple[TrialRow, tuple[float, ...]]] = []
-    for trial, point in points:
-        if not any(kept != point and all(a <= b for a, b in zip(kept, point, strict=True)) for _, kept in found):
-            found.append((trial, point))
-    return tuple(trial for trial, _ in found)
-
-
-def _signed(trial: TrialRow, goals: Sequence[Goal]) -> tuple[float, ...] | None:
-    """The trial's values, smaller is better; None where one is missing or not finite."""
-    values = (trial.value, *trial.also)
-    if len(values) != len(goals):
-        return None
-    signed = [
-        -value if goal.direction is Direction.MAXIMIZE else value
-        for value, goal in zip(values, goals, strict=True)
-        if value is not None and math.isfinite(value)
-    ]
-    return tuple(signed) if len(signed) == len(goals) else None
 
 
 def best_so_far(trials: Sequence[TrialRow], direction: Direction) -> list[float | None]:

@@ -17,7 +17,7 @@ from dryfit.report.plots import (
     memory_figure,
     slice_figure,
 )
-from dryfit.report.records import AttemptEnd, FailureRow, StudyRecords, TrialRow, failures, front, refusals
+from dryfit.report.records import AttemptEnd, FailureRow, StudyRecords, TrialRow, failures, refusals
 from dryfit.report.tables import Table, duration_text, moment, number_text, value_text
 from dryfit.report.timeline import timeline_figure
 from dryfit.search.importance import ENOUGH_TRIALS, Importances
@@ -108,13 +108,12 @@ def _history(records: StudyRecords) -> Section | None:
 def _front(records: StudyRecords) -> Section | None:
     if len(records.goals) < 2:
         return None
-    best = front(records)
-    if not best:
+    if not records.front:
         return Section("front", "Pareto front", texts=("No complete trial has a value for every goal.",))
     heads = ("trial", *(f"{goal.name} ({goal.direction})" for goal in records.goals), "parameters")
     rows = [
         (str(trial.number), *(number_text(value) for value in (trial.value, *trial.also)), _params(trial.params))
-        for trial in best
+        for trial in records.front
     ]
     others = ("Drawn are the first two goals; the front is that of all.",) if len(records.goals) > 2 else ()
     return Section(

@@ -4,18 +4,15 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.report.plans import Plans, plan_totals
+from dryfit.report.view import Answer, View
 from dryfit.store.replay import StudyState
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="null")
-
-
-class TrialCounts(_View):
+class TrialCounts(View):
     """How many trials ended in which way; ``total`` is what the study was asked for."""
 
     complete: int
@@ -27,7 +24,7 @@ class TrialCounts(_View):
     total: int
 
 
-class BestTrial(_View):
+class BestTrial(View):
     """The best complete trial."""
 
     number: int
@@ -35,14 +32,14 @@ class BestTrial(_View):
     params: dict[str, Scalar]
 
 
-class GoalView(_View):
+class GoalView(View):
     """One of the values that a study optimises."""
 
     metric: str
     direction: str
 
 
-class ParetoTrial(_View):
+class ParetoTrial(View):
     """A trial that no other beats in all goals; its values stand in the order of the goals."""
 
     number: int
@@ -50,17 +47,16 @@ class ParetoTrial(_View):
     params: dict[str, Scalar]
 
 
-class Overhead(_View):
+class Overhead(View):
     """Milliseconds from the placement of an attempt to the first line of its process; None without any."""
 
     median: float | None
     p95: float | None
 
 
-class StudySummary(_View):
+class StudySummary(Answer):
     """The answer of ``dryfit status``."""
 
-    schema_version: int = Field(default=1, serialization_alias="schema")
     study: str
     task: str
     metric: str

@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dryfit.core.load_report import LoadReport
-from dryfit.core.settings import Direction, Task
-from dryfit.core.trial import Outcome, Scalar
+from dryfit.core.settings import Task
+from dryfit.core.trial import Outcome, Scalar, best_first
 from dryfit.core.wire import LOG_FILE
 from dryfit.core.words import few
 from dryfit.report.plans import execution_cell, memory_cell, plan_lines
@@ -95,8 +95,7 @@ def values_cells(trial: TrialState, goals: int) -> tuple[str, ...]:
 def front_table(state: StudyState) -> Table:
     """One row for each trial of the Pareto front, in order of the study's metric, the best first."""
     names = goal_names(state)
-    sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
-    front = sorted(state.front, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+    front = best_first(state.front, state.direction)
     rows = [(str(trial.number), *values_cells(trial, len(names)), params_text(trial.params)) for trial in front]
     return Table(("trial", *names, "parameters"), tuple(rows))
 

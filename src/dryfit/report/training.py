@@ -4,17 +4,12 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from dryfit.core.trial import Scalar
 from dryfit.report.tables import Table, number_text, params_text
+from dryfit.report.view import Answer, View
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="null")
-
-
-class TrainedModel(_View):
+class TrainedModel(Answer):
     """One configuration, trained once more.
 
     Attributes:
@@ -28,7 +23,6 @@ class TrainedModel(_View):
         folder: The saved model; None where its scores alone were wanted.
     """
 
-    schema_version: int = Field(default=1, serialization_alias="schema")
     study: str
     metric: str
     trial: int
@@ -44,7 +38,7 @@ class TrainedModel(_View):
     folder: str | None
 
 
-class Spread(_View):
+class Spread(View):
     """Values of some seeds; ``std`` is that of a sample (n - 1), None for a single value."""
 
     count: int
@@ -54,7 +48,7 @@ class Spread(_View):
     max: float
 
 
-class SeedRun(_View):
+class SeedRun(View):
     """One seed of a configuration: its values, or why there are none."""
 
     seed: int
@@ -63,7 +57,7 @@ class SeedRun(_View):
     error: str | None = None
 
 
-class TopConfiguration(_View):
+class TopConfiguration(View):
     """A configuration among the best of the search, and what it is worth with other seeds."""
 
     rank: int
@@ -75,10 +69,9 @@ class TopConfiguration(_View):
     runs: tuple[SeedRun, ...]
 
 
-class TopTable(_View):
+class TopTable(Answer):
     """The best configurations of a study, each run with several seeds; in the order of the search."""
 
-    schema_version: int = Field(default=1, serialization_alias="schema")
     study: str
     metric: str
     seeds: tuple[int, ...]

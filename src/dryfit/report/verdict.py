@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dryfit.core.settings import Direction
 from dryfit.core.trial import Outcome
-from dryfit.report.records import StudyRecords, TrialRow, front
+from dryfit.report.records import StudyRecords, TrialRow
 from dryfit.report.tables import number_text
 
 _TOP = 5
@@ -59,7 +59,7 @@ def _found(records: StudyRecords, ranked: Sequence[TrialRow], *, defaults_first:
     baseline = "the defaults (trial 0)" if defaults_first else "trial 0"
     parts = [f"Trial {best.number} has the best {goal.name}, {number_text(best.score)}"]
     if len(records.goals) > 1:
-        size = _trials(len(front(records)))
+        size = _trials(len(records.front))
         parts[0] = f"The Pareto front has {size}; {parts[0][0].lower()}{parts[0][1:]}"
     if best.number == 0:
         parts.append("and that is the study file's own configuration" if defaults_first else "the first one tried")

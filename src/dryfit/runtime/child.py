@@ -38,6 +38,7 @@ from dryfit.core.jobs import (
 )
 from dryfit.core.process import die_with_parent
 from dryfit.core.secrets import HUB_TOKENS, forget_secrets, redacted, secrets_of
+from dryfit.core.settings import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, ErrorParts, Started, read_model
 from dryfit.runtime.environment import hide_devices
 
@@ -46,8 +47,6 @@ Entry = Callable[[Body, ChildChannel], object]
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000
 _TRACEBACK_MAX_CHARS = 16_000
-_PACKAGED_MODEL = "minilm"
-_HUB_PREFIX = "hub:"
 _LIBRARIES = ("dryfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -105,11 +104,7 @@ def describe_fault(error: BaseException) -> ChildFault:
 
 
 def _fault_result(error: BaseException) -> ChildResult:
-    parts = None
-    if isinstance(error, DryfitError):
-        parts = ErrorParts(
-            code=error.code, doing=error.doing, found=error.found, allowed=error.allowed, hint=error.hint
-        )
+    parts = ErrorParts.of(error) if isinstance(error, DryfitError) else None
     return ChildResult(fault=describe_fault(error), error=parts)
 
 
@@ -156,8 +151,8 @@ def _forget_secrets(body: Body) -> None:
         return
     sources = (body.config.data.train, body.config.data.validation, body.config.data.test, body.config.data.file)
     name = body.config.settings.model.name
-    of_hub = not Path(name).is_absolute() and name != _PACKAGED_MODEL
-    of_hub = of_hub or any(source is not None and source.startswith(_HUB_PREFIX) for source in sources)
+    of_hub = not Path(name).is_absolute() and name != PACKAGED_MODEL
+    of_hub = of_hub or any(source is not None and source.startswith(HUB_PREFIX) for source in sources)
     forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
 
 
@@ -178,17 +173,28 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
     return result
 
 
+def _bare_result(error: BaseException) -> ChildResult:
+    """The least that can be said of an exception whose text cannot be made or written."""
+    cls = type(error)
+    return ChildResult(fault=ChildFault((f"{cls.__module__}.{cls.__qualname__}",), "", "its message cannot be told"))
+
+
 def _last_word(channel: ChildChannel | None, error: BaseException, secrets: Mapping[str, str]) -> ChildStatus:
-    """Write down why the job failed, as far as that can still be done."""
-    with suppress(OSError, ValueError):
+    """Write down why the job failed, as far as that can still be done; nothing that fails here takes its place."""
+    with suppress(Exception):
         sys.stderr.write(redacted("".join(traceback.format_exception(error)), secrets))
     failed = error
-    if channel is not None:
+    for say in (_fault_result, _bare_result):
+        if channel is None:
+            break
         try:
-            channel.finish(_fault_result(error))
+            channel.finish(say(error))
             return ChildStatus.FAULT
         except OSError as write_error:
             failed = write_error
+            break
+        except Exception as trouble:  # noqa: BLE001  # the exception's own code failed: less is said of it
+            failed = trouble
     full = isinstance(failed, OSError) and failed.errno in (errno.ENOSPC, errno.EDQUOT)
     return ChildStatus.DISK_FULL if full else ChildStatus.NO_LAST_WORD
 

@@ -1,171 +1,69 @@
 """From evidence to exactly one kind of failure: a table of rows, the first that matches wins."""
 
 import signal
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dryfit.core.failure import ChildFault, Evidence, Failure, FailureKind
 from dryfit.core.jobs import ChildResult, Job, StopReason
+from dryfit.runtime import fault_texts as texts
 from dryfit.runtime.child import ChildStatus
-
-CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})
-"""What ends a process whose native code broke."""
+from dryfit.runtime.device_memory import memory_in_words, memory_of
+from dryfit.runtime.fault_case import (
+    CRASH_SIGNALS,
+    UNREADABLE_TYPES,
+    Case,
+    Test,
+    all_of,
+    any_of,
+    by_signal,
+    calls_own_function,
+    code,
+    fatal_xids,
+    has_device,
+    has_fault,
+    has_result,
+    in_shared_memory,
+    killed,
+    left_by_itself,
+    lost_its_device,
+    neighbours,
+    oom_rose,
+    plans,
+    raised,
+    resumed,
+    said,
+    shm_low,
+    stop_asked,
+)
+from dryfit.runtime.fault_texts import FATAL_XIDS, Text
 
 _ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
 _SAYING_MAX_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What a row looks at. ``fault`` is the evidence's, or the result's where that has none."""
-
-    evidence: Evidence
-    result: ChildResult | None
-    fault: ChildFault | None
-    job: Job = Job.TRAIN
-
-    @property
-    def stopped_by(self) -> StopReason | None:
-        """Why training ended early, if a training result says so."""
-        return self.result.train.stopped_by if self.result is not None and self.result.train is not None else None
-
-
-Test = Callable[[Case], bool]
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of failure.
+    """One way in which a failure shows.
 
     Attributes:
         kind: What it is called.
         matches: Whether a case is one.
-        sentence: What to tell; ``{said}`` is what the child said last, ``{status}`` how it ended.
+        sentence: What to tell; ``{said}`` is what the child said last, ``{status}`` how it ended, ``{beat}`` how long
+            it had been silent, ``{memory}`` what is known of the device's memory, ``{xids}`` what the driver reported.
+        source: What it is recognised by.
+        texts: The texts it is recognised by, if by any.
     """
 
     kind: FailureKind
     matches: Test
     sentence: str
+    source: str
+    texts: tuple[Text, ...] = ()
 
 
-def _code(*codes: str) -> Test:
-    return lambda case: case.fault is not None and case.fault.code in codes
-
-
-def _type(*names: str) -> Test:
-    """An exception of the chain is one of these, or of a subclass."""
-    return lambda case: case.fault is not None and not set(names).isdisjoint(case.fault.type_names)
-
-
-def _text(*texts: str) -> Test:
-    """The last resort: libraries that say it only in words. Every use names its source."""
-    return lambda case: (
-        case.fault is not None and any(text in case.fault.message or text in case.fault.traceback for text in texts)
-    )
-
-
-def _signal(numbers: Iterable[int]) -> Test:
-    wanted = frozenset(numbers)
-    return lambda case: case.evidence.signal in wanted
-
-
-def _killed(why: str) -> Test:
-    return lambda case: case.evidence.killed_by_us == why
-
-
-def _any(*tests: Test) -> Test:
-    return lambda case: any(test(case) for test in tests)
-
-
-def _all(*tests: Test) -> Test:
-    return lambda case: all(test(case) for test in tests)
-
-
-def _stop_asked(case: Case) -> bool:
-    return case.evidence.stop_asked
-
-
-def _oom_rose(case: Case) -> bool:
-    return case.evidence.oom_kills_rose
-
-
-def _has_result(case: Case) -> bool:
-    result = case.result
-    if result is None:
-        return False
-    return any(one is not None for one in (result.train, result.resolve, result.plan, result.imported))
-
-
-def _has_fault(case: Case) -> bool:
-    return case.fault is not None
-
-
-def _plans(case: Case) -> bool:
-    return case.job is Job.PLAN
-
-
-def _calls_own_function(case: Case) -> bool:
-    return case.job is Job.OBJECTIVE
-
-
-def _left_by_itself(case: Case) -> bool:
-    """It ended with a status that is not ours: its own code did that, and would do it again."""
-    ours = (ChildStatus.DISK_FULL, ChildStatus.NO_LAST_WORD)
-    return case.evidence.started and case.evidence.exit_code is not None and case.evidence.exit_code not in ours
-
-
-_OFFLINE = "huggingface_hub.errors.OfflineModeIsEnabled"
-
-_NETWORK_TYPES = (
-    "builtins.ConnectionError",
-    "builtins.TimeoutError",
-    "socket.gaierror",
-    "http.client.IncompleteRead",
-    "urllib.error.URLError",
-    "urllib3.exceptions.HTTPError",
-    "requests.exceptions.ConnectionError",
-    "requests.exceptions.Timeout",
-    "requests.exceptions.ChunkedEncodingError",
-    "httpx.TransportError",
-    "httpx2.TransportError",
-    "aiohttp.client_exceptions.ClientConnectionError",
-)
-
-_NETWORK_TEXTS = (
-    "We couldn't connect to '",  # transformers utils/hub.py, cached_files
-    "Server Error for url",  # huggingface_hub and requests, raise_for_status of 5xx
-    "429 Too Many Requests",  # the same, the hub's rate limit
-)
-
-_DISK_TEXTS = (
-    "(os error 28)",  # Rust's io::Error for ENOSPC, e.g. in safetensors' SafetensorError
-    "(os error 122)",  # the same for EDQUOT
-    "PytorchStreamWriter failed writing file",  # torch caffe2/serialize/inline_container.cc
-)
-
-_HOST_MEMORY_TEXTS = (
-    "DefaultCPUAllocator: can't allocate memory",  # torch c10/core/impl/alloc_cpu.cpp
-    "DefaultCPUAllocator: not enough memory",  # the same file
-)
-
-_DEVICE_MEMORY_TEXTS = (
-    "CUDA out of memory. Tried to allocate",  # torch c10/cuda/CUDACachingAllocator.cpp, passed on as RuntimeError
-    "CUDA error: out of memory",  # CUDA's cudaErrorMemoryAllocation, outside torch's allocator
-    "CUBLAS_STATUS_ALLOC_FAILED",  # torch aten/src/ATen/cuda/Exceptions.cpp
-)
-
-_NATIVE_TEXTS = (
-    "an illegal memory access was encountered",  # CUDA runtime, cudaErrorIllegalAddress
-    "unspecified launch failure",  # CUDA runtime, cudaErrorLaunchFailure
-)
-
-_OUT_OF_DEVICE_MEMORY = _any(_type("torch.OutOfMemoryError"), _text(*_DEVICE_MEMORY_TEXTS))
-
-# torch/utils/data: DataLoader tells of a worker's death by signal in words only.
-_WORKER_KILLED = _text("is killed by signal: Killed")
-_WORKER_CRASHED = _text(
-    "is killed by signal: Segmentation fault", "is killed by signal: Aborted", "is killed by signal: Bus error"
-)
+_NO_SPACE = any_of(raised("builtins.OSError[ENOSPC]", "builtins.OSError[EDQUOT]"), said(*texts.DISK))
+_OUT_OF_DEVICE_MEMORY = any_of(raised("torch.OutOfMemoryError"), said(*texts.DEVICE_MEMORY))
+_WORKER_KILLED = said(*texts.WORKER_KILLED)
 
 ROWS: tuple[Row, ...] = (
     # A last word that was asked for, by us or by somebody else.
@@ -173,105 +71,224 @@ ROWS: tuple[Row, ...] = (
         FailureKind.INTERRUPTED,
         lambda case: case.stopped_by is StopReason.REQUEST,
         "stopped as asked; it goes on from its checkpoint",
+        "its result",
     ),
     Row(
         FailureKind.PREEMPTED,
         lambda case: case.stopped_by is StopReason.SIGTERM,
         "stopped by a SIGTERM from outside; it goes on from its checkpoint",
+        "its result",
     ),
-    Row(FailureKind.INTERNAL, _has_result, "a finished child was taken for a failed one"),
+    Row(FailureKind.INTERNAL, has_result, "a finished child was taken for a failed one", "its result"),
     # What the child itself said: no later kill can have put these words into its mouth.
-    Row(FailureKind.NONFINITE, _type("dryfit.core.errors.NonFiniteError"), "{said}"),
-    Row(FailureKind.NONFINITE, _code("NONFINITE"), "{said}"),
+    # In a poisoned process anything may follow.
+    Row(FailureKind.POISONED, code("POISONED"), "the process's torch was left in a bad state: {said}", "exception"),
+    Row(FailureKind.NONFINITE, raised("dryfit.core.errors.NonFiniteError"), "{said}", "exception"),
+    Row(FailureKind.NONFINITE, code("NONFINITE"), "{said}", "exception"),
+    Row(
+        FailureKind.SHM_FULL,
+        any_of(said(*texts.SHARED_MEMORY), raised("builtins.OSError[EMFILE]"), all_of(_NO_SPACE, in_shared_memory)),
+        "shared memory (/dev/shm) did not suffice for the data loader's workers ({said})",
+        "exception or log, and the room in /dev/shm and on the disk",
+        texts.SHARED_MEMORY,
+    ),
     Row(
         FailureKind.DISK_FULL,
-        _any(_type("builtins.OSError[ENOSPC]", "builtins.OSError[EDQUOT]"), _text(*_DISK_TEXTS)),
+        _NO_SPACE,
         "no space left on the disk or quota reached; free some, then resume ({said})",
+        "exception: ENOSPC or EDQUOT",
+        texts.DISK,
     ),
-    Row(FailureKind.CONFIG, _type(_OFFLINE), "offline, and not in the cache: {said}"),
-    Row(FailureKind.NETWORK, _any(_type(*_NETWORK_TYPES), _text(*_NETWORK_TEXTS)), "the network failed: {said}"),
+    Row(FailureKind.CONFIG, raised(texts.OFFLINE), "offline, and not in the cache: {said}", "exception"),
+    Row(
+        FailureKind.NETWORK,
+        all_of(
+            any_of(raised(*texts.NETWORK_TYPES), said(*texts.NETWORK)), lambda case: not raised(*texts.COMM_TYPES)(case)
+        ),
+        "the network failed: {said}",
+        "exception",
+        texts.NETWORK,
+    ),
     # Whatever else ends a planner, a trial's memory is unknown then, and nothing is wrong with the trial itself.
-    Row(FailureKind.PLANNER, _all(_plans, _has_fault), "planning its memory failed: {said}"),
-    Row(FailureKind.DATA, _code("DATA"), "{said}"),
-    Row(FailureKind.CONFIG, _code("CONFIG", "LOAD", "MACHINE", "CHECKPOINT"), "{said}"),
-    Row(FailureKind.USER_CODE, _code("OBJECTIVE"), "{said}"),
+    Row(FailureKind.PLANNER, all_of(plans, has_fault), "planning its memory failed: {said}", "exception"),
+    Row(FailureKind.DATA, code("DATA"), "{said}", "exception"),
+    Row(FailureKind.CHECKPOINT_CORRUPT, code("CORRUPT"), "{said}", "exception"),
+    Row(
+        FailureKind.CHECKPOINT_CORRUPT,
+        all_of(resumed, any_of(raised(*UNREADABLE_TYPES), said(*texts.CHECKPOINT))),
+        "a checkpoint could not be read: {said}",
+        "exception, raised while a checkpoint was read",
+        texts.CHECKPOINT,
+    ),
+    Row(FailureKind.CONFIG, code("CONFIG", "LOAD", "MACHINE", "CHECKPOINT"), "{said}", "exception"),
+    Row(FailureKind.USER_CODE, code("OBJECTIVE"), "{said}", "exception"),
+    # The device, from the worst on: what follows from a lost one looks like anything else.
+    Row(
+        FailureKind.DEVICE_LOST,
+        lost_its_device,
+        "the driver gave its device up ({xids})",
+        "the driver's error numbers: dryfit.runtime.fault_texts.FATAL_XIDS",
+    ),
+    Row(
+        FailureKind.DEVICE_LOST,
+        any_of(said(*texts.DEVICE_LOST), all_of(has_device, said(*texts.NO_DEVICE))),
+        "its device failed or is gone: {said}",
+        "exception or log",
+        (*texts.DEVICE_LOST, *texts.NO_DEVICE),
+    ),
+    Row(
+        FailureKind.OOM_NEIGHBOUR,
+        all_of(_OUT_OF_DEVICE_MEMORY, neighbours),
+        "others held the device's memory that it needed ({memory})",
+        "exception or log, and the memory of the device: it took no more than planned",
+        texts.DEVICE_MEMORY,
+    ),
     Row(
         FailureKind.OOM_DEVICE,
-        _all(_calls_own_function, _OUT_OF_DEVICE_MEMORY),
+        all_of(calls_own_function, _OUT_OF_DEVICE_MEMORY),
         "the device's memory did not suffice ({said})",
+        "exception or log",
+        texts.DEVICE_MEMORY,
     ),
     Row(
         FailureKind.OOM_DEVICE,
         _OUT_OF_DEVICE_MEMORY,
         "the device's memory did not suffice; lower execution.micro_batch ({said})",
+        "exception or log",
+        texts.DEVICE_MEMORY,
     ),
     Row(
         FailureKind.OOM_HOST,
-        _any(_type("builtins.MemoryError"), _text(*_HOST_MEMORY_TEXTS), _all(_WORKER_KILLED, _oom_rose)),
+        any_of(
+            raised("builtins.MemoryError", "builtins.OSError[ENOMEM]"),
+            said(*texts.HOST_MEMORY),
+            all_of(any_of(_WORKER_KILLED, said(*texts.WORKER_CRASHED)), oom_rose),
+        ),
         "the machine's memory did not suffice; lower runtime.parallel or execution.loader_workers ({said})",
+        "exception or log, and the count of kills for want of memory",
+        texts.HOST_MEMORY,
     ),
     Row(
         FailureKind.POISONED,
-        _text("Cannot copy out of meta tensor"),  # torch/nn/modules/module.py, Module.to
+        said(*texts.POISONED),
         "the process's torch was left in a bad state: {said}",
+        "exception",
+        texts.POISONED,
     ),
     Row(
         FailureKind.DEVICE_ASSERT,
-        _text("device-side assert triggered"),  # CUDA runtime, cudaErrorAssert
+        said(*texts.DEVICE_ASSERT),
         "a kernel's assertion failed, most often a label or token id out of range: {said}",
+        "exception or log",
+        texts.DEVICE_ASSERT,
     ),
-    Row(FailureKind.KILLED, _WORKER_KILLED, "a data loader's worker was killed from outside: {said}"),
+    Row(
+        FailureKind.COMM,
+        any_of(raised(*texts.COMM_TYPES), said(*texts.COMM)),
+        "the processes of one trial lost each other: {said}",
+        "exception or log",
+        texts.COMM,
+    ),
+    Row(
+        FailureKind.KILLED,
+        _WORKER_KILLED,
+        "a data loader's worker was killed from outside: {said}",
+        "exception",
+        texts.WORKER_KILLED,
+    ),
     Row(
         FailureKind.NATIVE_CRASH,
-        _any(_WORKER_CRASHED, _text(*_NATIVE_TEXTS)),
+        said(*texts.WORKER_CRASHED, *texts.NATIVE),
         "native code crashed: {said}",
+        "exception or log",
+        (*texts.WORKER_CRASHED, *texts.NATIVE),
     ),
     Row(
         FailureKind.INTERNAL,
         lambda case: case.fault is not None and bool(case.fault.code),
         "an invariant of dryfit broke; please report it: {said}",
+        "exception",
     ),
-    Row(FailureKind.USER_CODE, _has_fault, "an exception ended it: {said}"),
+    Row(FailureKind.USER_CODE, has_fault, "an exception ended it: {said}", "exception"),
     # It said nothing. What we did, and what happened around it.
-    Row(FailureKind.INTERRUPTED, _killed("now"), "stopped at once; it goes on from its last checkpoint"),
-    Row(FailureKind.LOST, lambda case: case.evidence.server_lost, "lost with the process that ran it"),
-    Row(
-        FailureKind.PLANNER,
-        _all(_plans, _any(*(_killed(why) for why in ("start", "hang", "timeout")))),
-        "planning its memory took too long",
-    ),
-    Row(FailureKind.START, _killed("start"), "gave no first line in time; see its log"),
-    Row(FailureKind.HANG, _killed("hang"), "gave no sign of life for {beat}; its stacks are in stacks.txt"),
-    Row(FailureKind.TIMEOUT, _killed("timeout"), "took longer than runtime.trial_timeout_s"),
     Row(
         FailureKind.INTERRUPTED,
-        _all(_stop_asked, _signal(_ASKED_TO_END)),
+        killed("now"),
+        "stopped at once; it goes on from its last checkpoint",
+        "we killed it, as asked",
+    ),
+    Row(
+        FailureKind.LOST,
+        lambda case: case.evidence.server_lost,
+        "lost with the process that ran it",
+        "the control process or the fork server is gone",
+    ),
+    Row(
+        FailureKind.PLANNER,
+        all_of(plans, any_of(*(killed(why) for why in ("start", "hang", "timeout")))),
+        "planning its memory took too long",
+        "we killed it",
+    ),
+    Row(FailureKind.START, killed("start"), "gave no first line in time; see its log", "runtime.start_timeout_s"),
+    Row(
+        FailureKind.HANG,
+        killed("hang"),
+        "gave no sign of life for {beat}; its stacks are in stacks.txt",
+        "its heartbeat",
+    ),
+    Row(FailureKind.TIMEOUT, killed("timeout"), "took longer than runtime.trial_timeout_s", "runtime.trial_timeout_s"),
+    Row(
+        FailureKind.INTERRUPTED,
+        all_of(stop_asked, by_signal(_ASKED_TO_END)),
         "stopped as asked, before it could write a checkpoint",
+        "signal",
     ),
     # Only the operating system's word is left.
     Row(
         FailureKind.DISK_FULL,
         lambda case: case.evidence.exit_code == ChildStatus.DISK_FULL,
         "no space left on the disk, not even for its last word; free some, then resume",
+        "exit status",
     ),
-    Row(FailureKind.PLANNER, _plans, "planning its memory ended without an answer ({status})"),
+    Row(FailureKind.PLANNER, plans, "planning its memory ended without an answer ({status})", "exit status or signal"),
     Row(
         FailureKind.USER_CODE,
-        _all(_calls_own_function, _left_by_itself),
+        all_of(calls_own_function, left_by_itself),
         "it ended its own process ({status}) instead of returning a number",
+        "exit status",
     ),
     Row(
         FailureKind.OOM_HOST,
-        _all(_signal({signal.SIGKILL}), _oom_rose),
+        all_of(by_signal({signal.SIGKILL}), oom_rose),
         "killed for want of memory; lower runtime.parallel or execution.loader_workers",
+        "signal, and the cgroup's count of kills for want of memory",
     ),
-    Row(FailureKind.KILLED, _signal({signal.SIGKILL}), "killed from outside (SIGKILL), nobody knows why"),
-    Row(FailureKind.NATIVE_CRASH, _signal(CRASH_SIGNALS), "native code crashed ({status}); see stacks.txt"),
-    Row(FailureKind.PREEMPTED, _signal(_ASKED_TO_END), "ended from outside ({status})"),
     Row(
-        FailureKind.START, lambda case: not case.evidence.started, "ended before its first line ({status}); see its log"
+        FailureKind.KILLED,
+        by_signal({signal.SIGKILL}),
+        "killed from outside (SIGKILL), nobody knows why",
+        "signal",
     ),
-    Row(FailureKind.KILLED, lambda case: True, "ended without a last word ({status})"),
+    Row(
+        FailureKind.SHM_FULL,
+        all_of(by_signal({signal.SIGBUS}), shm_low),
+        "a bus error while /dev/shm was nearly full",
+        "signal, and the room in /dev/shm",
+    ),
+    Row(
+        FailureKind.NATIVE_CRASH,
+        by_signal(CRASH_SIGNALS),
+        "native code crashed ({status}); see stacks.txt",
+        "signal",
+    ),
+    Row(FailureKind.PREEMPTED, by_signal(_ASKED_TO_END), "ended from outside ({status})", "signal"),
+    Row(
+        FailureKind.START,
+        lambda case: not case.evidence.started,
+        "ended before its first line ({status}); see its log",
+        "no first line",
+    ),
+    Row(FailureKind.KILLED, lambda case: True, "ended without a last word ({status})", "nothing else matches"),
 )
 
 
@@ -284,15 +301,28 @@ def _status(evidence: Evidence) -> str:
     return f"exit status {evidence.exit_code}" if evidence.exit_code is not None else "nothing is known of its end"
 
 
-def _said(fault: ChildFault | None) -> str:
+def _first_line(text: str) -> str:
+    """The first line that says something, without what would do more to a terminal than be read."""
+    line = text.lstrip()[:_SAYING_MAX_CHARS].partition("\n")[0]
+    return "".join(char if char.isprintable() else " " for char in line).strip()
+
+
+def _said(case: Case, row: Row) -> str:
+    """What the child said last: its exception, or the line of its log that the row knows."""
+    fault = case.fault
     if fault is None:
-        return ""
-    first_line = next((line for line in fault.message.splitlines() if line.strip()), "")[:_SAYING_MAX_CHARS]
+        at = max((case.log.rfind(one.text) for one in row.texts), default=-1)
+        return _first_line(case.log[case.log.rfind("\n", 0, at) + 1 :]) if at >= 0 else "it left no message"
+    first_line = _first_line(fault.message)
     if fault.code or not fault.type_names:
-        return first_line or "no message"
-    name = next((name for name in fault.type_names if not name.endswith("]")), fault.type_names[0])
-    short = name.removeprefix("builtins.")
+        return first_line or "it left no message"
+    short = error_type(fault).removeprefix("builtins.")
     return f"{short}: {first_line}" if first_line else short
+
+
+def error_type(fault: ChildFault) -> str:
+    """The qualified class of an exception; empty where it has none."""
+    return next((name for name in fault.type_names if not name.endswith("]")), next(iter(fault.type_names), ""))
 
 
 def classify(evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> Failure:
@@ -306,8 +336,25 @@ def classify(evidence: Evidence, result: ChildResult | None, *, job: Job = Job.T
     Returns:
         Exactly one kind for any evidence, and a sentence.
     """
-    fault = evidence.fault or (result.fault if result is not None else None)
-    case = Case(evidence, result, fault, job)
+    case = _case(evidence, result, job)
     row = next(row for row in ROWS if row.matches(case))
-    sentence = row.sentence.format(said=_said(fault), status=_status(evidence), beat=f"{evidence.beat_age_s:.0f} s")
-    return Failure(row.kind, sentence)
+    return Failure(row.kind, render(row, evidence, result, job=job))
+
+
+def render(row: Row, evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> str:
+    """A row's sentence on some evidence: one line, with something in every place that is to be filled."""
+    case = _case(evidence, result, job)
+    said = _said(case, row)
+    xids = ", ".join(f"Xid {xid}: {FATAL_XIDS[xid]}" for xid in dict.fromkeys(fatal_xids(case)))
+    return row.sentence.format(
+        said=said,
+        status=_status(evidence),
+        beat=f"{evidence.beat_age_s:.0f} s",
+        memory=memory_in_words(memory_of(evidence, case.fault)) or said,
+        xids=xids or "it did not say why",
+    )
+
+
+def _case(evidence: Evidence, result: ChildResult | None, job: Job) -> Case:
+    fault = evidence.fault or (result.fault if result is not None else None)
+    return Case(evidence, result, fault, job)

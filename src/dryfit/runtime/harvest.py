@@ -17,6 +17,7 @@ from dryfit.core.wire import (
     MESSAGE,
     MESSAGES_FILE,
     RESULT_FILE,
+    STACKS_FILE,
     STOP_FILE,
     VERDICT_FILE,
     Message,
@@ -68,6 +69,11 @@ def log_tail(log: Path) -> str:
 def child_log_tail(folder: Path) -> str:
     """The end of an attempt's log."""
     return log_tail(folder / LOG_FILE)
+
+
+def stacks_tail(folder: Path) -> str:
+    """The end of what an attempt's fault handler wrote down."""
+    return log_tail(folder / STACKS_FILE)
 
 
 def clear(folder: Path) -> None:

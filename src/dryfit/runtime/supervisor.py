@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from dryfit.config.schema import Isolation
+from dryfit.core.cleanup import first_error_wins
 from dryfit.core.errors import InternalError, MachineError
 from dryfit.core.jobs import ChildRequest
 from dryfit.core.wire import REQUEST_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict, write_model
@@ -69,7 +70,8 @@ class Supervisor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with first_error_wins(error):
+            self.close()
 
     @property
     def server_pid(self) -> int | None:

@@ -156,7 +156,8 @@ class FailureFacts(Wire):
     action: Action
     error_type: str = Field(default="", description="qualified class of the exception, if there was one")
     error: str = Field(default="", description="what the exception said, its first lines")
-    detail: str = Field(default="", description="lines for the story: where in the code, which batch, what memory")
+    place: str = Field(default="", description="where in the code it came from: file, line and function")
+    detail: str = Field(default="", description="lines for the story: which batch, what memory, the innermost frames")
 
 
 class AttemptEnded(LedgerEvent):

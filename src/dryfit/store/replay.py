@@ -26,6 +26,7 @@ from dryfit.store.events import (
     VerdictGiven,
 )
 from dryfit.store.state import AttemptState, PlanState, SessionState, TrialState
+from dryfit.store.tally import FailureTally
 
 
 class StudyState:
@@ -35,6 +36,7 @@ class StudyState:
         best: The best complete trial by the study's metric.
         front: With several goals, the complete trials that no other beats in all of them, by their end; else empty.
         finished_since_best: Finished trials since the best, or the front, became better.
+        failures: How trials of this session failed since the last one that ended well.
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,7 @@ class StudyState:
         self.best: TrialState | None = None
         self.front: list[TrialState] = []
         self.finished_since_best = 0
-        self.failed_in_a_row = 0
+        self.failures = FailureTally()
         self.refused_in_a_row = 0
         self.answers: dict[str, PlanAnswer] = {}
         self._records: dict[int, TrialRecord] = {}
@@ -134,7 +136,7 @@ class StudyState:
                 notes=event.notes,
             )
         )
-        self.failed_in_a_row = 0
+        self.failures = FailureTally()
 
     def _plan(self, event: TrialPlanned) -> None:
         answer = event.answer or self.answers.get(event.key)
@@ -198,7 +200,10 @@ class StudyState:
         self.refused_in_a_row = self.refused_in_a_row + 1 if event.outcome is Outcome.REFUSED else 0
         if not event.outcome.counts:
             return
-        self.failed_in_a_row = self.failed_in_a_row + 1 if event.outcome is Outcome.FAILED else 0
+        if event.outcome is Outcome.FAILED:
+            self.failures.failed(trial.attempts[-1].failure if trial.attempts else None)
+        else:
+            self.failures.ended_well()
         best_value = self.best.value if self.best and self.best.value is not None else float("nan")
         improves = event.value is not None and better(event.value, best_value, self.direction)
         if improves:

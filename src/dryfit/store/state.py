@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dryfit.core.failure import PastFailure
+from dryfit.core.failure import PERMITTED, Action, PastFailure
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
@@ -82,13 +82,30 @@ class TrialState:
     @property
     def past_failures(self) -> tuple[PastFailure, ...]:
         """Failures of the attempts so far, oldest first."""
-        return tuple(
-            PastFailure(
-                attempt.failure.kind, attempt.checkpoint_step is not None, attempt.failure.action, attempt.device
-            )
-            for attempt in self.attempts
-            if attempt.failure is not None
-        )
+        found: list[PastFailure] = []
+        farthest = -1
+        for attempt in self.attempts:
+            # An attempt that only got as far as one before it has made no progress.
+            further = attempt.checkpoint_step is not None and attempt.checkpoint_step > farthest
+            farthest = max(farthest, attempt.checkpoint_step if attempt.checkpoint_step is not None else -1)
+            if attempt.failure is not None:
+                found.append(PastFailure(attempt.failure.kind, further, attempt.failure.action, attempt.device))
+        return tuple(found)
+
+    @property
+    def made_progress(self) -> bool:
+        """Whether the last attempt reached a checkpoint further on than any before it."""
+        *earlier, last = [attempt.checkpoint_step for attempt in self.attempts]
+        return last is not None and all(step is None or step < last for step in earlier)
+
+    @property
+    def point_is_to_blame(self) -> bool:
+        """Whether it failed for what its parameters are: they would fail again."""
+        failures = [attempt.failure for attempt in self.attempts if attempt.failure is not None]
+        if self.outcome is not Outcome.FAILED or not failures:
+            return False
+        diagnosed = [one for one in failures[:-1] if one.action is Action.DIAGNOSE]
+        return any(PERMITTED[one.kind].told for one in (failures[-1], *diagnosed))
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -96,12 +113,15 @@ class TrialState:
         return None if self.value is None else (self.value, *self.also)
 
     def record(self) -> TrialRecord:
-        """The trial as samplers and pruners see it."""
+        """The trial as samplers and pruners see it.
+
+        One that failed for what its parameters are is told as refused: from failed trials no sampler learns anything.
+        """
         return TrialRecord(
             number=self.number,
             params=self.internal,
             distributions=self.distributions,
-            outcome=self.outcome,
+            outcome=Outcome.REFUSED if self.point_is_to_blame else self.outcome,
             value=self.value,
             reports=tuple(self.reports),
             system_attrs=dict(self.system_attrs),

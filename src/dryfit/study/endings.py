@@ -1,14 +1,15 @@
 """How attempts and trials end: what came of a process, what follows from it, and what is told of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from dryfit.core.failure import Action, Evidence, Failure
+from dryfit.core.failure import Action, Evidence, Failure, RecoveryAction
 from dryfit.core.jobs import ChildResult
 from dryfit.core.trial import Outcome
+from dryfit.runtime.fault_detail import fault_detail
 from dryfit.runtime.faults import classify
-from dryfit.runtime.harvest import harvest
-from dryfit.runtime.recovery import decide
+from dryfit.runtime.harvest import harvest, stacks_tail
+from dryfit.runtime.recovery import attempt_terms, decide
 from dryfit.store.events import AttemptEnded, Event, FailureFacts, TrialFinished
 from dryfit.store.state import TrialState
 from dryfit.study.context import StudyContext
@@ -47,7 +48,7 @@ class Endings:
             last = trial.attempts[-1]
             if last.failure is not None:
                 if last.failure.action in (Action.GIVE_UP, Action.PRUNE):
-                    self.follow(trial, Failure(last.failure.kind, last.failure.sentence), last.failure.action, 0.0)
+                    self.follow(trial, end_of(trial), last.failure.action, 0.0)
                 continue
             child = RunningAttempt(trial.number, last.number, last.device)
             folder = self.study.layout.trial(trial.number).attempt(last.number)
@@ -68,20 +69,39 @@ class Endings:
                 self.write(AttemptEnded(number=child.number, attempt=child.attempt))
             self.finish(finished)
             return
-        failure = classify(evidence, result, job=self.study.trial_job)
-        progress = trial.attempts[-1].checkpoint_step is not None
-        retries = self.study.config.runtime.retries
+        answer = self._judge(child, trial, result, evidence)
+        self.follow(trial, end_of(trial), answer.action, answer.delay_s)
+
+    def _judge(
+        self, child: RunningAttempt, trial: TrialState, result: ChildResult | None, evidence: Evidence
+    ) -> RecoveryAction:
+        """Name a failure, decide what follows from it, and write both down."""
+        job, past = self.study.trial_job, trial.past_failures
+        seen = _with_terms(evidence, trial)
+        failure = classify(seen, result, job=job)
         answer = decide(
             failure,
-            trial.past_failures,
-            retries=retries,
-            reached_checkpoint=progress,
+            past,
+            retries=self.study.config.runtime.retries,
+            reached_checkpoint=trial.made_progress,
             rungs_left=trial.plan.rungs_left if trial.plan is not None else 0,
+            diagnosable=True,
         )
-        facts = FailureFacts(kind=failure.kind, sentence=failure.sentence, action=answer.action)
+        folder = self.study.layout.trial(child.number).attempt(child.attempt)
+        fault = seen.fault or (result.fault if result is not None else None)
+        detail = fault_detail(failure.kind, seen, fault, stacks_tail(folder))
+        facts = FailureFacts(
+            kind=failure.kind,
+            sentence=answer.reason,
+            action=answer.action,
+            error_type=detail.error_type,
+            error=detail.error,
+            place=detail.place,
+            detail=detail.detail,
+        )
         if not trial.attempts[-1].ended:
             self.write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))
-        self.follow(trial, failure, answer.action, answer.delay_s)
+        return answer
 
     def follow(self, trial: TrialState, failure: Failure, action: Action, delay_s: float) -> None:
         """Do what was decided to follow a failure."""
@@ -109,3 +129,30 @@ class Endings:
             keep=self.study.config.runtime.keep,
             just_finished=event.number,
         )
+
+
+def end_of(trial: TrialState) -> Failure:
+    """What to call the failure of a trial's last attempt; the ledger alone decides it, whoever asks and when.
+
+    An attempt that was run to learn where an earlier one failed speaks for that one.
+    """
+    failures = [attempt.failure for attempt in trial.attempts if attempt.failure is not None]
+    last = failures[-1]
+    first = next((one for one in failures[:-1] if one.action is Action.DIAGNOSE), None)
+    if first is None or last.action is not Action.GIVE_UP:
+        return Failure(last.kind, last.sentence)
+    if last.kind is first.kind:
+        return Failure(first.kind, last.sentence)
+    return Failure(first.kind, f"{first.sentence}; run again to learn where: {last.kind}: {last.sentence}")
+
+
+def _with_terms(evidence: Evidence, trial: TrialState) -> Evidence:
+    """The evidence, with what the ledger knows of how the attempt was run."""
+    attempt = trial.attempts[-1]
+    planned_bytes = evidence.planned_bytes
+    if planned_bytes is None and attempt.device is not None:
+        planned_bytes = attempt.needs_bytes
+    diagnostic = attempt_terms(trial.past_failures).diagnostic
+    return replace(
+        evidence, device=evidence.device or attempt.device, planned_bytes=planned_bytes, diagnostic=diagnostic
+    )

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.config.schema import Isolation
-from dryfit.core.errors import ChildError, error_from_parts
-from dryfit.core.failure import Action, PastFailure
+from dryfit.core.errors import ChildError
+from dryfit.core.failure import PastFailure
 from dryfit.core.jobs import Body, ChildResult
 from dryfit.core.wire import LOG_FILE, Message
 from dryfit.runtime.faults import classify
-from dryfit.runtime.recovery import decide
+from dryfit.runtime.recovery import ANOTHER_ATTEMPT, decide
 from dryfit.runtime.spec import ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
 
@@ -75,13 +75,12 @@ class _Try:
         """
         result = exited.result
         if result is not None and result.error is not None:
-            error = result.error
-            raise error_from_parts(error.code, error.doing, error.found, error.allowed, error.hint)
+            raise result.error.rebuilt()
         if result is not None and result.fault is None:
             return result
         failure = classify(exited.evidence, result, job=self.errand.body.job)
         answer = decide(failure, self.past, retries=_RETRIES)
-        if answer.action is not Action.RETRY or len(self.past) >= _RETRIES:
+        if answer.action not in ANOTHER_ATTEMPT or len(self.past) >= _RETRIES:
             raise ChildError(
                 self.errand.doing,
                 f"the process ended without an answer ({failure.kind}: {failure.sentence})",

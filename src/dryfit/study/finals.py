@@ -11,19 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError, error_from_parts
+from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, Job
+from dryfit.core.memory import ExecutionChoice
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Note, Progress, Report, Verdict, write_model
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest
-from dryfit.runtime.recovery import decide
+from dryfit.runtime.recovery import ANOTHER_ATTEMPT, decide
 from dryfit.runtime.spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
-from dryfit.store.state import TrialState
+from dryfit.store.state import PlanState, TrialState
 from dryfit.study.context import StudyView, choose_device, train_request, training_limits, trial_config
 from dryfit.study.stops import StopRequests
 
@@ -81,11 +82,20 @@ def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, sav
     return FinalRun(trial, trial.seed if seed is None else seed, last_step, save)
 
 
-def final_request(study: StudyView, run: FinalRun, *, attempt: int, device: str | None) -> FinalRequest:
-    """What the process is asked that does a run."""
+def final_request(
+    study: StudyView, run: FinalRun, *, attempt: int, device: str | None, choice: ExecutionChoice | None
+) -> FinalRequest:
+    """What the process is asked that does a run.
+
+    Args:
+        study: Whose configuration it is.
+        run: Which.
+        attempt: Its number, from 1.
+        device: What the process sees of the machine's CUDA devices; None: nothing.
+        choice: How the planner wants it run; None: as the study wishes.
+    """
     paths, trial = study.layout.final(run.name), run.trial
     config = trial_config(study, trial.number, trial.params, run.seed)
-    choice = trial.plan.execution if trial.plan is not None else None
     return FinalRequest(
         training=train_request(study, config, paths, attempt=attempt, device=device, choice=choice),
         last_step=run.last_step,
@@ -136,11 +146,16 @@ def run_lock(paths: FinalLayout) -> StudyLock:
 
 @dataclass(slots=True)
 class _Live:
-    """A run that has, or waits for, a process."""
+    """A run that has, or waits for, a process.
+
+    Attributes:
+        plan: The trial's, with the fallbacks that this run took besides; the trial's own stays as it is.
+    """
 
     run: FinalRun
     paths: FinalLayout
     attempt: int
+    plan: PlanState | None
     device: str | None = None
     past: tuple[PastFailure, ...] = ()
     checkpointed: bool = False
@@ -193,7 +208,7 @@ class FinalWork:
             if done is not None:
                 self.results[run.name] = done
             else:
-                waiting.append(_Live(run, paths, paths.attempts + 1))
+                waiting.append(_Live(run, paths, paths.attempts + 1, run.trial.plan))
         while self._running or (waiting and not self._stopping):
             self._heed_stops()
             while waiting and not self._stopping and len(self._running) < most:
@@ -226,7 +241,8 @@ class FinalWork:
 
     def _start(self, live: _Live) -> None:
         live.device = choose_device(self.study.resolved, [one.device for one in self._running.values()])
-        body = final_request(self.study, live.run, attempt=live.attempt, device=live.device)
+        choice = live.plan.execution if live.plan is not None else None
+        body = final_request(self.study, live.run, attempt=live.attempt, device=live.device, choice=choice)
         spec = ChildSpec(live.key, live.paths.attempt(live.attempt), body, training_limits(self.study.config.runtime))
         self._running[live.key] = live
         self.supervisor.start(spec)
@@ -257,11 +273,17 @@ class FinalWork:
             return None
         failure = classify(exited.evidence, result, job=Job.FINAL)
         retries = self.study.config.runtime.retries
-        answer = decide(failure, live.past, retries=retries, reached_checkpoint=live.checkpointed)
-        if answer.action is Action.RETRY and not self._stopping:
+        rungs_left = live.plan.rungs_left if live.plan is not None else 0
+        answer = decide(
+            failure, live.past, retries=retries, reached_checkpoint=live.checkpointed, rungs_left=rungs_left
+        )
+        if answer.action in ANOTHER_ATTEMPT and not self._stopping:
             self.told(f"{live.run.name}: {failure.kind}: {failure.sentence} -> {answer.action}")
-            past = (*live.past, PastFailure(failure.kind, live.checkpointed))
-            return replace(live, attempt=live.attempt + 1, past=past, checkpointed=False)
+            past = (*live.past, PastFailure(failure.kind, live.checkpointed, answer.action, live.device))
+            plan = live.plan
+            if plan is not None and answer.action is Action.RUNG:
+                plan = replace(plan, rung=plan.rung + 1)
+            return replace(live, attempt=live.attempt + 1, plan=plan, past=past, checkpointed=False)
         if not self._stopping:
             self.results[live.run.name] = _error(live, result, f"{failure.kind}: {failure.sentence}")
         return None
@@ -269,8 +291,7 @@ class FinalWork:
 
 def _error(live: _Live, result: ChildResult | None, sentence: str) -> DryfitError:
     if result is not None and result.error is not None:
-        said = result.error
-        return error_from_parts(said.code, said.doing, said.found, said.allowed, said.hint)
+        return result.error.rebuilt()
     log = live.paths.attempt(live.attempt) / LOG_FILE
     return ChildError(f"training {live.run.name}", f"its process failed ({sentence})", hint=f"see {log}")
 

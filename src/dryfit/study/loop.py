@@ -31,6 +31,7 @@ from dryfit.study.machine import (
     StopRunning,
     Wait,
     next_step,
+    tripped,
 )
 from dryfit.study.observers import Observer
 from dryfit.study.planner import Planner
@@ -78,6 +79,7 @@ class StudyLoop:
             patience=settings.patience,
             max_failed_in_a_row=runtime.max_failed_in_a_row,
             max_refused_in_a_row=runtime.max_refused_in_a_row,
+            max_same_failure=runtime.max_same_failure,
         )
 
     def run(self) -> End:
@@ -105,6 +107,9 @@ class StudyLoop:
                     self._wait(until_s)
                 case Leave(why):
                     self._planner.abandon()
+                    trip = tripped(self._study.state, self._limits)
+                    if trip is not None and trip.end is why:
+                        self._note(trip.sentence)
                     return why
 
     def _live(self) -> Live:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dryfit.core.failure import FailureKind
+from dryfit.core.failure import PERMITTED, FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.trial import Outcome
 from dryfit.store.events import Observed, TrialFinished
@@ -19,6 +19,8 @@ class End(StrEnum):
     DONE = "done"
     NO_IMPROVEMENT = "no_improvement"
     TOO_MANY_FAILURES = "too_many_failures"
+    SAME_FAILURE = "same_failure"
+    BAD_DATA = "bad_data"
     REFUSED = "refused"
     MAX_HOURS = "max_hours"
     STOPPED = "stopped"
@@ -43,6 +45,20 @@ class Limits:
     max_failed_in_a_row: int
     max_refused_in_a_row: int
     planners: int = 2
+    max_same_failure: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """Why a study starts no more trials.
+
+    Attributes:
+        end: How the session ends.
+        sentence: What to tell.
+    """
+
+    end: End
+    sentence: str
 
 
 class Readiness(StrEnum):
@@ -148,8 +164,9 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
         return Wait() if live.running else Leave(live.stopping)
     if limits.max_wall_s is not None and state.wall_until_s(live.now_s) >= limits.max_wall_s:
         return StopRunning(End.MAX_HOURS)
-    if state.failed_in_a_row >= limits.max_failed_in_a_row:
-        return Wait() if live.running else Leave(End.TOO_MANY_FAILURES)
+    trip = tripped(state, limits)
+    if trip is not None:
+        return Wait() if live.running else Leave(trip.end)
     idle = [trial.number for trial in state.open_trials if trial.number not in live.running | live.planning]
     early = _before_a_process(idle, limits, live)
     if early is not None:
@@ -158,6 +175,36 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     if len(live.running) >= limits.parallel or _runs_alone(ready, live):
         return Wait()
     return Place(ready[0]) if ready else _without_ready(state, limits, live, idle)
+
+
+def tripped(state: StudyState, limits: Limits) -> Trip | None:
+    """Whether so many trials failed, and in such a way, that more of them are of no use.
+
+    Looked at are the failed trials of this session since the last that ended well (see
+    :class:`~dryfit.store.tally.FailureTally`). A trial that runs meanwhile may yet end well, and then nothing has
+    tripped.
+
+    * Nothing in this study has ended well, and one failed because of its data: so will the others.
+    * Nothing has ended well, and the first ``max_same_failure`` fail in one way, which is not the fault of their
+      parameters.
+    * A setting, or a model, is wrong in the same way ``max_same_failure`` times.
+    * ``max_failed_in_a_row`` failed, in whatever way.
+    """
+    failures = state.failures
+    useless = state.counts[Outcome.COMPLETE] + state.counts[Outcome.PRUNED] == 0
+    for (kind, error_type, place), count in failures.alike.most_common():
+        how = f"{kind}: {error_type or 'no exception'}, {place}"
+        if useless and kind is FailureKind.DATA:
+            return Trip(End.BAD_DATA, f"no trial could use the data ({how})")
+        if count < limits.max_same_failure:
+            continue
+        if kind is FailureKind.CONFIG:
+            return Trip(End.SAME_FAILURE, f"{count} trials have the same fault in their settings ({how})")
+        if useless and not PERMITTED[kind].told:
+            return Trip(End.SAME_FAILURE, f"the first trials failed in the same way, {count} of them ({how})")
+    if failures.in_a_row >= limits.max_failed_in_a_row:
+        return Trip(End.TOO_MANY_FAILURES, f"{failures.in_a_row} trials failed in a row")
+    return None
 
 
 def _before_a_process(idle: Sequence[int], limits: Limits, live: Live) -> Step | None:

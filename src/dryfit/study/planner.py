@@ -15,7 +15,7 @@ from dryfit.core.units import parse_bytes
 from dryfit.core.version import VERSION
 from dryfit.core.wire import canonical_json
 from dryfit.runtime.faults import classify
-from dryfit.runtime.recovery import decide
+from dryfit.runtime.recovery import ANOTHER_ATTEMPT, decide
 from dryfit.runtime.spec import ChildExited, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.events import TrialPlanned
@@ -167,7 +167,7 @@ class Planner:
         past = self._failures.get(number, ())
         action = decide(failure, past, retries=self._study.config.runtime.retries)
         self._failures[number] = (*past, PastFailure(failure.kind, reached_checkpoint=False))
-        if action.action in (Action.RETRY, Action.PAUSE):
+        if action.action in ANOTHER_ATTEMPT or action.action is Action.PAUSE:
             return PlanTrouble(number, failure, action.action, action.delay_s)
         self._answer(number, self._unknown(failure))
         return None

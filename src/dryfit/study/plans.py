@@ -12,7 +12,7 @@ from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerErr
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, ResolveRequest, StudyTokens
 from dryfit.core.memory import VerdictKind
 from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import ModelSettings, Task, TrialSettings
+from dryfit.core.settings import PACKAGED_MODEL, ModelSettings, Task, TrialSettings
 from dryfit.core.trial import Scalar
 from dryfit.search.fields import apply_params, setting
 from dryfit.search.space import Space, first_value
@@ -34,7 +34,6 @@ _MAIN_AXES: Final = ("model.name", "train.max_length", "train.batch_size")
 _MOST_POINTS: Final = 256
 _SIDE_BY_SIDE: Final = 2
 _PRELOAD: Final = ("dryfit.planning",)
-_PACKAGED: Final = ModelSettings().name
 _TOKENIZER_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -291,7 +290,7 @@ def _has_rows(config: StudyConfig) -> bool:
 
 def _is_local(model: ModelSettings) -> bool:
     folder = Path(model.name)
-    return model.name == _PACKAGED or any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    return model.name == PACKAGED_MODEL or any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def _resolved_before(layout: StudyLayout) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dryfit.config.freeze import check_resumable, dump_toml
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
+from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
 from dryfit.core.errors import LedgerError, StudyMismatchError
 from dryfit.core.jobs import ResolveResult
@@ -88,7 +89,7 @@ def run_session(
         for observer in observers:
             observer.on_open(layout)
         work = _open(config, space, layout, observers)
-        stack.callback(work.ledger.close)
+        stack.push(closing(work.ledger.close))
         supervisor = stack.enter_context(Supervisor(_supervisor_settings(work)))
         stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake))
         keepers = stack.enter_context(_mirror(work))
@@ -278,8 +279,7 @@ def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
         log=layout.logs / "mirror.txt",
     )
     mirror.start()
-    try:
+    with ExitStack() as stack:
+        stack.push(closing(mirror.stop))
         yield [MirrorKeeper(mirror)]
         mirror.flush(_MIRROR_FLUSH_S)
-    finally:
-        mirror.stop()

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+from dryfit.core.cleanup import first_error_wins
 from dryfit.study.machine import End
 
 GRACEFUL = "graceful"
@@ -43,10 +44,11 @@ class StopRequests:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]  # what signal() itself returned
-        self._old.clear()
-        self._file.unlink(missing_ok=True)
+        with first_error_wins(error):
+            for number, handler in self._old.items():
+                signal.signal(number, handler)  # pyright: ignore[reportArgumentType]  # what signal() itself returned
+            self._old.clear()
+            self._file.unlink(missing_ok=True)
 
     def look(self) -> None:
         """Notice a request made through the file."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dryfit.core.errors import DataError
+from dryfit.core.settings import HUB_PREFIX
 
-HUB_PREFIX = "hub:"
 _READERS = (".jsonl", ".csv", ".parquet")
 _PARQUET_ROWS = 1024
 

@@ -10,10 +10,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from torch import nn
 
 from dryfit.core.jobs import FinalRequest, FinalResult
-from dryfit.core.settings import Settings
+from dryfit.core.settings import PACKAGED_MODEL, Settings
 from dryfit.core.trial import TrialConfig
 from dryfit.core.version import VERSION
-from dryfit.meta.source import MINILM
 from dryfit.tasks.heads import AttentionPooling, EncoderWithHead
 from dryfit.tasks.model_input import ModelInput
 
@@ -160,7 +159,7 @@ def model_card(trained: Trained) -> str:
 
 def _base_model(name: str) -> str | None:
     """The encoder's public name; of a folder its last part only, as the path is nobody's business."""
-    if name == MINILM:
+    if name == PACKAGED_MODEL:
         return _MINILM_ID
     return name if _HUB_ID.fullmatch(name) else name.rstrip("/").rpartition("/")[2] or None
 

@@ -1,6 +1,7 @@
 """Validation: when, over which batches, and what follows from its history."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -8,7 +9,7 @@ from torch import nn
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, best_point
-from dryfit.tasks.base import MODEL_INPUTS, Task
+from dryfit.tasks.base import MODEL_INPUTS, Batch, Task
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import evaluation_batches
@@ -61,24 +62,56 @@ def evaluate(
         DataError: The guard finds a batch that the model has no place for.
         ConfigError: It finds outputs that are no scores of the rows.
     """
-    device = next(model.parameters()).device
     model.eval()
+    outputs = outputs_in_order(
+        model, tokens, partial(task.collate, tokens), batch_rows=batch_rows, beat=beat, guard=guard
+    )
+    return task.metrics(outputs.float(), tokens)
+
+
+def outputs_in_order(
+    model: nn.Module,
+    tokens: TokenSet,
+    collate: Callable[[Sequence[int]], Batch],
+    *,
+    batch_rows: int,
+    beat: Callable[[], None],
+    guard: BatchGuard | None = None,
+) -> torch.Tensor:
+    """A model's outputs for every row, with rows of similar length batched together.
+
+    Args:
+        model: On its device, in eval mode.
+        tokens: The rows.
+        collate: Makes the batch of some of them.
+        batch_rows: Rows at once.
+        beat: Called once a batch, as a sign of life.
+        guard: Looks at each batch and at its outputs.
+
+    Returns:
+        (rows, ...), in the order of the rows, in the model's own number format, on the CPU.
+
+    Raises:
+        DataError: As :func:`evaluate`.
+        ConfigError: As :func:`evaluate`.
+    """
+    device = next(model.parameters()).device
     outputs: list[torch.Tensor] = []
     order: list[int] = []
     with torch.inference_mode():
         for rows in evaluation_batches(tokens.lengths_R, batch_rows):
-            batch = task.collate(tokens, rows)
+            batch = collate(rows)
             if guard is not None:
                 guard.check_batch(batch, lambda rows=rows: rows)
             found = model(**{name: batch[name].to(device) for name in MODEL_INPUTS if name in batch})
             if guard is not None:
                 guard.check_outputs(found, len(rows), lambda rows=rows: rows)
-            outputs.append(found.float().cpu())
+            outputs.append(found.cpu())
             order += rows
             beat()
     in_order = torch.cat(outputs)
     in_order[torch.tensor(order)] = in_order.clone()
-    return task.metrics(in_order, tokens)
+    return in_order
 
 
 def stopped_early(points: tuple[MetricPoint, ...], *, patience: int, direction: Direction) -> bool:

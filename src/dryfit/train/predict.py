@@ -3,13 +3,14 @@
 Rows are read, tokenised and predicted some thousands at a time, so memory does not grow with the file. Within such a
 chunk, rows of similar length are batched together; they are written in the order they were read.
 
-Dimension suffixes: ``B`` rows of a batch, ``C`` classes.
+Dimension suffix: ``C`` classes.
 """
 
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,14 +26,14 @@ from dryfit.core.plan import DeviceKind
 from dryfit.core.wire import Note, Phase, Progress, sync_folder
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
-from dryfit.tasks.base import MODEL_INPUTS, pad_rows
+from dryfit.tasks.base import pad_rows
 from dryfit.tasks.load import load
 from dryfit.tasks.model_input import ModelInput, read_model_input
 from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
 from dryfit.tasks.sources import BadRow, RawRow, stream_rows
 from dryfit.tasks.tokens import crowded_criteria, token_set
-from dryfit.train.batches import evaluation_batches
 from dryfit.train.device import find_device
+from dryfit.train.evaluate import outputs_in_order
 
 CHUNK_ROWS = 4096
 _MOST_NOTES = 20
@@ -66,18 +67,8 @@ class Predictor:
             (rows, C), in order.
         """
         tokens = token_set(rows, torch.full((len(rows),), -1), self.tokenizer, self.model_input.max_length)
-        device = next(self.model.parameters()).device
-        found: list[torch.Tensor] = []
-        order: list[int] = []
-        with torch.inference_mode():
-            for numbers in evaluation_batches(tokens.lengths_R, self.batch_rows):
-                batch = pad_rows(tokens, numbers, pad_id=self.model_input.pad_id)
-                scores_BC = self.model(**{name: batch[name].to(device) for name in MODEL_INPUTS if name in batch})
-                found.append(scores_BC.cpu().double())
-                order += numbers
-                beat()
-        scores = torch.cat(found)
-        scores[torch.tensor(order)] = scores.clone()
+        collate = partial(pad_rows, tokens, pad_id=self.model_input.pad_id)
+        scores = outputs_in_order(self.model, tokens, collate, batch_rows=self.batch_rows, beat=beat).double()
         return scores.sigmoid() if self.model_input.multi_label else scores.softmax(dim=-1)
 
 

@@ -2,24 +2,24 @@ import json
 
 import pytest
 
-from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, InternalError, error_from_parts
+from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, InternalError
 from dryfit.core.plan import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
 from dryfit.core.tail import LineTail
-from dryfit.core.trial import MetricPoint, Outcome, TrialConfig, best_point, better
-from dryfit.core.wire import Verdict, canonical_json, read_model, write_model, write_text_atomic
+from dryfit.core.trial import MetricPoint, Outcome, TrialConfig, TrialRecord, best_first, best_point, better
+from dryfit.core.wire import ErrorParts, Verdict, canonical_json, read_model, write_model, write_text_atomic
 
-NAN = float("nan")
+NAN, INFINITY = float("nan"), float("inf")
 
 
 def test_an_error_shows_its_four_parts_and_crosses_a_process():
     error = ConfigError("reading x", "found 3", "1 or 2", "change it")
     assert str(error) == "reading x: found 3    [CONFIG]\n  allowed: 1 or 2\n  next: change it"
-    again = error_from_parts(error.code, error.doing, error.found, error.allowed, error.hint)
+    again = ErrorParts.model_validate_json(ErrorParts.of(error).model_dump_json()).rebuilt()
     assert type(again) is ConfigError
     assert str(again) == str(error)
-    assert isinstance(error_from_parts("NEWER", "a", "b", "", ""), InternalError)
+    assert isinstance(ErrorParts(code="NEWER", doing="a", found="b").rebuilt(), InternalError)
     assert error.exit_status is ExitStatus.CANNOT_RUN
 
 
@@ -54,6 +54,12 @@ def test_the_best_point_is_the_earliest_of_equals():
     assert best_point(points, Direction.MAXIMIZE) == points[2]
     assert best_point(points, Direction.MINIMIZE) == points[1]
     assert best_point(points[:1], Direction.MAXIMIZE) is None
+
+
+def test_trials_are_ranked_by_value_then_number():
+    trials = [TrialRecord(n, {}, {}, value=value) for n, value in enumerate((0.5, None, 0.7, NAN, 0.7, -INFINITY))]
+    assert [trial.number for trial in best_first(trials[::-1], Direction.MAXIMIZE)] == [2, 4, 0, 5]
+    assert [trial.number for trial in best_first(trials[::-1], Direction.MINIMIZE)] == [5, 0, 2, 4]
 
 
 def test_only_finished_work_counts():

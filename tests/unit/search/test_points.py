@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.api import space_of
+from dryfit.api.files import space_of
 from dryfit.config.freeze import dump_toml
 from dryfit.config.load import LoadedStudy, load_study_text
 from dryfit.core.errors import ConfigError

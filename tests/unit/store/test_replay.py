@@ -96,9 +96,9 @@ def test_failures_in_a_row_are_counted_within_a_session() -> None:
     events: list[Event] = [created(), opened]
     for number in range(3):
         events += [asked(number), finished(number, Outcome.FAILED)]
-    assert fold(*events).failed_in_a_row == 3
-    assert fold(*events, asked(3), finished(3, Outcome.COMPLETE, 1.0)).failed_in_a_row == 0
-    assert fold(*events, opened).failed_in_a_row == 0
+    assert fold(*events).failures.in_a_row == 3
+    assert fold(*events, asked(3), finished(3, Outcome.COMPLETE, 1.0)).failures.in_a_row == 0
+    assert fold(*events, opened).failures.in_a_row == 0
 
 
 def test_a_trial_keeps_its_reports_verdicts_and_attempts() -> None:

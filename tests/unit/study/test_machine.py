@@ -6,10 +6,19 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import Outcome
-from dryfit.store.events import SessionOpened, StudyCreated, TrialAsked, TrialFinished
+from dryfit.store.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    FailureFacts,
+    SessionOpened,
+    StudyCreated,
+    TrialAsked,
+    TrialFinished,
+)
 from dryfit.store.replay import StudyState
 from dryfit.study.machine import (
     Ask,
@@ -25,6 +34,7 @@ from dryfit.study.machine import (
     Wait,
     finish_trial,
     next_step,
+    tripped,
 )
 
 LIMITS = Limits(total=4, parallel=2, max_wall_s=None, patience=None, max_failed_in_a_row=3, max_refused_in_a_row=5)
@@ -98,6 +108,56 @@ def test_hours_failures_and_patience_end_a_study() -> None:
     assert next_step(study(C, C, P), patient, live()) == Leave(End.NO_IMPROVEMENT)
     assert next_step(study(C, C, P, None), patient, live(3)) == Wait()
     assert next_step(study(C, C, P, None), patient, live()) == Place(3)
+
+
+def failing(*facts: FailureFacts, well: int = 0, after: int = 0) -> StudyState:
+    """A study whose trials failed so, after ``well`` that completed; ``after`` complete at the end."""
+    state = study(*[C] * well)
+    for one in facts:
+        number = len(state.trials)
+        state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
+        state.apply(AttemptPlaced(number=number, attempt=1))
+        state.apply(AttemptEnded(number=number, attempt=1, failure=one))
+        state.apply(TrialFinished(number=number, outcome=F))
+    for _ in range(after):
+        number = len(state.trials)
+        state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
+        state.apply(TrialFinished(number=number, outcome=C, value=0.1))
+    return state
+
+
+def facts(kind: FailureKind, error: str = "a.Odd", place: str = "m.py:7 in f", said: str = "odd") -> FailureFacts:
+    return FailureFacts(kind=kind, sentence="s", action=Action.GIVE_UP, error_type=error, place=place, error=said)
+
+
+def test_the_breaker_tells_failures_apart() -> None:
+    limits = replace(LIMITS, total=99, max_failed_in_a_row=9)
+    own, config, data = (facts(kind) for kind in (FailureKind.USER_CODE, FailureKind.CONFIG, FailureKind.DATA))
+    elsewhere = facts(FailureKind.USER_CODE, place="m.py:9 in g")
+    other_value = facts(FailureKind.CONFIG, said="another model")
+    memory = facts(FailureKind.OOM_DEVICE)
+    killed = facts(FailureKind.KILLED)
+
+    def end(state: StudyState) -> End | None:
+        trip = tripped(state, limits)
+        assert trip is None or trip.sentence
+        return trip.end if trip is not None else None
+
+    assert end(failing(own, own)) is None
+    assert end(failing(own, own, own)) is End.SAME_FAILURE
+    assert end(failing(own, elsewhere, own, own)) is End.SAME_FAILURE
+    assert end(failing(own, elsewhere, facts(FailureKind.USER_CODE, error="b.Odd"))) is None
+    assert end(failing(own, own, own, well=1)) is None  # others ran: it is not the study
+    assert end(failing(own, own, own, after=1)) is None
+    assert end(failing(config, config, config, well=1)) is End.SAME_FAILURE
+    assert end(failing(config, config, other_value, well=1)) is None
+    assert end(failing(config, config, config, after=1)) is None
+    assert end(failing(data)) is End.BAD_DATA
+    assert end(failing(data, well=1)) is None
+    assert end(failing(*[memory] * 8)) is None  # the parameters are to blame, and the sampler hears of it
+    assert end(failing(*[memory] * 9)) is End.TOO_MANY_FAILURES
+    assert end(failing(*[killed] * 99)) is None
+    assert end(failing(*[own, *[killed] * 9, own], well=1)) is None
 
 
 U, E, X = Readiness.UNPLANNED, Readiness.EXCLUSIVE, Readiness.REFUSED

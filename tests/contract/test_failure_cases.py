@@ -1,0 +1,81 @@
+"""Every kind of failure has tests that make it: a table, and that what it names is there.
+
+``SCRIPTED`` goes through the whole loop with the ends of processes made up; the others end real processes in that way.
+A device that breaks cannot be had on a machine without one.
+"""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from dryfit.core.failure import PERMITTED, Action, FailureKind
+from dryfit.runtime.faults import ROWS
+
+TESTS = Path(__file__).parents[1]
+SCRIPTED = "contract/test_study_failures.py::test_a_failure_that_goes_on"
+RUNTIME, STUDY = "chaos/test_runtime_kills.py::", "chaos/test_study_kills.py::"
+SUPERVISOR = "contract/test_runtime_supervisor.py::"
+
+CASES: dict[FailureKind, tuple[str, ...]] = {
+    FailureKind.INTERRUPTED: (SCRIPTED, STUDY + "test_ctrl_c_twice_ends_at_once"),
+    FailureKind.PREEMPTED: (SCRIPTED, SUPERVISOR + "test_a_sigterm_from_outside_is_told_as_such"),
+    FailureKind.LOST: (SCRIPTED, RUNTIME + "test_a_killed_server_takes_its_children_along_and_is_replaced"),
+    FailureKind.CONFIG: (SCRIPTED,),
+    FailureKind.DATA: (SCRIPTED,),
+    FailureKind.NETWORK: (SCRIPTED,),
+    FailureKind.DISK_FULL: (SCRIPTED, STUDY + "test_a_full_disk_pauses_the_study"),
+    FailureKind.CHECKPOINT_CORRUPT: (SCRIPTED,),
+    FailureKind.OOM_NEIGHBOUR: (SCRIPTED,),
+    FailureKind.OOM_DEVICE: (
+        "contract/test_study_failures.py::test_oom_takes_rung_after_rung_and_never_changes_the_experiment",
+        "contract/test_study_planned.py::test_real_children_plan_crash_run_out_and_end",
+    ),
+    FailureKind.OOM_HOST: (SCRIPTED,),
+    FailureKind.SHM_FULL: (SCRIPTED,),
+    FailureKind.POISONED: (SCRIPTED,),
+    FailureKind.DEVICE_LOST: (SCRIPTED,),
+    FailureKind.DEVICE_ASSERT: (
+        SCRIPTED,
+        "contract/test_study_failures.py::test_the_attempt_that_learns_more_ends_the_trial",
+    ),
+    FailureKind.COMM: (SCRIPTED,),
+    FailureKind.HANG: (SCRIPTED, SUPERVISOR + "test_a_hanging_child_leaves_its_stacks_and_is_killed"),
+    FailureKind.TIMEOUT: (SCRIPTED, SUPERVISOR + "test_a_child_that_lives_but_takes_too_long_is_killed"),
+    FailureKind.NONFINITE: (SCRIPTED,),
+    FailureKind.START: (SCRIPTED, RUNTIME + "test_a_start_that_always_hangs_is_a_failed_start"),
+    FailureKind.PLANNER: ("contract/test_study_planned.py::test_a_planner_that_crashes_does_so_once_for_a_study",),
+    FailureKind.NATIVE_CRASH: (SCRIPTED, SUPERVISOR + "test_a_native_crash_is_seen_and_leaves_its_stack"),
+    FailureKind.KILLED: (SCRIPTED, RUNTIME + "test_a_killed_child_is_told_and_the_next_one_runs"),
+    FailureKind.USER_CODE: (SCRIPTED, SUPERVISOR + "test_an_exception_crosses_with_its_causes"),
+    FailureKind.INTERNAL: (SCRIPTED,),
+}
+
+
+@cache
+def functions(file: str) -> frozenset[str]:
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_every_kind_has_a_row_a_permission_and_a_case_that_is_there(kind: FailureKind) -> None:
+    assert any(row.kind is kind for row in ROWS)
+    assert PERMITTED[kind].stages
+    assert CASES[kind]
+    for case in CASES[kind]:
+        file, _, function = case.partition("::")
+        assert function in functions(file), case
+
+
+def test_every_action_follows_something() -> None:
+    """But to end a trial's planning and to give up, which follow when all stages are used up."""
+    stages = {stage.action for one in PERMITTED.values() for stage in one.stages}
+    assert stages | {one.then for one in PERMITTED.values()} == set(Action)
+
+
+def test_only_the_last_stage_may_go_on_for_ever() -> None:
+    for permission in PERMITTED.values():
+        assert all(stage.times is not None for stage in permission.stages[:-1])
+        assert all(stage.times is None or stage.times > 0 for stage in permission.stages)

@@ -1,0 +1,75 @@
+"""Configurations trained once more, with children that do their work at once."""
+
+from pathlib import Path
+from typing import cast
+
+import instant
+import plan_jobs
+from dryfit.core.errors import ChildError
+from dryfit.core.jobs import FinalRequest, FinalResult, PlanRequest
+from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.runtime.supervisor import Supervisor
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+from dryfit.store.state import PlanState, TrialState
+from dryfit.study.context import StudyView
+from dryfit.study.finals import FinalWork, final_run
+from dryfit.study.stops import StopRequests
+
+DEVICE = DeviceSpec(name="CPU", kind=DeviceKind.CPU, capacity_bytes=512 * plan_jobs.MIB)
+
+
+def planned_too_low(folder: Path) -> tuple[StudyView, TrialState]:
+    """A trial whose plan fits, and which needs twice of it; its plan has four fallbacks."""
+    study = instant.config(
+        train={"batch_size": 16, "max_length": 64},
+        head={"layers": 1, "hidden": plan_jobs.UNDERESTIMATED},
+        runtime={"retries": 0},
+    )
+    subject = PlanSubject(task=study.study.task, settings=study.trial_settings)
+    asked = PlanRequest(subjects=(subject,), device=DEVICE, wishes=study.execution, trace_dir="")
+    trial = TrialState(number=0, params={}, internal={}, distributions={}, seed=5, fingerprint="")
+    trial.plan = PlanState("key", plan_jobs.answer(subject, asked))
+    state = StudyState()
+    state.trials.append(trial)
+    return StudyView(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1), trial
+
+
+def work_on(study: StudyView, trial: TrialState) -> tuple[FinalWork, list[FinalRequest], list[str]]:
+    supervisor, told = instant.InstantSupervisor(), list[str]()
+    stops = StopRequests(study.layout.stop_request, supervisor.wake)
+    work = FinalWork(study, cast(Supervisor, supervisor), stops, told.append)
+    work.do([final_run(trial, seed=None, with_validation=False)], most=1)
+    return work, [spec.body for spec in supervisor.started if isinstance(spec.body, FinalRequest)], told
+
+
+def test_a_device_that_runs_out_of_memory_gets_the_next_fallback_of_the_trials_plan(tmp_path: Path) -> None:
+    study, trial = planned_too_low(tmp_path)
+    work, asked, told = work_on(study, trial)
+    plans = [(one.training.plan.micro_batch, one.training.plan.accumulation) for one in asked]
+    assert plans == [(16, 1), (8, 2)]
+    assert [one.training.attempt for one in asked] == [1, 2]
+    assert all(one.training.plan.checkpointing for one in asked)
+    (result,) = work.results.values()
+    assert isinstance(result, FinalResult)
+    assert "oom_device" in told[0] and told[0].endswith("-> rung")
+    assert trial.plan is not None and trial.plan.rung == 0  # what the study knows of its trial is not touched
+
+
+def test_a_run_begins_with_the_fallback_that_its_trial_came_to(tmp_path: Path) -> None:
+    study, trial = planned_too_low(tmp_path)
+    assert trial.plan is not None
+    trial.plan.rung = 2
+    work, asked, _ = work_on(study, trial)
+    assert [one.training.plan.micro_batch for one in asked] == [4]
+    assert isinstance(*work.results.values(), FinalResult)
+
+
+def test_without_a_fallback_it_fails_and_says_why(tmp_path: Path) -> None:
+    study, trial = planned_too_low(tmp_path)
+    trial.plan = None
+    work, asked, _ = work_on(study, trial)
+    assert len(asked) == 1
+    (error,) = work.results.values()
+    assert isinstance(error, ChildError)
+    assert "oom_device" in str(error)
