@@ -42,8 +42,7 @@ KILLED, CRASHED = FailureKind.KILLED, FailureKind.NATIVE_CRASH
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """What time must heal is healed at once here."""
-    delays = dict.fromkeys(recovery._FIRST_DELAY_S, 0.05)
-    monkeypatch.setattr(recovery, "_FIRST_DELAY_S", delays)
+    monkeypatch.setattr(recovery, "_DELAY_MAX_S", 0.05)
 
 
 def tune(folder: Path, *points: Mapping[str, Any], function: Any = breaking.breaks, **tables: Any) -> dryfit.TuneResult:
@@ -111,8 +110,13 @@ OWN: dict[tuple[str, int], tuple[FailureKind, list[str], Outcome, str]] = {
     ("left", ALWAYS): (FailureKind.USER_CODE, ["give_up"], Outcome.FAILED, "it ended its own process (exit status 0)"),
     ("sys.exit", ALWAYS): (FailureKind.USER_CODE, ["give_up"], Outcome.FAILED, "SystemExit: 0"),
     ("half a checkpoint", 1): (KILLED, ONCE, Outcome.COMPLETE, "checkpoint at step 1"),
-    ("host memory", 1): (FailureKind.OOM_HOST, ONCE, Outcome.COMPLETE, "the machine's memory did not suffice"),
-    ("host memory", ALWAYS): (FailureKind.OOM_HOST, TWICE, Outcome.FAILED, "the machine's memory did not suffice"),
+    ("host memory", 1): (FailureKind.OOM_HOST, ["lighter"], Outcome.COMPLETE, "the machine's memory did not suffice"),
+    ("host memory", ALWAYS): (
+        FailureKind.OOM_HOST,
+        ["lighter", "give_up"],
+        Outcome.FAILED,
+        "the machine's memory did not suffice",
+    ),
 }
 
 
@@ -121,7 +125,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str,
     """A study in which every trial breaks its process, each in another way."""
     folder = tmp_path_factory.mktemp("own") / "study"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recovery, "_FIRST_DELAY_S", dict.fromkeys(recovery._FIRST_DELAY_S, 0.05))
+        patch.setattr(recovery, "_DELAY_MAX_S", 0.05)
         result = tune(folder, *faults(*OWN), runtime={"retries": 10})
     assert result.end is End.DONE
     trials = assert_ended(folder, len(OWN))
@@ -300,7 +304,7 @@ def test_what_the_kernel_kills_for_want_of_memory_is_told_as_such(tmp_path: Path
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
     for trial in assert_ended(folder, 2):
-        assert (trial.outcome, followed(trial)) == (Outcome.COMPLETE, [(FailureKind.OOM_HOST, "retry")])
+        assert (trial.outcome, followed(trial)) == (Outcome.COMPLETE, [(FailureKind.OOM_HOST, "lighter")])
         assert_story(folder, trial, "killed for want of memory")
 
 
@@ -324,7 +328,7 @@ SAID: dict[tuple[str, int], tuple[FailureKind, list[str], Outcome]] = {
 def test_what_a_gpu_would_say_has_its_kind_and_its_action(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     points = [{"error": error, "times": times} for error, times in SAID]
-    assert tune(folder, *points, function=breaking.told, objective={"preload": ["torch"]}).end is End.DONE
+    assert tune(folder, *points, function=breaking.told, overrides=('objective.preload=["torch"]',)).end is End.DONE
     trials = assert_ended(folder, len(SAID))
     for trial, (case, (kind, actions, outcome)) in zip(trials, SAID.items(), strict=True):
         assert trial.params["error"] == case[0]

@@ -21,6 +21,7 @@ from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from study_runs import ends, events_of, fold, kill_now, marked_processes, start, summary_of
 
+_LOOK_S = 0.01
 SPARED_AFTER = 2
 """Deaths in a row without a new checkpoint, after which a storm lets a trial reach one: the fourth would end it."""
 
@@ -52,6 +53,19 @@ def progressless(trial: TrialState) -> int:
     return streak
 
 
+def children_of(state: StudyState) -> list[int]:
+    """Every child that has said its first line so far, in the order of trials and attempts."""
+    return [attempt.pid for trial in state.trials for attempt in trial.attempts if attempt.pid is not None]
+
+
+def parent_of(pid: int) -> int | None:
+    """The fork server that made a child; None where the child is gone."""
+    with suppress(psutil.Error):
+        parent = psutil.Process(pid).parent()
+        return parent.pid if parent is not None and "dryfit.runtime.forkserver" in parent.cmdline() else None
+    return None
+
+
 def is_of(pid: int, study: str) -> bool:
     """Whether a process is one of this study's; ids are given to others, and other people's tests run beside."""
     with suppress(psutil.Error, OSError):
@@ -78,23 +92,34 @@ class Storm:
     killed: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> None:
-        """Begin the study, and go on until a control process leaves it in order."""
+        """Begin the study, and go on until a control process leaves it in order.
+
+        The time of a control process, and of a fork server, counts from its first child: on a busy machine a storm
+        would otherwise let none of them come that far.
+        """
         follower = Follower(self.folder)
         process = start("tune", self.folder, "--quiet")
-        due = {"child": self._next("child"), "control": self._next("control"), "server": self._next("server")}
+        children_before = 0
+        due: dict[str, float] = {}
         while process.poll() is None:
-            victim = min(due, key=lambda name: due[name])
-            time.sleep(max(0.0, due[victim] - time.monotonic()))
-            due[victim] = self._next(victim)
+            time.sleep(_LOOK_S)
             state = follower.look()
-            if state.created is None or not state.trials or process.poll() is not None:
+            if state.created is None or len(children_of(state)) <= children_before:
                 continue
+            for victim in ("child", "server", "control"):
+                due.setdefault(victim, self._next(victim))
+            victim = min(due, key=lambda name: due[name])
+            if time.monotonic() < due[victim] or process.poll() is not None:
+                continue
+            del due[victim]
             if victim == "control":
                 kill_now(process)
                 self.killed[victim] += 1
-                process = start("resume", self.folder, "--quiet")
+                children_before = len(children_of(follower.look()))
+                process, due = start("resume", self.folder, "--quiet"), {}
             else:
-                pid = self._server(process.pid) if victim == "server" else self._child(state)
+                pid = self._child(state)
+                pid = parent_of(pid) if victim == "server" and pid is not None else pid
                 if pid is not None and is_of(pid, state.created.id):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -104,13 +129,6 @@ class Storm:
 
     def _next(self, victim: str) -> float:
         return time.monotonic() + self.draw.uniform(*(self.child_s if victim == "child" else self.control_s))
-
-    def _server(self, control_pid: int) -> int | None:
-        with suppress(psutil.Error):
-            for child in psutil.Process(control_pid).children():
-                if "dryfit.runtime.forkserver" in child.cmdline():
-                    return child.pid
-        return None
 
     def _child(self, state: StudyState) -> int | None:
         """A running child, but of trials that a further death would rightly end."""
