@@ -1,4 +1,4 @@
-# Everything runs in .venv, which each target makes for itself. `make help` lists the targets.
+# Everything runs in .venv, which each target makes for itself. .PHONY: help setup demo test proof lint soak benchmake help.PHONY: help setup demo test proof lint soak bench lists the targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test proof chaos lint bench gpu gpu-memory clean
+.PHONY: help setup demo test proof chaos lint soak bench gpu gpu-memory clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -44,6 +44,9 @@ lint: $(STAMP) ## ruff, pyright and the import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+soak: $(STAMP) ## 5 000 tiny trials in one run: nothing may grow; 10 to 30 minutes on two cores, prints a table
+	$(TEST_ENV) $(BIN)/python benchmarks/soak.py
 
 bench: $(STAMP) ## print the measured numbers that docs/benchmarks.md keeps
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,27 @@ def test_a_terminated_server_lives_on_so_that_its_children_can_checkpoint(tmp_pa
         assert house.supervisor.server_pid == server and alive(server)
 
 
+@pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.FRESH])
+def test_a_process_that_cannot_be_killed_is_not_waited_for(tmp_path, monkeypatch, isolation):
+    """As one that a driver holds; here, one that the kill is kept from."""
+    monkeypatch.setattr("dryfit.runtime.supervisor._UNKILLABLE_S", 0.2)
+    with House(tmp_path, isolation=isolation) as house:
+        child = start(house, "held")
+        with monkeypatch.context() as patch:
+            patch.setattr("dryfit.runtime.supervisor.kill_session", lambda *_: None)
+            house.supervisor.kill("held", "hang")
+            event = house.until_exit("held")
+        assert alive(child)
+        assert classify(event.evidence, event.result).kind is FailureKind.HANG
+        assert f"process {child} was killed 0.2 s ago and has not ended" in event.evidence.log_tail
+        house.start("next", "noop")
+        assert house.until_exit("next").result is not None
+        os.kill(child, signal.SIGKILL)  # the driver let it go: its late end confuses nobody
+        house.start("last", "noop")
+        assert house.until_exit("last").result is not None
+        assert until_dead(child)
+
+
 def test_a_server_that_keeps_dying_is_given_up_for_fresh_interpreters(tmp_path):
     with House(tmp_path, preload=("no_such_module",)) as house:
         for number in range(3):
@@ -108,7 +130,7 @@ def test_a_server_with_threads_does_not_fork(tmp_path):
 
 def test_a_start_that_hangs_is_repeated_in_a_fresh_interpreter(tmp_path):
     here = {"STUCK": str(os.getpid())}
-    limits = ChildLimits(start_s=3.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
+    limits = ChildLimits(start_s=8.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
     with House(tmp_path, entry="runtime_stuck:run_job", limits=limits, more_environment=here) as house:
         folder = house.start("child", "noop")
         event = house.until_exit("child")
@@ -125,6 +147,42 @@ def test_a_start_that_always_hangs_is_a_failed_start(tmp_path):
         event = house.until_exit("child")
         assert (event.evidence.killed_by_us, event.evidence.started) == ("start", False)
         assert classify(event.evidence, event.result).kind is FailureKind.START
+
+
+_SLEEPER = """
+import sys, time
+from pathlib import Path
+from dryfit.runtime import supervisor
+from dryfit.runtime.spec import ChildLimits
+from runtime_jobs import House
+supervisor._TICK_MAX_S = 0.2
+limits = ChildLimits(start_s=60.0, hang_s=1.5, total_s=None, stop_grace_s=60.0)
+with House(Path(sys.argv[1]), limits=limits) as house:
+    house.start("child", "run")
+    house.until_said("child", "started")
+    print(next(e.message.pid for e in house.events if e.message.type == "started"), flush=True)
+    end = house.until_exit("child")
+    print(repr(end.evidence.killed_by_us), end.result is not None, flush=True)
+"""
+
+
+def test_a_machine_that_slept_kills_nobody(tmp_path):
+    """All processes stopped together, for longer than any limit, as in a suspend or a frozen job."""
+    here = str(Path(__file__).parents[1] / "support")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
+    command = [sys.executable, "-c", _SLEEPER, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as control:
+        assert control.stdout is not None
+        child = int(control.stdout.readline())
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            # Asleep: the child first, so that its silence is as long as the other's. Awake: it comes last.
+            first, second = (child, control.pid) if number == signal.SIGSTOP else (control.pid, child)
+            os.kill(first, number)
+            os.kill(second, number)
+            time.sleep(3.0)
+        assert alive(child), "the supervisor's clock stood while it did not run"
+        (tmp_path / "child" / "stop").touch()
+        assert control.stdout.readline().split() == ["''", "True"]
 
 
 def test_nobody_survives_a_killed_control_process(tmp_path):

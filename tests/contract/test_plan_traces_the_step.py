@@ -12,6 +12,7 @@ import encoders
 import tiny
 from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import Task
+from dryfit.tasks.guard import BatchGuard
 from dryfit.train import loop
 from dryfit.train.optim import optimizer_plan
 from dryfit.train.rehearsal import Rehearsal
@@ -65,7 +66,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(loop.TrialTrainer, "training_step", begin)
     monkeypatch.setattr(loop.Steward, "on_step_end", end)
     # It reads the batch on the host, without a tensor of the step.
-    monkeypatch.setattr(loop.BatchGuard, "check_batch", lambda *_: None)
+    monkeypatch.setattr(BatchGuard, "check_batch", lambda *_: None)
     return kept
 
 

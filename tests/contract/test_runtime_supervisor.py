@@ -1,6 +1,7 @@
 """The supervisor with real children: forked ones and fresh ones alike."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -88,13 +89,37 @@ def test_a_sigterm_from_outside_is_told_as_such(house):
     assert classify(event.evidence, event.result).kind is FailureKind.PREEMPTED
 
 
-def test_a_hanging_child_leaves_its_stacks_and_is_killed(house):
-    folder = house.start("hang", "hang", ChildLimits(60.0, 0.3, None, 60.0))
-    event = house.until_exit("hang")
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        ("hang", r"process \d+, .*, sleeping: <lambda> \(runtime_jobs.py:\d+\) < run_job "),
+        ("deadlock", r"process \d+, .*, sleeping: _deadlock \(runtime_jobs.py:\d+\) < <lambda> "),
+        ("worker", r"process \d+, .*, sleeping: _worker \(runtime_jobs.py:\d+\) < <lambda> "),
+        ("stopped", r"process \d+, .*, stopped: gave no stack"),
+    ],
+)
+def test_a_hanging_child_leaves_its_stacks_and_is_killed(house, job, told):
+    """In a system call, in a lock that nobody gives back, in wait for a worker, and stopped by a signal."""
+    folder = house.start(job, job, ChildLimits(60.0, 0.3, None, 60.0))
+    event = house.until_exit(job)
     assert (event.evidence.killed_by_us, event.evidence.signal) == ("hang", 9)
     assert event.evidence.beat_age_s > 0.3
-    assert "run_child" in (folder / STACKS_FILE).read_text()
+    assert re.search(told, event.evidence.stacks), event.evidence.stacks
+    if job == "worker":
+        assert "_worker_waits" in event.evidence.stacks
+        note = next(e.message for e in house.events if e.key == job and isinstance(getattr(e, "message", None), Note))
+        assert until_dead(int(note.text))
+    if job != "stopped":
+        assert "run_child" in (folder / STACKS_FILE).read_text()
     assert classify(event.evidence, event.result).kind is FailureKind.HANG
+
+
+def test_a_child_that_was_only_slow_to_begin_is_left_alone(house):
+    """Its limit is learned, and nothing was learned yet."""
+    limits = ChildLimits(60.0, 60.0, None, 60.0, hang_learned=True)
+    house.start("slow", "slow", limits)
+    event = house.until_exit("slow")
+    assert event.result is not None and not event.evidence.killed_by_us
 
 
 def test_a_child_that_lives_but_takes_too_long_is_killed(house):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 import tiny
 import trials
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import NonFiniteError
+from dryfit.core.errors import CorruptCheckpointError, NonFiniteError
 from dryfit.core.jobs import StopReason
 from dryfit.core.wire import STOP_FILE, Checkpointed, FirstStep, Note, Phase, Progress
 from dryfit.train.checkpoint import newest_good
@@ -198,6 +199,81 @@ def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed) -> 
     assert after.points == points[2:]
     assert second == result
     assert same_weights(trial.best_weights(), weights)
+
+
+def die_while_writing(trial: trials.Trial, name: str, operation: int) -> int:
+    """Run in a process of its own that is killed before an operation on files of a checkpoint; its wait status."""
+    trial.resolve()
+    torch.set_num_threads(1)
+    child = os.fork()
+    if child == 0:
+        left = operation
+
+        def heard(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal left
+            if event in ("open", "os.mkdir", "os.rename") and name in str(arguments[0]):
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(heard)
+        trial.run(checkpoint_every_s=1e-9)
+        os._exit(3)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.parametrize(
+    "operation", [0, 3, 9, 15, *(pytest.param(number, marks=pytest.mark.slow) for number in range(20) if number % 3)]
+)
+def test_killed_while_a_checkpoint_is_written(tmp_path: Path, model: Path, undisturbed, operation: int) -> None:
+    """The second one, at its folder's making, its files, their hashes, their way to the disk, its name."""
+    result, points, weights = undisturbed
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
+    status = die_while_writing(trial, "step-00000005", operation)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    found = newest_good(tmp_path / "checkpoints", trial.request().config.fingerprint)
+    assert found is not None
+    assert found.step == 3
+    second, after = trial.run(checkpoint_every_s=1e-9)
+    assert after.points == points[1:]
+    assert second == result
+    assert same_weights(trial.best_weights(), weights)
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(
+    tmp_path: Path, model: Path, undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are as they were written, and torch does not take them."""
+    result, points, weights = undisturbed
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
+    trial.run(stop_at=4)
+    trial.run(stop_at=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.load", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("unknown version")))
+        with pytest.raises(CorruptCheckpointError, match="step-00000007.*unknown version"):
+            trial.run()
+    second, after = trial.run()
+    assert after.points == points[1:]
+    assert second == result
+    assert same_weights(trial.best_weights(), weights)
+
+
+def test_where_every_checkpoint_is_damaged_the_trial_begins_anew_and_says_so(
+    tmp_path: Path, model: Path, undisturbed
+) -> None:
+    result, points, weights = undisturbed
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
+    trial.run(stop_at=4)
+    for file in (tmp_path / "checkpoints").glob("*/model.safetensors"):
+        file.write_bytes(file.read_bytes()[::-1])
+    second, after = trial.run()
+    assert after.points == points
+    assert second == result
+    assert same_weights(trial.best_weights(), weights)
+    notes = [message.text for message in after.messages() if isinstance(message, Note)]
+    what = "the checkpoint step-00000004 is damaged (model.safetensors: its hash is another)"
+    assert notes == [f"{what}, and there is no good one before: beginning anew"]
 
 
 def test_a_damaged_newest_checkpoint_falls_back(tmp_path: Path, model: Path, undisturbed) -> None:

@@ -1,10 +1,12 @@
 """Small jobs that children of the runtime tests do, and a harness that starts them. Needs no torch."""
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,7 +21,7 @@ from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.process import die_with_parent
 from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
 from dryfit.core.trial import MetricPoint, Scalar, TrialConfig
-from dryfit.core.wire import Note
+from dryfit.core.wire import Note, Phase
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
 
@@ -121,6 +123,66 @@ def _crash(_channel: ChildChannel) -> ChildResult:
     raise AssertionError("unreachable")
 
 
+def _deadlock() -> ChildResult:
+    """A lock that nobody gives back."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+    raise AssertionError("unreachable")
+
+
+def _worker_waits() -> None:
+    time.sleep(600)
+
+
+def _worker(channel: ChildChannel) -> ChildResult:
+    """Wait for a forked worker that does nothing."""
+    me = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(me)
+        _worker_waits()
+    channel.send(Note(text=str(pid)))
+    os.waitpid(pid, 0)
+    return done()
+
+
+def _slow(channel: ChildChannel) -> ChildResult:
+    """A first step that takes long, then many quick ones."""
+    channel.send(Phase(name="train"))
+    time.sleep(1.5)
+    for _ in range(20):
+        channel.beat()
+        time.sleep(0.01)
+    return done()
+
+
+def _variables(channel: ChildChannel) -> ChildResult:
+    """Tell its environment."""
+    channel.send(Note(text=json.dumps(dict(os.environ))))
+    return done()
+
+
+def _broken_words() -> None:
+    class WordlessError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("not even this")
+
+    raise WordlessError
+
+
+def _no_text() -> None:
+    name = os.fsdecode(b"posts-\xff.jsonl")  # a file's name may have bytes in it that no text has
+    raise DataError(f"reading {name}", "found 3")
+
+
+def _clean_up_fails() -> None:
+    try:
+        raise KeyError("the first error")
+    finally:
+        raise OSError("the clean-up's own")  # so it happens
+
+
 def _spill(channel: ChildChannel) -> ChildResult:
     """Tell all it knows: its environment, and a secret from a file."""
     channel.send(Note(text=str(dict(os.environ))))
@@ -144,6 +206,14 @@ JOBS: Mapping[str, Callable[[ChildChannel], ChildResult]] = {
     "crash": _crash,
     "print": _print_much,
     "spill": _spill,
+    "deadlock": lambda _channel: _deadlock(),
+    "worker": lambda channel: _worker(channel),
+    "stopped": lambda _channel: os.kill(os.getpid(), signal.SIGSTOP) or done(),
+    "slow": lambda channel: _slow(channel),
+    "variables": lambda channel: _variables(channel),
+    "wordless": lambda _channel: _broken_words() or done(),
+    "no text": lambda _channel: _no_text() or done(),
+    "clean-up": lambda _channel: _clean_up_fails() or done(),
     "hang": lambda _channel: time.sleep(600) or done(),
     "exit": lambda _channel: os._exit(0) or done(),
     "fault": lambda _channel: _cause_chain() or done(),

@@ -16,7 +16,7 @@ import psutil
 import tiny
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.store.events import Event
-from dryfit.store.ledger import read_ledger
+from dryfit.store.ledger import each_event, read_ledger
 from dryfit.store.replay import StudyState
 
 DEADLINE_S = 240
@@ -121,7 +121,7 @@ class Ended:
 def fold(folder: Path) -> StudyState:
     """The study's ledger, folded."""
     state = StudyState()
-    for event in read_ledger(folder / "ledger.jsonl"):
+    for event in each_event(folder / "ledger.jsonl"):
         state.apply(event)
     return state
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dryfit.core.errors import DryfitError, error_class
 from dryfit.core.trial import MetricPoint
+from dryfit.core.words import sendable
 
 REQUEST_FILE = "request.json"
 VERDICT_FILE = "verdict.json"
@@ -47,7 +48,8 @@ class ErrorParts(Wire):
     @classmethod
     def of(cls, error: DryfitError) -> "ErrorParts":
         """The error as it crosses."""
-        return cls(code=error.code, doing=error.doing, found=error.found, allowed=error.allowed, hint=error.hint)
+        doing, found, allowed, hint = map(sendable, (error.doing, error.found, error.allowed, error.hint))
+        return cls(code=error.code, doing=doing, found=found, allowed=allowed, hint=hint)
 
     def rebuilt(self) -> DryfitError:
         """The error again, of its own class."""

@@ -5,15 +5,13 @@ from dataclasses import dataclass, field
 from dryfit.core.failure import Evidence
 from dryfit.core.jobs import ChildResult
 from dryfit.core.tail import LineTail
-from dryfit.core.wire import BEAT_FILE, LOG_FILE, MESSAGES_FILE, Message, Started
+from dryfit.core.wire import BEAT_FILE, LOG_FILE, MESSAGES_FILE, Checkpointed, Message, Phase, Progress, Started
 from dryfit.runtime.cgroup import oom_kills, rose
 from dryfit.runtime.fresh import FreshChild
 from dryfit.runtime.harvest import child_log_tail, parse_messages
 from dryfit.runtime.log_limit import LogLimit
+from dryfit.runtime.patience import Patience
 from dryfit.runtime.spec import ChildSpec
-
-DUMP_S = 0.5
-"""Between the request for a stack dump and the kill."""
 
 
 @dataclass(slots=True)
@@ -28,8 +26,11 @@ class Attempt:
         fresh: Its process where it has an interpreter of its own.
         started_s: When its first line was seen.
         alive_s: When it was last seen to live.
-        kill_at_s: When to kill it, once its stacks were asked for.
         killed_by_us: As in :class:`dryfit.core.failure.Evidence`.
+        killed_s: When it was killed first.
+        stacks: As in :class:`dryfit.core.failure.Evidence`.
+        phase: What it does, by its own word.
+        step: The optimizer step it said last.
     """
 
     spec: ChildSpec
@@ -42,8 +43,12 @@ class Attempt:
     started_s: float | None = None
     alive_s: float = 0.0
     stop_asked_s: float | None = None
-    kill_at_s: float | None = None
     killed_by_us: str = ""
+    killed_s: float | None = None
+    stacks: str = ""
+    phase: str = ""
+    step: int = 0
+    _patience: Patience = field(default_factory=Patience)
     _beat_ns: int = 0
     _tail: LineTail = field(init=False)
     _log: LogLimit = field(init=False)
@@ -62,11 +67,27 @@ class Attempt:
             beat_ns = 0
         # A change counts, not the age: the wall clock that stamps files may jump.
         if messages or beat_ns != self._beat_ns:
+            if self.started_s is not None:
+                self._patience.note(self.phase, now_s - self.alive_s)
             self._beat_ns = beat_ns
             self.alive_s = now_s
         if self.started_s is None and any(isinstance(message, Started) for message in messages):
             self.started_s = now_s
+        for message in messages:
+            match message:
+                case Phase(name=name, step=step):
+                    self.phase, self.step = name, step
+                case Progress(step=step) | Checkpointed(step=step):
+                    self.step = step
+                case _:
+                    pass
         return messages
+
+    @property
+    def hang_s(self) -> float:
+        """How long it may be silent now."""
+        limits = self.spec.limits
+        return self._patience.limit_s(self.phase, limits.hang_s) if limits.hang_learned else limits.hang_s
 
     def overdue(self, now_s: float) -> str:
         """Why it must be killed now, in the words of ``killed_by_us``; empty where it need not."""
@@ -77,7 +98,7 @@ class Attempt:
             return "now"
         if self.started_s is None:
             return "start" if now_s - self.begun_s > limits.start_s else ""
-        if now_s - self.alive_s > limits.hang_s:
+        if now_s - self.alive_s > self.hang_s:
             return "hang"
         if limits.total_s is not None and now_s - self.started_s > limits.total_s:
             return "timeout"
@@ -105,4 +126,7 @@ class Attempt:
             killed_by_us=self.killed_by_us,
             server_lost=server_lost,
             oom_kills_rose=rose(self.oom_kills_before, oom_kills()),
+            phase=self.phase,
+            step=self.step,
+            stacks=self.stacks,
         )

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import DryfitError, InternalError
+from dryfit.core.errors import DryfitError, InternalError, NonFiniteError, PoisonedError
 from dryfit.core.failure import ChildFault
 from dryfit.core.jobs import (
     Body,
@@ -40,13 +40,18 @@ from dryfit.core.process import die_with_parent
 from dryfit.core.secrets import HUB_TOKENS, forget_secrets, redacted, secrets_of
 from dryfit.core.settings import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, ErrorParts, Started, read_model
-from dryfit.runtime.environment import hide_devices
+from dryfit.core.words import sendable
+from dryfit.runtime.environment import hide_devices, launch_one_by_one
 
 Entry = Callable[[Body, ChildChannel], object]
 
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000
 _TRACEBACK_MAX_CHARS = 16_000
+_PROBE = "dryfit.meta.sanity:check_process"
+_OF_THE_USER = (ImportRequest, ObjectiveRequest)
+"""Jobs whose process belongs to the user's own function: what that does to torch is its own business."""
+
 _LIBRARIES = ("dryfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -89,17 +94,26 @@ def _type_names(error: BaseException) -> Iterator[str]:
             yield f"{cls.__module__}.{cls.__qualname__}"
 
 
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001  # its class is a stranger's: what it says of itself may fail as well
+        return f"(its message could not be made: {type(broken).__name__})"
+
+
 def describe_fault(error: BaseException) -> ChildFault:
     """Turn an exception into what may cross to the control process.
 
     An ``OSError`` with an error number adds a name such as ``builtins.OSError[ENOSPC]`` before its class names.
     """
-    text = "".join(traceback.format_exception(error))
+    text = sendable("".join(traceback.format_exception(error)))
+    notes = [str(note) for link in _chain(error) for note in getattr(link, "__notes__", ())]
     return ChildFault(
         type_names=tuple(dict.fromkeys(_type_names(error))),
         code=error.code if isinstance(error, DryfitError) else "",
-        message=str(error)[:_MESSAGE_MAX_CHARS],
+        message=sendable(_message(error))[:_MESSAGE_MAX_CHARS],
         traceback=text[-_TRACEBACK_MAX_CHARS:],
+        context=sendable("\n".join(dict.fromkeys(notes)))[:_MESSAGE_MAX_CHARS],
     )
 
 
@@ -136,9 +150,16 @@ def _heading(request: ChildRequest) -> str:
     return f"dryfit {job.value} child, process {os.getpid()}\n{versions}\n{request.body.model_dump_json(indent=2)}\n"
 
 
-def _load_entry(entry: str) -> Entry:
+def _load(entry: str) -> Any:
     module, _, function = entry.partition(":")
-    return cast(Entry, getattr(importlib.import_module(module), function))
+    return getattr(importlib.import_module(module), function)
+
+
+def _training_of(body: Body) -> TrainRequest | None:
+    """What a process is asked to train, if anything."""
+    if isinstance(body, FinalRequest):
+        return body.training
+    return body if isinstance(body, TrainRequest) else None
 
 
 def _forget_secrets(body: Body) -> None:
@@ -147,29 +168,70 @@ def _forget_secrets(body: Body) -> None:
     Weights of the hub are downloaded by the first trial that needs them, so such a trial keeps the hub's token. The
     jobs that prepare trials keep all: they read configs and data sets from wherever the study names them.
     """
-    if not isinstance(body, TrainRequest):
+    training = _training_of(body)
+    if training is None:
         return
-    sources = (body.config.data.train, body.config.data.validation, body.config.data.test, body.config.data.file)
-    name = body.config.settings.model.name
+    data = training.config.data
+    sources = (data.train, data.validation, data.test, data.file)
+    name = training.config.settings.model.name
     of_hub = not Path(name).is_absolute() and name != PACKAGED_MODEL
     of_hub = of_hub or any(source is not None and source.startswith(HUB_PREFIX) for source in sources)
     forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
 
 
+def _check_process(body: Body, doing: str) -> None:
+    """Refuse to go on where torch is no longer what was imported.
+
+    Raises:
+        PoisonedError: So it is.
+    """
+    if "torch" in sys.modules and not isinstance(body, _OF_THE_USER):
+        _load(_PROBE)(doing)
+
+
+def _blamed(body: Body, error: Exception) -> Exception:
+    """What ended a job: the state of the process where that is bad, else the exception itself.
+
+    In a process whose torch was changed, any exception may be its consequence. What our own checks found wrong with
+    a setting, the data or a file was found without torch, and stays.
+    """
+    if isinstance(error, DryfitError) and not isinstance(error, NonFiniteError):
+        return error
+    try:
+        _check_process(body, f"looking for the cause of {type(error).__name__}")
+    except PoisonedError as poisoned:
+        poisoned.add_note(f"it came to light by {type(error).__name__}: {_message(error)}")
+        poisoned.__cause__ = error
+        return poisoned
+    except Exception:  # noqa: BLE001  # a look at the process must not hide what ended it
+        return error
+    return error
+
+
 def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
     body = request.body
     _forget_secrets(body)
+    training = _training_of(body)
+    if training is not None and training.diagnostic:
+        launch_one_by_one()
     if isinstance(body, TrainRequest | FinalRequest | CalibrateRequest | ObjectiveRequest):
         hide_devices(body.visible_device)
     elif isinstance(body, RehearseRequest):
         hide_devices(body.trial.visible_device)
     elif isinstance(body, PlanRequest | ImportRequest):
         hide_devices(None)  # neither needs a device: it must not make a context on one that trains
-    function = _load_entry(entry)
+    function: Entry = _load(entry)
+    # Before the first line: a fork server that hands on a changed torch is recognised by it.
+    _check_process(body, f"starting the job {body.job}")
     channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
-    result = function(body, channel)
+    try:
+        result = function(body, channel)
+    except Exception as error:  # noqa: BLE001  # raised again, or as the cause of what is to blame
+        raise _blamed(body, error)  # noqa: B904  # the cause is set where there is one
     if not isinstance(result, ChildResult):
         raise InternalError(f"running {entry}", f"it returned {type(result).__name__}", "a ChildResult")
+    # Nobody can say since when: what was computed is not taken.
+    _check_process(body, f"ending the job {body.job}")
     return result
 
 

@@ -36,3 +36,12 @@ def child_environment(base: Mapping[str, str], marker: str, additions: Mapping[s
 def hide_devices(visible: str | None) -> None:
     """Let this process, which must not have touched CUDA yet, see one device; None hides all."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible or ""
+
+
+def launch_one_by_one() -> None:
+    """Let this process, which must not have touched CUDA yet, wait for every kernel: an error is then told where it is.
+
+    Kernels of a build with device assertions also say which of them failed. (Errors name the macro of such a build,
+    ``TORCH_USE_CUDA_DSA``; at run time it is asked for by another name: c10/cuda/CUDADeviceAssertionHost.cpp.)
+    """
+    os.environ.update(CUDA_LAUNCH_BLOCKING="1", PYTORCH_USE_CUDA_DSA="1")

@@ -53,6 +53,16 @@ def _marked(pid: int, marker: str) -> bool:
         return False
 
 
+def session_members(leader_pid: int, marker: str) -> list[int]:
+    """Every process of a child's session that carries the study's marker; the child itself, if it lives, is one."""
+    found: list[int] = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            if pid != os.getpid() and os.getsid(pid) == leader_pid and _marked(pid, marker):
+                found.append(pid)
+    return found
+
+
 def kill_session(leader_pid: int, marker: str) -> None:
     """Kill a child that leads a session, and every process of that session, whatever its group.
 
@@ -63,10 +73,9 @@ def kill_session(leader_pid: int, marker: str) -> None:
     """
     if _marked(leader_pid, marker):
         kill_group(leader_pid)
-    for pid in psutil.pids():
+    for pid in session_members(leader_pid, marker):
         with suppress(ProcessLookupError, PermissionError):
-            if pid != os.getpid() and os.getsid(pid) == leader_pid and _marked(pid, marker):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 def wait_gone(pid: int, timeout_s: float) -> bool:

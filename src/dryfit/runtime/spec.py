@@ -24,6 +24,8 @@ class ChildLimits:
     Attributes:
         start_s: Until its first line.
         hang_s: Without a heartbeat.
+        hang_learned: A shorter silence is a hang too, once the child has shown how often it gives signs of life
+            (:mod:`dryfit.runtime.patience`).
         total_s: From its first line to its end; None: no limit.
         stop_grace_s: To write a checkpoint once it was asked to stop.
     """
@@ -32,6 +34,7 @@ class ChildLimits:
     hang_s: float
     total_s: float | None
     stop_grace_s: float
+    hang_learned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,19 @@
 """Starts children, hears them, and notices how they end. It does; it decides nothing about trials."""
 
 import os
-import signal
 import sys
 import threading
 import time
-from contextlib import suppress
 from itertools import count
 from types import TracebackType
 from typing import Self
 
 from dryfit.config.schema import Isolation
 from dryfit.core.cleanup import first_error_wins
-from dryfit.core.errors import InternalError, MachineError
-from dryfit.core.jobs import ChildRequest
-from dryfit.core.wire import REQUEST_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict, write_model
-from dryfit.runtime.attempt import DUMP_S, Attempt
+from dryfit.core.errors import InternalError, MachineError, PoisonedError
+from dryfit.core.jobs import ChildRequest, ChildResult
+from dryfit.core.wire import REQUEST_FILE, STACKS_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict, write_model
+from dryfit.runtime.attempt import Attempt
 from dryfit.runtime.environment import child_environment
 from dryfit.runtime.faults import CRASH_SIGNALS
 from dryfit.runtime.fresh import FreshChild
@@ -25,6 +23,7 @@ from dryfit.runtime.processes import kill_session, wait_gone
 from dryfit.runtime.protocol import Exited, Forked, ForkRequest, Ready, Refused, ServerMessage
 from dryfit.runtime.server_link import ServerLink
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
+from dryfit.runtime.stacks import dump_stacks
 from dryfit.runtime.waiting import Waiter
 
 _TICK_MAX_S = 2.0
@@ -33,6 +32,7 @@ _ASKS_MAX = 2
 _GONE_S = 10.0
 _CLOSE_S = 20.0
 _CLOSE_POLL_S = 0.05
+_UNKILLABLE_S = 60.0
 
 
 class Supervisor:
@@ -57,7 +57,9 @@ class Supervisor:
         self._link: ServerLink | None = None
         self._link_since_s = 0.0
         self._server_failures = 0
+        self._suspect = False
         self._attempts: dict[str, Attempt] = {}
+        self._held: list[FreshChild] = []
         self._events: list[ChildEvent] = []
         self._tokens = count()
         self._clock_s = 0.0
@@ -165,7 +167,9 @@ class Supervisor:
         sweep(self._settings.marker)
 
     def _launch(self, attempt: Attempt) -> None:
-        if not self._forks:
+        if self._suspect and not any(one.fresh is None for one in self._attempts.values() if one is not attempt):
+            self._close_link()  # nobody depends on it any more: the next one imports everything anew
+        if not self._forks or (self._suspect and self._settings.isolation is Isolation.AUTO):
             self._launch_fresh(attempt)
             return
         if self._link is None:
@@ -198,6 +202,7 @@ class Supervisor:
         self._clock_s += min(now_s - self._looked_s, _TICK_MAX_S)
         self._looked_s = now_s
         self._hear_server()
+        self._held = [child for child in self._held if self._poll_fresh(child) is None]  # reaped once it does end
         for attempt in list(self._attempts.values()):
             if self._attempts.get(attempt.spec.key) is not attempt:
                 continue  # it ended, or was replaced, with the server of the one before
@@ -254,9 +259,9 @@ class Supervisor:
 
     def _enforce(self, attempt: Attempt) -> None:
         """Kill what is overdue; where it is stuck, its stacks are dumped first."""
-        if attempt.kill_at_s is not None and self._clock_s >= attempt.kill_at_s:
-            attempt.kill_at_s = None
-            self._kill(attempt)
+        if attempt.killed_s is not None and self._clock_s - attempt.killed_s > _UNKILLABLE_S:
+            self._abandon(attempt)
+            return
         why = attempt.overdue(self._clock_s)
         if not why:
             return
@@ -265,18 +270,23 @@ class Supervisor:
                 self._lose_server("the fork server did not answer")
             return
         attempt.killed_by_us = why
-        if why == "now" or attempt.pid is None:
-            self._kill(attempt)
-            return
-        with suppress(ProcessLookupError):
-            os.kill(attempt.pid, signal.SIGUSR1)
-        attempt.kill_at_s = self._clock_s + DUMP_S
+        if why != "now" and attempt.pid is not None:
+            attempt.stacks = dump_stacks(attempt.spec.folder / STACKS_FILE, attempt.pid, self._settings.marker)
+        self._kill(attempt)
 
     def _kill(self, attempt: Attempt) -> None:
+        if attempt.killed_s is None:
+            attempt.killed_s = self._clock_s
         if attempt.pid is None:
             self._ended(attempt)  # should its process still be made, it is killed on sight
         else:
             kill_session(attempt.pid, self._settings.marker)
+
+    def _abandon(self, attempt: Attempt) -> None:
+        """Wait no longer for a process that a driver or a file system holds: even SIGKILL waits for them."""
+        if attempt.fresh is not None:
+            self._held.append(attempt.fresh)
+        self._ended(attempt, trouble=f"process {attempt.pid} was killed {_UNKILLABLE_S:g} s ago and has not ended")
 
     def _ended(
         self, attempt: Attempt, status: int | None = None, *, server_lost: bool = False, trouble: str = ""
@@ -284,22 +294,25 @@ class Supervisor:
         self._hear(attempt)
         spec = attempt.spec
         result = harvest(spec.folder)
-        if result is not None and attempt.fresh is None:
+        poisoned = attempt.fresh is None and attempt.started_s is None and _says_poisoned(result)
+        if poisoned:
+            self._suspect = True
+        elif result is not None and attempt.fresh is None:
             self._server_failures = 0
-        elif result is None and self._may_start_again(attempt, status):
+        if (result is None or poisoned) and self._may_start_again(attempt, status, poisoned=poisoned):
             self._count_server_failure()
             why = "gave no first line in time" if status is None or attempt.killed_by_us else f"ended with {status}"
-            self._start_again(attempt, f"the forked child {why}")
+            self._start_again(attempt, f"the forked child {'found its torch changed' if poisoned else why}")
             return
         del self._attempts[spec.key]
         evidence = attempt.evidence(self._clock_s, result, status=status, server_lost=server_lost, trouble=trouble)
         self._events.append(ChildExited(spec.key, result, evidence))
 
-    def _may_start_again(self, attempt: Attempt, status: int | None) -> bool:
+    def _may_start_again(self, attempt: Attempt, status: int | None, *, poisoned: bool) -> bool:
         """Whether the fork itself may be to blame for the end, so that a fresh interpreter is worth a try."""
         forked = attempt.fresh is None and attempt.pid is not None
         crashed = status is not None and -status in CRASH_SIGNALS
-        blamed = attempt.started_s is None and (attempt.killed_by_us == "start" or crashed)
+        blamed = attempt.started_s is None and (attempt.killed_by_us == "start" or crashed or poisoned)
         wanted = self._settings.isolation is Isolation.AUTO and attempt.stop_asked_s is None and not self._closing
         return forked and blamed and wanted
 
@@ -345,7 +358,12 @@ class Supervisor:
                 self._cannot_fork(attempt, why)
 
     def _close_link(self) -> None:
+        self._suspect = False
         if self._link is not None:
             link, self._link = self._link, None
             self._waiter.forget(link.fileno())
             link.close()
+
+
+def _says_poisoned(result: ChildResult | None) -> bool:
+    return result is not None and result.fault is not None and result.fault.code == PoisonedError.code

@@ -14,7 +14,10 @@ def non_dominated(losses: Floats) -> Indices:
     """Indices of the rows that no other row dominates (the Pareto front), in order; equal rows are all of it.
 
     In lexicographic order the first row left is dominated by none: one pass over the rest for each row of the front.
+    With two columns one pass is enough: a row is dominated where a different one before it has no larger second value.
     """
+    if losses.shape[1] == 2:
+        return _non_dominated_pairs(losses)
     front: list[Indices] = []
     left = np.lexsort(losses.T[::-1])
     while left.size:
@@ -23,6 +26,17 @@ def non_dominated(losses: Floats) -> Indices:
         front.append(left[(rest == first).all(axis=1)])
         left = left[~not_better]
     return np.sort(np.concatenate(front)) if front else left
+
+
+def _non_dominated_pairs(losses: Floats) -> Indices:
+    order = np.lexsort(losses.T[::-1])
+    rows = losses[order]
+    differs = np.ones(len(rows), dtype=bool)
+    differs[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+    second = rows[differs, 1]
+    stays = np.ones(len(second), dtype=bool)
+    stays[1:] = second[1:] < np.minimum.accumulate(second)[:-1]
+    return np.sort(order[stays[np.cumsum(differs) - 1]])
 
 
 def crowding_distances(losses: Floats) -> Floats:

@@ -38,6 +38,8 @@ def next_known(points: Sequence[Point], past: Iterable[TrialRecord]) -> Point:
     are its next trials, and those that are taken away or put in another order disturb nothing. A point that is
     given twice is tried twice.
     """
+    if not points:
+        return {}
     taken = Counter(canonical_json(record.given) for record in past if record.given)
     for point in points:
         text = canonical_json(dict(point))

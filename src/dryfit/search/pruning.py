@@ -1,12 +1,16 @@
 """Whether a trial goes on after a report: a pure function of the history.
 
-Optuna's own pruners decide, on a throw-away study that holds only what they read. ASHA remembers which rungs a trial
-has completed in the trial's system attributes; a verdict returns the new ones, and the ledger keeps them.
+Optuna's own pruners decide, on a throw-away study that holds only what their verdict depends on: of all complete trials
+the ones around the median, of all trials on a rung the one at its cutoff. A test holds them against a study with every
+trial in it. ASHA remembers which rungs a trial has completed in the trial's system attributes; a verdict returns the
+new ones, and the ledger keeps them.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import isnan
 
 import numpy as np
@@ -21,6 +25,7 @@ from dryfit.core.settings import Direction, TrialSettings
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.space import Space
 from dryfit.search.throwaway import Sealed, ThrowAway, sealed
+from dryfit.store.history import History, as_history
 
 _RUNG_PREFIX = "completed_rung_"
 """What Optuna's successive halving calls its system attributes."""
@@ -64,35 +69,36 @@ def most_reports(space: Space, settings: TrialSettings) -> int:
     return int(epochs * space.most("train.evals_per_epoch", settings.train.evals_per_epoch))
 
 
-def judge(history: Sequence[TrialRecord], number: int, rules: Rules) -> PruneVerdict:
+def judge(history: Iterable[TrialRecord], number: int, rules: Rules) -> PruneVerdict:
     """Judge the latest report of a trial.
 
     The first ``warmup_reports`` reports of a trial prune it under no pruner.
 
     Args:
-        history: All trials so far, this one and its latest report included.
+        history: All trials so far, this one and its latest report included. A
+            :class:`~dryfit.store.history.History` is asked at the same cost however long it is.
         number: The trial that reported.
         rules: Which pruner, and what it goes by.
     """
     pruner = rules.search.pruner
     if pruner is PrunerName.NONE:
         return PruneVerdict(True, reason="no pruner")
-    own = next((record for record in history if record.number == number), None)
-    if own is None:
-        raise InternalError("judging a report", f"history has no trial {number}")
+    past = as_history(history)
+    own = past.get(number)
+    if own is None or own.outcome is not None:
+        raise InternalError("judging a report", f"history has no running trial {number}")
     if not own.reports:
         return PruneVerdict(True, reason="nothing reported yet")
-    others = [record for record in history if record.number != number]
     match pruner:
         case PrunerName.MEDIAN:
-            return _median(own, others, rules)
+            return _median(own, past, rules)
         case PrunerName.ASHA:
-            return _asha(own, others, rules)
+            return _asha(own, past, rules)
         case PrunerName.HYPERBAND:
-            return _hyperband(own, others, rules)
+            return _hyperband(own, past, rules)
         case PrunerName.PATIENT:
             behind = _median if rules.search.patient_of is PatientOf.MEDIAN else _asha
-            return _spared(own, rules) or behind(own, others, rules)
+            return _spared(own, rules) or behind(own, past, rules)
 
 
 def _spared(own: TrialRecord, rules: Rules) -> PruneVerdict | None:
@@ -121,76 +127,155 @@ def _study(trials: Iterable[Sealed], trial: Sealed, rules: Rules, pruner: BasePr
     return ThrowAway(trials, trial, directions=(rules.direction,), sampler=sampler, pruner=pruner, label=rules.study)
 
 
-def _median(own: TrialRecord, others: Iterable[TrialRecord], rules: Rules) -> PruneVerdict:
+# ---- median
+
+
+class Curves:
+    """The reports of complete trials: sorted values of each. NaN has no place among them."""
+
+    def __init__(self) -> None:
+        self.complete = 0
+        """How many trials completed."""
+        self._values: dict[int, list[float]] = {}
+
+    def take(self, record: TrialRecord) -> None:
+        """Hear of one more trial that ended."""
+        if record.outcome is not Outcome.COMPLETE:
+            return
+        self.complete += 1
+        for point in record.reports:
+            if not isnan(point.value):
+                insort(self._values.setdefault(point.n, []), point.value)
+
+    def at(self, n: int) -> Sequence[float]:
+        """All values of report ``n``, in order."""
+        return self._values.get(n, ())
+
+
+def middle(values: Sequence[float]) -> Sequence[float]:
+    """The two or three of some ordered values that their median is computed from: it is the same without the rest."""
+    return values[max(0, (len(values) - 1) // 2 - (len(values) % 2)) : len(values) // 2 + 1 + (len(values) % 2)]
+
+
+def _median(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
     search = rules.search
     n = own.reports[-1].n
-    completed = [record for record in others if record.outcome is Outcome.COMPLETE]
-    if not completed or len(completed) < search.pruner_startup_trials:
+    curves = past.folded("curves", Curves)
+    if not curves.complete or curves.complete < search.pruner_startup_trials:
         needed = max(1, search.pruner_startup_trials)
-        return PruneVerdict(True, reason=f"{len(completed)} of {needed} complete trials a median needs")
+        return PruneVerdict(True, reason=f"{curves.complete} of {needed} complete trials a median needs")
     if n < search.warmup_reports:
         return PruneVerdict(True, reason="warming up")
     if all(isnan(point.value) for point in own.reports):
         # As Optuna decides; its own way there warns from inside numpy.
         return PruneVerdict(False, reason="every report is NaN")
-    # NaN has no place in a median, and Optuna leaves it out, but with a warning where nothing else is there.
-    at_n = [
-        sealed(TrialState.COMPLETE, values=(0.0,), reports={n: point.value})
-        for record in completed
-        for point in record.reports
-        if point.n == n and not isnan(point.value)
-    ]
-    if not at_n:
+    values = curves.at(n)
+    if not values:
         return PruneVerdict(True, reason=f"no complete trial has report {n}")
+    at_n = [sealed(TrialState.COMPLETE, values=(0.0,), reports={n: value}) for value in middle(values)]
     reports = {point.n: point.value for point in own.reports}
     pruner = MedianPruner(n_startup_trials=0, n_warmup_steps=search.warmup_reports)
     study = _study(at_n, sealed(TrialState.RUNNING, reports=reports), rules, pruner)
     with np.errstate(invalid="ignore"):  # two infinities around the median: NaN, which prunes nothing
         stop = pruner.prune(study.study, study.trial)
     side = "worse" if stop else "no worse"
-    return PruneVerdict(not stop, reason=f"{side} than the median of {len(at_n)} trials at report {n}")
+    return PruneVerdict(not stop, reason=f"{side} than the median of {len(values)} trials at report {n}")
 
 
-def _asha(own: TrialRecord, others: Iterable[TrialRecord], rules: Rules) -> PruneVerdict:
+# ---- successive halving
+
+
+class Rungs:
+    """The rungs of the trials that have ended: sorted values on each, bracket by bracket.
+
+    Args:
+        bracket_of: The bracket of a trial.
+    """
+
+    def __init__(self, bracket_of: Callable[[int], int]) -> None:
+        self._bracket_of = bracket_of
+        self._values: dict[tuple[int, str], list[float]] = {}
+
+    def take(self, record: TrialRecord) -> None:
+        """Hear of one more trial that ended; how does not matter."""
+        rungs = _rungs(record)
+        if rungs:
+            bracket = self._bracket_of(record.number)
+            for key, value in rungs.items():
+                insort(self._values.setdefault((bracket, key), []), value)
+
+    def cutoffs(self, own: TrialRecord, running: Iterable[TrialRecord], rules: Rules) -> dict[str, float]:
+        """What a trial must reach on each rung to be promoted, judged by the others of its bracket.
+
+        Of ``k`` trials on a rung, itself included, the best ``k / reduction`` are promoted, and at least one: so all
+        that counts of the others is the one that stands last among these.
+        """
+        bracket, most = self._bracket_of(own.number), rules.direction is Direction.MAXIMIZE
+        beside = [
+            rungs
+            for record in running
+            if record.number != own.number and (rungs := _rungs(record)) and self._bracket_of(record.number) == bracket
+        ]
+        ended = {key: values for (where, key), values in self._values.items() if where == bracket}
+        found: dict[str, float] = {}
+        for key in dict.fromkeys([*ended, *(key for rungs in beside for key in rungs)]):
+            values, more = ended.get(key, []), [rungs[key] for rungs in beside if key in rungs]
+            last = max(0, (len(values) + len(more) + 1) // rules.search.reduction - 1)
+            first = max(0, last - len(more))  # only the running ones can move that place, each by one
+            end = len(values)
+            near = values[max(0, end - 1 - last) : end - first] if most else values[first : last + 1]
+            found[key] = sorted([*near, *more], reverse=most)[last - first]
+        return found
+
+
+def _asha(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
     """Optuna's asynchronous successive halving; its resource is the number of reports, so its steps count from 1.
 
     With a warm-up of w and a reduction of r, decisions fall at report w + 1, (w + 1) r, (w + 1) r^2, ...
     """
     search = rules.search
     pruner = SuccessiveHalvingPruner(min_resource=search.warmup_reports + 1, reduction_factor=search.reduction)
-    return _halved(own, _on_rungs(others), _climbing(own), rules, pruner)
+    rungs = past.folded("rungs", lambda: Rungs(lambda number: 0))
+    return _halved(own, rungs.cutoffs(own, past.running, rules), rules, pruner)
 
 
-def _hyperband(own: TrialRecord, others: Iterable[TrialRecord], rules: Rules) -> PruneVerdict:
-    """Optuna's Hyperband: brackets of successive halving, the later ones with a longer first rung.
-
-    It deals trials out to brackets by a hash of the study's name and the trial's number, so the throw-away study
-    holds every trial under its own number.
-    """
+def _hyperband(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
+    """Optuna's Hyperband: brackets of successive halving, the later ones with a longer first rung."""
     search = rules.search
-    pruner = HyperbandPruner(
-        min_resource=search.warmup_reports + 1,
+    key: Hashable = ("brackets", rules.study, rules.most_reports, search.warmup_reports, search.reduction)
+    rungs = past.folded(key, lambda: Rungs(partial(_bracket, rules)))
+    return _halved(own, rungs.cutoffs(own, past.running, rules), rules, _hyperband_pruner(rules))
+
+
+def _hyperband_pruner(rules: Rules) -> HyperbandPruner:
+    return HyperbandPruner(
+        min_resource=rules.search.warmup_reports + 1,
         max_resource=rules.most_reports,
-        reduction_factor=search.reduction,
+        reduction_factor=rules.search.reduction,
     )
-    climbing = _climbing(own)
-    known = {record.number: record for record in others}
-    numbered = [
-        climbing if number == own.number else sealed(TrialState.RUNNING, system_attrs=_rungs(known.get(number)))
-        for number in range(max([own.number, *known]) + 1)
-    ]
-    return _halved(own, numbered, climbing, rules, pruner)
 
 
-def _climbing(own: TrialRecord) -> Sealed:
+def _bracket(rules: Rules, number: int) -> int:
+    """The bracket that Optuna deals a trial out to, by a hash of the study's name and the trial's number.
+
+    It says so only by what it does: a trial that nobody competes with completes all the rungs of its bracket at its
+    last report.
+    """
+    climbing = sealed(TrialState.RUNNING, reports={rules.most_reports: 0.0})
+    pruner = _hyperband_pruner(rules)
+    study = _study([], climbing, rules, pruner)
+    climbing.number = number
+    pruner.prune(study.study, study.trial)
+    return len(study.trial.system_attrs)
+
+
+def _halved(own: TrialRecord, cutoffs: Mapping[str, float], rules: Rules, pruner: BasePruner) -> PruneVerdict:
+    """Let Optuna compare a trial with one that stands at the cutoff of each rung."""
     reports = {point.n + 1: point.value for point in own.reports}
-    return sealed(TrialState.RUNNING, reports=reports, system_attrs=own.system_attrs)
-
-
-def _halved(
-    own: TrialRecord, trials: Iterable[Sealed], climbing: Sealed, rules: Rules, pruner: BasePruner
-) -> PruneVerdict:
-    study = _study(trials, climbing, rules, pruner)
+    climbing = sealed(TrialState.RUNNING, reports=reports, system_attrs=own.system_attrs)
+    standing = sealed(TrialState.RUNNING, system_attrs=cutoffs)
+    study = _study([standing], climbing, rules, pruner)
+    standing.number = climbing.number = own.number  # Hyperband looks only at trials of the same bracket
     stop = pruner.prune(study.study, study.trial)
     after: dict[str, float] = study.trial.system_attrs
     new = {key: value for key, value in after.items() if key not in own.system_attrs}
@@ -202,12 +287,6 @@ def _halved(
     return PruneVerdict(True, new, f"promoted at report {n}" if new else f"report {n} decides no rung")
 
 
-def _on_rungs(records: Iterable[TrialRecord]) -> list[Sealed]:
-    found = [_rungs(record) for record in records]
-    return [sealed(TrialState.RUNNING, system_attrs=rungs) for rungs in found if rungs]
-
-
-def _rungs(record: TrialRecord | None) -> dict[str, float]:
-    """All that is read of another trial; how it ended does not matter."""
-    attrs = record.system_attrs if record is not None else {}
-    return {key: value for key, value in attrs.items() if key.startswith(_RUNG_PREFIX)}
+def _rungs(record: TrialRecord) -> dict[str, float]:
+    """All that is read of another trial."""
+    return {key: value for key, value in record.system_attrs.items() if key.startswith(_RUNG_PREFIX)}

@@ -1,18 +1,16 @@
 """The samplers: what each is told of the history, and how it draws the values of one trial.
 
-Nothing lives between two trials. Optuna's samplers remember things in a study; here each gets a throw-away one that
-holds what it would remember by now, worked out from the ledger alone.
+Optuna's samplers remember things in a study that lives on; here each gets a throw-away one that holds what it would
+remember by now, worked out from the history alone. What they read of it is in :mod:`dryfit.search.told`.
 """
 
-import heapq
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import Final, TypeAlias
 
-import numpy as np
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
@@ -22,9 +20,10 @@ from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import Direction
 from dryfit.core.trial import Outcome, Scalar, TrialRecord
 from dryfit.search.params import Distribution
-from dryfit.search.pareto import best_spread
 from dryfit.search.space import Space
 from dryfit.search.throwaway import Sealed, ThrowAway, sealed
+from dryfit.search.told import Window, is_told
+from dryfit.store.history import History
 
 Free: TypeAlias = Mapping[str, Distribution]
 """The parameters of one group that have more than one value, by internal name."""
@@ -38,8 +37,6 @@ _LAST = 150
 
 _GENERATION = "NSGAIISampler:generation"
 """What Optuna's NSGA-II calls the generation of a trial in its system attributes."""
-
-_KEPT_SELECTIONS = 4096
 
 
 class RefusalTold(StrEnum):
@@ -67,8 +64,7 @@ class Asked:
 
     Attributes:
         space: What may be drawn.
-        told: The finished trials it is told of, by number.
-        running: The trials that run.
+        history: The trials so far.
         search: Its settings.
         directions: What is better, of each goal.
         seed: The study's seed.
@@ -76,8 +72,7 @@ class Asked:
     """
 
     space: Space
-    told: Sequence[TrialRecord]
-    running: Sequence[TrialRecord]
+    history: History
     search: SearchSettings
     directions: tuple[Direction, ...]
     seed: int
@@ -88,12 +83,17 @@ class Asked:
         """The seed of everything that is random about this trial's values."""
         return derive_seed(self.seed, "suggest", self.number)
 
+    @property
+    def tells_refusals(self) -> bool:
+        """Whether the sampler is told of refused trials."""
+        return REFUSALS[self.search.sampler] is RefusalTold.AS_PRUNED
+
 
 def make_draw(asked: Asked) -> Draw:
     """The way in which this trial's values are drawn."""
     match asked.search.sampler:
         case SamplerName.TPE:
-            return _tpe(asked) if len(asked.told) >= asked.search.startup_trials else _random(asked)
+            return _tpe(asked) or _random(asked)
         case SamplerName.RANDOM:
             return _random(asked)
         case SamplerName.QMC:
@@ -119,49 +119,67 @@ def _study(trials: Sequence[Sealed], asked: Asked, sampler: BaseSampler) -> Thro
 # ---- TPE
 
 
-def _tpe(asked: Asked) -> Draw:
-    read = sorted([*_window(asked.told, asked.directions), *asked.running], key=lambda record: record.number)
-    sampler = TPESampler(
-        seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(asked.running)
-    )
-    study = _study([_as_trial(asked, record) for record in read], asked, sampler)
+class TpeMemory:
+    """What TPE reads of the ended trials, each made into a trial of Optuna's once.
+
+    Args:
+        space: What their values mean today.
+        directions: What is better, of each goal.
+        refused: Whether refused trials are told.
+    """
+
+    def __init__(self, space: Space, directions: tuple[Direction, ...], *, refused: bool) -> None:
+        self._space = space
+        self._goals = len(directions)
+        self._window = Window(directions, refused=refused, best=_BEST, last=_LAST)
+        self._trials: dict[int, Sealed] = {}
+
+    @property
+    def told(self) -> int:
+        """How many trials it was told of in all."""
+        return self._window.count
+
+    def take(self, record: TrialRecord) -> None:
+        """Hear of one more trial that ended."""
+        self._window.take(record)
+
+    def trials(self, running: Sequence[TrialRecord]) -> list[Sealed]:
+        """Those that TPE reads now and the ones that run, by number."""
+        read = self._window.records()
+        self._trials = {one.number: self._trials.get(one.number) or self._made(one) for one in read}
+        every = self._trials | {record.number: self._made(record) for record in running}
+        return [every[number] for number in sorted(every)]
+
+    def _made(self, record: TrialRecord) -> Sealed:
+        params = self._space.read(record.params)
+        match record.outcome:
+            case Outcome.COMPLETE:
+                return sealed(TrialState.COMPLETE, params=params, values=record.values)
+            case None:
+                return sealed(TrialState.RUNNING, params=params)
+            case Outcome.PRUNED if self._goals == 1:
+                reports = {point.n: point.value for point in record.reports}
+                return sealed(TrialState.PRUNED, params=params, reports=reports)
+            case _:  # refused; or of several goals, which a report of one of them cannot rank
+                return sealed(TrialState.PRUNED, params=params)
+
+
+def _tpe(asked: Asked) -> Draw | None:
+    """TPE; None while it was told of too few trials."""
+    space, directions, refused = asked.space, asked.directions, asked.tells_refusals
+    key = ("tpe", id(space), directions, refused)  # the memory holds the space, so no other gets its id
+    memory = asked.history.folded(key, lambda: TpeMemory(space, directions, refused=refused))
+    if memory.told < asked.search.startup_trials:
+        return None
+    running = asked.history.running
+    sampler = TPESampler(seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(running))
+    study = _study(memory.trials(running), asked, sampler)
 
     def draw(free: Free) -> Mapping[str, Scalar]:
         # The order is the space's own and so the same in every process.
         return sampler.sample_relative(study.study, study.trial, dict(free)) if free else {}
 
     return draw
-
-
-def _window(told: Sequence[TrialRecord], directions: Sequence[Direction]) -> Sequence[TrialRecord]:
-    """The best and the last finished trials, each once; with several goals, the best of them spread over the front."""
-    if len(told) <= _BEST + _LAST:
-        return told
-    last, older = told[-_LAST:], told[:-_LAST]
-    complete = [record for record in told if record.outcome is Outcome.COMPLETE]
-    signs = [-1.0 if direction is Direction.MAXIMIZE else 1.0 for direction in directions]
-    if len(directions) == 1:
-        ranked = [(signs[0] * record.value, record.number) for record in complete if record.value is not None]
-        best = {number for _, number in heapq.nsmallest(_BEST, ranked)}
-    else:
-        values = np.array([record.values for record in complete]).reshape(-1, len(directions))
-        chosen: list[int] = best_spread(values * signs, _BEST).tolist()
-        best = {complete[index].number for index in chosen}
-    return [*(record for record in older if record.number in best), *last]
-
-
-def _as_trial(asked: Asked, record: TrialRecord) -> Sealed:
-    params = asked.space.read(record.params)
-    match record.outcome:
-        case Outcome.COMPLETE:
-            return sealed(TrialState.COMPLETE, params=params, values=record.values)
-        case None:
-            return sealed(TrialState.RUNNING, params=params)
-        case Outcome.PRUNED if len(asked.directions) == 1:
-            reports = {point.n: point.value for point in record.reports}
-            return sealed(TrialState.PRUNED, params=params, reports=reports)
-        case _:  # refused; or of several goals, which a report of one of them cannot rank
-            return sealed(TrialState.PRUNED, params=params)
 
 
 # ---- QMC
@@ -228,23 +246,47 @@ def _nsga2(asked: Asked) -> Draw:
 
 def nsga2_parents(asked: Asked) -> list[TrialRecord]:
     """The trials that the next child descends from, by number; none before the first generation is full."""
-    size = asked.search.population_size
-    complete = [record for record in asked.told if record.outcome is Outcome.COMPLETE]
-    parents: list[TrialRecord] = []
-    for start in range(0, len(complete) - size + 1, size):
-        pool = [*complete[start : start + size], *parents]
-        kept = _selected(tuple(record.values or () for record in pool), asked.directions, size)
-        parents = sorted((pool[index] for index in kept), key=lambda record: record.number)
-    return parents
+    size, directions = asked.search.population_size, asked.directions
+    return asked.history.folded(("nsga2", size, directions), lambda: Generations(size, directions)).parents()
 
 
-@lru_cache(maxsize=_KEPT_SELECTIONS)  # a pure function: the selections of earlier generations are asked for each time
-def _selected(pool: tuple[tuple[float, ...], ...], directions: tuple[Direction, ...], size: int) -> tuple[int, ...]:
+class Generations:
+    """The complete trials, and the parents that each full generation of them has left.
+
+    Args:
+        size: Of a generation.
+        directions: What is better, of each goal.
+    """
+
+    def __init__(self, size: int, directions: tuple[Direction, ...]) -> None:
+        self._size = size
+        self._directions = directions
+        self._complete: list[TrialRecord] = []
+        self._left: list[list[TrialRecord]] = []
+
+    def take(self, record: TrialRecord) -> None:
+        """Hear of one more trial that ended: generations from its place on are not what they were."""
+        if record.outcome is not Outcome.COMPLETE or not is_told(record, len(self._directions), refused=False):
+            return
+        place = bisect_left(self._complete, record.number, key=lambda one: one.number)
+        self._complete.insert(place, record)
+        del self._left[place // self._size :]
+
+    def parents(self) -> list[TrialRecord]:
+        """What the last full generation has left."""
+        for start in range(len(self._left) * self._size, len(self._complete) - self._size + 1, self._size):
+            pool = [*self._complete[start : start + self._size], *(self._left[-1] if self._left else [])]
+            kept = _selected([record.values or () for record in pool], self._directions, self._size)
+            self._left.append(sorted((pool[index] for index in kept), key=lambda record: record.number))
+        return self._left[-1] if self._left else []
+
+
+def _selected(pool: Sequence[tuple[float, ...]], directions: tuple[Direction, ...], size: int) -> list[int]:
     """Indices of those that Optuna's NSGA-II selects from a generation and its parents."""
     sampler = NSGAIISampler(population_size=size, seed=0)  # selection draws nothing
     asked = sealed(TrialState.RUNNING)
     study = ThrowAway(_generation([({}, own) for own in pool]), asked, directions=directions, sampler=sampler)
-    return tuple(trial.number for trial in sampler.select_parent(study.study, 1))
+    return [trial.number for trial in sampler.select_parent(study.study, 1)]
 
 
 def _generation(trials: Sequence[tuple[Mapping[str, Scalar], Sequence[float]]]) -> list[Sealed]:

@@ -1,22 +1,23 @@
 """The next point to try: a pure function of the space, the history, the study's seed and the trial's number.
 
-Nothing lives between two calls. Each fills a throw-away study with what its sampler reads of the history and asks a
-fresh one, seeded by the trial's number, so the suggestion after a crash is the one that would have been made without
-it. The space is declared, so no search space is inferred from history: parameters with one condition are one group,
-drawn together, and only groups that apply are drawn. Together with TPE's window this keeps the cost flat.
+Each call fills a throw-away study with what its sampler reads of the history and asks a fresh one, seeded by the
+trial's number, so the suggestion after a crash is the one that would have been made without it. The space is declared,
+so no search space is inferred from history: parameters with one condition are one group, drawn together, and only
+groups that apply are drawn. Together with TPE's window, and a history that has what samplers read at hand, this keeps
+the cost flat.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isnan
 
 from dryfit.config.schema import SearchSettings
 from dryfit.core.settings import Direction
-from dryfit.core.trial import Outcome, Scalar, TrialRecord
+from dryfit.core.trial import Scalar, TrialRecord
 from dryfit.search.params import Param, into_range, only_value, to_text
 from dryfit.search.points import Point, next_known
-from dryfit.search.samplers import REFUSALS, Asked, Draw, RefusalTold, make_draw
+from dryfit.search.samplers import Asked, Draw, make_draw
 from dryfit.search.space import Space
+from dryfit.store.history import as_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Suggestion:
 
 def suggest(
     space: Space,
-    history: Sequence[TrialRecord],
+    history: Iterable[TrialRecord],
     *,
     search: SearchSettings,
     directions: tuple[Direction, ...],
@@ -49,12 +50,13 @@ def suggest(
     """Choose the values of one trial.
 
     A completed trial is told with its values, a pruned one with its reports, a refused one as
-    :data:`~dryfit.search.samplers.REFUSALS` says, a running one as running. Failed and cancelled trials are not told:
-    TPE would ignore the first, and the second say nothing. Nor is a completed trial without a value, or with NaN.
+    :data:`~dryfit.search.samplers.REFUSALS` says, a running one as running; others are not told, see
+    :func:`~dryfit.search.told.is_told`.
 
     Args:
         space: What may be drawn.
-        history: All trials so far; those with this number or a later one are ignored.
+        history: All trials so far; those with this number or a later one are ignored. A
+            :class:`~dryfit.store.history.History` is asked at the same cost however long it is.
         search: Which sampler, and its settings.
         directions: What is better, of each goal.
         points: What is tried before the sampler is asked, see :func:`~dryfit.search.points.known_points`. The first
@@ -62,32 +64,9 @@ def suggest(
         seed: The study's seed.
         number: The number of the trial to be.
     """
-    past = sorted((record for record in history if record.number < number), key=lambda record: record.number)
-    asked = Asked(
-        space=space,
-        told=[record for record in past if _is_told(record, REFUSALS[search.sampler], len(directions))],
-        running=[record for record in past if record.outcome is None],
-        search=search,
-        directions=directions,
-        seed=seed,
-        number=number,
-    )
+    past = as_history(history).before(number)
+    asked = Asked(space=space, history=past, search=search, directions=directions, seed=seed, number=number)
     return _draw(space, make_draw(asked), next_known(points, past))
-
-
-def _is_told(record: TrialRecord, refusals: RefusalTold, goals: int) -> bool:
-    match record.outcome:
-        case Outcome.COMPLETE:
-            if goals == 1:
-                return record.value is not None and not isnan(record.value)
-            values = record.values or ()
-            return len(values) == goals and all(isfinite(value) for value in values)  # no volume is infinite
-        case Outcome.PRUNED:
-            return True
-        case Outcome.REFUSED:
-            return refusals is RefusalTold.AS_PRUNED
-        case Outcome.FAILED | Outcome.CANCELLED | None:
-            return False
 
 
 def _draw(space: Space, draw: Draw, given: Point) -> Suggestion:

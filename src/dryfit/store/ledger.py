@@ -4,10 +4,10 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from pydantic import ValidationError
 
@@ -68,13 +68,13 @@ def lock_owner(path: Path) -> int | None:
         os.close(fd)
 
 
-def _whole_lines(data: bytes) -> int:
-    """Length of the part of ``data`` that is whole lines."""
-    return data.rfind(b"\n") + 1
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, one at a time; a torn last one, or one being written right now, is left out."""
+    return (line for line in file if line.endswith(b"\n"))
 
 
-def _parse(path: Path, data: bytes) -> Iterator[Event]:
-    for index, line in enumerate(data.splitlines()):
+def _parse(path: Path, lines: Iterable[bytes], first: int = 0) -> Iterator[Event]:
+    for index, line in enumerate(lines, first):
         doing = f"reading {path}, line {index + 1}"
         try:
             event = EVENT.validate_json(line)
@@ -99,17 +99,26 @@ def _why_unreadable(line: bytes, error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def read_ledger(path: Path) -> list[Event]:
-    """Read a ledger without owning it; a torn tail, or one being written right now, is ignored.
+def each_event(path: Path) -> Iterator[Event]:
+    """Read a ledger without owning it, an event at a time; a torn tail, or one being written right now, is ignored.
 
     Raises:
         LedgerError: A line that is not the last cannot be read.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            yield from _parse(path, _whole_lines(file))
     except FileNotFoundError:
-        return []
-    return list(_parse(path, data[: _whole_lines(data)]))
+        return
+
+
+def read_ledger(path: Path) -> list[Event]:
+    """All events of a ledger at once; see :func:`each_event`.
+
+    Raises:
+        LedgerError: A line that is not the last cannot be read.
+    """
+    return list(each_event(path))
 
 
 class Ledger:
@@ -131,13 +140,12 @@ class Ledger:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not existed:
             sync_folder(path.parent)
-        data = path.read_bytes()
-        self._size = _whole_lines(data)
-        self._next = 0
-        for event in _parse(path, data[: self._size]):
-            fold(event)
-            self._next += 1
-        if self._size < len(data):
+        self._size = self._next = 0
+        with path.open("rb") as file:
+            for event in _parse(path, self._counted(_whole_lines(file))):
+                fold(event)
+                self._next += 1
+        if self._size < os.fstat(self._fd).st_size:
             self._truncate()
 
     @property
@@ -172,6 +180,11 @@ class Ledger:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+    def _counted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            self._size += len(line)
+            yield line
 
     def _truncate(self) -> None:
         os.ftruncate(self._fd, self._size)

@@ -1,11 +1,13 @@
 """What a ledger says, folded into one state: the only memory a study has."""
 
+from itertools import compress
+
 from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer, ResolveResult
-from dryfit.core.pareto import as_losses, dominates
+from dryfit.core.pareto import Losses, as_losses, dominates
 from dryfit.core.settings import Direction
-from dryfit.core.trial import Outcome, TrialRecord, better
+from dryfit.core.trial import Outcome, better
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -25,7 +27,8 @@ from dryfit.store.events import (
     TrialPlanned,
     VerdictGiven,
 )
-from dryfit.store.state import AttemptState, PlanState, SessionState, TrialState
+from dryfit.store.history import History
+from dryfit.store.state import AttemptState, PlanState, SessionState, TrialState, VerdictState
 from dryfit.store.tally import FailureTally
 
 
@@ -51,7 +54,10 @@ class StudyState:
         self.failures = FailureTally()
         self.refused_in_a_row = 0
         self.answers: dict[str, PlanAnswer] = {}
-        self._records: dict[int, TrialRecord] = {}
+        self._unfinished: dict[int, TrialState] = {}
+        self._history = History()
+        self._distributions: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+        self._front_losses: list[Losses] = []
 
     @property
     def direction(self) -> Direction:
@@ -71,7 +77,7 @@ class StudyState:
     @property
     def open_trials(self) -> list[TrialState]:
         """Trials without an end, by number."""
-        return [trial for trial in self.trials if trial.outcome is None]
+        return list(self._unfinished.values())
 
     @property
     def wall_s(self) -> float:
@@ -82,12 +88,11 @@ class StudyState:
         """:attr:`wall_s` counted up to ``now_s`` (Unix seconds) in the session that is open."""
         return self.wall_s + max(0.0, now_s - self.sessions[-1].last_at_s)
 
-    def history(self) -> list[TrialRecord]:
-        """Every trial as samplers and pruners see it; finished ones are built once."""
-        for trial in self.trials:
-            if trial.outcome is None:
-                self._records[trial.number] = trial.record()
-        return [self._records[trial.number] for trial in self.trials]
+    def history(self) -> History:
+        """Every trial as samplers and pruners see it. It goes on with the study: ask again after each event."""
+        for trial in self._unfinished.values():
+            self._history.put(trial.record())
+        return self._history
 
     def apply(self, event: Event) -> None:
         """Fold one event."""
@@ -115,7 +120,7 @@ class StudyState:
                 self.trials[event.number].reports.append(event.point)
             case VerdictGiven():
                 trial = self.trials[event.number]
-                trial.verdicts[event.n] = event
+                trial.verdicts[event.n] = VerdictState(event.proceed, event.reason)
                 trial.system_attrs.update(event.system_attrs)
             case AttemptPlaced() | AttemptStarted() | FirstStepDone() | CheckpointMade() | AttemptEnded():
                 self._attempt(self.trials[event.number], event)
@@ -146,18 +151,21 @@ class StudyState:
         self.trials[event.number].plan = PlanState(event.key, answer)
 
     def _ask(self, event: TrialAsked) -> None:
-        self.trials.append(
-            TrialState(
-                number=event.number,
-                params=event.params,
-                internal=event.internal,
-                distributions=event.distributions,
-                seed=event.seed,
-                fingerprint=event.fingerprint,
-                given=event.given,
-                asked_at_s=event.at,
-            )
+        # Thousands of trials draw from few sets of distributions: each is kept once.
+        drawn_from = self._distributions.setdefault(tuple(event.distributions.items()), event.distributions)
+        trial = TrialState(
+            number=event.number,
+            params=event.params,
+            internal=event.internal,
+            distributions=drawn_from,
+            seed=event.seed,
+            fingerprint=event.fingerprint,
+            given=event.given,
+            asked_at_s=event.at,
         )
+        self.trials.append(trial)
+        self._unfinished[trial.number] = trial
+        self._history.put(trial.record())
 
     def _attempt(
         self,
@@ -195,7 +203,8 @@ class StudyState:
         trial.steps = event.steps
         trial.reason = event.reason
         trial.observed = event.observed
-        self._records[trial.number] = trial.record()
+        self._unfinished.pop(trial.number, None)
+        self._history.put(trial.record())
         self.counts[event.outcome] += 1
         self.refused_in_a_row = self.refused_in_a_row + 1 if event.outcome is Outcome.REFUSED else 0
         if not event.outcome.counts:
@@ -208,7 +217,7 @@ class StudyState:
         improves = event.value is not None and better(event.value, best_value, self.direction)
         if improves:
             self.best = trial
-        if len(self.directions) > 1:
+        if self.created is not None and self.created.also:
             improves = self._join_front(trial)
         self.finished_since_best = 0 if improves else self.finished_since_best + 1
 
@@ -222,9 +231,10 @@ class StudyState:
         losses = as_losses(values, self.directions) if len(values) == len(self.directions) else None
         if losses is None:
             return False
-        before = [(member, as_losses(member.values or (), self.directions)) for member in self.front]
-        if any(theirs is not None and dominates(theirs, losses) for _, theirs in before):
+        before = self._front_losses
+        if any(dominates(theirs, losses) for theirs in before):
             return False
-        self.front = [member for member, theirs in before if theirs is not None and not dominates(losses, theirs)]
-        self.front.append(trial)
-        return all(theirs != losses for _, theirs in before)
+        stay = [not dominates(losses, theirs) for theirs in before]
+        self.front = [*compress(self.front, stay), trial]
+        self._front_losses = [*compress(before, stay), losses]
+        return losses not in before

@@ -6,7 +6,7 @@ from dryfit.core.failure import PERMITTED, Action, PastFailure
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.store.events import FailureFacts, Observed, VerdictGiven
+from dryfit.store.events import FailureFacts, Observed
 
 
 @dataclass(slots=True)
@@ -53,6 +53,14 @@ class PlanState:
         return self.answer.fallbacks[self.rung - 1] if self.rung else self.answer.execution
 
 
+@dataclass(frozen=True, slots=True)
+class VerdictState:
+    """The answer to a report."""
+
+    proceed: bool
+    reason: str
+
+
 @dataclass(slots=True)
 class TrialState:
     """Everything the ledger knows of one trial."""
@@ -64,7 +72,7 @@ class TrialState:
     seed: int
     fingerprint: str
     reports: list[MetricPoint] = field(default_factory=list[MetricPoint])
-    verdicts: dict[int, VerdictGiven] = field(default_factory=dict[int, VerdictGiven])
+    verdicts: dict[int, VerdictState] = field(default_factory=dict[int, VerdictState])
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     attempts: list[AttemptState] = field(default_factory=list[AttemptState])
     plan: PlanState | None = None

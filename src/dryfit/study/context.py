@@ -3,9 +3,10 @@
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from dryfit.config.schema import RuntimeSettings, StudyConfig
+from dryfit.core.failure import AttemptTerms, FailureKind, PastFailure
 from dryfit.core.jobs import Job, ObjectiveRequest, ResolveResult, TrainRequest
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import DeviceKind, plan_execution
@@ -23,6 +24,7 @@ from dryfit.store.state import TrialState
 from dryfit.study.devices import least_busy_device, visible_devices
 
 _FEW_VALUES = 100
+_LIGHTEST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,30 +111,43 @@ def choose_device(resolved: ResolveResult, in_use: Sequence[str | None]) -> str 
     return least_busy_device(in_use, visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def child_spec(
-    study: StudyContext, trial: TrialState, attempt: int, device: str | None, choice: ExecutionChoice | None = None
-) -> ChildSpec:
-    """The child that trains a trial, or calls the user's own function for it.
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and how one attempt of a trial is run; nothing of it changes what is learned.
 
-    Args:
-        study: What is run.
-        trial: The trial.
+    Attributes:
         attempt: Its number, from 1.
         device: What the child sees of the machine's CUDA devices; None: nothing.
         choice: What the planner chose; None: the trial is run as wished.
+        terms: What earlier failures of the trial ask for.
+        memory_fraction: The most of its device that the child may take; None: all.
     """
+
+    attempt: int
+    device: str | None = None
+    choice: ExecutionChoice | None = None
+    terms: AttemptTerms = field(default_factory=AttemptTerms)
+    memory_fraction: float | None = None
+
+
+def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> ChildSpec:
+    """The child that trains a trial, or calls the user's own function for it."""
     paths, own = study.layout.trial(trial.number), study.config.objective
+    past = trial.past_failures
     if own is None:
         config = trial_config(study, trial.number, trial.params, trial.seed)
-        body = train_request(study, config, paths, attempt=attempt, device=device, choice=choice)
+        body = train_request(study, config, paths, placement)
+        limits = training_limits(study.config.runtime, past)
     else:
-        body = _objective_request(study, own, trial, attempt, device)
-    key, limits = f"trial-{trial.number}-{attempt}", training_limits(study.config.runtime)
-    return ChildSpec(key=key, folder=paths.attempt(attempt), body=body, limits=limits)
+        body = _objective_request(study, own, trial, placement)
+        # Its signs of life come from a thread of their own: they say nothing of its pace.
+        limits = replace(training_limits(study.config.runtime, past), hang_learned=False)
+    attempt = placement.attempt
+    return ChildSpec(key=f"trial-{trial.number}-{attempt}", folder=paths.attempt(attempt), body=body, limits=limits)
 
 
 def _objective_request(
-    study: StudyContext, own: ObjectiveSettings, trial: TrialState, attempt: int, device: str | None
+    study: StudyContext, own: ObjectiveSettings, trial: TrialState, placement: Placement
 ) -> ObjectiveRequest:
     runtime = study.config.runtime
     steps = [one.checkpoint_step for one in trial.attempts if one.checkpoint_step is not None]
@@ -141,24 +156,18 @@ def _objective_request(
         number=trial.number,
         params=dict(trial.params),
         seed=trial.seed,
-        attempt=attempt,
+        attempt=placement.attempt,
         reported=tuple(point.step for point in trial.reports),
         checkpoint_step=max(steps, default=None),
         checkpoint_dir=str(study.layout.trial(trial.number).checkpoints),
         verdict_timeout_s=runtime.verdict_timeout_s,
         threads=study.config.execution.threads or max(1, study.cores // runtime.parallel),
-        visible_device=device,
+        visible_device=placement.device,
     )
 
 
 def train_request(
-    study: StudyContext | StudyView,
-    config: TrialConfig,
-    paths: TrialLayout,
-    *,
-    attempt: int,
-    device: str | None,
-    choice: ExecutionChoice | None,
+    study: StudyContext | StudyView, config: TrialConfig, paths: TrialLayout, placement: Placement
 ) -> TrainRequest:
     """What a process is asked that trains a configuration.
 
@@ -166,10 +175,9 @@ def train_request(
         study: Whose configuration it is.
         config: What to learn.
         paths: Where the run has its files.
-        attempt: As in :func:`child_spec`.
-        device: As in :func:`child_spec`.
-        choice: As in :func:`child_spec`.
+        placement: How it is run.
     """
+    choice, terms = placement.choice, placement.terms
     runtime = study.config.runtime
     plan = plan_execution(
         study.config.execution,
@@ -178,25 +186,42 @@ def train_request(
         cores=study.cores,
         parallel=runtime.parallel,
     )
+    plan = plan if choice is None else choice.carried_out(plan)
     return TrainRequest(
         config=config,
-        plan=plan if choice is None else choice.carried_out(plan),
-        attempt=attempt,
+        plan=plan.model_copy(update={"loader_workers": lighter_workers(plan.loader_workers, terms.lighter)}),
+        attempt=placement.attempt,
         cache_dir=str(study.layout.cache),
         checkpoint_dir=str(paths.checkpoints),
         best_dir=str(paths.best),
         load_report=str(paths.load_report),
         checkpoint_every_s=runtime.checkpoint_every_s,
         verdict_timeout_s=runtime.verdict_timeout_s,
-        visible_device=device,
+        visible_device=placement.device,
+        memory_fraction=placement.memory_fraction,
+        diagnostic=terms.diagnostic,
+        file_sharing=terms.lighter > 0,
     )
 
 
-def training_limits(runtime: RuntimeSettings) -> ChildLimits:
-    """How long a child may take that trains."""
+def lighter_workers(workers: int, lighter: int) -> int:
+    """Loader workers of an attempt: half as many each time, and the last time none.
+
+    A loader without workers shares no memory at all, so what a full ``/dev/shm`` does to others it does not do to it.
+    """
+    return 0 if lighter >= _LIGHTEST else workers >> lighter
+
+
+def training_limits(runtime: RuntimeSettings, past: tuple[PastFailure, ...] = ()) -> ChildLimits:
+    """How long a child may take that trains.
+
+    A trial that was taken to hang gets all the time there is from then on: what was learned of its pace was wrong, or
+    it hangs for good.
+    """
     return ChildLimits(
         start_s=runtime.start_timeout_s,
         hang_s=runtime.hang_timeout_s,
         total_s=runtime.trial_timeout_s,
         stop_grace_s=runtime.stop_grace_s,
+        hang_learned=not any(one.kind is FailureKind.HANG for one in past),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.config.schema import Isolation
-from dryfit.core.errors import ChildError
+from dryfit.core.errors import ChildError, PoisonedError
 from dryfit.core.failure import PastFailure
 from dryfit.core.jobs import Body, ChildResult
 from dryfit.core.wire import LOG_FILE, Message
@@ -74,7 +74,7 @@ class _Try:
             ChildError: It failed in another way, and trying again is of no use.
         """
         result = exited.result
-        if result is not None and result.error is not None:
+        if result is not None and result.error is not None and result.error.code != PoisonedError.code:
             raise result.error.rebuilt()
         if result is not None and result.fault is None:
             return result

@@ -14,7 +14,6 @@ from pathlib import Path
 from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, Job
-from dryfit.core.memory import ExecutionChoice
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Note, Progress, Report, Verdict, write_model
 from dryfit.runtime.faults import classify
@@ -25,7 +24,7 @@ from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
 from dryfit.store.state import PlanState, TrialState
-from dryfit.study.context import StudyView, choose_device, train_request, training_limits, trial_config
+from dryfit.study.context import Placement, StudyView, choose_device, train_request, training_limits, trial_config
 from dryfit.study.stops import StopRequests
 
 OnNote = Callable[[str], None]
@@ -82,22 +81,12 @@ def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, sav
     return FinalRun(trial, trial.seed if seed is None else seed, last_step, save)
 
 
-def final_request(
-    study: StudyView, run: FinalRun, *, attempt: int, device: str | None, choice: ExecutionChoice | None
-) -> FinalRequest:
-    """What the process is asked that does a run.
-
-    Args:
-        study: Whose configuration it is.
-        run: Which.
-        attempt: Its number, from 1.
-        device: What the process sees of the machine's CUDA devices; None: nothing.
-        choice: How the planner wants it run; None: as the study wishes.
-    """
+def final_request(study: StudyView, run: FinalRun, placement: Placement) -> FinalRequest:
+    """What the process is asked that does a run."""
     paths, trial = study.layout.final(run.name), run.trial
     config = trial_config(study, trial.number, trial.params, run.seed)
     return FinalRequest(
-        training=train_request(study, config, paths, attempt=attempt, device=device, choice=choice),
+        training=train_request(study, config, paths, placement),
         last_step=run.last_step,
         model_dir=str(paths.model) if run.save else None,
         study=study.config.study.name,
@@ -113,7 +102,7 @@ def in_process_request(study: StudyView, run: FinalRun) -> Path:
     config = trial_config(study, run.trial.number, run.trial.params, run.seed)
     choice = run.trial.plan.execution if run.trial.plan is not None else None
     device = choose_device(study.resolved, ())
-    body = train_request(study, config, paths, attempt=1, device=device, choice=choice)
+    body = train_request(study, config, paths, Placement(1, device, choice))
     request = paths.folder / REQUEST_FILE
     write_model(request, body, durable=False)
     return request
@@ -242,8 +231,9 @@ class FinalWork:
     def _start(self, live: _Live) -> None:
         live.device = choose_device(self.study.resolved, [one.device for one in self._running.values()])
         choice = live.plan.execution if live.plan is not None else None
-        body = final_request(self.study, live.run, attempt=live.attempt, device=live.device, choice=choice)
-        spec = ChildSpec(live.key, live.paths.attempt(live.attempt), body, training_limits(self.study.config.runtime))
+        body = final_request(self.study, live.run, Placement(live.attempt, live.device, choice))
+        limits = training_limits(self.study.config.runtime, live.past)
+        spec = ChildSpec(live.key, live.paths.attempt(live.attempt), body, limits)
         self._running[live.key] = live
         self.supervisor.start(spec)
 

@@ -16,6 +16,7 @@ from dryfit.store.events import (
     ReportMade,
     VerdictGiven,
 )
+from dryfit.store.state import VerdictState
 from dryfit.study.context import StudyContext
 from dryfit.study.observers import Observer
 
@@ -90,18 +91,18 @@ class Hearing:
         if report.point.n >= len(trial.reports):
             self._write(ReportMade(number=child.number, attempt=child.attempt, point=report.point))
 
-    def _verdict(self, child: RunningAttempt, n: int) -> VerdictGiven:
+    def _verdict(self, child: RunningAttempt, n: int) -> VerdictState:
         """The verdict on report ``n``: the one given before if there is one, else a new one."""
         trial = self._study.state.trials[child.number]
-        verdict = trial.verdicts.get(n)
-        if verdict is None:
+        if n not in trial.verdicts:
             judged = judge(self._study.state.history(), child.number, self._rules)
-            verdict = VerdictGiven(
-                number=child.number,
-                n=n,
-                proceed=judged.proceed,
-                system_attrs=dict(judged.system_attrs),
-                reason=judged.reason,
+            self._write(
+                VerdictGiven(
+                    number=child.number,
+                    n=n,
+                    proceed=judged.proceed,
+                    system_attrs=dict(judged.system_attrs),
+                    reason=judged.reason,
+                )
             )
-            self._write(verdict)
-        return verdict
+        return trial.verdicts[n]

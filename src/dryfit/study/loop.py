@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import Outcome
+from dryfit.runtime.recovery import attempt_terms, terms_in_words
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.points import known_points
@@ -16,7 +17,7 @@ from dryfit.store.events import (
     TrialFinished,
 )
 from dryfit.store.state import TrialState
-from dryfit.study.context import StudyContext, child_spec, choose_device, trial_fingerprint
+from dryfit.study.context import Placement, StudyContext, child_spec, choose_device, trial_fingerprint
 from dryfit.study.endings import Endings
 from dryfit.study.hearing import Hearing, RunningAttempt
 from dryfit.study.machine import (
@@ -165,9 +166,12 @@ class StudyLoop:
     def _place(self, trial: TrialState) -> None:
         attempt = len(trial.attempts) + 1
         device = choose_device(self._study.resolved, [child.device for child in self._running.values()])
-        spec = child_spec(self._study, trial, attempt, device, self._planner.choice(trial))
+        terms = attempt_terms(trial.past_failures)
+        placement = Placement(attempt, device, self._planner.choice(trial), terms)
+        spec = child_spec(self._study, trial, placement)
         self._endings.waiting_until_s.pop(trial.number, None)
-        self._write(AttemptPlaced(number=trial.number, attempt=attempt, device=device))
+        words = terms_in_words(terms)
+        self._write(AttemptPlaced(number=trial.number, attempt=attempt, device=device, terms=words))
         self._running[spec.key] = RunningAttempt(trial.number, attempt, device)
         self._supervisor.start(spec)
 

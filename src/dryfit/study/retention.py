@@ -1,9 +1,10 @@
 """Which files of ended trials stay: the weights that ``runtime.keep`` asks for, and every log."""
 
 import shutil
+from collections.abc import Sequence
 
 from dryfit.core.settings import Direction
-from dryfit.core.trial import Outcome
+from dryfit.store.history import Ranking
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 
@@ -17,6 +18,11 @@ def most_kept(keep: str) -> int | None:
     return None if keep == KEEP_ALL else 0 if keep == KEEP_NONE else int(keep.removeprefix(_BEST))
 
 
+def _ranking(state: StudyState) -> Ranking:
+    sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
+    return state.history().folded(("ranking", sign), lambda: Ranking(sign))
+
+
 def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
     """Numbers of the trials whose weights stay: the best complete ones, the earlier of equals.
 
@@ -26,13 +32,7 @@ def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
     """
     if most is None:
         return frozenset(trial.number for trial in state.trials)
-    sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
-    complete = [
-        (sign * trial.value, trial.number)
-        for trial in state.trials
-        if trial.outcome is Outcome.COMPLETE and trial.value is not None
-    ]
-    return frozenset(number for _, number in sorted(complete)[:most])
+    return frozenset(_ranking(state).numbers(most))
 
 
 def forget_what_is_not_needed(
@@ -47,11 +47,8 @@ def forget_what_is_not_needed(
         just_finished: Only this trial is new since the last call; None: look at every trial.
     """
     most = most_kept(keep)
-    kept = trials_to_keep(state, most)
-    if just_finished is None:
-        numbers = frozenset(trial.number for trial in state.trials)
-    else:  # the one it has pushed out, if any, is the next best
-        numbers = (trials_to_keep(state, most + 1) if most is not None else frozenset[int]()) | {just_finished}
+    numbers = range(len(state.trials)) if just_finished is None else _touched(state, most, just_finished)
+    kept = trials_to_keep(state, most) if most is not None else numbers
     for number in numbers:
         if state.trials[number].outcome is None:
             continue
@@ -60,3 +57,9 @@ def forget_what_is_not_needed(
             shutil.rmtree(paths.checkpoints, ignore_errors=True)
         if number not in kept and paths.best.exists():
             shutil.rmtree(paths.best, ignore_errors=True)
+
+
+def _touched(state: StudyState, most: int | None, just_finished: int) -> Sequence[int]:
+    """The trials of which something may go when one has ended: itself, and the one that it has pushed out."""
+    pushed_out = _ranking(state).numbers(most + 1)[most:] if most is not None else []
+    return [just_finished, *pushed_out]

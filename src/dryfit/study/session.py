@@ -26,7 +26,7 @@ from dryfit.search.mirror import MirrorProcess, storage_url
 from dryfit.search.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger, StudyLock, read_ledger
+from dryfit.store.ledger import Ledger, StudyLock, each_event
 from dryfit.store.replay import StudyState
 from dryfit.study.context import StudyContext
 from dryfit.study.devices import available_cores
@@ -57,7 +57,7 @@ def read_study(layout: StudyLayout) -> StudyState:
         LedgerError: There is no study, or its ledger cannot be read.
     """
     state = StudyState()
-    for event in read_ledger(layout.ledger):
+    for event in each_event(layout.ledger):
         state.apply(event)
     if state.created is None:
         raise LedgerError(
@@ -204,7 +204,7 @@ def _check_folder(config: StudyConfig, layout: StudyLayout, space: Space) -> tup
     A study that holds no trial yet has nothing to protect: its ledger starts anew.
     """
     before = StudyState()
-    for event in read_ledger(layout.ledger):
+    for event in each_event(layout.ledger):
         before.apply(event)
     if before.created is None or not before.trials:
         for path in (layout.ledger, layout.journal):

@@ -26,6 +26,7 @@ from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.tokens import TokenSet
 
 _VOCABULARY_HINT = "use the tokenizer that the model was trained with, or give the model an embedding for added tokens"
+_MOST_NAMES = 64
 _CACHE_HINT = "the rows were in order when the study began: remove its folder `cache` and resume it"
 _BATCH_HINT = "the tokens it was made of are in order: set execution.loader_workers = 0, and report it if it comes back"
 
@@ -90,7 +91,7 @@ class _Look:
         """Tell of a token id without an embedding."""
         limit = self.bounds.tokens or 0
         # Damage gives any number; a tokenizer that was added to goes on where the embedding ends.
-        hint = _VOCABULARY_HINT if value >= limit and self.hint == _CACHE_HINT else self.hint
+        hint = _VOCABULARY_HINT if value >= limit and self.hint != _BATCH_HINT else self.hint
         self.refuse(f"token id {value}", rows, f"0 to {limit - 1}: the model's embedding has {limit} rows", hint)
 
     def refuse_segment(self, value: int, rows: Sequence[int]) -> NoReturn:
@@ -116,19 +117,25 @@ class _Look:
             self.refuse(f"label {_worst(labels_N[bad_N])}", _named(rows(), bad_N), allowed)
 
 
-def check_tokens(split: str, tokens: TokenSet, bounds: Bounds) -> None:
+def check_tokens(split: str, tokens: TokenSet, bounds: Bounds, *, hint: str = _CACHE_HINT) -> None:
     """Look at a whole split.
+
+    Args:
+        split: Its name.
+        tokens: The split.
+        bounds: What the model can take.
+        hint: What to do about damage.
 
     Raises:
         DataError: A row is empty or too long, or has a token id, segment or label that the model has no place for.
     """
-    look = _Look(f"checking the tokens of the split {split}", tokens, bounds, _CACHE_HINT)
+    look = _Look(f"checking the tokens of the split {split}", tokens, bounds, hint)
     starts_R, lengths_R = tokens.starts_R.numpy(), tokens.lengths_R.numpy()
     sizes = [len(values) for values in (tokens.ids_T, tokens.types_T) if values is not None]
     if len(starts_R) != len(tokens) + 1 or starts_R[0] != 0 or any(size != starts_R[-1] for size in sizes):
         ends = f"{len(lengths_R)} rows that end at {starts_R[-1]}"
         found = f"{len(tokens)} labels, {ends}, {' and '.join(map(str, sizes))} tokens"
-        raise DataError(look.doing, found, "a label for each row, and rows that cover all tokens", _CACHE_HINT)
+        raise DataError(look.doing, found, "a label for each row, and rows that cover all tokens", hint)
     if (lengths_R < 1).any():
         look.refuse("no token", _at(lengths_R < 1), "at least one token in each row")
     if bounds.length is not None and (lengths_R > bounds.length).any():
@@ -160,6 +167,8 @@ class BatchGuard:
 
     def __init__(self, split: str, tokens: TokenSet, bounds: Bounds) -> None:
         self._look = _Look(f"checking a batch of the split {split}", tokens, bounds, _BATCH_HINT)
+        self._split = split
+        self._seen: tuple[Batch, Callable[[], Sequence[int]]] | None = None
 
     def check_batch(self, batch: Batch, rows: Callable[[], Sequence[int]]) -> None:
         """Look at a batch that is still on the host.
@@ -171,6 +180,7 @@ class BatchGuard:
         Raises:
             DataError: It has other shapes than a batch, an empty row, or values the model has no place for.
         """
+        self._seen = (batch, rows)
         look, bounds = self._look, self._look.bounds
         arrays = {name: values.numpy() for name, values in batch.items()}
         ids_BL, mask_BL, labels_N = arrays["input_ids"], arrays["attention_mask"], arrays["labels"]
@@ -197,6 +207,29 @@ class BatchGuard:
             empty = [row for row, mask_L in zip(rows(), mask_BL, strict=False) if not mask_L.any()]
             look.refuse("an attention mask without a token", empty, "a token in each row")
 
+    def forget(self) -> None:
+        """The batch looked at last is done with."""
+        self._seen = None
+
+    def describe(self, rows_within: slice = slice(None)) -> str:
+        """The batch at hand, for the story of what ends the trial; empty where there is none.
+
+        Args:
+            rows_within: The rows of it that are meant.
+        """
+        if self._seen is None:
+            return ""
+        batch, rows = self._seen
+        part = {name: values[rows_within] for name, values in batch.items()}
+        names = self._look.tokens.names_of(list(rows())[rows_within])
+        lengths_B = part["attention_mask"].sum(dim=1)
+        return (
+            f"batch of the split {self._split}: {len(names)} row(s): {few(names, most=_MOST_NAMES)}\n"
+            f"labels {_range(part['labels'])} of {self._look.bounds.labels} classes, "
+            f"token ids {_range(part['input_ids'])} of {self._look.bounds.tokens} in the embedding, "
+            f"{_range(lengths_B)} tokens in a row"
+        )
+
     def check_outputs(self, outputs: torch.Tensor, batch_rows: int, rows: Callable[[], Sequence[int]]) -> None:
         """Look at the shape and the dtype of a model's outputs, which the host knows without waiting.
 
@@ -218,6 +251,10 @@ class BatchGuard:
             allowed=f"{wanted} of a floating-point dtype: a score for each row and class",
             hint="use another model: this one does not keep to (rows, tokens, width)",
         )
+
+
+def _range(values_N: torch.Tensor) -> str:
+    return f"{int(values_N.min())} to {int(values_N.max())}" if values_N.numel() else "none"
 
 
 def _outside(values_N: NDArray[Any], limit: int | None) -> bool:

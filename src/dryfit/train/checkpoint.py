@@ -1,15 +1,25 @@
-"""Resumable checkpoints: complete or not there, whatever is killed when."""
+"""Resumable checkpoints: complete or not there, whatever is killed when.
+
+A folder is written under a temporary name, made durable, and gets its name by one rename. Its manifest has a hash of
+each file and of itself: 128 bits of xxh3, which no accident gets past and which costs a tenth of SHA-256; nobody but
+chance is to be kept out.
+"""
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, final
 
+import torch
 import xxhash
+from safetensors import SafetensorError
 
-from dryfit.core.errors import CheckpointError
+from dryfit.core.errors import CheckpointError, CorruptCheckpointError, LoadError
 from dryfit.core.trial import MetricPoint
 from dryfit.core.wire import canonical_json, sync_folder
 
@@ -18,6 +28,21 @@ _MANIFEST = "manifest.json"
 _PREFIX = "step-"
 _KEPT = 2
 _HASH_BLOCK_BYTES = 1 << 20
+_ASIDE = "unreadable-"
+
+_UNREADABLE = (
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    EOFError,
+    pickle.UnpicklingError,
+    SafetensorError,
+    LoadError,
+)
+"""What reading a state's files raises where they are not what they should be."""
+
+_NOT_THE_FILES = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +68,7 @@ def save_checkpoint(
     points: tuple[MetricPoint, ...],
     write: Callable[[Path], None],
 ) -> Path:
-    """Write a checkpoint and remove all but the newest two.
+    """Write a checkpoint and remove all but this one and the one before.
 
     Args:
         directory: All checkpoints of the trial.
@@ -54,40 +79,54 @@ def save_checkpoint(
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        OSError: It cannot be written; what was written of it is removed, and those before are untouched.
     """
     final = directory / f"{_PREFIX}{step:08d}"
     temporary = directory / f".{final.name}.{os.getpid()}.tmp"
     _remove_leftovers(directory)
     temporary.mkdir(parents=True)
-    write(temporary)
-    manifest = {
-        "format": _FORMAT,
-        "step": step,
-        "fingerprint": fingerprint,
-        "points": [asdict(point) for point in points],
-        "files": {path.name: _facts(path) for path in sorted(temporary.iterdir())},
-    }
-    text = canonical_json(manifest).encode()
-    # The manifest vouches for itself too, so that no flipped bit in the reports goes unseen.
-    (temporary / _MANIFEST).write_bytes(xxhash.xxh3_128_hexdigest(text).encode() + b"\n" + text)
-    if final.exists():  # the same step, of an attempt that went on from an older checkpoint: replace it
-        shutil.rmtree(final)
-    temporary.rename(final)
+    try:
+        write(temporary)
+        manifest = {
+            "format": _FORMAT,
+            "step": step,
+            "fingerprint": fingerprint,
+            "points": [asdict(point) for point in points],
+            "files": {path.name: _facts(path) for path in sorted(temporary.iterdir())},
+        }
+        text = canonical_json(manifest).encode()
+        # The manifest vouches for itself too, so that no flipped bit in the reports goes unseen.
+        (temporary / _MANIFEST).write_bytes(xxhash.xxh3_128_hexdigest(text).encode() + b"\n" + text)
+        _sync_files(temporary)
+        if final.exists():  # the same step, which could not be read: replace it
+            shutil.rmtree(final)
+        temporary.rename(final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs its room back
     sync_folder(directory)
-    for old in _folders(directory)[_KEPT:]:
-        shutil.rmtree(old)
+    _remove_others(directory, final)
     return final
 
 
-def newest_good(directory: Path, fingerprint: str) -> Checkpoint | None:
+def newest_good(directory: Path, fingerprint: str, told: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
     """The newest checkpoint whose files are all as they were written; None where there is none.
+
+    Args:
+        directory: All checkpoints of the trial.
+        fingerprint: Of the trial's config.
+        told: Hears of each that is damaged, and what is done without it.
 
     Raises:
         CheckpointError: A good checkpoint belongs to another trial.
     """
+    damaged: list[str] = []
     for folder in _folders(directory):
-        manifest = _verified(folder)
-        if manifest is None:
+        try:
+            manifest = _manifest(folder)
+        except _DamagedError as error:
+            damaged.append(f"the checkpoint {folder.name} is damaged ({error})")
             continue
         if manifest["fingerprint"] != fingerprint:
             raise CheckpointError(
@@ -97,8 +136,45 @@ def newest_good(directory: Path, fingerprint: str) -> Checkpoint | None:
                 hint="remove the folder, or give the trial another one",
             )
         points = tuple(MetricPoint(**point) for point in manifest["points"])
+        for text in damaged:
+            told(f"{text}: going on from step {manifest['step']}, the one before")
         return Checkpoint(folder=folder, step=manifest["step"], points=points)
+    for text in damaged:
+        told(f"{text}, and there is no good one before: beginning anew")
     return None
+
+
+@final
+class Reading(AbstractContextManager[None]):
+    """Reads part of a verified checkpoint; where that cannot be done, it is set aside, so that the next attempt does
+    without it.
+
+    Args:
+        folder: The checkpoint; None: nothing is read.
+    """
+
+    def __init__(self, folder: Path | str | None) -> None:
+        self._folder = None if folder is None else Path(folder)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Turn what reading raised into what it means.
+
+        Raises:
+            CorruptCheckpointError: It cannot be read.
+        """
+        folder = self._folder
+        if folder is None or not isinstance(error, _UNREADABLE) or isinstance(error, _NOT_THE_FILES):
+            return
+        said = next(iter(str(error).strip().splitlines()), "no message")
+        with suppress(OSError):
+            shutil.rmtree(folder.with_name(_ASIDE + folder.name), ignore_errors=True)
+            folder.rename(folder.with_name(_ASIDE + folder.name))
+        raise CorruptCheckpointError(
+            f"going on from {folder}",
+            f"it cannot be read ({type(error).__name__}: {said})",
+            allowed="a checkpoint that these versions of torch and transformers can read",
+            hint="the next attempt goes on from the one before it, or begins anew",
+        ) from error
 
 
 def _folders(directory: Path) -> list[Path]:
@@ -108,18 +184,52 @@ def _folders(directory: Path) -> list[Path]:
     return sorted((path for path in directory.iterdir() if path.name.startswith(_PREFIX)), reverse=True)
 
 
-def _verified(folder: Path) -> dict | None:
+class _DamagedError(Exception):
+    """A checkpoint is not as it was written; says what is wrong."""
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, once it and all files it names are seen to be as they were written.
+
+    Raises:
+        _DamagedError: They are not.
+    """
     try:
         digest, _, text = (folder / _MANIFEST).read_bytes().partition(b"\n")
         if digest.decode("ascii", "replace") != xxhash.xxh3_128_hexdigest(text):
-            return None
+            raise _DamagedError(f"{_MANIFEST}: its hash is another")
         manifest = json.loads(text)
-        good = manifest["format"] == _FORMAT and all(
-            _facts(folder / name) == facts for name, facts in manifest["files"].items()
-        )
-    except OSError:  # a file is missing or unreadable
-        return None
-    return manifest if good else None
+        if manifest["format"] != _FORMAT:
+            raise _DamagedError(f"format {manifest['format']}, not {_FORMAT}")
+        for name, facts in manifest["files"].items():
+            found = _facts(folder / name)
+            if found["size"] != facts["size"]:
+                raise _DamagedError(f"{name}: {found['size']} bytes, not {facts['size']}")
+            if found != facts:
+                raise _DamagedError(f"{name}: its hash is another")
+    except OSError as error:
+        name = Path(str(error.filename)).name
+        raise _DamagedError(f"{name}: {error.strerror}") from error
+    return manifest
+
+
+def _sync_files(folder: Path) -> None:
+    """Make what a folder holds survive a power cut."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def _remove_others(directory: Path, newest: Path) -> None:
+    """Remove all but the newest checkpoint and the one before it.
+
+    One of a later step could not be read, or this attempt had gone on from it.
+    """
+    before = [folder for folder in _folders(directory) if folder.name < newest.name]
+    for folder in _folders(directory):
+        if folder != newest and folder not in before[: _KEPT - 1]:
+            shutil.rmtree(folder)
 
 
 def _facts(path: Path) -> dict[str, int | str]:

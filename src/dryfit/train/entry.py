@@ -28,9 +28,10 @@ from dryfit.tasks.tokens import Tokens
 from dryfit.train.checkpoint import Checkpoint, newest_good
 from dryfit.train.device import observed_memory, prepare_device
 from dryfit.train.effect import check_effect
-from dryfit.train.loop import FixedLength, RunState, TrialParts, run_training
+from dryfit.train.loop import run_training
 from dryfit.train.model import build_model
 from dryfit.train.optim import check_optimizer, optimizer_plan
+from dryfit.train.parts import FixedLength, RunState, TrialParts
 
 # Compiles a thousand patterns on its first call (0.1 s) and keeps them: once before the fork, not in each trial.
 get_checkpoint_conversion_mapping("bert")
@@ -50,7 +51,9 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
         DryfitError: A setting, the data, the model's weights or a checkpoint is wrong, or the loss is not finite.
     """
     tokens = begin(body, channel, only=(TRAIN, VALIDATION))
-    run = run_training(trial_parts(body, channel, tokens), newest_good_of(body))
+    run = run_training(trial_parts(body, channel, tokens), newest_good_of(body, channel))
+    if body.diagnostic:
+        channel.send(Note(text="what ended the attempt before did not come back, although every kernel was waited for"))
     return ChildResult(train=train_result(body, run), error=None)
 
 
@@ -65,6 +68,11 @@ def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -
         os.environ["CUDA_VISIBLE_DEVICES"] = body.visible_device
     for note in prepare_device(body.plan, os.environ).notes:
         channel.send(Note(text=note))
+    if body.diagnostic:
+        channel.send(Note(text="every kernel is waited for, to find where an earlier attempt failed: this is slow"))
+    if body.file_sharing:
+        # Names instead of open files: no limit on those is reached. The memory itself is /dev/shm's all the same.
+        torch.multiprocessing.set_sharing_strategy("file_system")
     channel.send(Phase(name="load"))
     config = body.config
     if config.settings.train.batch_size != body.plan.effective_batch:
@@ -88,9 +96,13 @@ def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -
     return tokens
 
 
-def newest_good_of(body: TrainRequest) -> Checkpoint | None:
-    """The checkpoint to go on from; None: from the start."""
-    return newest_good(Path(body.checkpoint_dir), body.config.fingerprint)
+def newest_good_of(body: TrainRequest, channel: ChildChannel) -> Checkpoint | None:
+    """The checkpoint to go on from; None: from the start. Damaged ones are told of."""
+
+    def told(text: str) -> None:
+        channel.send(Note(text=text))
+
+    return newest_good(Path(body.checkpoint_dir), body.config.fingerprint, told)
 
 
 def train_result(body: TrainRequest, run: RunState) -> TrainResult:

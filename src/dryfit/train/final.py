@@ -12,13 +12,16 @@ from dryfit.core.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Phase
 from dryfit.meta.matching import Wishes
+from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.load import WEIGHTS_FILE, restore, save_trained
 from dryfit.tasks.rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens, joined
 from dryfit.train.card import EXAMPLE_FILE, README_FILE, Trained, example, model_card
 from dryfit.train.entry import begin, newest_good_of, train_result, trial_parts
 from dryfit.train.evaluate import evaluate, evaluation_rows
-from dryfit.train.loop import FixedLength, TrialParts, run_training
+from dryfit.train.loop import run_training
+from dryfit.train.parts import FixedLength, TrialParts
+from dryfit.train.whereabouts import Whereabouts
 
 
 def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
@@ -38,12 +41,14 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
         both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
         tokens = replace(tokens, splits={**tokens.splits, TRAIN: both})
     parts = trial_parts(body.training, channel, tokens, length)
-    run = run_training(parts, newest_good_of(body.training))
+    if TEST in tokens.splits:  # before the training, not after it
+        check_tokens(TEST, tokens.splits[TEST], model_bounds(parts.model))
+    run = run_training(parts, newest_good_of(body.training, channel))
     ended = train_result(body.training, run)
     if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
         return ChildResult(train=ended, error=None)
     best = None if length is not None else _take_best(parts, run.points)
-    test = _scores(parts, tokens)
+    test = _scores(parts, tokens, run.step)
     result = FinalResult(
         training=ended,
         step=best.step if best is not None else run.step,
@@ -80,13 +85,18 @@ def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoin
     return best
 
 
-def _scores(parts: TrialParts, tokens: Tokens) -> dict[str, float] | None:
+def _scores(parts: TrialParts, tokens: Tokens, step: int) -> dict[str, float] | None:
     """Metrics on test, which nothing before has read; None where the data has no such split."""
     if TEST not in tokens.splits:
         return None
-    parts.channel.send(Phase(name="evaluate"))
+    parts.channel.send(Phase(name="evaluate", step=step))
+    split, beat = tokens.splits[TEST], parts.channel.beat
     rows = evaluation_rows(parts.request.plan.micro_batch)
-    return evaluate(parts.model, tokens.splits[TEST], parts.task, batch_rows=rows, beat=parts.channel.beat)
+    guard = BatchGuard(TEST, split, model_bounds(parts.model))
+    at = Whereabouts(parts, guard)
+    at.step = step
+    with at:
+        return evaluate(parts.model, split, parts.task, batch_rows=rows, beat=beat, guard=guard)
 
 
 def _save(body: FinalRequest, parts: TrialParts, result: FinalResult) -> None:

@@ -9,11 +9,11 @@ Dimension suffix: ``C`` classes.
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import torch
 from torch import nn
@@ -27,6 +27,8 @@ from dryfit.core.wire import Note, Phase, Progress, sync_folder
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import pad_rows
+from dryfit.tasks.guard import check_tokens, model_bounds
+from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.load import load
 from dryfit.tasks.model_input import ModelInput, read_model_input
 from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
@@ -65,8 +67,13 @@ class Predictor:
 
         Returns:
             (rows, C), in order.
+
+        Raises:
+            DataError: A row has tokens that the model has no place for.
         """
         tokens = token_set(rows, torch.full((len(rows),), -1), self.tokenizer, self.model_input.max_length)
+        bounds = replace(model_bounds(cast(EncoderWithHead, self.model)), labels=None)
+        check_tokens("to predict", tokens, bounds, hint="the model's folder is damaged: its tokenizer is not its own")
         collate = partial(pad_rows, tokens, pad_id=self.model_input.pad_id)
         scores = outputs_in_order(self.model, tokens, collate, batch_rows=self.batch_rows, beat=beat).double()
         return scores.sigmoid() if self.model_input.multi_label else scores.softmax(dim=-1)

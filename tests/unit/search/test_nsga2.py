@@ -15,6 +15,7 @@ from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.samplers import Asked, nsga2_parents
 from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
+from dryfit.store.history import History
 
 SIZE = 4
 
@@ -42,9 +43,9 @@ def test_the_parents_are_those_of_a_study_that_lives_all_along(goals: int) -> No
     sampler = NSGAIISampler(population_size=SIZE, seed=0)
     study = optuna.create_study(directions=[one.value for one in directions], sampler=sampler)
     made = space({"optim.lr": {"low": 0.1, "high": 1.0}})
-    history: list[TrialRecord] = []
+    past = History()
     for number in range(6 * SIZE):
-        asked = Asked(made, history, (), settings(), directions, 0, number)
+        asked = Asked(made, past, settings(), directions, 0, number)
         trial = study.ask({"optim.lr": FloatDistribution(0.1, 1.0)})
         attrs = study.get_trials(deepcopy=False)[number].system_attrs
         generation = attrs["NSGAIISampler:generation"]
@@ -52,8 +53,8 @@ def test_the_parents_are_those_of_a_study_that_lives_all_along(goals: int) -> No
         assert [one.number for one in nsga2_parents(asked)] == expected
         values = tuple(draw.choice([draw.random(), 0.5]) for _ in range(goals))
         study.tell(trial, list(values))
-        history.append(TrialRecord(number, trial.params, {}, Outcome.COMPLETE, values[0], also=values[1:]))
-    assert len({one.number for one in nsga2_parents(Asked(made, history, (), settings(), directions, 0, 99))}) == SIZE
+        past.put(TrialRecord(number, trial.params, {}, Outcome.COMPLETE, values[0], also=values[1:]))
+    assert len({one.number for one in nsga2_parents(Asked(made, past, settings(), directions, 0, 99))}) == SIZE
 
 
 def test_what_depends_on_a_choice_is_inherited_from_parents_that_made_it() -> None:
@@ -82,9 +83,29 @@ def test_only_complete_trials_make_a_generation() -> None:
             TrialRecord(number, {"optim.lr": 0.5}, {}, outcome, 1.0 if outcome is Outcome.COMPLETE else None)
             for number, outcome in enumerate(outcomes)
         ]
-        asked = Asked(made, history, (), settings(), (Direction.MAXIMIZE,), 0, len(history))
+        asked = Asked(made, History(history), settings(), (Direction.MAXIMIZE,), 0, len(history))
         return [one.number for one in nsga2_parents(asked)]
 
     done, pruned = Outcome.COMPLETE, Outcome.PRUNED
     assert parents(done, done, pruned, done) == []
     assert parents(done, done, pruned, done, done) == [0, 1, 3, 4]
+
+
+def test_a_trial_that_ends_late_changes_the_generations_from_its_own_on() -> None:
+    made, draw = space({"optim.lr": {"low": 0.1, "high": 1.0}}), random.Random(1)
+    ended = [
+        TrialRecord(n, {"optim.lr": 0.5}, {}, Outcome.COMPLETE, draw.random(), also=(draw.random(),))
+        for n in range(5 * SIZE)
+    ]
+    directions = (Direction.MINIMIZE, Direction.MINIMIZE)
+
+    def parents(past: History) -> list[int]:
+        return [one.number for one in nsga2_parents(Asked(made, past, settings(), directions, 0, 99))]
+
+    past = History(TrialRecord(n, {"optim.lr": 0.5}, {}) for n in range(5 * SIZE))
+    seen: list[TrialRecord] = []
+    for record in draw.sample(ended, len(ended)):
+        past.put(record)
+        seen.append(record)
+        assert parents(past) == parents(History(seen))
+    assert len(parents(past)) == SIZE

@@ -13,9 +13,10 @@ from dryfit.core.settings import Direction, TrialSettings
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
 from dryfit.search.pareto import non_dominated
 from dryfit.search.points import known_points
-from dryfit.search.samplers import _window
+from dryfit.search.samplers import TpeMemory
 from dryfit.search.space import Space
 from dryfit.search.suggest import Suggestion, suggest
+from dryfit.store.history import History
 
 LR_AND_DECAY = {"optim.lr": {"low": 1e-6, "high": 1.0, "log": True}, "optim.weight_decay": {"low": 0.0, "high": 1.0}}
 
@@ -79,6 +80,13 @@ def test_random_reads_no_history() -> None:
     assert ask(made, history, search) == ask(made, [], search, number=15)
 
 
+def read_by_tpe(made: Space, history: list[TrialRecord], directions: tuple[Direction, ...]) -> set[int]:
+    """Numbers of the trials that TPE reads: each has a learning rate of its own."""
+    memory = History(history).folded("read", lambda: TpeMemory(made, directions, refused=True))
+    numbers = {record.params["optim.lr"]: record.number for record in history}
+    return {numbers[trial.params["optim.lr"]] for trial in memory.trials([])}
+
+
 def test_tpe_with_several_goals_reads_the_whole_front_of_a_long_history() -> None:
     """Of 1 000 trials it reads 200: the best by both goals, wherever they stand, and the last."""
     made = space(LR_AND_DECAY)
@@ -88,7 +96,7 @@ def test_tpe_with_several_goals_reads_the_whole_front_of_a_long_history() -> Non
         for record in run(made, settings(sampler="random"), 1000, seed=7)
     ]
     front = set(non_dominated(np.array([record.values for record in history])).tolist())
-    read = {record.number for record in _window(history, both)}
+    read = read_by_tpe(made, history, both)
     assert 1 < len(front) < 50
     assert front | set(range(850, 1000)) < read
     assert 150 + 20 < len(read) <= 200

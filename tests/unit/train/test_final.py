@@ -11,15 +11,21 @@ from safetensors.torch import load_file
 
 import tiny
 import trials
+from dryfit.core.errors import DataError
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
 from dryfit.core.settings import Metric
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
+from dryfit.runtime.child import describe_fault
+from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.load import load
 from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.tasks.tokens import TokenSet
+from dryfit.train import final as final_module
 from dryfit.train.entry import begin, train, trial_parts
 from dryfit.train.final import final
-from dryfit.train.loop import FixedLength, run_training
+from dryfit.train.loop import run_training
+from dryfit.train.parts import FixedLength
 
 
 def with_test_rows(folder: Path, *, alone: bool = False) -> dict[str, str]:
@@ -187,3 +193,36 @@ def test_the_card_says_what_a_stranger_needs(again: Again) -> None:
     ):
         assert said in text, said
     assert str(again.folder) not in text  # paths are nobody's business
+
+
+def test_the_test_split_is_looked_at_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again(tmp_path)
+    begin = final_module.begin
+
+    def damaged(*args: Any, **kwargs: Any) -> Any:
+        tokens = begin(*args, **kwargs)
+        tokens.splits["test"].ids_T[0] = 10_000
+        return tokens
+
+    monkeypatch.setattr(final_module, "begin", damaged)
+    monkeypatch.setattr(final_module, "run_training", lambda *_: pytest.fail("trained before it was looked at"))
+    with pytest.raises(DataError, match="token id 10000 in 1 row: ") as caught:
+        again.run("split")
+    assert caught.value.doing == "checking the tokens of the split test"
+
+
+def test_each_batch_of_the_test_split_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again(tmp_path, train={"epochs": 1})
+    collate = CriteriaTask.collate
+
+    def damaged(self: CriteriaTask, tokens: TokenSet, rows: Any) -> Any:
+        batch = collate(self, tokens, rows)
+        if len(tokens) == 30:
+            batch["input_ids"][1, 0] = 10_000
+        return batch
+
+    monkeypatch.setattr(CriteriaTask, "collate", damaged)
+    with pytest.raises(DataError, match="token id 10000 in 1 row: ") as caught:
+        again.run("batches")
+    assert caught.value.doing == "checking a batch of the split test"
+    assert "batch of the split test: 30 row(s): " in describe_fault(caught.value).context

@@ -211,3 +211,15 @@ def test_a_folder_that_does_not_say_what_it_reads_is_refused(model: Path, tmp_pa
     with pytest.raises(LoadError, match="does not say") as refused:
         read_model_input(tmp_path)
     assert "dryfit train" in refused.value.hint
+
+
+def test_a_word_that_the_embedding_does_not_have_is_told_with_its_row(model: Path) -> None:
+    """Without the check: an index error on the CPU, and on a device an assertion that says nothing."""
+    found = predictor(model)
+    found.tokenizer.add_tokens(["zebra"])
+    rows = [UnlabelledRow(row["id"], row["text"], row["criterion"], "") for row in ROWS[:3]]
+    rows[1] = replace(rows[1], text=rows[1].text + " zebra")
+    with pytest.raises(DataError, match=r"token id \d+ in 1 row: ") as caught:
+        found.probabilities(rows)
+    assert "the model's embedding has" in caught.value.allowed
+    assert "zebra" not in str(caught.value)

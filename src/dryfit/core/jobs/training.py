@@ -62,7 +62,7 @@ class TrainRequest(Wire):
     visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
     memory_fraction: float | None = Field(default=None, gt=0, le=1, description="most of the device it may take")
     diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, and exact")
-    file_sharing: bool = Field(default=False, description="loader workers share tensors through files")
+    file_sharing: bool = Field(default=False, description="loader workers share tensors by name, not by open files")
 
 
 class StopReason(StrEnum):

@@ -18,7 +18,7 @@ from dryfit.search.fields import apply_params
 from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import lock_owner, read_ledger
+from dryfit.store.ledger import each_event, lock_owner
 from dryfit.store.replay import StudyState
 from dryfit.study.disk import DiskNeed, what_fits
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
@@ -82,11 +82,11 @@ def lock_finding(layout: StudyLayout) -> Finding:
 
 def record_findings(config: StudyConfig, space: Space, layout: StudyLayout) -> tuple[list[Finding], StudyState]:
     """What the ledger says, and whether this file goes on with it."""
-    state = StudyState()
+    state, events = StudyState(), 0
     try:
-        events = read_ledger(layout.ledger)
-        for event in events:
+        for event in each_event(layout.ledger):
             state.apply(event)
+            events += 1
     except LedgerError as error:
         return [failed_by(ABOUT, "ledger", error)], StudyState()
     except OSError as error:
@@ -95,7 +95,7 @@ def record_findings(config: StudyConfig, space: Space, layout: StudyLayout) -> t
     if state.created is None or not state.trials:
         return [passed(ABOUT, "ledger", "no trial yet: `dryfit tune` begins the study")], StudyState()
     ended = sum(1 for trial in state.trials if trial.outcome is not None)
-    found = passed(ABOUT, "ledger", f"{len(events)} events, {len(state.trials)} trials, {ended} of them ended")
+    found = passed(ABOUT, "ledger", f"{events} events, {len(state.trials)} trials, {ended} of them ended")
     return [found, *_going_on(config, space, layout, state)], state
 
 

@@ -1,0 +1,88 @@
+"""Whether this process's torch is still the one that was imported.
+
+Loading a model swaps functions of the whole process for a while: `torch.nn.Module.register_parameter`, the default
+dtype, `PreTrainedModel.tie_weights`, `torch.linspace`, `torch.nn.init`. Where two loads overlap, or one is interrupted,
+the swap stays, and every model built later is wrong: without memory, untied, in another dtype. Nothing says so.
+"""
+
+import sys
+from collections.abc import Iterator
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from dryfit.core.errors import PoisonedError
+
+_METHODS = {
+    "torch.nn.modules.module": ("Module.register_parameter", "Module.register_buffer", "Module.__setattr__"),
+    "transformers.modeling_utils": ("PreTrainedModel.tie_weights", "PreTrainedModel.init_weights"),
+}
+"""What loading code is known to swap, by the module that defines it."""
+
+# transformers swaps initialisers in the modules that use them as well: transformers/initialization.py.
+_INITIALISERS = tuple(name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_"))
+_BUILTIN = "linspace"
+
+
+def check_process(doing: str) -> None:
+    """Refuse to go on in a process whose torch was changed behind everybody's back. Takes about a millisecond.
+
+    Args:
+        doing: What is about to be done, or was done.
+
+    Raises:
+        PoisonedError: Something is not as it was imported.
+    """
+    found = list(_changes())
+    if found:
+        raise PoisonedError(
+            doing,
+            "; ".join(found),
+            allowed="torch and transformers as they were imported",
+            hint="it is tried again in a new process; if it comes back, code that comes with the model does it",
+        )
+
+
+def _changes() -> Iterator[str]:
+    """What is not as it should be, in words."""
+    if torch.get_default_dtype() is not torch.float32:
+        yield f"the default dtype is {torch.get_default_dtype()}"
+    if torch.get_default_device() != torch.device("cpu"):
+        yield f"the default device is {torch.get_default_device()}"
+    if not torch.is_grad_enabled():
+        yield "gradients are switched off"
+    for module_name, names in _METHODS.items():
+        module = sys.modules.get(module_name)
+        for name in names if module is not None else ():
+            owner, _, method = name.partition(".")
+            yield from _foreign(module_name, name, vars(getattr(module, owner)).get(method))
+    for name in _INITIALISERS:
+        yield from _foreign(nn.init.__name__, name, getattr(nn.init, name, None))
+    if not isinstance(getattr(torch, _BUILTIN), BuiltinFunctionType):
+        yield f"torch.{_BUILTIN} is {_origin(getattr(torch, _BUILTIN))}"
+    yield from _fresh_module()
+
+
+def _foreign(module: str, name: str, found: Any) -> Iterator[str]:
+    """Whether a function was not defined, by this name, in the module it belongs to."""
+    if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) != (module, name):
+        yield f"{module}.{name} is {_origin(found)}"
+
+
+def _origin(found: Any) -> str:
+    code = getattr(found, "__code__", None)
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    name = getattr(found, "__qualname__", repr(found))
+    return f"{getattr(found, '__module__', '?')}.{name}{place}"
+
+
+def _fresh_module() -> Iterator[str]:
+    """What becomes of a module that is built now; no random number of the process is used up."""
+    with torch.random.fork_rng(devices=()):
+        weight = nn.Linear(1, 1).weight
+    if weight.is_meta:
+        yield "a new torch.nn.Linear has no memory (it is on meta)"
+    elif (weight.dtype, weight.device.type) != (torch.float32, "cpu"):
+        yield f"a new torch.nn.Linear is {weight.dtype} on {weight.device}"

@@ -1,0 +1,136 @@
+"""The trials of a study as samplers and pruners see them, with what these read of the ended ones at hand.
+
+What a decider says is a function of the trials alone. What it costs would grow with them, were everything read anew
+each time; so each keeps a :class:`Fold` here, which hears of every ended trial once. Drop the folds, and the next
+question makes them again.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from math import isnan
+from typing import Protocol, TypeVar, cast, overload
+
+from dryfit.core.errors import InternalError
+from dryfit.core.trial import Outcome, TrialRecord
+
+
+class Fold(Protocol):
+    """What somebody wants to know of all ended trials; it must not depend on the order in which they ended."""
+
+    def take(self, record: TrialRecord) -> None:
+        """Hear of one more trial that ended."""
+        ...
+
+
+FoldT = TypeVar("FoldT", bound=Fold)
+
+
+class History(Sequence[TrialRecord]):
+    """All trials, by number.
+
+    Args:
+        records: Those so far, in any order.
+    """
+
+    def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
+        self._records: list[TrialRecord] = []
+        self._places: dict[int, int] = {}
+        self._open: dict[int, TrialRecord] = {}
+        self._ended: list[TrialRecord] = []
+        self._folds: dict[Hashable, tuple[Fold, int]] = {}
+        for record in sorted(records, key=lambda record: record.number):
+            self.put(record)
+
+    @property
+    def running(self) -> list[TrialRecord]:
+        """Trials without an end, by number."""
+        return list(self._open.values())
+
+    def put(self, record: TrialRecord) -> None:
+        """Take a new trial, or what became of one that had no end yet.
+
+        Raises:
+            InternalError: The trial has ended before, or trials do not come in the order of their numbers.
+        """
+        number = record.number
+        place = self._places.get(number)
+        if place is None:
+            if self._records and number < self._records[-1].number:
+                raise InternalError("keeping the history", f"trial {number} after {self._records[-1].number}")
+            self._places[number] = len(self._records)
+            self._records.append(record)
+        elif number in self._open:
+            self._records[place] = record
+        else:
+            raise InternalError("keeping the history", f"trial {number} has ended before")
+        if record.outcome is None:
+            self._open[number] = record
+        else:
+            self._open.pop(number, None)
+            self._ended.append(record)
+
+    def get(self, number: int) -> TrialRecord | None:
+        """One trial; None where there is none of this number."""
+        place = self._places.get(number)
+        return None if place is None else self._records[place]
+
+    def before(self, number: int) -> "History":
+        """The trials with smaller numbers: this history itself where there are no others."""
+        if not self._records or self._records[-1].number < number:
+            return self
+        return History(record for record in self._records if record.number < number)
+
+    def folded(self, key: Hashable, make: Callable[[], FoldT]) -> FoldT:
+        """A fold of all trials that have ended, up to date.
+
+        Args:
+            key: What tells it from other folds.
+            make: Makes an empty one, the first time it is asked for.
+        """
+        fold, heard = self._folds.get(key) or (make(), 0)
+        for record in self._ended[heard:]:
+            fold.take(record)
+        self._folds[key] = fold, len(self._ended)
+        return cast("FoldT", fold)
+
+    def __len__(self) -> int:
+        """How many trials there are."""
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[TrialRecord]:
+        """Go through them by number."""
+        return iter(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> TrialRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TrialRecord]: ...
+    def __getitem__(self, index: int | slice) -> TrialRecord | list[TrialRecord]:
+        """A trial by its place, which is its number where none is missing."""
+        return self._records[index]
+
+
+def as_history(records: Iterable[TrialRecord]) -> History:
+    """Trials as a history: the same one where they are one already."""
+    return records if isinstance(records, History) else History(records)
+
+
+class Ranking:
+    """Complete trials by the study's metric, the best first, the earlier of equals before the later.
+
+    Args:
+        sign: -1 where larger values are better, else 1.
+    """
+
+    def __init__(self, sign: float) -> None:
+        self._sign = sign
+        self._ranked: list[tuple[float, int]] = []
+
+    def take(self, record: TrialRecord) -> None:
+        """Hear of one more trial that ended."""
+        if record.outcome is Outcome.COMPLETE and record.value is not None and not isnan(record.value):
+            insort(self._ranked, (self._sign * record.value, record.number))
+
+    def numbers(self, most: int) -> list[int]:
+        """Numbers of the best ``most`` of them."""
+        return [number for _, number in self._ranked[:most]]

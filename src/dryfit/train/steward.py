@@ -1,0 +1,187 @@
+"""What happens between two steps of a trial: sign of life, validation, report, checkpoint, and whether to stop."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from dryfit.core.jobs import StopReason
+from dryfit.core.trial import MetricPoint, best_point, better
+from dryfit.core.wire import Checkpointed, FirstStep, Phase, Progress
+from dryfit.meta.sanity import check_process
+from dryfit.tasks.guard import BatchGuard
+from dryfit.tasks.load import save_trained
+from dryfit.train.batches import EpochBatchSampler
+from dryfit.train.checkpoint import save_checkpoint
+from dryfit.train.device import taken_of_device
+from dryfit.train.evaluate import evaluate, evaluation_rows, evaluation_steps, stopped_early
+from dryfit.train.parts import RunState, TrialParts
+from dryfit.train.whereabouts import Whereabouts
+
+_PROGRESS_EVERY_S = 0.25
+
+
+class Training(Protocol):
+    """What is asked of the Trainer between two steps."""
+
+    step_loss: torch.Tensor
+
+    def write_state(self, folder: Path) -> None:
+        """Write all that is needed to go on from here."""
+        ...
+
+
+@final
+class Steward(TrainerCallback):
+    """After every optimizer step: sign of life, validation, report, checkpoint, and whether to stop.
+
+    Args:
+        parts: What is trained.
+        sampler: Told which epoch begins.
+        run: What the run has come to; kept up to date.
+        trainer: Whose state is written.
+        guard: Looks at the batches of the validation split.
+        at: Told what is worked on.
+    """
+
+    def __init__(
+        self,
+        parts: TrialParts,
+        sampler: EpochBatchSampler,
+        run: RunState,
+        trainer: Training,
+        guard: BatchGuard,
+        at: Whereabouts,
+    ) -> None:
+        config = parts.request.config
+        self._parts = parts
+        self._sampler = sampler
+        self._run = run
+        self._trainer = trainer
+        self._guard = guard
+        self._at = at
+        self._eval_steps = frozenset[int]()
+        if parts.length is None:
+            self._eval_steps = evaluation_steps(
+                steps_per_epoch=parts.steps_per_epoch,
+                evals_per_epoch=config.settings.train.evals_per_epoch,
+                epochs=config.settings.train.epochs,
+            )
+        self._checkpointed_s = time.monotonic()
+        self._progress_s = -math.inf
+        self._first_step = True
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Choose the epoch's batches, also when going on within one."""
+        self._sampler.set_epoch(state.global_step // self._parts.steps_per_epoch)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """All that happens between two steps."""
+        step = state.global_step
+        self._run.step = step
+        self._at.end_batch()
+        self._sign_of_life(step)
+        validated = step in self._eval_steps
+        if validated:
+            self._run.stopped_by = self._validate(step)
+        if self._run.stopped_by is None and step < self._parts.last_step:
+            asked = self._parts.channel.stop_requested()
+            due = time.monotonic() - self._checkpointed_s >= self._parts.request.checkpoint_every_s
+            if asked is not None or (due and (validated or self._parts.length is not None)):
+                self._checkpoint(step)
+            self._run.stopped_by = asked
+        if self._run.stopped_by is not None or step == self._parts.last_step:
+            control.should_training_stop = True
+
+    def _sign_of_life(self, step: int) -> None:
+        channel = self._parts.channel
+        channel.beat()
+        if self._first_step:
+            self._first_step = False
+            channel.send(FirstStep(after_ms=channel.since_placed_ms()))
+        now_s = time.monotonic()
+        if now_s - self._progress_s >= _PROGRESS_EVERY_S:
+            self._progress_s = now_s
+            loss = float(self._trainer.step_loss)
+            epoch = step / self._parts.steps_per_epoch
+            channel.send(
+                Progress(
+                    step=step,
+                    total_steps=self._parts.last_step,
+                    epoch=epoch,
+                    loss=loss,
+                    device_bytes=taken_of_device(self._parts.request.plan.device),
+                )
+            )
+
+    def _validate(self, step: int) -> StopReason | None:
+        parts, run = self._parts, self._run
+        config = parts.request.config
+        parts.channel.send(Phase(name="evaluate", step=step))
+        metrics = evaluate(
+            parts.model,
+            parts.validation,
+            parts.task,
+            batch_rows=evaluation_rows(parts.request.plan.micro_batch),
+            beat=parts.channel.beat,
+            guard=self._guard,
+        )
+        self._at.end_batch()
+        check_process(f"validating after step {step}")  # what is reported is never taken back
+        point = MetricPoint(
+            n=len(run.points),
+            step=step,
+            epoch=step / parts.steps_per_epoch,
+            value=metrics[config.metric],
+            metrics=metrics,
+        )
+        before = best_point(run.points, config.direction)
+        run.points = (*run.points, point)
+        if better(point.value, before.value if before else math.nan, config.direction):
+            self._save_best(point)  # before the report: what the ledger knows of can be loaded
+        proceed = parts.channel.report(point, timeout_s=parts.request.verdict_timeout_s)
+        parts.channel.send(Phase(name="train", step=step))
+        if not proceed:
+            return StopReason.VERDICT
+        patience = config.settings.train.early_stopping
+        if step < parts.total_steps and stopped_early(run.points, patience=patience, direction=config.direction):
+            return StopReason.EARLY_STOPPING
+        return None
+
+    def _save_best(self, point: MetricPoint) -> None:
+        config = self._parts.request.config
+        self._parts.channel.send(Phase(name="save", step=point.step))
+        facts = {
+            "task": config.task,
+            "trial": config.number,
+            "metric": config.metric,
+            "value": point.value,
+            "step": point.step,
+            "metrics": point.metrics,
+            "input": self._parts.model_input.model_dump(mode="json"),
+        }
+        save_trained(
+            Path(self._parts.request.best_dir),
+            self._parts.model,
+            tokenizer_folder=self._parts.tokenizer_folder,
+            facts=facts,
+        )
+
+    def _checkpoint(self, step: int) -> None:
+        check_process(f"writing a checkpoint after step {step}")
+        self._parts.channel.send(Phase(name="save", step=step))
+        save_checkpoint(
+            Path(self._parts.request.checkpoint_dir),
+            step=step,
+            fingerprint=self._parts.request.config.fingerprint,
+            points=self._run.points,
+            write=self._trainer.write_state,
+        )
+        self._checkpointed_s = time.monotonic()
+        self._parts.channel.send(Checkpointed(step=step))
+        self._parts.channel.send(Phase(name="train", step=step))

@@ -1,0 +1,124 @@
+"""On a CUDA device: assertions, hung kernels and want of memory are what they are taken for, in real children.
+
+python -m pytest tests/gpu -m gpu
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+import trials
+from dryfit.config.schema import Isolation
+from dryfit.core.failure import FailureKind
+from dryfit.core.plan import DeviceKind
+from dryfit.core.wire import Note, Report, Verdict
+from dryfit.runtime.faults import classify
+from dryfit.runtime.spec import PRELOAD, ChildExited, ChildLimits, ChildSpec
+from gpu_jobs import WRONG
+from runtime_jobs import House, until_dead
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+LIMITS = ChildLimits(start_s=120.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(params=["assert", "hang", "oom", "context"])
+def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+    """A fork server as studies have it, and one thing wrong in its children."""
+    (tmp_path / "house").mkdir()
+    with House(
+        tmp_path / "house",
+        isolation=Isolation.FORKSERVER,
+        preload=(*PRELOAD, "gpu_jobs"),
+        entry="gpu_jobs:run",
+        limits=LIMITS,
+        more_environment={WRONG: request.param, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+    ) as opened:
+        yield opened
+
+
+def run(house: House, folder: Path, encoder: Path, name: str, **changes: Any) -> ChildExited:
+    """One attempt of the trial of ten steps in ``folder``."""
+    limits = changes.pop("limits", LIMITS)
+    trial = trials.small(folder, encoder=encoder, train={"evals_per_epoch": 5})
+    trial.plan = trial.plan.model_copy(update={"device": DeviceKind.CUDA})
+    body = trial.request(checkpoint_every_s=1e-9).model_copy(update={"visible_device": "0", **changes})
+    house.supervisor.start(ChildSpec(name, house.folder / name, body, limits))
+    while True:
+        event = house.until(lambda e: e.key == name)
+        if isinstance(event, ChildExited):
+            return event
+        if isinstance(event.message, Report):
+            house.supervisor.answer(name, Verdict(n=event.message.point.n, proceed=True))
+
+
+@pytest.mark.parametrize("house", ["assert"], indirect=True)
+def test_an_assertion_that_is_met_at_full_speed_is_known_and_its_batch_too(
+    house: House, tmp_path: Path, encoder: Path
+) -> None:
+    first = run(house, tmp_path / "trial", encoder, "first")
+    assert classify(first.evidence, first.result).kind is FailureKind.DEVICE_ASSERT
+    assert first.evidence.fault is not None
+    assert "at optimizer step 3 of 10" in first.evidence.fault.context
+    assert "batch of the split train: 8 row(s): r" in first.evidence.fault.context
+
+
+@pytest.mark.parametrize("house", ["assert"], indirect=True)
+def test_the_diagnostic_attempt_knows_the_line(house: House, tmp_path: Path, encoder: Path) -> None:
+    found = run(house, tmp_path / "trial", encoder, "slow", diagnostic=True)
+    assert classify(found.evidence, found.result).kind is FailureKind.DEVICE_ASSERT
+    fault = found.evidence.fault
+    assert fault is not None
+    # With blocking launches the exception comes out of the very call: the look-up in the embedding.
+    assert re.search(r"in embedding\n.*torch\.embedding\(", fault.traceback), fault.traceback
+    assert "micro-batch 1 of 1" in fault.context
+    assert re.search(r"labels [01] to [01] of 2 classes, token ids \d+ to \d+ of \d+ in the embedding", fault.context)
+
+
+@pytest.mark.parametrize("house", ["hang"], indirect=True)
+def test_a_hung_kernel_is_killed_with_its_stacks_and_the_device_is_free_again(
+    house: House, tmp_path: Path, encoder: Path
+) -> None:
+    limits = ChildLimits(start_s=120.0, hang_s=20.0, total_s=None, stop_grace_s=60.0)
+    found = run(house, tmp_path / "trial", encoder, "hung", limits=limits)
+    assert classify(found.evidence, found.result).kind is FailureKind.HANG
+    assert found.evidence.killed_by_us == "hang"
+    assert found.evidence.phase == "train"
+    assert "sleeping" in found.evidence.stacks or "running" in found.evidence.stacks
+    assert "loop.py" in (house.folder / "hung" / "stacks.txt").read_text()
+    torch.ones(1, device="cuda").sum().item()  # in this process: the device answers
+
+
+@pytest.mark.parametrize("house", ["oom"], indirect=True)
+def test_want_of_memory_is_known_by_its_type(house: House, tmp_path: Path, encoder: Path) -> None:
+    found = run(house, tmp_path / "trial", encoder, "large")
+    assert classify(found.evidence, found.result).kind in (FailureKind.OOM_DEVICE, FailureKind.OOM_NEIGHBOUR)
+    assert found.evidence.fault is not None
+    assert found.evidence.fault.type_names[0] == "torch.OutOfMemoryError"
+    assert "at optimizer step 3 of 10" in found.evidence.fault.context
+
+
+@pytest.mark.parametrize("house", ["context"], indirect=True)
+def test_a_fork_of_the_preloaded_server_makes_its_context_cleanly(house: House, tmp_path: Path, encoder: Path) -> None:
+    found = run(house, tmp_path / "trial", encoder, "clean")
+    assert found.result is not None and found.result.train is not None, found.evidence.log_tail
+    note = next(e.message for e in house.events if isinstance(getattr(e, "message", None), Note))
+    assert isinstance(note, Note)
+    assert note.text == "(False, False) 1024.0 1"
+    server = house.supervisor.server_pid
+    assert server is not None
+    house.supervisor.close()
+    assert until_dead(server)

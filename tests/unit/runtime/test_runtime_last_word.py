@@ -1,0 +1,89 @@
+"""What a child says last: the first error, whatever goes wrong while it is told."""
+
+import json
+import sys
+
+import pytest
+
+from dryfit.config.schema import Isolation
+from dryfit.core.errors import DataError
+from dryfit.core.failure import FailureKind
+from dryfit.core.jobs import FinalRequest
+from dryfit.core.wire import Note
+from dryfit.runtime import child
+from dryfit.runtime.child import ChildStatus, describe_fault
+from dryfit.runtime.faults import classify
+from dryfit.runtime.spec import ChildSpec
+from runtime_jobs import GENEROUS, House, request
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    isolation = Isolation.FORKSERVER if sys.platform == "linux" else Isolation.FRESH
+    with House(tmp_path_factory.mktemp("house"), isolation=isolation) as opened:
+        yield opened
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_class(house):
+    house.start("wordless", "wordless")
+    event = house.until_exit("wordless")
+    assert event.evidence.exit_code == ChildStatus.FAULT
+    assert event.evidence.fault is not None
+    assert event.evidence.fault.type_names[0].endswith("WordlessError")
+    assert event.evidence.fault.message == "(its message could not be made: RuntimeError)"
+    assert classify(event.evidence, event.result).kind is FailureKind.USER_CODE
+
+
+def test_a_message_that_is_no_text_crosses_all_the_same(house):
+    house.start("no text", "no text")
+    event = house.until_exit("no text")
+    assert classify(event.evidence, event.result).kind is FailureKind.DATA
+    assert event.result is not None and event.result.error is not None
+    assert event.result.error.doing == "reading posts-\\udcff.jsonl"
+
+
+def test_an_error_while_cleaning_up_does_not_hide_the_first(house):
+    """Python chains them; both cross, and the first is told where the second began."""
+    house.start("clean-up", "clean-up")
+    fault = house.until_exit("clean-up").evidence.fault
+    assert fault is not None
+    assert {"builtins.OSError", "builtins.KeyError"} <= set(fault.type_names)
+    assert fault.traceback.index("the first error") < fault.traceback.index("the clean-up's own")
+
+
+def test_notes_of_the_whole_chain_are_the_context_each_once():
+    inner, outer = KeyError("inner"), DataError("doing", "found")
+    inner.add_note("at step 3")
+    outer.add_note("at step 3")
+    outer.add_note("rows r1, r2")
+    outer.__cause__ = inner
+    assert describe_fault(outer).context == "at step 3\nrows r1, r2"
+    assert describe_fault(ValueError()).context == ""
+
+
+@pytest.mark.parametrize("diagnostic", [False, True])
+def test_a_diagnostic_attempt_waits_for_every_kernel_and_no_other_does(house, diagnostic):
+    body = request("variables").model_copy(update={"diagnostic": diagnostic})
+    key = f"diagnostic-{diagnostic}"
+    house.supervisor.start(ChildSpec(key, house.folder / key, body, GENEROUS))
+    note = house.until_said(key, "note").message
+    house.until_exit(key)
+    assert isinstance(note, Note)
+    variables = json.loads(note.text)
+    assert (variables.get("CUDA_LAUNCH_BLOCKING") == "1") is diagnostic
+    assert (variables.get("PYTORCH_USE_CUDA_DSA") == "1") is diagnostic
+
+
+@pytest.mark.parametrize("source", ["/data/posts.jsonl", "hub:owner/name"])
+def test_a_final_training_keeps_no_secret_that_its_trial_would_not(monkeypatch, source):
+    trial = request("noop")
+    data = trial.config.data.model_copy(update={"test": source})
+    settings = trial.config.settings
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"name": "minilm"})})
+    training = trial.model_copy(update={"config": trial.config.model_copy(update={"data": data, "settings": settings})})
+    for body in (training, FinalRequest(training=training, model_dir=None, study="s")):
+        environment = {"HF_TOKEN": "hf_planted", "WANDB_API_KEY": "planted", "HOME": "/root"}
+        monkeypatch.setattr(child.os, "environ", environment)
+        child._forget_secrets(body)
+        kept = {"HOME": "/root"} | ({"HF_TOKEN": "hf_planted"} if source.startswith("hub:") else {})
+        assert environment == kept
