@@ -1,4 +1,4 @@
-# Everything runs in .venv, which each target makes for itself. .PHONY: help setup demo test proof lint soak benchmake help.PHONY: help setup demo test proof lint soak bench lists the targets.
+# Everything runs in .venv, which each target makes for itself. `make help` lists the targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -163,10 +163,12 @@ def test_a_process_that_hangs_is_ended_with_its_stacks_and_tried_once_more(tmp_p
     for trial in (stopped, stuck):
         assert (trial.outcome, followed(trial)) == (Outcome.COMPLETE, [(FailureKind.HANG, "retry")])
     assert (always.outcome, [action for _, action in followed(always)]) == (Outcome.FAILED, TWICE)
-    for trial, function in ((stopped, "breaks"), (stuck, "_stuck_in_native_code")):
+    for trial, where in ((stopped, "stopped: gave no stack"), (stuck, "_stuck_in_native_code")):
         assert_story(folder, trial, "gave no sign of life")
-        stacks = StudyLayout(folder).trial(trial.number).attempt(1) / STACKS_FILE
-        assert function in stacks.read_text(encoding="utf-8")
+        failure = trial.attempts[0].failure
+        assert failure is not None and where in failure.detail
+    stacks = StudyLayout(folder).trial(stuck.number).attempt(1) / STACKS_FILE
+    assert "_stuck_in_native_code" in stacks.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("mebibytes", [192, pytest.param(1024, marks=pytest.mark.slow)])

@@ -94,7 +94,8 @@ def _full_shared_memory(_trial: dryfit.Trial) -> None:
 
 def _stuck_in_native_code(_trial: dryfit.Trial) -> None:
     """Sleep with the interpreter's lock held: no other thread gives signs of life then."""
-    ctypes.PyDLL(None).sleep(600)
+    while True:
+        ctypes.PyDLL(None).sleep(600)  # the question for its stacks ends one sleep
 
 
 def _talks(trial: dryfit.Trial) -> None:
