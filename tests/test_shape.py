@@ -35,6 +35,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.tasks.load:load": "the public face of loading: each argument is a question only the caller can answer",
 }
 CATCHES_EVERYTHING: dict[str, str] = {
+    "dryfit.core.cleanup": "what a clean-up raises is added to the error it came after, whatever it is",
     "dryfit.runtime.child": "the child's outermost frame turns any exception into its last word",
     "dryfit.cli.app": "the outermost frame of a command turns a bug into exit status 4",
     "dryfit.search.mirror_process": "the process's outermost frame takes passwords out of what drivers say",

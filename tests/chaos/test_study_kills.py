@@ -191,14 +191,35 @@ def test_more_trials_extend_the_study_and_change_nothing_before(undisturbed: Pat
     assert fold(folder).counted == TRIALS + 2
 
 
-def test_changed_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_changed_data_begins_a_generation_and_earlier_trials_can_still_be_used(
+    undisturbed: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "study"
     shutil.copytree(undisturbed, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
     lines = (folder / "data/train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "data/train.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
-    done = run("resume", folder, "--trials", str(TRIALS + 1))
-    assert done.returncode == 2
-    assert "the data has changed" in done.stderr
+    checked = run("tune", folder, "--dry-run")
+    assert "WARN  data: rows: the rows have changed" in checked.stdout
+    words = ["--trials", "2", "--set", "train.epochs=1", "--set", "study.metric=accuracy"]
+    done = run("resume", folder, *words)
+    assert done.returncode == 0, done.stderr
+    assert f"generation 2 begins (forks): {TRIALS} trials of generation 1 kept, 0 of them used" in done.stderr
+    assert "the data has changed" in done.stderr and "train.epochs was 3, is now 1" in done.stderr
+    assert ends(folder)[:TRIALS] == ends(undisturbed)
+    summary = summary_of(folder)
+    assert (summary["trials"]["complete"], summary["trials"]["total"]) == (2, 2)
+    assert (summary["generation"]["number"], summary["generation"]["earlier"]) == (2, TRIALS)
+    assert "generation 2 (since " in run("status", folder).stdout
+    assert run("show", folder, "0").returncode == 0
+    assert run("report", folder).returncode == 0
+    complete = [trial for trial in fold(folder).trials[:TRIALS] if trial.value is not None]
+    again = run("train", folder, "--trial", str(complete[0].number), "--json")
+    assert again.returncode == 0, again.stderr
+    assert "which had other rows: today's are used" in again.stderr
+    trained = json.loads(again.stdout)
+    assert trained["metric"] == "f1_macro", "what it was judged by then"
+    assert trained["steps"] == complete[0].steps, "as many epochs as it had, not those of today"
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def test_every_trial_is_a_row_with_what_the_ledger_says(tmp_path: Path) -> None:
     state, rows = script.state(), read(path)
     assert [int(row["number"]) for row in rows] == [trial.number for trial in state.trials]
     for row, trial in zip(rows, state.trials, strict=True):
-        assert row["outcome"] == (trial.outcome or "")
+        assert (row["generation"], row["outcome"]) == ("1", trial.outcome or "")
         assert row["value"] == ("" if trial.value is None else repr(trial.value))
         assert int(row["seed"]) == trial.seed
         assert int(row["attempts"]) == len(trial.attempts)

@@ -11,7 +11,7 @@ import pytest
 
 import dryfit
 import objectives
-from dryfit.core.errors import ExitStatus, StudyMismatchError
+from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import FailureKind
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import LOG_FILE
@@ -87,15 +87,6 @@ def test_the_frozen_study_goes_on_from_anywhere(finished: Path, tmp_path: Path) 
     assert fold(finished).trials[13].value == expected(fold(finished).trials[13].params)
 
 
-def test_what_makes_results_incomparable_is_refused(finished: Path) -> None:
-    with pytest.raises(StudyMismatchError, match="objective.function was"):
-        dryfit.tune(objective=objectives.stepwise, space=objectives.SPACE, trials=13, folder=finished)
-    with pytest.raises(StudyMismatchError, match="objective.directions was"):
-        dryfit.tune(objective=objectives.quadratic, space=objectives.SPACE, direction="maximize", folder=finished)
-    with pytest.raises(StudyMismatchError, match="study.seed was 0"):
-        dryfit.tune(objective=objectives.quadratic, space=objectives.SPACE, study={"seed": 1}, folder=finished)
-
-
 # ---- every way to end
 
 
@@ -109,7 +100,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TrialState
         trials=90,
         folder=folder,
         search=RANDOM,
-        runtime={"max_failed_in_a_row": 100, "parallel": 2},
+        runtime={"max_failed_in_a_row": 100, "max_same_failure": 100, "parallel": 2},
     )
     state = fold(folder)
     assert marked_processes(folder) == []
@@ -132,6 +123,7 @@ ENDS = {
     "leave": (Outcome.FAILED, None, FailureKind.USER_CODE, "it ended its own process (exit status 0)"),
     "crash": (Outcome.FAILED, None, FailureKind.NATIVE_CRASH, "native code crashed (SIGSEGV)"),
     "killed once": (Outcome.COMPLETE, 1.0, FailureKind.KILLED, ""),
+    "device assert": (Outcome.FAILED, None, FailureKind.DEVICE_ASSERT, "(blocking launches: 1)"),
     "decreasing": (Outcome.FAILED, None, FailureKind.USER_CODE, "the report before was of step 3"),
     "report text": (Outcome.FAILED, None, FailureKind.USER_CODE, "the value is 'good' (str)"),
     "report half steps": (Outcome.FAILED, None, FailureKind.USER_CODE, "reporting step 0.5"),
@@ -148,7 +140,7 @@ def test_every_way_to_end_has_an_outcome(ways: dict[str, tuple[TrialState, Study
     assert said in trial.reason
     failure = trial.attempts[0].failure
     assert (failure.kind if failure is not None else None) == kind
-    assert len(trial.attempts) == (2 if way in ("killed once", "crash") else 1)
+    assert len(trial.attempts) == (2 if way in ("killed once", "crash", "device assert") else 1)
     assert not layout.trial(trial.number).checkpoints.exists()
 
 

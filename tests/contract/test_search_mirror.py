@@ -17,7 +17,6 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from dryfit.core.settings import Direction
 from dryfit.search.mirror import MirrorProcess
 from dryfit.search.mirror_process import Mirror
 
@@ -82,13 +81,12 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.jsonl")
 
 
-def mirror_of(ledger: Ledger, storage: str, directions: tuple[Direction, ...] = (Direction.MAXIMIZE,)) -> MirrorProcess:
+def mirror_of(ledger: Ledger, storage: str) -> MirrorProcess:
     folder = ledger.path.parent
     return MirrorProcess(
         ledger.path,
         storage=storage,
         study="toy",
-        directions=directions,
         status=folder / "mirror.json",
         log=folder / "mirror.log",
     )
@@ -159,7 +157,7 @@ def test_several_goals(ledger: Ledger, storage: str) -> None:
     ledger.ask(3)
     ledger.report(3, 0, 0.5)
     ledger.finish(3, "pruned")
-    mirror = mirror_of(ledger, storage, (Direction.MAXIMIZE, Direction.MINIMIZE))
+    mirror = mirror_of(ledger, storage)
     mirror.start()
     assert mirror.flush(FLUSH_S)
     mirror.stop()
@@ -188,9 +186,7 @@ def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:
 
 def in_process(ledger: Ledger, journal: Path) -> Mirror:
     where = f"journal:{journal}"
-    return Mirror(
-        ledger.path, storage=where, study="toy", directions=(Direction.MAXIMIZE,), status=journal.with_suffix(".json")
-    )
+    return Mirror(ledger.path, storage=where, study="toy", status=journal.with_suffix(".json"))
 
 
 def test_killed_between_any_two_writes(ledger: Ledger, tmp_path: Path) -> None:
@@ -285,12 +281,11 @@ def test_a_study_from_elsewhere_is_left_alone(ledger: Ledger, storage: str, tmp_
 PARENT = """
 import sys, time
 from pathlib import Path
-from dryfit.core.settings import Direction
 from dryfit.search.mirror import MirrorProcess
 from dryfit.search.mirror_process import Mirror
 folder = Path(sys.argv[1])
 mirror = MirrorProcess(folder / "ledger.jsonl", storage=f"journal:{folder / 'j'}", study="toy",
-    directions=(Direction.MAXIMIZE,), status=folder / "mirror.json", log=folder / "mirror.log")
+    status=folder / "mirror.json", log=folder / "mirror.log")
 mirror.start()
 mirror.flush(60)
 print(mirror.pid, flush=True)
@@ -344,7 +339,6 @@ def test_a_mirror_that_cannot_open_its_database_does_not_tell_the_password(tmp_p
         ledger.path,
         storage="env:MY_STORAGE",
         study="toy",
-        directions=(Direction.MAXIMIZE,),
         status=tmp_path / "status.json",
         log=tmp_path / "mirror.txt",
     )
@@ -361,7 +355,7 @@ def test_what_a_mirrors_driver_says_is_told_without_the_password(tmp_path, monke
     monkeypatch.setenv("MY_STORAGE", "sqlite://host/db?password=planted-password")
     ledger = Ledger(tmp_path / "ledger.jsonl")
     command = [sys.executable, "-m", "dryfit.search.mirror_process", "--ledger", str(ledger.path)]
-    command += ["--storage", "env:MY_STORAGE", "--study", "toy", "--directions", "maximize"]
+    command += ["--storage", "env:MY_STORAGE", "--study", "toy"]
     done = subprocess.run(
         [*command, "--status", str(tmp_path / "status.json")], capture_output=True, text=True, check=False
     )

@@ -18,7 +18,7 @@ from dryfit.core.failure import FailureKind
 from dryfit.core.plan import DeviceKind
 from dryfit.core.wire import Note, Report, Verdict
 from dryfit.runtime.faults import classify
-from dryfit.runtime.spec import PRELOAD, ChildExited, ChildLimits, ChildSpec
+from dryfit.runtime.spec import PRELOAD, ChildExited, ChildLimits, ChildMessage, ChildSpec
 from gpu_jobs import WRONG
 from runtime_jobs import House, until_dead
 
@@ -57,12 +57,16 @@ def run(house: House, folder: Path, encoder: Path, name: str, **changes: Any) ->
     trial.plan = trial.plan.model_copy(update={"device": DeviceKind.CUDA})
     body = trial.request(checkpoint_every_s=1e-9).model_copy(update={"visible_device": "0", **changes})
     house.supervisor.start(ChildSpec(name, house.folder / name, body, limits))
+    answered = 0
     while True:
-        event = house.until(lambda e: e.key == name)
-        if isinstance(event, ChildExited):
-            return event
-        if isinstance(event.message, Report):
-            house.supervisor.answer(name, Verdict(n=event.message.point.n, proceed=True))
+        house.until(lambda event: event.key == name)
+        mine = [event for event in house.events if event.key == name]
+        reports = [e.message for e in mine if isinstance(e, ChildMessage) and isinstance(e.message, Report)]
+        for report in reports[answered:]:
+            house.supervisor.answer(name, Verdict(n=report.point.n, proceed=True))
+        answered = len(reports)
+        if isinstance(mine[-1], ChildExited):
+            return mine[-1]
 
 
 @pytest.mark.parametrize("house", ["assert"], indirect=True)

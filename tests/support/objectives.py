@@ -131,6 +131,11 @@ def _report_nan(trial: dryfit.Trial) -> float:
     return 3.0
 
 
+def _assert_on_device(_: dryfit.Trial) -> float:
+    blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0")
+    raise RuntimeError(f"CUDA error: device-side assert triggered (blocking launches: {blocking})")
+
+
 WAYS = {
     "none": lambda _: None,
     "nan": lambda _: float("nan"),
@@ -145,6 +150,7 @@ WAYS = {
     "leave": lambda _: os._exit(0),
     "crash": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
     "killed once": _once_killed,
+    "device assert": _assert_on_device,
     "decreasing": _decreasing,
     "report text": _report_text,
     "report half steps": _report_half_steps,

@@ -80,8 +80,7 @@ def export(folder: Path | str, to: ExportFormat | str, file: Path | str | None =
             write_text_atomic(target, csv_text(records_of(state)), durable=False)
         case ExportFormat.OPTUNA:
             assert state.created is not None
-            name, directions = state.created.name, state.directions
-            export_ledger(layout.ledger, target, study=name, directions=directions, sqlite=is_sqlite(text))
+            export_ledger(layout.ledger, target, study=state.created.name, sqlite=is_sqlite(text))
     return target
 
 

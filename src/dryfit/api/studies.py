@@ -203,12 +203,13 @@ def _result(session: SessionResult) -> TuneResult:
         end=session.end,
         summary=summarise(session.state),
         folder=session.layout.folder,
-        status=_exit_status(session.end, session.state),
+        status=exit_status(session.end, session.state),
         advice=nothing_fits_text(session.state) if session.end is End.REFUSED else "",
     )
 
 
-def _exit_status(end: End, state: StudyState) -> ExitStatus:
+def exit_status(end: End, state: StudyState) -> ExitStatus:
+    """What a command exits with after a study's session."""
     match end:
         case End.DONE | End.NO_IMPROVEMENT:
             useful = state.counts[Outcome.COMPLETE] + state.counts[Outcome.PRUNED]

@@ -30,6 +30,7 @@ from dryfit.study.finals import (
     refuse_taken,
     run_lock,
 )
+from dryfit.study.generations import as_it_was
 from dryfit.study.machine import End
 from dryfit.study.session import read_study
 from dryfit.study.stops import StopRequests
@@ -98,11 +99,15 @@ def train(
         StudyBusyError: Another process does the same.
         DryfitError: Training failed.
     """
-    study = _view(folder)
+    view = _view(folder)
     target = Path(out).expanduser().absolute() if out is not None else None
     if target is not None:
         refuse_taken(target)
-    run = final_run(_chosen(study.state, trial), seed=seed, with_validation=with_validation)
+    chosen = _chosen(view.state, trial)
+    study = as_it_was(view, chosen)
+    if _other_data(study, chosen):
+        on_note(f"trial {chosen.number} is of generation {chosen.generation}, which had other rows: today's are used")
+    run = final_run(chosen, seed=seed, with_validation=with_validation)
     end, results = _do(study, [run], on_note)
     found = results.get(run.name)
     if found is None:
@@ -134,7 +139,7 @@ def train_top(
         StudyBusyError: Another process does one of the runs.
     """
     study = _view(folder)
-    complete = (trial for trial in study.state.trials if trial.outcome is Outcome.COMPLETE)
+    complete = (trial for trial in study.state.present if trial.outcome is Outcome.COMPLETE)
     ranked = best_first(complete, study.state.direction)[:top]
     if not ranked:
         raise _none_completed(study)
@@ -165,7 +170,9 @@ def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None 
         ConfigError: There is no such trial, or it was refused.
     """
     study = _view(folder)
-    run = final_run(_chosen(study.state, trial), seed=seed, with_validation=False, save=False)
+    chosen = _chosen(study.state, trial)
+    study = as_it_was(study, chosen)
+    run = final_run(chosen, seed=seed, with_validation=False, save=False)
     return [sys.executable, "-m", "dryfit.train.inprocess", str(in_process_request(study, run))]
 
 
@@ -194,6 +201,11 @@ def _chosen(state: StudyState, trial: int | str) -> TrialState:
 def _none_completed(study: StudyView) -> ConfigError:
     ended = study.state.counts[Outcome.PRUNED] + study.state.counts[Outcome.FAILED]
     return ConfigError("choosing the best trials", f"no trial has completed ({ended} ended otherwise)")
+
+
+def _other_data(study: StudyView, trial: TrialState) -> bool:
+    """Whether the rows have changed since a trial."""
+    return study.state.generations[trial.generation - 1].basis.data != study.resolved.data_fingerprint
 
 
 def _do(

@@ -16,6 +16,7 @@ from dryfit.core.failure import Action
 from dryfit.core.memory import VerdictKind
 from dryfit.core.trial import MetricPoint, Outcome
 from dryfit.core.wire import Message, Note, Progress
+from dryfit.report.generations import began_text, revised_text
 from dryfit.report.live import LiveStudy
 from dryfit.report.plans import choice_text, plan_text
 from dryfit.report.tables import number_text, params_text
@@ -23,8 +24,10 @@ from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
     Event,
+    GenerationBegan,
     ReportMade,
     SessionOpened,
+    StudyRevised,
     TrialAsked,
     TrialFinished,
     TrialPlanned,
@@ -45,6 +48,10 @@ def event_line(event: Event, state: StudyState) -> str | None:
         case SessionOpened(total=total, notes=notes):
             done = f", {state.counted} of them done" if state.counted else ""
             return "\n".join([f"study {state.created.name if state.created else ''}: {total} trials{done}", *notes])
+        case StudyRevised():
+            return revised_text(event)
+        case GenerationBegan():
+            return began_text(event, state)
         case TrialAsked(number=number, params=params):
             return f"trial {number}: new  {params_text(params)}"
         case TrialPlanned(number=number, answer=answer) if answer is not None:

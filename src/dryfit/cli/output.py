@@ -18,6 +18,7 @@ from dryfit.core.secrets import redacted, secrets_of
 from dryfit.core.trial import Outcome
 from dryfit.report.calibrations import calibration_lines, calibration_table
 from dryfit.report.doctor import finding_lines, verdict_line
+from dryfit.report.generations import generation_text
 from dryfit.report.health import health_table, verdict
 from dryfit.report.plan_tables import (
     headline,
@@ -234,6 +235,16 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
         f"{counts.refused} refused, {counts.running} open; {duration_text(summary.wall_s)} of work",
         highlight=False,
     )
+    generation = summary.generation
+    if generation.number > 1:
+        text = generation_text(
+            generation.number,
+            began_at_s=generation.began_at_s,
+            reasons=generation.reasons,
+            earlier=generation.earlier,
+            told=generation.used,
+        )
+        out.print(Text(f"  {text}"))
     if summary.best is not None:
         best = summary.best
         out.print(f"  best {number_text(best.value)}: trial {best.number}  {params_text(best.params)}", highlight=False)

@@ -219,7 +219,7 @@ class RuntimeSettings(Settings):
     )
     start_timeout_s: Annotated[float, Field(gt=0)] = Field(default=60, description="until a child's first line")
     hang_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=600, description="without a heartbeat: the child hangs"
+        default=600, description="longest silence of a child; steps that were quicker before shorten it"
     )
     trial_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="most seconds an attempt may take"

@@ -13,7 +13,6 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── NonFiniteError         NONFINITE   2   the loss or a gradient became infinite or NaN
     ├── PoisonedError          POISONED    2   something in this process replaced what everything else builds on
     ├── StudyBusyError         BUSY        2   another process owns the study
-    ├── StudyMismatchError     MISMATCH    2   the study file no longer describes this study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
     ├── TraceError             TRACE       2   a model's step cannot be traced: its memory is unknown
     ├── ObjectiveError         OBJECTIVE   2   a function of the user's own cannot be used, or gave no result
@@ -116,12 +115,6 @@ class StudyBusyError(DryfitError):
     """Another live process owns the study."""
 
     code = "BUSY"
-
-
-class StudyMismatchError(DryfitError):
-    """The study file no longer describes the study in its folder."""
-
-    code = "MISMATCH"
 
 
 class LedgerError(DryfitError):

@@ -252,6 +252,9 @@ class ObjectiveSettings(Settings):
         default=(".",),
         description="folders it is imported from, beside installed packages; unset: this file's, and the current one",
     )
+    version: int = Field(
+        default=1, ge=0, description="another number: earlier values do not compare, and a new generation begins"
+    )
     preload: tuple[str, ...] = Field(
         default=(), description="installed modules that are imported once, before any trial: what it needs and is slow"
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import itemgetter
@@ -100,6 +100,7 @@ class TrialRecord:
         system_attrs: What a pruner must remember (ASHA's rungs).
         also: Its values of the study's further goals, in their order; empty unless it completed.
         given: The known point it was made from, by public name; empty where there was none.
+        own: The study file's own values by public name, where today's may differ: what it had where it drew none.
     """
 
     number: int
@@ -111,6 +112,7 @@ class TrialRecord:
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     also: tuple[float, ...] = ()
     given: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
+    own: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
 
     @property
     def values(self) -> tuple[float, ...] | None:

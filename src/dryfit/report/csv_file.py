@@ -1,5 +1,7 @@
 """A study as CSV, one row a trial (RFC 4180, UTF-8, lines end with CR LF).
 
+Trials of earlier generations come first; their values are of the goals, and of the data, that their generation had.
+
 A cell is empty where a trial has no such thing; numbers are written so that reading them gives the same number, NaN and
 infinities as ``nan``, ``inf`` and ``-inf``; truth is ``true`` and ``false``. A text that a spreadsheet could take for
 a formula (it begins with ``=``, ``+``, ``-``, ``@``, a tab or a line end) gets an apostrophe in front, and so does one
@@ -22,14 +24,15 @@ def csv_text(records: StudyRecords) -> str:
     out = io.StringIO(newline="")
     writer = csv.writer(out)
     further = [f"value.{goal.name}" for goal in records.goals[1:]]
-    names = records.searched
+    trials = (*records.earlier, *records.trials)
+    names = tuple(dict.fromkeys(name for trial in trials for name in trial.params))
     writer.writerow(_row([*_FIRST, *further, *_FACTS, *(f"param.{name}" for name in names), "reason"]))
-    for trial in records.trials:
+    for trial in trials:
         writer.writerow(_row(_cells(trial, names, len(further))))
     return out.getvalue()
 
 
-_FIRST = ("number", "outcome", "value")
+_FIRST = ("number", "generation", "outcome", "value")
 _FACTS = (
     *("last_value", "seed", "steps", "attempts", "seconds", "planned_bytes", "observed_bytes"),
     *("asked_at", "finished_at"),
@@ -40,6 +43,7 @@ def _cells(trial: TrialRow, names: Sequence[str], further: int) -> list[Scalar]:
     also: list[Scalar] = [*trial.also, *[None] * further]
     return [
         trial.number,
+        trial.generation,
         str(trial.outcome) if trial.outcome is not None else None,
         trial.value,
         *also[:further],

@@ -171,7 +171,7 @@ class LiveStudy:
         self._state = state
         match event:
             case SessionOpened():
-                done = [trial for trial in state.trials if trial.outcome is not None and trial.outcome.counts]
+                done = [trial for trial in state.present if trial.outcome is not None and trial.outcome.counts]
                 self._finished_s = [trial_time_s(trial) for trial in done]
             case TrialAsked(number=number):
                 self._trials[number] = _Live(WAITING)

@@ -33,11 +33,11 @@ class Plans(BaseModel):
 
 def plan_totals(state: StudyState) -> Plans | None:
     """Sum up the plans of a study; None where nothing was planned."""
-    plans = [trial.plan for trial in state.trials if trial.plan is not None]
+    plans = [trial.plan for trial in state.present if trial.plan is not None]
     if not plans:
         return None
     verdicts = [plan.answer.verdict for plan in plans]
-    ratios = [ratio for trial in state.trials if (ratio := observed_over_planned(trial)) is not None]
+    ratios = [ratio for trial in state.present if (ratio := observed_over_planned(trial)) is not None]
     return Plans(
         planned=sum(verdict.fits for verdict in verdicts),
         refused=verdicts.count(VerdictKind.REFUSED),

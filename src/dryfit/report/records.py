@@ -31,6 +31,7 @@ class TrialRow:
     """One trial. ``seconds`` is the time of all its processes; bytes are peaks, planned for the run observed."""
 
     number: int
+    generation: int
     outcome: Outcome | None
     value: float | None
     also: tuple[float, ...]
@@ -98,17 +99,20 @@ class RefusalRow:
 
 @dataclass(frozen=True, slots=True)
 class StudyRecords:
-    """Everything a report tells, in order of trial numbers and of time."""
+    """Everything a report tells of the present generation, in order of trial numbers and of time."""
 
     name: str
     goals: tuple[Goal, ...]
     trials: tuple[TrialRow, ...]
+    """Of the present generation."""
     front: tuple[TrialRow, ...]
     """With several goals, the trials that no other beats in all of them, the best by the first one first."""
     attempts: tuple[AttemptRow, ...]
     sessions: tuple[SessionState, ...]
     logarithmic: frozenset[str] = frozenset()
     """Parameters that were drawn on a logarithmic scale."""
+    earlier: tuple[TrialRow, ...] = ()
+    """Trials of earlier generations, whose values may be of other goals or other data."""
 
     @property
     def goal(self) -> Goal:
@@ -139,17 +143,19 @@ def records_of(state: StudyState) -> StudyRecords:
     """
     created = state.created
     assert created is not None
-    attempts = tuple(row for trial in state.trials for row in _attempts(trial, state.sessions))
+    every = [row for trial in state.trials for row in _attempts(trial, state.sessions)]
+    first = state.generation.first
     seconds: dict[int, float] = {}
-    for attempt in attempts:
+    for attempt in every:
         seconds[attempt.trial] = seconds.get(attempt.trial, 0.0) + attempt.seconds
     trials = tuple(_row(trial, seconds.get(trial.number, 0.0)) for trial in state.trials)
     return StudyRecords(
         name=created.name,
         goals=created.goals,
-        trials=trials,
+        trials=trials[first:],
         front=tuple(trials[trial.number] for trial in best_first(state.front, created.direction)),
-        attempts=attempts,
+        earlier=trials[:first],
+        attempts=tuple(attempt for attempt in every if attempt.trial >= first),
         sessions=tuple(state.sessions),
         logarithmic=_logarithmic(state),
     )
@@ -164,6 +170,7 @@ def _row(trial: TrialState, seconds: float) -> TrialRow:
     observed, planned = compared_bytes(trial)
     return TrialRow(
         number=trial.number,
+        generation=trial.generation,
         outcome=trial.outcome,
         value=trial.value,
         also=trial.also,
@@ -261,7 +268,7 @@ def lanes(attempts: Sequence[AttemptRow]) -> list[tuple[AttemptRow, str]]:
 def refusals(state: StudyState) -> list[RefusalRow]:
     """Refused trials, those together whose plan is the same, in the order in which they came up."""
     by_key: dict[str, list[TrialState]] = {}
-    for trial in state.trials:
+    for trial in state.present:
         if trial.outcome is Outcome.REFUSED:
             key = trial.plan.key if trial.plan is not None else f"trial {trial.number}"
             by_key.setdefault(key, []).append(trial)

@@ -6,6 +6,7 @@ from dryfit.core.jobs import ResolveResult
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.core.units import gib
 from dryfit.core.words import few
+from dryfit.report.generations import generations_table
 from dryfit.report.plans import plan_totals, totals_text
 from dryfit.report.plots import (
     MOST_SLICES,
@@ -70,6 +71,7 @@ def sections_of(
         _refused(state),
         _memory(state, records),
         _trials(records),
+        _generations(state),
         _facts(state, records),
     ]
     return [section for section in found if section is not None]
@@ -81,8 +83,8 @@ def _best(records: StudyRecords, best_file: str, best_missing: str) -> Section |
     best, first = records.ranked[0], records.trials[0]
     names = list(dict.fromkeys((*best.params, *first.params)))
     rows = [(name, _cell(best, name), _cell(first, name)) for name in names]
-    heads = ("parameter", f"trial {best.number} (best)", "trial 0")
-    if best.number == 0:
+    heads = ("parameter", f"trial {best.number} (best)", f"trial {first.number}")
+    if best.number == first.number:
         heads, rows = heads[:2], [row[:2] for row in rows]
     texts = ("As a study file without the search: save it anywhere and run dryfit tune on it.",) if best_file else ()
     return Section(
@@ -302,6 +304,14 @@ def _trials(records: StudyRecords) -> Section | None:
 def _values(trial: TrialRow, count: int) -> list[float | None]:
     values: list[float | None] = [trial.value, *trial.also]
     return (values + [None] * count)[:count]
+
+
+def _generations(state: StudyState) -> Section | None:
+    if len(state.generations) < 2:
+        return None
+    text = "The study has changed so that trials before and after do not compare; all else on this page is of the last."
+    table = generations_table(state)
+    return Section("generations", "Generations of the study", texts=(text,), tables=(("", table),))
 
 
 def _facts(state: StudyState, records: StudyRecords) -> Section:

@@ -54,6 +54,17 @@ class Overhead(View):
     p95: float | None
 
 
+class GenerationView(View):
+    """What the study is now: the counts, the best trial and the front are of this generation alone."""
+
+    number: int
+    began_at_s: float = Field(description="Unix time")
+    reasons: tuple[str, ...] = Field(description="why the one before could not go on")
+    mirror: str = Field(description="what it is called in the Optuna mirror")
+    earlier: int = Field(description="trials of earlier generations; they are kept")
+    used: int = Field(description="those of them that samplers and pruners learn from")
+
+
 class StudySummary(Answer):
     """The answer of ``dryfit status``."""
 
@@ -62,6 +73,7 @@ class StudySummary(Answer):
     metric: str
     direction: str
     goals: tuple[GoalView, ...] = Field(description="all that is optimised, the metric first")
+    generation: GenerationView
     trials: TrialCounts
     best: BestTrial | None = Field(description="by the study's metric")
     pareto: tuple[ParetoTrial, ...] | None = Field(description="the Pareto front, of a study with several goals")
@@ -89,20 +101,28 @@ def summarise(state: StudyState) -> StudySummary:
     overheads = [
         attempt.overhead_ms for trial in state.trials for attempt in trial.attempts if attempt.overhead_ms is not None
     ]
-    best = state.best
+    best, generation = state.best, state.generation
     return StudySummary(
         study=created.name,
         task=created.task,
         metric=created.metric,
         direction=created.direction,
         goals=tuple(GoalView(metric=goal.name, direction=goal.direction) for goal in created.goals),
+        generation=GenerationView(
+            number=generation.number,
+            began_at_s=generation.began_at_s,
+            reasons=generation.reasons,
+            mirror=generation.name,
+            earlier=generation.first,
+            used=len(generation.told),
+        ),
         trials=TrialCounts(
             complete=state.counts[Outcome.COMPLETE],
             pruned=state.counts[Outcome.PRUNED],
             refused=state.counts[Outcome.REFUSED],
             failed=state.counts[Outcome.FAILED],
             cancelled=state.counts[Outcome.CANCELLED],
-            running=len(state.open_trials),
+            running=sum(trial.outcome is None for trial in state.present),
             total=state.sessions[-1].total if state.sessions else 0,
         ),
         best=BestTrial(number=best.number, value=best.value, params=best.params)

@@ -61,14 +61,19 @@ def trial_time_s(trial: TrialState) -> float:
 
 
 def trials_table(state: StudyState) -> Table:
-    """One row a trial, in order; how each is run, and its memory, where the study plans that."""
+    """One row a trial, in order; how each is run, and its memory, where the study plans that.
+
+    Where there are several generations, each trial has the number of its own.
+    """
+    several = len(state.generations) > 1
     planned = any(trial.plan is not None for trial in state.trials)
     values = goal_names(state) if len(goal_names(state)) > 1 else ("value",)
     rows = [
         (
             str(trial.number),
             str(trial.outcome or "open"),
-            *values_cells(trial, len(values)),
+            *((str(trial.generation),) if several else ()),
+            *_cells_beside(trial, state, len(values)),
             str(trial.steps or "-"),
             str(len(trial.attempts)),
             duration_text(trial_time_s(trial)),
@@ -78,7 +83,17 @@ def trials_table(state: StudyState) -> Table:
         for trial in state.trials
     ]
     heads = ("run with", "memory observed / planned") if planned else ()
-    return Table(("trial", "outcome", *values, "steps", "attempts", "time", *heads, "parameters"), tuple(rows))
+    first = ("trial", "outcome", *(("generation",) if several else ()))
+    return Table((*first, *values, "steps", "attempts", "time", *heads, "parameters"), tuple(rows))
+
+
+def _cells_beside(trial: TrialState, state: StudyState, goals: int) -> tuple[str, ...]:
+    """A trial's values, beside those of the present generation; with their names where its goals were others."""
+    own = state.generations[trial.generation - 1].basis.goals if state.generations else ()
+    if trial.values is None or not own or own == state.generation.basis.goals:
+        return values_cells(trial, goals)
+    named = ", ".join(f"{goal.name} {number_text(value)}" for goal, value in zip(own, trial.values, strict=False))
+    return (named, *("-",) * (goals - 1))
 
 
 def goal_names(state: StudyState) -> tuple[str, ...]:
@@ -104,12 +119,13 @@ def outcomes_table(state: StudyState) -> Table:
     """One row for each outcome that occurred: how many trials, and the time they took."""
     rows: list[tuple[str, ...]] = []
     for outcome in Outcome:
-        trials = [trial for trial in state.trials if trial.outcome is outcome]
+        trials = [trial for trial in state.present if trial.outcome is outcome]
         if trials:
             time_s = sum(trial_time_s(trial) for trial in trials)
             rows.append((str(outcome), str(len(trials)), duration_text(time_s)))
-    if state.open_trials:
-        rows.append(("open", str(len(state.open_trials)), "-"))
+    still_open = sum(trial.outcome is None for trial in state.present)
+    if still_open:
+        rows.append(("open", str(still_open), "-"))
     return Table(("outcome", "trials", "time"), tuple(rows))
 
 

@@ -31,7 +31,7 @@ def verdict_of(records: StudyRecords, *, defaults_first: bool) -> Verdict:
 
     Args:
         records: The study.
-        defaults_first: Whether trial 0 is known to be the study file's own values.
+        defaults_first: Whether the first trial is known to be the study file's own values.
     """
     ranked = records.ranked
     if not ranked:
@@ -55,16 +55,15 @@ def _nothing(records: StudyRecords) -> str:
 
 
 def _found(records: StudyRecords, ranked: Sequence[TrialRow], *, defaults_first: bool) -> str:
-    best, goal = ranked[0], records.goal
-    baseline = "the defaults (trial 0)" if defaults_first else "trial 0"
+    best, first, goal = ranked[0], records.trials[0], records.goal
+    baseline = f"the defaults (trial {first.number})" if defaults_first else f"trial {first.number}"
     parts = [f"Trial {best.number} has the best {goal.name}, {number_text(best.score)}"]
     if len(records.goals) > 1:
         size = _trials(len(records.front))
         parts[0] = f"The Pareto front has {size}; {parts[0][0].lower()}{parts[0][1:]}"
-    if best.number == 0:
+    if best.number == first.number:
         parts.append("and that is the study file's own configuration" if defaults_first else "the first one tried")
     else:
-        first = records.trials[0]
         if first.score is None:
             parts.append(f"{baseline} gave no result to compare it with")
         else:

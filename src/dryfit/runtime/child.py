@@ -211,8 +211,8 @@ def _blamed(body: Body, error: Exception) -> Exception:
 def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
     body = request.body
     _forget_secrets(body)
-    training = _training_of(body)
-    if training is not None and training.diagnostic:
+    asked = body if isinstance(body, ObjectiveRequest) else _training_of(body)
+    if asked is not None and asked.diagnostic:
         launch_one_by_one()
     if isinstance(body, TrainRequest | FinalRequest | CalibrateRequest | ObjectiveRequest):
         hide_devices(body.visible_device)

@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dryfit.core.errors import MachineError
-from dryfit.core.settings import Direction
 
 ENVIRONMENT_PREFIX = "env:"
 
@@ -46,19 +45,15 @@ class MirrorProcess:
     Args:
         ledger: The study's ledger.
         storage: ``journal:PATH``, ``env:NAME`` or an Optuna storage URL.
-        study: Name of the study in the storage.
-        directions: What is better, of each goal.
+        study: Name of the study in the storage; later generations have names of their own, see the ledger.
         status: Where the mirror says how far it is.
         log: What it prints goes there.
     """
 
-    def __init__(
-        self, ledger: Path, *, storage: str, study: str, directions: Sequence[Direction], status: Path, log: Path
-    ) -> None:
+    def __init__(self, ledger: Path, *, storage: str, study: str, status: Path, log: Path) -> None:
         self._ledger = ledger
         self._storage = storage
         self._study = study
-        self._directions = directions
         self._status = status
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,14 +78,7 @@ class MirrorProcess:
         """Start the process; call from the main thread (its death is tied to the thread that made it)."""
         command = [sys.executable, "-P", "-m", "dryfit.search.mirror_process"]
         command += ["--ledger", str(self._ledger), "--storage", "-", "--study", self._study]
-        command += [
-            "--directions",
-            ",".join(self._directions),
-            "--status",
-            str(self._status),
-            "--parent",
-            str(os.getpid()),
-        ]
+        command += ["--status", str(self._status), "--parent", str(os.getpid())]
         try:
             self._status.unlink(missing_ok=True)
             with self._log.open("ab") as log:

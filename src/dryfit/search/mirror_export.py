@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -11,10 +11,9 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Direction
 from dryfit.core.tail import LineTail
 from dryfit.search.mirror_model import MirrorModel, parse
-from dryfit.search.mirror_store import MirrorStore
+from dryfit.search.mirror_store import MirrorStores
 
 _SQLITE_PREFIX = "sqlite:///"
 _SQLITE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
@@ -36,30 +35,26 @@ def storage_file(target: str) -> Path:
     return Path(target.removeprefix(_SQLITE_PREFIX))
 
 
-def export_ledger(ledger: Path, file: Path, *, study: str, directions: Sequence[Direction], sqlite: bool) -> None:
+def export_ledger(ledger: Path, file: Path, *, study: str, sqlite: bool) -> None:
     """Write all trials of a ledger into a new storage; the file appears when it is whole.
 
     Args:
         ledger: The ledger.
         file: What to write; its folder exists.
-        study: Name of the study in the storage.
-        directions: What is better, of each goal.
+        study: Name of the study in the storage; each later generation is a study of its own, as in the mirror.
         sqlite: A SQLite database instead of a journal.
     """
     lines = list(LineTail(ledger).read())
     model = MirrorModel()
-    for line in lines:
-        event = parse(line)
-        if event is not None:
-            model.fold(event)
+    events = [event for line in lines if (event := parse(line)) is not None]
+    trials = [trial for event in events if (trial := model.fold(event)) is not None]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent))
         made = Path(folder) / file.name
         stack.enter_context(_unlogged())
         storage = RDBStorage(f"{_SQLITE_PREFIX}{made}") if sqlite else JournalStorage(JournalFileBackend(str(made)))
-        store = MirrorStore(storage, study, directions=directions, ledger_id=hashlib.sha256(lines[0]).hexdigest()[:16])
-        for number in sorted(model.trials):
-            store.bring_up(model, number)
+        stores = MirrorStores(storage, study, ledger_id=hashlib.sha256(lines[0]).hexdigest()[:16])
+        stores.bring_up(model, trials)
         if isinstance(storage, RDBStorage):
             storage.engine.dispose()
         made.replace(file)

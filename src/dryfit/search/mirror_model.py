@@ -10,6 +10,7 @@ from typing import Any, cast
 from optuna.distributions import BaseDistribution, check_distribution_compatibility, json_to_distribution
 from optuna.trial import TrialState
 
+from dryfit.core.settings import Direction
 from dryfit.core.trial import Outcome
 
 _STATES = {
@@ -36,27 +37,69 @@ class Wanted:
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
 
 
+@dataclass(slots=True)
+class WantedStudy:
+    """How one generation should look in the mirror: a study of its own, as its goals and choices may be others.
+
+    Attributes:
+        suffix: What is put behind the study's name.
+        directions: What is better, of each goal.
+        first: The number that its first trial has in the ledger; here it is trial 0.
+        user_attrs: Of the study.
+        trials: By their number here.
+    """
+
+    suffix: str
+    directions: tuple[Direction, ...]
+    first: int = 0
+    user_attrs: dict[str, Any] = field(default_factory=dict[str, Any])
+    trials: dict[int, Wanted] = field(default_factory=dict[int, Wanted])
+    kinds: dict[str, list[BaseDistribution]] = field(default_factory=dict[str, list[BaseDistribution]])
+
+
 class MirrorModel:
     """Folds ledger events. The same events always give the same trials: a restart needs no memory."""
 
     def __init__(self) -> None:
-        self.trials: dict[int, Wanted] = {}
-        self._kinds: dict[str, list[BaseDistribution]] = {}
-        self._goals = 1
+        self.studies: list[WantedStudy] = []
+        self._trials = 0
 
-    def fold(self, event: Mapping[str, Any]) -> int | None:
-        """Take one event; the number of the trial it changed, None where it changed none."""
+    def fold(self, event: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Take one event; which trial of which study it changed, None where it changed none."""
+        match event.get("type"):
+            case "study_created":
+                also = cast("list[dict[str, str]]", event.get("also", []))
+                directions = (event["direction"], *(goal["direction"] for goal in also))
+                self.studies = [WantedStudy("", tuple(map(Direction, directions)))]
+            case "generation_began":
+                self._begin(event)
+            case _:
+                pass
         number = event.get("number")
-        if event.get("type") == "study_created":
-            self._goals = 1 + len(cast("list[object]", event.get("also", [])))
-        if not isinstance(number, int):
+        if not isinstance(number, int) or not self.studies:
             return None
         if event.get("type") == "trial_asked":
-            self.trials.setdefault(number, self._asked(event))
-            return number
-        trial = self.trials.get(number)
+            self._trials = max(self._trials, number + 1)
+        at = next(index for index in reversed(range(len(self.studies))) if self.studies[index].first <= number)
+        own = number - self.studies[at].first
+        return (at, own) if self._fold(self.studies[at], own, event) else None
+
+    def _begin(self, event: Mapping[str, Any]) -> None:
+        generation = int(event["generation"])
+        del self.studies[generation - 1 :]  # it began before, and had no trial yet
+        directions = tuple(Direction(goal["direction"]) for goal in event["basis"]["goals"])
+        attrs = {"generation": generation, "reasons": event["reasons"], "told": event["told"]} if generation > 1 else {}
+        suffix = f"-g{generation}" if generation > 1 else ""
+        self.studies.append(WantedStudy(suffix, directions, self._trials, attrs))
+
+    def _fold(self, study: WantedStudy, number: int, event: Mapping[str, Any]) -> bool:
+        """Fold an event of a trial; whether it changed anything."""
+        if event.get("type") == "trial_asked":
+            study.trials.setdefault(number, _asked(study, event))
+            return True
+        trial = study.trials.get(number)
         if trial is None:
-            return None
+            return False
         match event.get("type"):
             case "report":
                 point = event["point"]
@@ -67,33 +110,39 @@ class MirrorModel:
                 trial.user_attrs["attempts"] = event["attempt"]
             case "attempt_ended":
                 if event["failure"] is None:
-                    return None
+                    return False
                 trial.user_attrs["failure"] = f"{event['failure']['kind']}: {event['failure']['sentence']}"
             case "trial_finished":
-                _finish(trial, event, self._goals)
+                _finish(trial, event, len(study.directions))
             case _:
-                return None
-        return number
+                return False
+        return True
 
-    def _asked(self, event: Mapping[str, Any]) -> Wanted:
-        params: dict[str, Any] = {}
-        distributions: dict[str, BaseDistribution] = {}
-        for internal, value in cast("dict[str, Any]", event["internal"]).items():
-            distribution = json_to_distribution(event["distributions"][internal])
-            name = self._name(internal, distribution)
-            params[name], distributions[name] = value, distribution
-        return Wanted(params, distributions, _time(event), user_attrs={"params": event["params"]})
 
-    def _name(self, internal: str, distribution: BaseDistribution) -> str:
-        """The internal name, or ``name~2``, ``name~3``, ... where choices or kind changed meanwhile.
+def _asked(study: WantedStudy, event: Mapping[str, Any]) -> Wanted:
+    params: dict[str, Any] = {}
+    distributions: dict[str, BaseDistribution] = {}
+    for internal, value in cast("dict[str, Any]", event["internal"]).items():
+        distribution = json_to_distribution(event["distributions"][internal])
+        name = _name(study.kinds.setdefault(internal, []), internal, distribution)
+        params[name], distributions[name] = value, distribution
+    return Wanted(params, distributions, _time(event), user_attrs={"params": event["params"], "trial": event["number"]})
 
-        Optuna allows one name one set of choices in a study.
-        """
-        kinds = self._kinds.setdefault(internal, [])
-        index = next((at for at, kind in enumerate(kinds) if _compatible(kind, distribution)), len(kinds))
-        if index == len(kinds):
-            kinds.append(distribution)
-        return internal if index == 0 else f"{internal}~{index + 1}"
+
+def _name(kinds: list[BaseDistribution], internal: str, distribution: BaseDistribution) -> str:
+    """The internal name, or ``name~2``, ``name~3``, ... where choices were added, or a scale changed, meanwhile.
+
+    Optuna allows one name one set of choices in a study.
+
+    Args:
+        kinds: What the name has stood for so far; a new one is added.
+        internal: The name.
+        distribution: What it stands for now.
+    """
+    index = next((at for at, kind in enumerate(kinds) if _compatible(kind, distribution)), len(kinds))
+    if index == len(kinds):
+        kinds.append(distribution)
+    return internal if index == 0 else f"{internal}~{index + 1}"
 
 
 def _compatible(one: BaseDistribution, other: BaseDistribution) -> bool:

@@ -1,7 +1,7 @@
 """The mirror's own process: follows a ledger and keeps an Optuna storage equal to it.
 
     python -m dryfit.search.mirror_process --ledger PATH --storage journal:PATH|URL|- --study NAME
-        --directions maximize,minimize --status PATH [--parent PID]
+        --status PATH [--parent PID]
 
 ``-`` reads the storage from stdin: every user of a machine sees command lines. A storage ``env:NAME`` is the URL in the
 environment variable NAME, which may hold a password; it is read here and nowhere else.
@@ -16,19 +16,18 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
 
 from dryfit.core.process import die_with_parent
 from dryfit.core.secrets import redacted, secrets_of, url_secrets
-from dryfit.core.settings import Direction
 from dryfit.core.tail import LineTail
 from dryfit.core.wire import write_text_atomic
 from dryfit.search.mirror import storage_url
 from dryfit.search.mirror_model import MirrorModel, parse
-from dryfit.search.mirror_store import MirrorStore, open_storage
+from dryfit.search.mirror_store import MirrorStores, open_storage
 
 _POLL_S = 0.1
 _NICENESS = 10
@@ -37,16 +36,13 @@ _NICENESS = 10
 class Mirror:
     """Follows one ledger."""
 
-    def __init__(
-        self, ledger: Path, *, storage: str, study: str, directions: Sequence[Direction], status: Path
-    ) -> None:
+    def __init__(self, ledger: Path, *, storage: str, study: str, status: Path) -> None:
         self._tail = LineTail(ledger)
         self._where = storage
         self._study = study
-        self._directions = directions
         self._status = status
         self._model = MirrorModel()
-        self._store: MirrorStore | None = None
+        self._stores: MirrorStores | None = None
         self._journal = ""
 
     def catch_up(self) -> bool:
@@ -54,20 +50,20 @@ class Mirror:
         lines = list(self._tail.read())
         if not lines:
             return False
-        if self._store is None:
-            self._store = self._open(lines[0])
+        if self._stores is None:
+            self._stores = self._open(lines[0])
         events = [event for line in lines if (event := parse(line)) is not None]
-        changed = dict.fromkeys(number for event in events if (number := self._model.fold(event)) is not None)
-        for number in sorted(changed):
-            self._store.bring_up(self._model, number)
+        self._stores.bring_up(
+            self._model, [trial for event in events if (trial := self._model.fold(event)) is not None]
+        )
         status = {"offset": self._tail.offset, "pid": os.getpid(), "journal": self._journal}
         write_text_atomic(self._status, json.dumps(status), durable=False)
         return True
 
-    def _open(self, first_line: bytes) -> MirrorStore:
+    def _open(self, first_line: bytes) -> MirrorStores:
         storage, self._journal = open_storage(self._where)
         ledger_id = hashlib.sha256(first_line).hexdigest()[:16]
-        return MirrorStore(storage, self._study, directions=self._directions, ledger_id=ledger_id)
+        return MirrorStores(storage, self._study, ledger_id=ledger_id)
 
 
 def follow(mirror: Mirror, *, parent_pid: int | None, stopped: Callable[[], bool]) -> None:
@@ -78,17 +74,12 @@ def follow(mirror: Mirror, *, parent_pid: int | None, stopped: Callable[[], bool
     mirror.catch_up()
 
 
-def _directions(text: str) -> tuple[Direction, ...]:
-    return tuple(Direction(word) for word in text.split(","))
-
-
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the process."""
     parser = argparse.ArgumentParser(prog="python -m dryfit.search.mirror_process", description="Mirror a ledger.")
     parser.add_argument("--ledger", type=Path, required=True)
     parser.add_argument("--storage", required=True)
     parser.add_argument("--study", required=True)
-    parser.add_argument("--directions", type=_directions, required=True)
     parser.add_argument("--status", type=Path, required=True)
     parser.add_argument("--parent", type=int)
     options = parser.parse_args(argv)
@@ -105,7 +96,6 @@ def main(argv: list[str] | None = None) -> None:
         options.ledger,
         storage=url,
         study=options.study,
-        directions=options.directions,
         status=options.status,
     )
     try:

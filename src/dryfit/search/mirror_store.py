@@ -1,6 +1,6 @@
 """Writes the mirror's trials into an Optuna storage, so that any kill in between leaves nothing to repair."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from dryfit.core.settings import Direction
-from dryfit.search.mirror_model import MirrorModel, Wanted, parse
+from dryfit.search.mirror_model import MirrorModel, Wanted, WantedStudy, parse
 
 JOURNAL_PREFIX = "journal:"
 _LEDGER_ATTR = "dryfit_ledger"
@@ -58,20 +58,50 @@ def _readable(path: Path) -> bool:
     return True
 
 
-class MirrorStore:
-    """One study in one storage.
+class MirrorStores:
+    """All generations of a study in one storage; one that has no trial yet is not there.
 
     Args:
         storage: Where to write.
         study: Name of the study.
-        directions: What is better, of each goal.
+        ledger_id: As in :class:`MirrorStore`.
+    """
+
+    def __init__(self, storage: BaseStorage, study: str, *, ledger_id: str) -> None:
+        self._storage = storage
+        self._study = study
+        self._ledger_id = ledger_id
+        self._stores: dict[int, MirrorStore] = {}
+
+    def bring_up(self, model: MirrorModel, changed: Iterable[tuple[int, int]]) -> None:
+        """Write what is new of some trials, each given by its study and its number there."""
+        for at, number in sorted(set(changed)):
+            if at not in self._stores:
+                self._stores[at] = MirrorStore(
+                    self._storage, self._study, wanted=model.studies[at], ledger_id=self._ledger_id
+                )
+            self._stores[at].bring_up(number)
+
+
+class MirrorStore:
+    """One generation of a study in one storage.
+
+    Args:
+        storage: Where to write.
+        study: Name of the study.
+        wanted: How the generation should look.
         ledger_id: What tells this ledger from others; a study of that name made from another ledger is left alone
             and ``name-2``, ``name-3``, ... is taken.
     """
 
-    def __init__(self, storage: BaseStorage, study: str, *, directions: Sequence[Direction], ledger_id: str) -> None:
+    def __init__(self, storage: BaseStorage, study: str, *, wanted: WantedStudy, ledger_id: str) -> None:
         self._storage = storage
-        self._study_id = self._own_study(study, directions, ledger_id)
+        self._wanted = wanted
+        self._study_id = self._own_study(f"{study}{wanted.suffix}", wanted.directions, ledger_id)
+        known = storage.get_study_user_attrs(self._study_id)
+        for key, attr in wanted.user_attrs.items():
+            if known.get(key) != attr:
+                storage.set_study_user_attr(self._study_id, key, attr)
         self._known = {trial.number: trial for trial in storage.get_all_trials(self._study_id, deepcopy=False)}
 
     def _own_study(self, name: str, directions: Sequence[Direction], ledger_id: str) -> int:
@@ -93,11 +123,11 @@ class MirrorStore:
             candidate = f"{name}-{count}"
             print(f"the storage has a study of that name from elsewhere: trying {candidate}", flush=True)
 
-    def bring_up(self, model: MirrorModel, number: int) -> None:
-        """Write whatever of trial ``number`` is not in the storage yet; the state comes last."""
+    def bring_up(self, number: int) -> None:
+        """Write whatever of trial ``number`` of this generation is not in the storage yet; the state comes last."""
         for gap in range(len(self._known), number):  # Optuna numbers trials itself, in order
-            self._create(gap, model.trials.get(gap))
-        wanted = model.trials[number]
+            self._create(gap, self._wanted.trials.get(gap))
+        wanted = self._wanted.trials[number]
         known = self._known.get(number)
         if known is None:
             self._create(number, wanted)

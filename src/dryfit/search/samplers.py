@@ -151,7 +151,7 @@ class TpeMemory:
         return [every[number] for number in sorted(every)]
 
     def _made(self, record: TrialRecord) -> Sealed:
-        params = self._space.read(record.params)
+        params = self._space.read(record.params, record.own)
         match record.outcome:
             case Outcome.COMPLETE:
                 return sealed(TrialState.COMPLETE, params=params, values=record.values)
@@ -224,7 +224,7 @@ def _nsga2(asked: Asked) -> Draw:
     random; here each group of parameters is crossed among the parents that have it.
     """
     at_random = _random(asked)
-    parents = [(asked.space.read(record.params), record.values or ()) for record in nsga2_parents(asked)]
+    parents = [(asked.space.read(one.params, one.own), one.values or ()) for one in nsga2_parents(asked)]
     names = {param.name for param in asked.space.params if not param.distribution.single()}
 
     def draw(free: Free) -> Mapping[str, Scalar]:

@@ -4,7 +4,8 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 from optuna.distributions import CategoricalDistribution
 
@@ -21,6 +22,7 @@ from dryfit.search.params import Distribution, Param, enumerated, from_text, pub
 _MOST_PAIRS = 64
 _MOST_VALUES = 16
 _MOST_BRANCHES = 4096
+_NOTHING: Final[Mapping[str, Scalar]] = MappingProxyType({})
 
 
 class _NotEnumerableError(Exception):
@@ -109,14 +111,30 @@ class Space:
         """The case of a key that applies to the values drawn so far; at most one does."""
         return next((param for param in self.cases(name) if param.applies(drawn)), None)
 
-    def read(self, internal: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    def with_values(self, changed: Callable[[Scalar], Scalar]) -> "Space":
+        """The same space with other choices, and with them conditions."""
+
+        def of(param: Param) -> Param:
+            distribution = param.distribution
+            if isinstance(distribution, CategoricalDistribution):
+                distribution = CategoricalDistribution([changed(choice) for choice in distribution.choices])
+            when = tuple((key, tuple(map(changed, values))) for key, values in param.when)
+            return Param(param.name, param.internal, distribution, when)
+
+        return Space(tuple(of(param) for param in self.params))
+
+    def read(self, internal: Mapping[str, Scalar], own: Mapping[str, Scalar] = _NOTHING) -> dict[str, Scalar]:
         """What parameters of an earlier trial mean in this space, by today's internal names.
 
         Only values count, not what they were once drawn from: a value that this space could draw is evidence, also
         where choices were added, a range was moved or cases were renumbered; any other is left out, and with it
         what depends on it.
+
+        Args:
+            internal: What the trial drew.
+            own: The study file's own values when it did: what the trial had of a key that it did not draw.
         """
-        before = {public_name(name): value for name, value in internal.items()}
+        before = {**own, **{public_name(name): value for name, value in internal.items()}}
         drawn: dict[str, Scalar] = {}
         read: dict[str, Scalar] = {}
         for name in self._by_name:

@@ -4,6 +4,7 @@ An event says what happened, not what follows: between any two of them, what to 
 ledger alone.
 """
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -22,6 +23,31 @@ class LedgerEvent(Wire):
     at: float = 0.0
 
 
+class Compatibility(StrEnum):
+    """What trials so far are worth after a change of the study."""
+
+    SAME = "same"
+    """As much as before."""
+    EXTENDS = "extends"
+    """As much as before, and there is more to draw."""
+    FORKS = "forks"
+    """Some of them, or all, are no trials of the study as it is now."""
+
+
+class Basis(Wire):
+    """What trials rest on: the goals, the data and everything that is not drawn, and what is drawn from."""
+
+    task: Task
+    goals: tuple[Goal, ...]
+    space: str = Field(description="JSON of the search space")
+    own: dict[str, Scalar] | None = Field(
+        default=None, description="the study file's own values of what may be searched; None: an older dryfit kept none"
+    )
+    function: str = Field(default="", description="of the user's own, that trials call")
+    data: str = Field(default="", description="fingerprint of the rows; empty: there are none, or nobody has looked")
+    folder: str = Field(default="", description="where the study lay: paths below it move with it")
+
+
 class StudyCreated(LedgerEvent):
     """The first event of every ledger."""
 
@@ -34,6 +60,21 @@ class StudyCreated(LedgerEvent):
     also: tuple[Goal, ...] = Field(default=(), description="what is optimised beside the metric")
     seed: int
     space: str = Field(description="JSON of the search space the study began with")
+    own: dict[str, Scalar] | None = Field(default=None, description="as in ``Basis``")
+    function: str = Field(default="", description="as in ``Basis``")
+    folder: str = Field(default="", description="as in ``Basis``")
+
+    @property
+    def basis(self) -> Basis:
+        """What its first trials rest on, before anybody has looked at the data."""
+        return Basis(
+            task=self.task,
+            goals=self.goals,
+            space=self.space,
+            own=self.own,
+            function=self.function,
+            folder=self.folder,
+        )
 
     @property
     def goals(self) -> tuple[Goal, ...]:
@@ -65,6 +106,30 @@ class Resolved(LedgerEvent):
 
     type: Literal["resolved"] = "resolved"
     result: ResolveResult
+
+
+class StudyRevised(LedgerEvent):
+    """The study file has changed, and every trial so far counts as before."""
+
+    type: Literal["study_revised"] = "study_revised"
+    basis: Basis
+    compatibility: Compatibility
+    reasons: tuple[str, ...] = ()
+
+
+class GenerationBegan(LedgerEvent):
+    """The study has changed so that its trials so far are kept, and count no longer; those that follow do.
+
+    A generation without a trial may begin again, as another one.
+    """
+
+    type: Literal["generation_began"] = "generation_began"
+    generation: int = Field(description="from 1; the first begins with the study")
+    name: str = Field(description="what its Optuna mirror is called")
+    basis: Basis
+    reasons: tuple[str, ...] = ()
+    told: tuple[int, ...] = Field(default=(), description="earlier trials that samplers and pruners still learn from")
+    points: tuple[dict[str, Scalar], ...] = Field(default=(), description="of earlier trials, to be tried again")
 
 
 class TrialAsked(LedgerEvent):
@@ -212,6 +277,8 @@ Event = Annotated[
     | SessionOpened
     | SessionClosed
     | Resolved
+    | StudyRevised
+    | GenerationBegan
     | TrialAsked
     | TrialPlanned
     | AttemptPlaced

@@ -120,15 +120,22 @@ class Ranking:
 
     Args:
         sign: -1 where larger values are better, else 1.
+        first: Trials with smaller numbers are left out: they are told of, and of an earlier generation.
     """
 
-    def __init__(self, sign: float) -> None:
+    def __init__(self, sign: float, first: int = 0) -> None:
         self._sign = sign
+        self._first = first
         self._ranked: list[tuple[float, int]] = []
 
     def take(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended."""
-        if record.outcome is Outcome.COMPLETE and record.value is not None and not isnan(record.value):
+        if (
+            record.number >= self._first
+            and record.outcome is Outcome.COMPLETE
+            and record.value is not None
+            and not isnan(record.value)
+        ):
             insort(self._ranked, (self._sign * record.value, record.number))
 
     def numbers(self, most: int) -> list[int]:

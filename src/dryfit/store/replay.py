@@ -12,30 +12,37 @@ from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptStarted,
+    Basis,
     CheckpointMade,
     DeviceSetAside,
     Event,
     FirstStepDone,
+    GenerationBegan,
     ParallelSet,
     ReportMade,
     Resolved,
     SessionClosed,
     SessionOpened,
     StudyCreated,
+    StudyRevised,
     TrialAsked,
     TrialFinished,
     TrialPlanned,
     VerdictGiven,
 )
 from dryfit.store.history import History
-from dryfit.store.state import AttemptState, PlanState, SessionState, TrialState, VerdictState
+from dryfit.store.state import AttemptState, GenerationState, PlanState, SessionState, TrialState, VerdictState
 from dryfit.store.tally import FailureTally
 
 
 class StudyState:
     """The fold of a ledger. Feed every event, in order, to :meth:`apply`.
 
+    Counts, the best trial, the front and the history are those of the present generation.
+
     Attributes:
+        created: The study, with the task and the goals that it has now.
+        generations: One for each time that the study changed so that its trials no longer counted; the first is 1.
         best: The best complete trial by the study's metric.
         front: With several goals, the complete trials that no other beats in all of them, by their end; else empty.
         finished_since_best: Finished trials since the best, or the front, became better.
@@ -45,6 +52,7 @@ class StudyState:
     def __init__(self) -> None:
         self.created: StudyCreated | None = None
         self.resolved: ResolveResult | None = None
+        self.generations: list[GenerationState] = []
         self.sessions: list[SessionState] = []
         self.trials: list[TrialState] = []
         self.counts: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
@@ -58,6 +66,22 @@ class StudyState:
         self._history = History()
         self._distributions: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
         self._front_losses: list[Losses] = []
+
+    @property
+    def generation(self) -> GenerationState:
+        """The present one, of a study that was created."""
+        return self.generations[-1]
+
+    @property
+    def present(self) -> list[TrialState]:
+        """The trials of the present generation, by number."""
+        return self.trials[self.generation.first :] if self.generations else self.trials
+
+    def in_generation(self, number: int) -> list[TrialState]:
+        """The trials of a generation, by number."""
+        if number == len(self.generations):
+            return self.present
+        return self.trials[self.generations[number - 1].first : self.generations[number].first]
 
     @property
     def direction(self) -> Direction:
@@ -88,10 +112,20 @@ class StudyState:
         """:attr:`wall_s` counted up to ``now_s`` (Unix seconds) in the session that is open."""
         return self.wall_s + max(0.0, now_s - self.sessions[-1].last_at_s)
 
+    def generation_wall_until_s(self, now_s: float) -> float:
+        """:meth:`wall_until_s`, without the sessions before the present generation."""
+        before = self.sessions[: self.generation.session]
+        return self.wall_until_s(now_s) - sum(session.last_at_s - session.opened_at_s for session in before)
+
     def history(self) -> History:
-        """Every trial as samplers and pruners see it. It goes on with the study: ask again after each event."""
+        """Every trial as samplers and pruners see it, earlier generations' as far as they are told of.
+
+        It goes on with the study: ask again after each event.
+        """
+        first = self.generation.first if self.generations else 0
         for trial in self._unfinished.values():
-            self._history.put(trial.record())
+            if trial.number >= first:
+                self._history.put(trial.record())
         return self._history
 
     def apply(self, event: Event) -> None:
@@ -99,12 +133,22 @@ class StudyState:
         match event:
             case StudyCreated():
                 self.created = event
+                self.generations.append(GenerationState(1, event.name, event.basis, event.at))
+            case StudyRevised(basis=basis):
+                self._rest_on(basis)
+                self.generation.basis = basis
+                self._retell()
+            case GenerationBegan():
+                self._begin(event)
             case SessionOpened():
                 self._open(event)
             case SessionClosed():
                 self.sessions[-1].closed = event.reason
             case Resolved():
                 self.resolved = event.result
+                if self.generations and not self.generation.basis.data:
+                    data = event.result.data_fingerprint
+                    self.generation.basis = self.generation.basis.model_copy(update={"data": data})
             case TrialAsked():
                 self._ask(event)
             case TrialPlanned():
@@ -143,6 +187,55 @@ class StudyState:
         )
         self.failures = FailureTally()
 
+    def _begin(self, event: GenerationBegan) -> None:
+        """Count from zero; what was is kept."""
+        self._rest_on(event.basis)
+        if event.generation == len(self.generations):  # it has no trial yet
+            del self.generations[-1]
+        self.generations.append(
+            GenerationState(
+                number=event.generation,
+                name=event.name,
+                basis=event.basis,
+                began_at_s=event.at,
+                first=len(self.trials),
+                session=max(0, len(self.sessions) - 1),
+                reasons=event.reasons,
+                told=event.told,
+                points=event.points,
+            )
+        )
+        self._retell()
+        self.counts = dict.fromkeys(Outcome, 0)
+        self.best, self.front, self._front_losses = None, [], []
+        self.finished_since_best = self.refused_in_a_row = 0
+        self.failures = FailureTally()
+
+    def _retell(self) -> None:
+        """Begin the history anew: of other trials, or of the same with other values of the file's own."""
+        told = [self.trials[number] for number in self.generation.told]
+        self._history = History(trial.record() for trial in (*told, *self.present))
+
+    def _rest_on(self, basis: Basis) -> None:
+        """From here on trials rest on something else; those so far keep what they had."""
+        assert self.created is not None
+        old = self.generation.basis
+        before = old.own or {}
+        if before and (before != basis.own or old.space != basis.space):
+            for trial in self.trials:
+                if not trial.own:
+                    trial.own = before
+        goal, *also = basis.goals
+        self.created = self.created.model_copy(
+            update={
+                "task": basis.task,
+                "metric": goal.name,
+                "direction": goal.direction,
+                "also": tuple(also),
+                "space": basis.space,
+            }
+        )
+
     def _plan(self, event: TrialPlanned) -> None:
         answer = event.answer or self.answers.get(event.key)
         if answer is None:
@@ -162,6 +255,7 @@ class StudyState:
             fingerprint=event.fingerprint,
             given=event.given,
             asked_at_s=event.at,
+            generation=len(self.generations) or 1,
         )
         self.trials.append(trial)
         self._unfinished[trial.number] = trial
@@ -204,6 +298,8 @@ class StudyState:
         trial.reason = event.reason
         trial.observed = event.observed
         self._unfinished.pop(trial.number, None)
+        if self.generations and trial.generation != self.generation.number:
+            return
         self._history.put(trial.record())
         self.counts[event.outcome] += 1
         self.refused_in_a_row = self.refused_in_a_row + 1 if event.outcome is Outcome.REFUSED else 0

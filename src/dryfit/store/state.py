@@ -1,12 +1,13 @@
 """What a ledger says of a study's parts: its attempts, plans, trials and sessions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dryfit.core.failure import PERMITTED, Action, PastFailure
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.store.events import FailureFacts, Observed
+from dryfit.store.events import Basis, FailureFacts, Observed
 
 
 @dataclass(slots=True)
@@ -62,8 +63,40 @@ class VerdictState:
 
 
 @dataclass(slots=True)
+class GenerationState:
+    """Trials that rest on the same, all others being of earlier generations or later ones.
+
+    Attributes:
+        number: From 1.
+        name: What its Optuna mirror is called.
+        basis: What its trials rest on.
+        began_at_s: Unix seconds.
+        first: The number that its first trial has.
+        session: Index of the session in which it began.
+        reasons: Why the one before it could not go on.
+        told: Numbers of earlier trials that samplers and pruners learn from.
+        points: Points of earlier trials that are tried again.
+    """
+
+    number: int
+    name: str
+    basis: Basis
+    began_at_s: float
+    first: int = 0
+    session: int = 0
+    reasons: tuple[str, ...] = ()
+    told: tuple[int, ...] = ()
+    points: tuple[dict[str, Scalar], ...] = ()
+
+
+@dataclass(slots=True)
 class TrialState:
-    """Everything the ledger knows of one trial."""
+    """Everything the ledger knows of one trial.
+
+    Attributes:
+        generation: The number of its generation.
+        own: The study file's own values when it was asked for; empty where they are those of today.
+    """
 
     number: int
     params: dict[str, Scalar]
@@ -71,6 +104,8 @@ class TrialState:
     distributions: dict[str, str]
     seed: int
     fingerprint: str
+    generation: int = 1
+    own: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     reports: list[MetricPoint] = field(default_factory=list[MetricPoint])
     verdicts: dict[int, VerdictState] = field(default_factory=dict[int, VerdictState])
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
@@ -135,6 +170,7 @@ class TrialState:
             system_attrs=dict(self.system_attrs),
             also=self.also,
             given=self.given,
+            own=self.own,
         )
 
 

@@ -57,9 +57,18 @@ class StudyView:
     cores: int
 
 
-def trial_settings(study: StudyContext | StudyView, params: Mapping[str, Scalar]) -> TrialSettings:
-    """The tables of a trial: the study file's, with the searched values in them."""
-    return apply_params(study.config.trial_settings, params)
+def trial_settings(
+    study: StudyContext | StudyView, params: Mapping[str, Scalar], own: Mapping[str, Scalar]
+) -> TrialSettings:
+    """The tables of a trial: the study file's, with the searched values in them.
+
+    Args:
+        study: Whose trial it is.
+        params: What it drew.
+        own: The file's own values when it did; of a key that is searched only since then, the trial has that one.
+    """
+    kept = {name: own[name] for name in study.config.space if name in own}
+    return apply_params(study.config.trial_settings, {**kept, **params})
 
 
 def possible_values(config: StudyConfig, space: Space, key: str) -> tuple[str, ...]:
@@ -80,15 +89,17 @@ def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
 
 
 def trial_config(study: StudyContext | StudyView, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
-    """Everything that decides what trial ``number`` learns."""
+    """Everything that decides what trial ``number`` learns; it may be the one that is about to be asked for."""
+    trials = study.state.trials
+    own = trials[number].own if number < len(trials) else dict[str, Scalar]()
     return TrialConfig(
         number=number,
         task=study.config.study.task,
         metric=study.config.study.metric,
-        direction=study.state.direction,
+        direction=study.config.study.resolved_direction,
         also=study.config.study.also,
         data=study.config.data,
-        settings=trial_settings(study, params),
+        settings=trial_settings(study, params, own),
         params=dict(params),
         seed=seed,
         data_fingerprint=study.resolved.data_fingerprint,
@@ -100,7 +111,7 @@ def trial_fingerprint(study: StudyContext, number: int, params: Mapping[str, Sca
     own = study.config.objective
     if own is None:
         return trial_config(study, number, params, seed).fingerprint
-    decides = {"function": own.function, "params": dict(params), "seed": seed}
+    decides = {"function": own.function, "version": own.version, "params": dict(params), "seed": seed}
     return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
 
 
@@ -163,6 +174,7 @@ def _objective_request(
         verdict_timeout_s=runtime.verdict_timeout_s,
         threads=study.config.execution.threads or max(1, study.cores // runtime.parallel),
         visible_device=placement.device,
+        diagnostic=placement.terms.diagnostic,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from dryfit.core.failure import Action, Evidence, Failure, RecoveryAction
+from dryfit.core.failure import Action, Evidence, Failure, FailureKind, RecoveryAction
 from dryfit.core.jobs import ChildResult
 from dryfit.core.trial import Outcome
 from dryfit.runtime.fault_detail import fault_detail
@@ -43,6 +43,9 @@ class Endings:
     def reconcile(self) -> None:
         """Close every attempt whose control process died; a result it left is taken, never computed again."""
         for trial in self.study.state.open_trials:
+            if trial.generation != self.study.state.generation.number:
+                self._leave_behind(trial)
+                continue
             if not trial.attempts:
                 continue
             last = trial.attempts[-1]
@@ -60,6 +63,20 @@ class Endings:
             self.on_exit(child, result, Evidence(server_lost=result is None))
         forget_what_is_not_needed(self.study.layout, self.study.state, keep=self.study.config.runtime.keep)
 
+    def _leave_behind(self, trial: TrialState) -> None:
+        """End a trial of an earlier generation: as its process did, if it left a result, else as cancelled."""
+        last = trial.attempts[-1] if trial.attempts and trial.attempts[-1].failure is None else None
+        result = harvest(self.study.layout.trial(trial.number).attempt(last.number)) if last is not None else None
+        finished = finish_trial(trial, result.train) if result is not None and result.train is not None else None
+        if last is None or finished is None:
+            reason = f"generation {self.study.state.generation.number} of the study began before it ended"
+            self.finish(TrialFinished(number=trial.number, outcome=Outcome.CANCELLED, reason=reason))
+            return
+        self.hearing.catch_up(RunningAttempt(trial.number, last.number, last.device))
+        if not last.ended:
+            self.write(AttemptEnded(number=trial.number, attempt=last.number))
+        self.finish(finished)
+
     def on_exit(self, child: RunningAttempt, result: ChildResult | None, evidence: Evidence) -> None:
         """End an attempt whose process is gone, and do what follows from it."""
         trial = self.study.state.trials[child.number]
@@ -69,12 +86,14 @@ class Endings:
                 self.write(AttemptEnded(number=child.number, attempt=child.attempt))
             self.finish(finished)
             return
-        answer = self._judge(child, trial, result, evidence)
-        self.follow(trial, end_of(trial), answer.action, answer.delay_s)
+        kind, answer = self._judge(child, trial, result, evidence)
+        # A process that had ended in order leaves no failure in the ledger, even where its result is gone since.
+        failure = Failure(kind, answer.reason) if trial.attempts[-1].failure is None else end_of(trial)
+        self.follow(trial, failure, answer.action, answer.delay_s)
 
     def _judge(
         self, child: RunningAttempt, trial: TrialState, result: ChildResult | None, evidence: Evidence
-    ) -> RecoveryAction:
+    ) -> tuple[FailureKind, RecoveryAction]:
         """Name a failure, decide what follows from it, and write both down."""
         job, past = self.study.trial_job, trial.past_failures
         seen = _with_terms(evidence, trial)
@@ -101,7 +120,7 @@ class Endings:
         )
         if not trial.attempts[-1].ended:
             self.write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))
-        return answer
+        return failure.kind, answer
 
     def follow(self, trial: TrialState, failure: Failure, action: Action, delay_s: float) -> None:
         """Do what was decided to follow a failure."""

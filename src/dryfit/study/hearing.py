@@ -54,7 +54,7 @@ class Hearing:
         self._rules = Rules(
             search=study.config.search,
             direction=study.state.direction,
-            study=study.config.study.name,
+            study=study.state.generation.name,
             most_reports=most_reports(study.space, study.config.trial_settings),
         )
 
@@ -79,12 +79,16 @@ class Hearing:
     def catch_up(self, child: RunningAttempt) -> None:
         """Take in the reports of a process that ended with nobody listening.
 
-        Each gets its verdict all the same: the pruner must remember what it would have said.
+        Each gets its verdict all the same: the pruner must remember what it would have said. Of a trial of an earlier
+        generation it remembers nothing.
         """
+        trial = self._study.state.trials[child.number]
+        judged = trial.generation == self._study.state.generation.number
         for message in read_messages(self._study.layout.trial(child.number).attempt(child.attempt)):
             if isinstance(message, Report):
                 self._keep_report(child, message)
-                self._verdict(child, message.point.n)
+                if judged:
+                    self._verdict(child, message.point.n)
 
     def _keep_report(self, child: RunningAttempt, report: Report) -> None:
         trial = self._study.state.trials[child.number]

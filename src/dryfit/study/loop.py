@@ -135,13 +135,14 @@ class StudyLoop:
     # ---- doing what was decided
 
     def _ask(self, number: int) -> None:
-        study = self._study
+        study, generation = self._study, self._study.state.generation
+        known = known_points(study.space, study.config, number - generation.first)
         suggestion = suggest(
             study.space,
             study.state.history(),
             search=study.config.search,
             directions=study.state.directions,
-            points=known_points(study.space, study.config, number),
+            points=(*known, *generation.points),
             seed=study.config.study.seed,
             number=number,
         )

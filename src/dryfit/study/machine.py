@@ -162,7 +162,7 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     """
     if live.stopping is not None:
         return Wait() if live.running else Leave(live.stopping)
-    if limits.max_wall_s is not None and state.wall_until_s(live.now_s) >= limits.max_wall_s:
+    if limits.max_wall_s is not None and state.generation_wall_until_s(live.now_s) >= limits.max_wall_s:
         return StopRunning(End.MAX_HOURS)
     trip = tripped(state, limits)
     if trip is not None:

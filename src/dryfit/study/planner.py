@@ -198,7 +198,7 @@ class Planner:
 
     def _request(self, trial: TrialState, device: DeviceSpec) -> PlanRequest:
         config = self._study.config
-        settings = trial_settings(self._study, trial.params)
+        settings = trial_settings(self._study, trial.params, trial.own)
         wishes = config.execution
         if wishes.micro_batch is not None and wishes.micro_batch > settings.train.batch_size:
             wishes = wishes.model_copy(update={"micro_batch": settings.train.batch_size})

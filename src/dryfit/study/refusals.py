@@ -42,7 +42,7 @@ def refusal_text(answer: PlanAnswer) -> str:
 
 def nothing_fits_text(state: StudyState) -> str:
     """What the end of a study of refusals tells: the trial that came closest, and what would fit."""
-    refused = [trial for trial in state.trials if trial.outcome is Outcome.REFUSED and trial.plan is not None]
+    refused = [trial for trial in state.present if trial.outcome is Outcome.REFUSED and trial.plan is not None]
     last = refused[-state.refused_in_a_row :]
     head = f"the last {len(last)} trials were refused: none fits"
     planned = [(trial, trial.plan.answer) for trial in last if trial.plan is not None]

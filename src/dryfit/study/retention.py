@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 
 from dryfit.core.settings import Direction
+from dryfit.core.trial import best_first
 from dryfit.store.history import Ranking
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
@@ -20,19 +21,25 @@ def most_kept(keep: str) -> int | None:
 
 def _ranking(state: StudyState) -> Ranking:
     sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
-    return state.history().folded(("ranking", sign), lambda: Ranking(sign))
+    first = state.generation.first if state.generations else 0
+    return state.history().folded(("ranking", sign), lambda: Ranking(sign, first))
 
 
 def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
-    """Numbers of the trials whose weights stay: the best complete ones, the earlier of equals.
+    """Numbers of the trials whose weights stay: the best complete ones of each generation.
 
     Args:
         state: The study.
-        most: As :func:`most_kept` says; None keeps the pruned and failed ones too.
+        most: As :func:`most_kept` says, for each generation; None keeps the pruned and failed ones too.
     """
     if most is None:
         return frozenset(trial.number for trial in state.trials)
-    return frozenset(_ranking(state).numbers(most))
+    earlier = (
+        trial.number
+        for generation in state.generations[:-1]
+        for trial in best_first(state.in_generation(generation.number), generation.basis.goals[0].direction)[:most]
+    )
+    return frozenset((*earlier, *_ranking(state).numbers(most)))
 
 
 def forget_what_is_not_needed(

@@ -9,19 +9,18 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from dryfit.config.freeze import check_resumable, dump_toml
-from dryfit.config.load import load_study_file
+from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
 from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
-from dryfit.core.errors import LedgerError, StudyMismatchError
+from dryfit.core.errors import LedgerError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Message, write_text_atomic
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
-from dryfit.search.compat import compare
+from dryfit.search.basis import basis_of
 from dryfit.search.mirror import MirrorProcess, storage_url
 from dryfit.search.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
@@ -31,6 +30,7 @@ from dryfit.store.replay import StudyState
 from dryfit.study.context import StudyContext
 from dryfit.study.devices import available_cores
 from dryfit.study.disk import check_disk, study_need, taken_bytes
+from dryfit.study.generations import basis_now, next_generation, recorded
 from dryfit.study.loop import StudyLoop
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
@@ -120,15 +120,16 @@ class StudyWork:
 def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer]) -> StudyWork:
     """Replay the ledger, or begin one; end what an earlier run left behind; say that a session has begun."""
     state = StudyState()
-    notes = _check_folder(config, layout, space)
     clock = steady_clock()
     ledger = Ledger(layout.ledger, fold=state.apply, clock=clock)
-    study = state.created or _created(config, space)
+    study = state.created or _created(config, space, layout)
+    missing = recorded(state, layout)
     if state.created is None:
         ledger.append(study)
+    elif missing is not None:  # before the file is replaced from which it is known
+        ledger.append(missing)
     killed = sweep(study.id)
-    if killed:
-        notes = (*notes, f"ended {len(killed)} process(es) that an earlier run left behind")
+    notes = (f"ended {len(killed)} process(es) that an earlier run left behind",) if killed else ()
     write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
     opened = SessionOpened(
         pid=os.getpid(),
@@ -148,11 +149,12 @@ def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observer
     resolved = prepare(work.config, work.layout, work.space, supervisor, stops)
     if resolved is None:
         return stops.why or End.STOPPED
-    _check_data_unchanged(work.state, resolved, work.layout)
-    before = work.state.resolved
-    if own is not None and before is not None and before.revisions != resolved.revisions:
-        _note(observers, f"{own.function} has changed since the trials so far: it is up to you whether they compare")
-    if resolved != before:
+    for text in _revisions_changed(work, resolved):
+        _note(observers, text)
+    following = next_generation(work.state, basis_now(work.config, work.space, work.layout, resolved))
+    if following is not None:
+        _tell(observers, work.ledger.append(following), work.state)
+    if resolved != work.state.resolved:
         _tell(observers, work.ledger.append(Resolved(result=resolved)), work.state)
     _check_room(work, resolved)
     context = StudyContext(
@@ -166,6 +168,17 @@ def _work(work: StudyWork, supervisor: Supervisor, stops: StopRequests, observer
         cores=available_cores(),
     )
     return StudyLoop(context, supervisor, stops, observers, work.clock).run()
+
+
+def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
+    """Models and functions that are no longer what the trials so far had; only a person can say what that matters."""
+    before, own = work.state.resolved, work.config.objective
+    if before is None or not work.state.present:
+        return []
+    changed = [name for name, found in resolved.revisions.items() if before.revisions.get(name, found) != found]
+    key = "model.revision" if own is None else "objective.version"
+    hint = f"it is up to you whether they compare; with another {key} a new generation begins"
+    return [f"{name} has changed since the trials so far: {hint}" for name in changed]
 
 
 def _check_room(work: StudyWork, resolved: ResolveResult) -> None:
@@ -184,8 +197,9 @@ def _note(observers: Sequence[Observer], text: str) -> None:
         observer.on_note(text)
 
 
-def _created(config: StudyConfig, space: Space) -> StudyCreated:
-    goal, *also = config.goals
+def _created(config: StudyConfig, space: Space, layout: StudyLayout) -> StudyCreated:
+    basis = basis_of(config, space, data="", folder=layout.folder)
+    goal, *also = basis.goals
     return StudyCreated(
         id=uuid.uuid4().hex,
         name=config.study.name,
@@ -194,35 +208,10 @@ def _created(config: StudyConfig, space: Space) -> StudyCreated:
         direction=goal.direction,
         also=tuple(also),
         seed=config.study.seed,
-        space=space.to_json(),
-    )
-
-
-def _check_folder(config: StudyConfig, layout: StudyLayout, space: Space) -> tuple[str, ...]:
-    """Refuse a configuration that would make the folder's results incomparable; say what else has changed.
-
-    A study that holds no trial yet has nothing to protect: its ledger starts anew.
-    """
-    before = StudyState()
-    for event in each_event(layout.ledger):
-        before.apply(event)
-    if before.created is None or not before.trials:
-        for path in (layout.ledger, layout.journal):
-            path.unlink(missing_ok=True)
-        return ()
-    check_resumable(load_study_file(layout.frozen_file).config, config)
-    return compare(Space.from_json(before.created.space), space).sentences
-
-
-def _check_data_unchanged(state: StudyState, resolved: ResolveResult, layout: StudyLayout) -> None:
-    before = state.resolved
-    if before is None or not state.trials or before.data_fingerprint == resolved.data_fingerprint:
-        return
-    raise StudyMismatchError(
-        f"resuming the study in {layout.folder}",
-        f"the data has changed: fingerprint {resolved.data_fingerprint}, the study began with "
-        f"{before.data_fingerprint}",
-        hint="put the old files back, or start a new study folder: results on other data cannot be compared",
+        space=basis.space,
+        own=basis.own,
+        function=basis.function,
+        folder=basis.folder,
     )
 
 
@@ -274,7 +263,6 @@ def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
         layout.ledger,
         storage=storage,
         study=work.created.name,
-        directions=[goal.direction for goal in work.created.goals],
         status=layout.mirror_status,
         log=layout.logs / "mirror.txt",
     )

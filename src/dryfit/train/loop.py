@@ -108,20 +108,21 @@ class TrialTrainer(Trainer):
     def _check_outputs(self, outputs: torch.Tensor, first: int, count: int) -> None:
         self._guard.check_outputs(outputs, count, lambda: self._rows()[first : first + count])
 
-    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+    def _clip_grad_norm(self, model: nn.Module) -> float:
         """What Accelerate does for one device, with a look at the norm before gradients are multiplied by it."""
         return self._clip(model, self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> float:
         """The gradient norm; where nothing was clipped, it is computed now, as the Trainer does."""
-        return float(self._clip(model, math.inf) if grad_norm is None else grad_norm)
+        return self._clip(model, math.inf) if grad_norm is None else float(grad_norm)
 
-    def _clip(self, model: nn.Module, most: float) -> torch.Tensor:
+    def _clip(self, model: nn.Module, most: float) -> float:
         self.accelerator.unscale_gradients()
         parameters = list(model.parameters())
-        norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
-        self._refuse_non_finite(model, float(norm), float(self.step_loss))
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+        total = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        norm = float(total)  # the one wait for the device in a step, as the Trainer has it a moment later
+        self._refuse_non_finite(model, norm, float(self.step_loss))
+        nn.utils.clip_grads_with_norm_(parameters, most, total)
         return norm
 
     def _refuse_non_finite(self, model: nn.Module, norm: float, loss: float) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from dryfit.config.checks import Use
-from dryfit.config.freeze import check_resumable, dump_toml
+from dryfit.config.freeze import dump_toml
 from dryfit.config.load import load_study_file, load_study_text
 from dryfit.config.objective import is_read
 from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import TABLES
-from dryfit.core.errors import ConfigError, StudyMismatchError
+from dryfit.core.errors import ConfigError
 from dryfit.search.space import Space
 
 HEAD = '[study]\ntask = "objective"\n'
@@ -118,7 +118,4 @@ def test_a_frozen_study_can_be_moved_and_read_again(tmp_path: Path) -> None:
     again = load_study_file(moved / "frozen.toml").config
     assert again.objective is not None
     assert again.objective.paths == (str(moved), str(moved / "src"), "/opt/code")
-    check_resumable(config, again)
-    renamed = again.model_copy(update={"objective": again.objective.model_copy(update={"goals": ("other",)})})
-    with pytest.raises(StudyMismatchError, match="objective.goals was"):
-        check_resumable(config, renamed)
+    assert again.model_copy(update={"objective": config.objective}) == config

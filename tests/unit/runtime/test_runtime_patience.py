@@ -108,10 +108,11 @@ def test_the_evidence_says_what_it_did_last(child):
     assert (evidence.phase, evidence.step) == ("train", 7)
 
 
-def test_a_control_process_that_did_not_run_learns_nothing_and_kills_nobody(tmp_path):
-    """Its own clock stands while it is stopped: a silence is what it was awake for."""
+def test_where_nothing_is_to_be_learned_only_the_setting_counts(tmp_path):
     (tmp_path / "beat").touch()
     child = Child(tmp_path, learned=False)
+    for _ in range(LEAST_GAPS + 1):
+        child.beat(1.0)
     assert [child.overdue_after(silence_s) for silence_s in (600.0, 600.1)] == ["", "hang"]
 
 

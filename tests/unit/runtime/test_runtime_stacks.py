@@ -7,11 +7,11 @@ TEXT = """Fatal Python error: something of before
 --- process 12, python, sleeping
 Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait
-  File "/work/a/loader.py", line 4 in fetch
-  File "/work/a/loader.py", line 5 in upper
+  File "/home/a/loader.py", line 4 in fetch
+  File "/home/a/loader.py", line 5 in upper
 
 Current thread 0x00007f02 (most recent call first):
-  File "/work/a/loop.py", line 9 in step
+  File "/home/a/loop.py", line 9 in step
 
 --- process 13, pt_data_worker, stopped
 

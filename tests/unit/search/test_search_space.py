@@ -6,7 +6,6 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, LedgerError
 from dryfit.core.settings import TrialSettings
-from dryfit.search.compat import ChangeKind, compare
 from dryfit.search.fields import apply_params, legal_range, searchable_keys
 from dryfit.search.space import Space, first_value
 
@@ -162,40 +161,6 @@ def test_pairs_fall_back_to_the_base() -> None:
     conditional = {"choices": [8], "when": {"optim.lr": 1e-5}}
     two = space({"optim.lr": {"low": 1e-5, "high": 1e-3}, "train.max_length": conditional}).model_length_pairs(base)
     assert [length for _, length in two] == [8, base.train.max_length]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "kind", "words"),
-    [
-        ([8, 16], [8, 16], ChangeKind.SAME, ""),
-        ([8, 16], [16, 8], ChangeKind.SAME, ""),
-        ([8, 16], [8, 16, 32], ChangeKind.EXTENDS, "[8, 16] became [8, 16, 32]"),
-        ([8, 16], [8], ChangeKind.NARROWS, "became [8]"),
-        ([8, 16], [8, 32], ChangeKind.CHANGED, "became [8, 32]"),
-        ({"low": 8, "high": 16}, {"low": 4, "high": 16}, ChangeKind.EXTENDS, "8 to 16 became 4 to 16"),
-        ({"low": 8, "high": 16}, {"low": 9, "high": 16}, ChangeKind.NARROWS, "9 to 16"),
-        ({"low": 8, "high": 16}, {"low": 8, "high": 16, "log": True}, ChangeKind.CHANGED, "8 to 16, log"),
-        ({"low": 8, "high": 16}, {"low": 8, "high": 16, "step": 4}, ChangeKind.CHANGED, "step 4"),
-        ([8, 16], {"low": 8, "high": 16}, ChangeKind.CHANGED, "[8, 16] became 8 to 16"),
-    ],
-)
-def test_compare_one_key(before: object, after: object, kind: ChangeKind, words: str) -> None:
-    change = compare(space({"train.batch_size": before}), space({"train.batch_size": after}))
-    assert change.kind is kind
-    assert words in " ".join(change.sentences)
-    assert bool(change.sentences) == (kind is not ChangeKind.SAME)
-
-
-def test_compare_keys_and_cases() -> None:
-    old = space({"model.name": ["small", "large"], "train.batch_size": PER_MODEL, "optim.lr": [0.1]})
-    new = space({"model.name": ["small", "large"], "train.batch_size": PER_MODEL[:1], "optim.eps": [0.1]})
-    change = compare(old, new)
-    assert change.kind is ChangeKind.CHANGED
-    assert set(change.sentences) == {
-        "optim.lr is no longer searched",
-        "optim.eps is searched now",
-        'train.batch_size lost its case for model.name = "large"',
-    }
 
 
 def test_points_are_all_combinations_that_can_be_drawn() -> None:

@@ -5,15 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.trial import Outcome
-from dryfit.store.events import TrialAsked, TrialFinished
+from dryfit.core.settings import Direction, Task
+from dryfit.core.trial import Goal, Outcome
+from dryfit.store.events import GenerationBegan, StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.study.retention import forget_what_is_not_needed
 
 
+def begun() -> StudyState:
+    state = StudyState()
+    state.apply(
+        StudyCreated(
+            id="i", name="n", task=Task.CRITERIA, metric="f1", direction=Direction.MAXIMIZE, seed=0, space="[]", own={}
+        )
+    )
+    return state
+
+
 def test_only_the_best_keep_their_weights_and_ended_trials_no_checkpoint(tmp_path: Path) -> None:
-    layout, state, draw = StudyLayout(tmp_path), StudyState(), random.Random(0)
+    layout, state, draw = StudyLayout(tmp_path), begun(), random.Random(0)
     values: dict[int, float] = {}
     for number in range(20):
         state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
@@ -35,7 +46,7 @@ def test_only_the_best_keep_their_weights_and_ended_trials_no_checkpoint(tmp_pat
     ("keep", "stay"), [("best:1", {2}), ("best:2", {0, 2}), ("best:9", {0, 2}), ("none", set()), ("all", {0, 1, 2, 3})]
 )
 def test_keep_says_whose_weights_stay(tmp_path: Path, keep: str, stay: set[int]) -> None:
-    layout, state = StudyLayout(tmp_path), StudyState()
+    layout, state = StudyLayout(tmp_path), begun()
     ended = [(Outcome.COMPLETE, 0.5), (Outcome.PRUNED, None), (Outcome.COMPLETE, 0.6), (Outcome.FAILED, None)]
     for number, (outcome, value) in enumerate(ended):
         state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
@@ -45,3 +56,18 @@ def test_keep_says_whose_weights_stay(tmp_path: Path, keep: str, stay: set[int])
     assert {int(path.parent.name) for path in layout.trials.glob("*/best")} == stay
     forget_what_is_not_needed(layout, state, keep=keep)
     assert {int(path.parent.name) for path in layout.trials.glob("*/best")} == stay
+
+
+def test_the_best_of_every_generation_keep_their_weights(tmp_path: Path) -> None:
+    layout, state = StudyLayout(tmp_path), begun()
+    basis = state.generation.basis
+    worse_is_better = basis.model_copy(update={"goals": (Goal(name="loss", direction=Direction.MINIMIZE),)})
+    for number, value in enumerate((0.5, 0.9, 0.7, 0.4, 0.1, 0.3)):
+        if number == 3:
+            state.apply(GenerationBegan(generation=2, name="n-g2", basis=worse_is_better))
+        state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
+        layout.trial(number).best.mkdir(parents=True)
+        state.apply(TrialFinished(number=number, outcome=Outcome.COMPLETE, value=value))
+        forget_what_is_not_needed(layout, state, keep="best:1", just_finished=number)
+    forget_what_is_not_needed(layout, state, keep="best:1")
+    assert {int(path.parent.name) for path in layout.trials.glob("*/best")} == {1, 4}

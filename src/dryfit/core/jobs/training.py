@@ -220,3 +220,4 @@ class ObjectiveRequest(Wire):
     verdict_timeout_s: float = Field(gt=0)
     threads: int = Field(ge=1)
     visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None: no device")
+    diagnostic: bool = Field(default=False, description="as in `TrainRequest`")

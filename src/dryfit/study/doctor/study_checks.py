@@ -6,23 +6,23 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from dryfit.config.freeze import check_resumable
-from dryfit.config.load import load_study_file
 from dryfit.config.schema import SamplerName, StudyConfig
-from dryfit.core.errors import ConfigError, LedgerError, StudyMismatchError
+from dryfit.core.errors import ConfigError, LedgerError
 from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Scalar
 from dryfit.core.units import gib
-from dryfit.search.compat import compare
+from dryfit.search.basis import basis_of
 from dryfit.search.fields import apply_params
 from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
+from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import each_event, lock_owner
 from dryfit.store.replay import StudyState
 from dryfit.study.disk import DiskNeed, what_fits
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
+from dryfit.study.generations import next_generation, recorded
 
 ABOUT: Final = "study"
 
@@ -31,6 +31,8 @@ _CONNECT_S: Final = 5.0
 _PORTS: Final = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "redis": 6379}
 _ROOMY: Final = 2.0
 """Free disk below so many times the need is worth a word: other programs write too."""
+
+_NO_LONGER: Final = "values so far do not compare with new ones, and a new generation would begin"
 
 Drawn = tuple[tuple[dict[str, Scalar], TrialSettings], ...]
 """Points of a space, with the settings that they give."""
@@ -99,19 +101,24 @@ def record_findings(config: StudyConfig, space: Space, layout: StudyLayout) -> t
     return [found, *_going_on(config, space, layout, state)], state
 
 
+_FORKS_FIX: Final = "nothing, if that is meant: all trials are kept, and the total counts from zero; or change it back"
+
+
 def _going_on(config: StudyConfig, space: Space, layout: StudyLayout, state: StudyState) -> Iterator[Finding]:
-    try:
-        check_resumable(load_study_file(layout.frozen_file).config, config)
-    except (StudyMismatchError, ConfigError) as error:
-        yield failed_by(ABOUT, "going on", error)
-        return
-    assert state.created is not None
-    changes = compare(Space.from_json(state.created.space), space).sentences
-    if changes:
-        fix = "nothing, if that is meant: earlier trials count as far as the space still has their values"
-        yield warned(ABOUT, "going on", f"the space has changed: {'; '.join(changes)}", fix)
-    else:
-        yield passed(ABOUT, "going on", "the file fits the study in the folder")
+    missing = recorded(state, layout)
+    if missing is not None:
+        state.apply(missing)
+    now = basis_of(config, space, data=state.generation.basis.data, folder=layout.folder)
+    following = next_generation(state, now)
+    match following:
+        case GenerationBegan(generation=number, reasons=reasons, told=told) if number > 1:
+            kept = f"generation {number} would begin, {len(told)} of {len(state.trials)} trials would be used"
+            yield warned(ABOUT, "going on", f"{Compatibility.FORKS}: {'; '.join(reasons)}: {kept}", _FORKS_FIX)
+        case StudyRevised(compatibility=compatibility, reasons=reasons) if reasons:
+            found = f"{compatibility}: {'; '.join(reasons)}: its trials count as before"
+            yield passed(ABOUT, "going on", found)
+        case _:
+            yield passed(ABOUT, "going on", "the file fits the study in the folder")
 
 
 def mirror_finding(target: str, layout: StudyLayout) -> Finding:
@@ -183,9 +190,9 @@ def disk_finding(need: DiskNeed, folder: FolderFacts, taken_bytes: int) -> Findi
 
 
 def data_changed(state: StudyState, fingerprint: str) -> Finding | None:
-    """Whether the rows are still those that the study began with; None where it has not begun."""
+    """What is to be said of rows that are no longer those of the trials so far; None where they are."""
     before = state.resolved
     if before is None or not state.trials or before.data_fingerprint == fingerprint:
         return None
-    found = f"the rows have changed: fingerprint {fingerprint}, the study began with {before.data_fingerprint}"
-    return failed("data", "rows", found, "put the old files back, or start a new study folder")
+    found = f"the rows have changed: fingerprint {fingerprint}, it was {before.data_fingerprint}; {_NO_LONGER}"
+    return warned("data", "rows", found, _FORKS_FIX)

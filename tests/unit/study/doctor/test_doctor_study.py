@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import instant
+import ledgers
 from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
 from dryfit.core.trial import Outcome
 from dryfit.search.space import Space
-from dryfit.store.events import SessionOpened, StudyCreated, TrialAsked, TrialFinished
+from dryfit.store.events import Resolved, SessionOpened, StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, StudyLock
 from dryfit.store.replay import StudyState
@@ -21,6 +22,7 @@ from dryfit.study.doctor.finding import Finding, Status, failed
 from dryfit.study.doctor.folder import FolderFacts
 from dryfit.study.doctor.study_checks import (
     cache_finding,
+    data_changed,
     disk_finding,
     lock_finding,
     mirror_finding,
@@ -96,21 +98,39 @@ def test_a_study_that_goes_on(tmp_path: Path) -> None:
     assert layout.ledger.read_bytes() == before
 
 
-def test_a_changed_setting_is_refused_and_a_lost_choice_is_said(tmp_path: Path) -> None:
+def test_what_a_change_would_mean_is_said_beforehand(tmp_path: Path) -> None:
     layout = begun(tmp_path, config())
+    before = layout.ledger.read_bytes()
     found, _ = record(config(optim={"weight_decay": 0.5}), layout)
-    assert found["going on"].status is Status.FAIL
-    assert "optim.weight_decay was 0.01, is now 0.5" in found["going on"].found
+    assert found["going on"].status is Status.WARN
+    assert "forks: optim.weight_decay was 0.01, is now 0.5" in found["going on"].found
+    assert "generation 2 would begin, 0 of 1 trials would be used" in found["going on"].found
+    assert "change it back" in found["going on"].fix
     found, _ = record(config(space=SPACE | {"head.pooling": ["cls", "mean"]}), layout)
     assert found["going on"].status is Status.WARN
     assert "head.pooling" in found["going on"].found and "max" in found["going on"].found
+    wider = config(space=SPACE | {"head.pooling": ["cls", "mean", "max", "attention"]}, study={"seed": 8})
+    found, _ = record(wider, layout)
+    assert found["going on"].status is Status.PASS
+    assert "extends: head.pooling" in found["going on"].found and "count as before" in found["going on"].found
+    assert layout.ledger.read_bytes() == before
+
+
+def test_other_rows_are_a_warning(tmp_path: Path) -> None:
+    _, state = record(config(), begun(tmp_path, config()))
+    state.apply(Resolved(result=ledgers.resolved()))
+    assert data_changed(state, ledgers.resolved().data_fingerprint) is None
+    found = data_changed(state, "others")
+    assert found is not None and found.status is Status.WARN
+    assert "fingerprint others, it was d0d0cafe" in found.found and "a new generation would begin" in found.found
 
 
 def test_a_torn_ledger_and_a_lost_frozen_file(tmp_path: Path) -> None:
     layout = begun(tmp_path, config())
     layout.frozen_file.unlink()
     found, _ = record(config(), layout)
-    assert found["going on"].status is Status.FAIL
+    assert found["going on"].status is Status.WARN
+    assert "nobody wrote down what the trials so far were run with" in found["going on"].found
     layout.ledger.write_bytes(layout.ledger.read_bytes().replace(b'"v":1', b'"v":9'))
     found, state = record(config(), layout)
     assert found["ledger"].status is Status.FAIL and "a newer dryfit wrote it" in found["ledger"].found
