@@ -47,6 +47,20 @@ def tables(search: str) -> dict[str, Any]:
     }
 
 
+CHANGES: dict[str, dict[str, Any]] = {
+    "study_revised": {"space": {"optim.lr": {"low": 1e-6, "high": 1e-1, "log": True}}},
+    "generation_began": {"space": {"train.batch_size": [2, 8]}, "search": {"enqueue": []}},
+}
+"""Changes of the study file, after a first session has ended, by the event that each is written down with."""
+
+
+def changed(kind: str) -> dict[str, Any]:
+    """The study of ``tpe-asha``, changed, with more trials to go."""
+    before = tables("tpe-asha")
+    merged = {name: {**before.get(name, {}), **table} for name, table in CHANGES[kind].items()}
+    return {**before, **merged, "study": {"trials": TRIALS + 3}}
+
+
 def all_that_counts(folder: Path) -> list[Any]:
     """Every trial's end, reports, verdicts and reason; how often it was tried is for the kills to say."""
     state = fold(folder)
@@ -106,7 +120,7 @@ def test_the_studies_of_these_tests_have_events_of_every_kind(tmp_path: Path, mo
         state = fold(tmp_path / search)
         outcomes |= {trial.outcome for trial in state.trials}
         actions |= {action for _, action in failures(state)}
-    assert kinds == KINDS - NOT_HERE.keys()
+    assert kinds == KINDS - NOT_HERE.keys() - CHANGES.keys()
     assert outcomes == {Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED, Outcome.REFUSED}
     assert {"rung", "retry", "give_up"} <= actions
 
@@ -115,6 +129,29 @@ def test_a_death_at_the_first_event_of_each_kind_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill_everywhere(monkeypatch, tmp_path, "tpe-asha", every=False, both=False)
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_death_while_a_change_of_the_study_is_written_down_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    first, whole = tmp_path / "first", tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        undisturbed(patch, first, "tpe-asha")
+        shutil.copytree(first, whole)
+        assert study_session(patch, whole, changed(kind)).end is End.DONE
+    index = next(event.seq for event in events_of(whole) if event.type == kind)
+    for way in Way:
+        folder = tmp_path / way
+        shutil.copytree(first, folder)
+        with monkeypatch.context() as patch:
+            killed_at(patch, index, way)
+            with pytest.raises(Killed):
+                study_session(patch, folder, changed(kind))
+        with monkeypatch.context() as patch:
+            assert study_session(patch, folder, changed(kind)).end is End.DONE
+        assert_same(folder, whole, f"{way} {kind}")
+        assert [event.type for event in events_of(folder)].count(kind) == 1
 
 
 @pytest.mark.slow
