@@ -1,4 +1,4 @@
-# Everything runs in .venv, which each target makes for itself. .PHONY: help setup demo test proof lint soak benchmake help.PHONY: help setup demo test proof lint soak bench lists the targets.
+# Everything runs in .venv, which each target makes for itself. `make help` lists the targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test proof lint soak bench gpu gpu-memory clean
+.PHONY: help setup demo test proof chaos lint soak bench gpu gpu-memory clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -30,11 +30,14 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 	HF_HUB_OFFLINE=1 $(BIN)/dryfit tune demo/study.toml
 
 test: $(STAMP) ## unit, property, contract and chaos tests, under ten minutes on two cores
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not gpu'
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not chaos_long and not gpu'
 
 proof: $(STAMP) ## the tests that take longer, under half an hour
-	@$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not gpu'; status=$$?; \
+	@$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not chaos_long and not gpu'; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'no test is marked slow'; exit 0; fi; exit $$status
+
+chaos: $(STAMP) ## real faults and the long storms of kills, under an hour; CHAOS_SEED=N repeats a storm
+	$(TEST_ENV) $(BIN)/python -m pytest tests/chaos -m 'not gpu'
 
 lint: $(STAMP) ## ruff, pyright and the import contracts
 	$(BIN)/ruff check .

@@ -36,7 +36,6 @@ SEARCHES = {
     "tpe-asha": 'sampler = "tpe"\nstartup_trials = 2\npruner = "asha"',
 }
 TRIALS = 4
-STORM_KILLS = 20
 
 
 @pytest.fixture(scope="module")
@@ -236,73 +235,6 @@ def test_random_search_gives_the_same_values_at_any_parallelism(tmp_path: Path) 
         _, errors = process.communicate()
         assert process.returncode == 0, errors
     assert ends(folders[0]) == ends(folders[1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("search", SEARCHES)
-def test_every_prefix_of_the_ledger_leads_to_the_same_end(tmp_path: Path, search: str) -> None:
-    """The control process may have died right after any event: what the children left decides nothing."""
-    whole = tmp_path / "whole"
-    write_study(whole, trials=3, search=SEARCHES[search])
-    assert run("tune", whole, "--quiet").returncode == 0
-    lines = (whole / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    for kept in range(3, len(lines), 3):
-        folder = tmp_path / f"prefix-{kept}"
-        shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
-        (folder / "ledger.jsonl").write_bytes(b"".join(lines[:kept]) + lines[kept][:7])
-        resume_to_end(folder)
-        assert ends(folder) == ends(whole), kept
-        shutil.rmtree(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_storm_of_kills_changes_nothing(tmp_path: Path, seed: int) -> None:
-    """Control process, fork server and children killed at random, two trials side by side, until all is done."""
-    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "study"
-    for place in (undisturbed, folder):
-        write_study(place, trials=16, rows=512, search='sampler = "random"', runtime="parallel = 2\nretries = 50")
-    draw = random.Random(f"storm-{seed}")
-    process, kills, trials = start("tune", folder, "--quiet"), 0, 16
-    while process.poll() is None or kills < STORM_KILLS:
-        if process.poll() is not None:  # a fast machine: more trials to kill
-            _, errors = process.communicate()
-            assert process.returncode == 0, errors
-            trials += 8
-            process = start("resume", folder, "--quiet", "--trials", str(trials))
-        time.sleep(draw.uniform(0.05, 0.4))
-        if not (folder / "ledger.jsonl").exists():
-            continue
-        victim = _victim(folder, draw)
-        if victim is None and draw.random() < 0.05:
-            kill_now(process)
-            process = start("resume", folder, "--quiet", "--trials", str(trials))
-            kills += 1
-        elif victim is not None:
-            _kill(victim)
-            kills += 1
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert run("tune", undisturbed, "--quiet", "--trials", str(trials)).returncode == 0
-    assert_same(folder, undisturbed)
-    assert summary_of(folder)["trials"]["failed"] == 0
-
-
-def _victim(folder: Path, draw: random.Random) -> int | None:
-    """A child that has reached a checkpoint, or now and then the fork server; None: spare them this time."""
-    live = [
-        (trial, trial.attempts[-1])
-        for trial in fold(folder).trials
-        if trial.outcome is None and trial.attempts and not trial.attempts[-1].ended and trial.attempts[-1].pid
-    ]
-    if not live:
-        return None
-    _, attempt = draw.choice(live)
-    assert attempt.pid is not None
-    if attempt.checkpoint_step is not None and draw.random() < 0.5:
-        return attempt.pid
-    return _parent(attempt.pid) if draw.random() < 0.15 else None
 
 
 def test_a_full_disk_pauses_the_study(undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

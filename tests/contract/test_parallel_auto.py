@@ -1,4 +1,4 @@
-"""``runtime.parallel = "auto"`` on the CPU, in real processes: as many trials as cores and memory carry, and the reasons."""
+"""``runtime.parallel = "auto"`` on the CPU, in real processes: as many trials as cores and memory carry, and why."""
 
 from pathlib import Path
 

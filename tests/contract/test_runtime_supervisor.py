@@ -16,6 +16,7 @@ from dryfit.core.wire import STACKS_FILE, Note, Report, Started, Verdict
 from dryfit.runtime.child import ChildStatus
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest, read_messages
+from dryfit.runtime.log_limit import HEAD_BYTES, MOST_BYTES, TAIL_BYTES
 from dryfit.runtime.spec import ChildExited, ChildLimits, ChildMessage
 from runtime_jobs import PATIENCE_S, House, alive, until_dead
 
@@ -145,7 +146,9 @@ def test_leaving_without_a_word_and_much_output_do_no_harm(house):
     assert classify(event.evidence, None).kind is FailureKind.KILLED
     folder = house.start("print", "print")
     event = house.until_exit("print")
-    assert (folder / "log.txt").stat().st_size > 20_000_000
+    log = (folder / "log.txt").read_bytes()
+    assert HEAD_BYTES + TAIL_BYTES < len(log) < MOST_BYTES and log.startswith(b"dryfit train child")
+    assert b"bytes of this log are left out here" in log
     assert event.evidence.exit_code == 5
     assert event.evidence.log_tail.endswith("the last line\n") and len(event.evidence.log_tail) <= 8192
 

@@ -43,6 +43,30 @@ def stepwise(trial: dryfit.Trial) -> float | None:
     return state["total"]
 
 
+def walk(trial: dryfit.Trial) -> float | None:
+    """A way of one step, or, every second trial, of forty, which takes longer than children live in a storm.
+
+    It keeps a checkpoint at every step, and reports every tenth.
+    """
+    file = trial.checkpoint_dir / "state.json"
+    state: dict[str, Any] = {"step": 0, "total": 0.0}
+    if file.exists():
+        state = json.loads(file.read_text())
+    pause_s, steps = float(os.environ.get("STEP_PAUSE_S", "0")), 40 if trial.number % 2 else 1
+    while state["step"] < steps:
+        draw = random.Random(f"{trial.seed}-{state['step']}")
+        state["total"] += float(trial.params["x"]) ** 2 + draw.random()
+        state["step"] += 1
+        time.sleep(pause_s)
+        if state["step"] % 10 == 0 and trial.report(state["total"], state["step"]):
+            return None
+        temporary = trial.checkpoint_dir / "state.tmp"
+        temporary.write_text(json.dumps(state))
+        temporary.replace(file)
+        trial.checkpointed(state["step"])
+    return state["total"]
+
+
 def several(trial: dryfit.Trial) -> tuple[float, float]:
     """Two goals."""
     return trial.params["x"] ** 2, -trial.params["x"]

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from dryfit.core.failure import Evidence
 from dryfit.core.jobs import ChildResult
 from dryfit.core.tail import LineTail
-from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, Checkpointed, Message, Phase, Progress, Started
+from dryfit.core.wire import BEAT_FILE, LOG_FILE, MESSAGES_FILE, Checkpointed, Message, Phase, Progress, Started
 from dryfit.runtime.cgroup import oom_kills, rose
 from dryfit.runtime.fresh import FreshChild
 from dryfit.runtime.harvest import child_log_tail, parse_messages
+from dryfit.runtime.log_limit import LogLimit
 from dryfit.runtime.patience import Patience
 from dryfit.runtime.spec import ChildSpec
 
@@ -52,12 +53,15 @@ class Attempt:
     _patience: Patience = field(default_factory=Patience)
     _beat_ns: int = 0
     _tail: LineTail = field(init=False)
+    _log: LogLimit = field(init=False)
 
     def __post_init__(self) -> None:
         self._tail = LineTail(self.spec.folder / MESSAGES_FILE)
+        self._log = LogLimit(self.spec.folder / LOG_FILE)
 
     def look(self, now_s: float) -> list[Message]:
-        """Read what is new in its folder; notice its first line and its heartbeat."""
+        """Read what is new in its folder; notice its first line and its heartbeat; keep its log in bounds."""
+        self._log.trim()
         messages = parse_messages(list(self._tail.read()))
         try:
             beat_ns = (self.spec.folder / BEAT_FILE).stat().st_mtime_ns
@@ -113,12 +117,13 @@ class Attempt:
     def evidence(
         self, now_s: float, result: ChildResult | None, *, status: int | None, server_lost: bool, trouble: str = ""
     ) -> Evidence:
-        """Gather what is known of its end.
+        """Gather what is known of its end, now that it is over and its log has its last size.
 
         Args:
             status: Exit status, or minus the signal that ended it; None: unknown.
             trouble: What kept its process from being made; it is added to the log's end.
         """
+        self._log.settle()
         log = child_log_tail(self.spec.folder)
         trained = result.train if result is not None else None
         told_bytes = (self.peak_bytes, trained.peak_reserved_bytes if trained is not None else None)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dryfit.core.wire import LOG_FILE
-from dryfit.runtime.processes import kill_group
+from dryfit.runtime.processes import kill_leftovers
 from dryfit.runtime.protocol import python_command
 
 
@@ -44,13 +44,13 @@ class FreshChild:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Exit status, or minus the signal, once it has ended; what is left of its group is killed before."""
+        """Exit status, or minus the signal, once it has ended; what is left of its session is killed before."""
         if sys.platform == "linux":
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return None
         elif self._process.poll() is None:
             return None
-        kill_group(self.pid)
+        kill_leftovers(self.pid)
         return self._process.wait()
 
     def release(self) -> None:

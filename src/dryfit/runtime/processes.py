@@ -13,9 +13,7 @@ _GONE_POLL_S = 0.01
 
 
 def reap_any() -> tuple[int, int] | None:
-    """Reap one child that ended; what is left of its process group is killed first. Linux only.
-
-    Before the reaping, its process id cannot belong to anybody else, so the kill cannot hit a stranger.
+    """Reap one child that ended; what is left of its session is killed first. Linux only.
 
     Returns:
         Its process id and wait status, or None where no child has ended.
@@ -26,7 +24,7 @@ def reap_any() -> tuple[int, int] | None:
         return None
     if ended is None:
         return None
-    kill_group(ended.si_pid)
+    kill_leftovers(ended.si_pid)
     return os.waitpid(ended.si_pid, 0)
 
 
@@ -34,6 +32,18 @@ def kill_group(pid: int) -> None:
     """Kill the process group a child leads."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def kill_leftovers(leader_pid: int) -> None:
+    """Kill all that is left of the session of a child that has ended and is not reaped yet.
+
+    Until it is reaped, its process id cannot belong to anybody else, so this cannot hit a stranger.
+    """
+    kill_group(leader_pid)
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            if pid != leader_pid and os.getsid(pid) == leader_pid:
+                os.kill(pid, signal.SIGKILL)
 
 
 def carries_marker(pid: int, marker: str) -> bool:

@@ -46,7 +46,7 @@ class Refused(Wire):
 
 
 class Exited(Wire):
-    """A child is gone and reaped; its process group was killed before."""
+    """A child is gone and reaped; what was left of its session was killed before."""
 
     type: Literal["exited"] = "exited"
     key: str

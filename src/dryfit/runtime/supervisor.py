@@ -18,6 +18,7 @@ from dryfit.runtime.environment import child_environment
 from dryfit.runtime.faults import CRASH_SIGNALS
 from dryfit.runtime.fresh import FreshChild
 from dryfit.runtime.harvest import clear, harvest
+from dryfit.runtime.orphans import sweep
 from dryfit.runtime.processes import kill_session, wait_gone
 from dryfit.runtime.protocol import Exited, Forked, ForkRequest, Ready, Refused, ServerMessage
 from dryfit.runtime.server_link import ServerLink
@@ -148,7 +149,10 @@ class Supervisor:
         self._waiter.wake()
 
     def close(self) -> None:
-        """Kill what runs, end the fork server and remove the FIFO. Events not yet fetched are dropped."""
+        """Kill what runs, end the fork server and remove the FIFO. Events not yet fetched are dropped.
+
+        A process that a child started and that left its session is found by the marker, and ended too.
+        """
         if self._closing:
             return
         self._closing = True
@@ -160,6 +164,7 @@ class Supervisor:
             self._look()
         self._close_link()
         self._waiter.close()
+        sweep(self._settings.marker)
 
     def _launch(self, attempt: Attempt) -> None:
         if self._suspect and not any(one.fresh is None for one in self._attempts.values() if one is not attempt):

@@ -5,13 +5,14 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
 from dryfit.core.cleanup import closing
+from dryfit.core.clock import steady_clock
 from dryfit.core.errors import LedgerError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
@@ -130,12 +131,14 @@ class StudyWork:
     ledger: Ledger
     state: StudyState
     created: StudyCreated
+    clock: Callable[[], float]
 
 
 def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer]) -> StudyWork:
     """Replay the ledger, or begin one; end what an earlier run left behind; say that a session has begun."""
     state = StudyState()
-    ledger = Ledger(layout.ledger, fold=state.apply)
+    clock = steady_clock()
+    ledger = Ledger(layout.ledger, fold=state.apply, clock=clock)
     study = state.created or _created(config, space, layout)
     missing = recorded(state, layout)
     if state.created is None:
@@ -154,7 +157,7 @@ def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Seq
         notes=notes,
     )
     _tell(observers, ledger.append(opened), state)
-    return StudyWork(config, layout, space, ledger, state, study)
+    return StudyWork(config, layout, space, ledger, state, study, clock)
 
 
 def _work(
@@ -184,7 +187,7 @@ def _work(
         cores=available_cores(),
     )
     machine.devices.know(device_uuids(resolved, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    return StudyLoop(context, supervisor, stops, observers, machine=machine).run()
+    return StudyLoop(context, supervisor, stops, observers, work.clock, machine).run()
 
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:

@@ -1,0 +1,279 @@
+"""Whole sessions whose children do their work in this process, and leave the files that real ones leave.
+
+A session can be killed at any event of the ledger: before it, with half of its line written, and after it. Its children
+are then as far as the control process has heard of them, or as far as they can be without its answers.
+"""
+
+import json
+import os
+from collections import deque
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+import plan_jobs
+from dryfit.config.load import load_document
+from dryfit.core.failure import Evidence
+from dryfit.core.jobs import (
+    ChildResult,
+    PlanRequest,
+    PlanResult,
+    ResolveRequest,
+    StopReason,
+    TrainRequest,
+    TrainResult,
+)
+from dryfit.core.trial import MetricPoint
+from dryfit.core.wire import (
+    BEAT_FILE,
+    MESSAGES_FILE,
+    RESULT_FILE,
+    Checkpointed,
+    FirstStep,
+    Message,
+    Phase,
+    Report,
+    Started,
+    Verdict,
+    write_model,
+)
+from dryfit.runtime.harvest import clear
+from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
+from dryfit.search.space import Space
+from dryfit.store.events import Event
+from dryfit.store.layout import StudyLayout
+from dryfit.store.ledger import Ledger
+from dryfit.study import session
+from dryfit.study.session import SessionResult, run_session
+
+REPORTS = 3
+CRASHES_ONCE, CRASHES_ALWAYS = 2, 3
+"""Numbers of the trials that do."""
+
+KNOWN = (
+    {"train.batch_size": 8, "train.max_length": 64, "head.hidden": plan_jobs.UNDERESTIMATED, "head.layers": 1},
+    {"train.max_length": 4096, "head.layers": 1},
+)
+"""Trial 0 runs out of memory although its plan fits; trial 1 does not fit."""
+
+
+class Crashed(BaseException):
+    """A child's process dies of a signal."""
+
+
+class Killed(BaseException):
+    """The control process is gone."""
+
+
+class Way(StrEnum):
+    """Where, next to an event of the ledger, the control process is killed."""
+
+    BEFORE = "before"
+    MIDWAY = "midway"
+    AFTER = "after"
+
+
+Script = Generator[Message, bool | None, TrainResult]
+
+
+def train(body: TrainRequest) -> Script:
+    """What a trial's process says, and comes to; it goes on from its checkpoint, and is sent verdicts."""
+    yield Started(pid=1, overhead_ms=1.0)
+    yield Phase(name="train")
+    folder = Path(body.checkpoint_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    _crash(body.config.number, folder)
+    if plan_jobs.runs_out(body):
+        raise plan_jobs.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    state = folder / "state.json"
+    done = json.loads(state.read_text()) if state.exists() else 0
+    yield FirstStep(after_ms=2.0)
+    for n in range(done, REPORTS):
+        point = MetricPoint(n=n, step=n + 1, epoch=n + 1.0, value=_value(body, n), metrics={"f1": _value(body, n)})
+        if (yield Report(point=point)) is False:
+            return TrainResult(value=None, best=None, steps=n + 1, stopped_by=StopReason.VERDICT)
+        state.write_text(str(n + 1))
+        yield Checkpointed(step=n + 1)
+    return TrainResult(value=_value(body, REPORTS - 1), best=REPORTS - 1, steps=REPORTS)
+
+
+def _crash(number: int, folder: Path) -> None:
+    if number == CRASHES_ALWAYS:
+        raise Crashed
+    flag = folder / "crashed"
+    if number == CRASHES_ONCE and not flag.exists():
+        flag.touch()
+        raise Crashed
+
+
+def _value(body: TrainRequest, n: int) -> float:
+    settings = body.config.settings
+    return (n + 1) / REPORTS / (1 + 100 * settings.optim.lr + abs(settings.train.batch_size - 8))
+
+
+@dataclass
+class FolderChild:
+    """One child, as far as it is."""
+
+    spec: ChildSpec
+    script: Script | None
+    verdict: bool | None = None
+    waits: bool = False
+    asked_to_stop: bool = False
+    ended: ChildExited | None = None
+
+    def go(self) -> list[ChildEvent]:
+        """Do the next thing: say one message, or end; what is written is written before it is told."""
+        body, folder = self.spec.body, self.spec.folder
+        try:
+            if self.script is None:
+                return [self._end(_answer(body))]
+            if self.asked_to_stop:
+                return [self._end(ChildResult(train=TrainResult(None, None, 0, StopReason.REQUEST)))]
+            verdict, self.verdict = self.verdict, None
+            message = self.script.send(verdict)
+        except StopIteration as stop:
+            return [self._end(ChildResult(train=stop.value))]
+        except Crashed:
+            self.ended = ChildExited(self.spec.key, None, Evidence(signal=11))
+            return [self.ended]
+        except (plan_jobs.OutOfMemoryError, KeyError) as error:
+            return [self._end(ChildResult(fault=plan_jobs.fault(error)), exit_code=1)]
+        with (folder / MESSAGES_FILE).open("a", encoding="utf-8") as file:
+            file.write(message.model_dump_json() + "\n")
+        self.waits = isinstance(message, Report)
+        return [ChildMessage(self.spec.key, message)]
+
+    def _end(self, result: ChildResult, exit_code: int = 0) -> ChildExited:
+        write_model(self.spec.folder / RESULT_FILE, result, durable=False)
+        self.ended = ChildExited(self.spec.key, result, Evidence(exit_code=exit_code, fault=result.fault))
+        return self.ended
+
+
+def _answer(body: Any) -> ChildResult:
+    if isinstance(body, ResolveRequest):
+        return ChildResult(resolve=plan_jobs.resolved())
+    assert isinstance(body, PlanRequest)
+    return ChildResult(plan=PlanResult(answers=tuple(plan_jobs.answer(subject, body) for subject in body.subjects)))
+
+
+@dataclass
+class FolderSupervisor:
+    """Stands where a real supervisor would, and starts no process.
+
+    Attributes:
+        ahead: Children do all they can at once, and are heard later; else they do one thing at a time, and are heard.
+    """
+
+    ahead: bool = False
+    children: dict[str, FolderChild] = field(default_factory=dict)
+    unheard: deque[ChildEvent] = field(default_factory=deque)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.children.clear()
+
+    def start(self, spec: ChildSpec) -> None:
+        """Make a child."""
+        spec.folder.mkdir(parents=True, exist_ok=True)
+        clear(spec.folder)
+        (spec.folder / BEAT_FILE).touch()
+        child = FolderChild(spec, train(spec.body) if isinstance(spec.body, TrainRequest) else None)
+        self.children[spec.key] = child
+        self._run_ahead(child)
+
+    def _run_ahead(self, child: FolderChild) -> None:
+        while self.ahead and not child.waits and child.ended is None:
+            self.unheard.extend(child.go())
+
+    def wait(self, timeout_s: float) -> list[ChildEvent]:
+        """The next thing that a child says."""
+        if not self.unheard:
+            able = [child for child in self.children.values() if not child.waits and child.ended is None]
+            if able:
+                self.unheard.extend(able[0].go())
+                self.children[able[0].spec.key] = self.children.pop(able[0].spec.key)  # the others first, next time
+        events = [self.unheard.popleft()] if self.unheard else []
+        for event in events:
+            if isinstance(event, ChildExited):
+                self.children.pop(event.key, None)
+        return events
+
+    def answer(self, key: str, verdict: Verdict) -> None:
+        """Let a child go on, or not."""
+        child = self.children[key]
+        child.waits, child.verdict = False, verdict.proceed
+        self._run_ahead(child)
+
+    def ask_stop(self, key: str) -> None:
+        """It stops at what it does next."""
+        self.children[key].asked_to_stop = True
+
+    def kill(self, key: str, why: str = "now") -> None:
+        """Nothing more is heard of it."""
+        self.children.pop(key, None)
+        self.unheard = deque(event for event in self.unheard if event.key != key)
+
+    def wake(self) -> None:
+        """There is nobody to wake."""
+
+
+def load(folder: Path, tables: Mapping[str, Any]) -> Any:
+    """A study of a made-up memory model, as its file would give it."""
+    document = {
+        "study": {"seed": 3},
+        "data": {"train": "a.jsonl", "validation": "b.jsonl"},
+        "execution": {"memory_limit": "512MiB"},
+        "space": {
+            "train.batch_size": [2, 8, 16],
+            "train.max_length": [32, 64, 4096],
+            "head.hidden": [128, plan_jobs.UNDERESTIMATED],
+            "head.layers": [1, plan_jobs.UNKNOWN],
+            "optim.lr": {"low": 1e-5, "high": 1e-2, "log": True},
+        },
+    }
+    for name, table in tables.items():
+        document[name] = {**document.get(name, {}), **table}
+    return load_document(document, folder / "study.toml", ()).config
+
+
+def study_session(
+    patch: pytest.MonkeyPatch, folder: Path, tables: Mapping[str, Any], *, ahead: bool = False
+) -> SessionResult:
+    """One session on the study in a folder, from its lock to its end.
+
+    Raises:
+        Killed: As :func:`killed_at` has arranged.
+    """
+    config = load(folder, tables)
+
+    def supervisor(_settings: SupervisorSettings) -> FolderSupervisor:
+        return FolderSupervisor(ahead)
+
+    patch.setattr(session, "Supervisor", supervisor)
+    patch.setattr(session, "sweep", lambda _marker: [])
+    patch.setattr(os, "fsync", lambda _fd: None)  # no power is cut here
+    return run_session(config, Space.from_config(config), StudyLayout(folder))
+
+
+def killed_at(patch: pytest.MonkeyPatch, index: int, way: Way) -> None:
+    """Let the control process die at the ledger's event ``index``."""
+    append = Ledger.append
+
+    def deadly(self: Ledger, event: Event) -> Event:
+        if self._next != index:
+            return append(self, event)
+        if way is Way.MIDWAY:
+            line = event.model_dump_json().encode()
+            os.pwrite(self._fd, line[: len(line) // 2], self.size_bytes)
+        elif way is Way.AFTER:
+            append(self, event)
+        raise Killed
+
+    patch.setattr(Ledger, "append", deadly)
