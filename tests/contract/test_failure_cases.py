@@ -16,6 +16,11 @@ from dryfit.runtime.faults import ROWS
 TESTS = Path(__file__).parents[1]
 SCRIPTED = "contract/test_study_failures.py::test_a_failure_that_goes_on"
 RUNTIME, STUDY = "chaos/test_runtime_kills.py::", "chaos/test_study_kills.py::"
+REAL = "chaos/test_faults_real.py::"
+OWN, GPU_SAYS = (
+    REAL + "test_a_fault_has_its_kind_its_action_and_its_sentence",
+    REAL + "test_what_a_gpu_would_say_has_its_kind_and_its_action",
+)
 SUPERVISOR = "contract/test_runtime_supervisor.py::"
 
 CASES: dict[FailureKind, tuple[str, ...]] = {
@@ -25,28 +30,32 @@ CASES: dict[FailureKind, tuple[str, ...]] = {
     FailureKind.CONFIG: (SCRIPTED,),
     FailureKind.DATA: (SCRIPTED,),
     FailureKind.NETWORK: (SCRIPTED,),
-    FailureKind.DISK_FULL: (SCRIPTED, STUDY + "test_a_full_disk_pauses_the_study"),
+    FailureKind.DISK_FULL: (
+        SCRIPTED,
+        STUDY + "test_a_full_disk_pauses_the_study",
+        REAL + "test_a_disk_that_is_really_full_pauses_the_study_and_loses_nothing",
+    ),
     FailureKind.CHECKPOINT_CORRUPT: (SCRIPTED,),
     FailureKind.OOM_NEIGHBOUR: (SCRIPTED,),
     FailureKind.OOM_DEVICE: (
         "contract/test_study_failures.py::test_oom_takes_rung_after_rung_and_never_changes_the_experiment",
         "contract/test_study_planned.py::test_real_children_plan_crash_run_out_and_end",
     ),
-    FailureKind.OOM_HOST: (SCRIPTED,),
-    FailureKind.SHM_FULL: (SCRIPTED,),
-    FailureKind.POISONED: (SCRIPTED,),
-    FailureKind.DEVICE_LOST: (SCRIPTED,),
+    FailureKind.OOM_HOST: (SCRIPTED, OWN, REAL + "test_what_the_kernel_kills_for_want_of_memory_is_told_as_such"),
+    FailureKind.SHM_FULL: (SCRIPTED, REAL + "test_shared_memory_that_is_full_is_told_and_tried_again_with_less"),
+    FailureKind.POISONED: (SCRIPTED, GPU_SAYS),
+    FailureKind.DEVICE_LOST: (SCRIPTED, GPU_SAYS),
     FailureKind.DEVICE_ASSERT: (
         SCRIPTED,
         "contract/test_study_failures.py::test_the_attempt_that_learns_more_ends_the_trial",
     ),
-    FailureKind.COMM: (SCRIPTED,),
+    FailureKind.COMM: (SCRIPTED, GPU_SAYS),
     FailureKind.HANG: (SCRIPTED, SUPERVISOR + "test_a_hanging_child_leaves_its_stacks_and_is_killed"),
     FailureKind.TIMEOUT: (SCRIPTED, SUPERVISOR + "test_a_child_that_lives_but_takes_too_long_is_killed"),
     FailureKind.NONFINITE: (SCRIPTED,),
     FailureKind.START: (SCRIPTED, RUNTIME + "test_a_start_that_always_hangs_is_a_failed_start"),
     FailureKind.PLANNER: ("contract/test_study_planned.py::test_a_planner_that_crashes_does_so_once_for_a_study",),
-    FailureKind.NATIVE_CRASH: (SCRIPTED, SUPERVISOR + "test_a_native_crash_is_seen_and_leaves_its_stack"),
+    FailureKind.NATIVE_CRASH: (SCRIPTED, SUPERVISOR + "test_a_native_crash_is_seen_and_leaves_its_stack", OWN),
     FailureKind.KILLED: (SCRIPTED, RUNTIME + "test_a_killed_child_is_told_and_the_next_one_runs"),
     FailureKind.USER_CODE: (SCRIPTED, SUPERVISOR + "test_an_exception_crosses_with_its_causes"),
     FailureKind.INTERNAL: (SCRIPTED,),

@@ -6,7 +6,6 @@ all that decides what it computes; what stands in there says how far it is, so t
 
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from dryfit.core.trial import Outcome
 from dryfit.core.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Note, Progress, Report, Verdict, write_model
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest
-from dryfit.runtime.recovery import ANOTHER_ATTEMPT, decide
+from dryfit.runtime.recovery import ANOTHER_ATTEMPT, attempt_terms, decide
 from dryfit.runtime.spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import FinalLayout
@@ -155,6 +154,7 @@ class _Live:
 
     Attributes:
         plan: The trial's, with the fallbacks that this run took besides; the trial's own stays as it is.
+        not_before_s: When it may have its next process (``time.monotonic()``), after a failure that needs time to pass.
     """
 
     run: FinalRun
@@ -165,6 +165,7 @@ class _Live:
     past: tuple[PastFailure, ...] = ()
     checkpointed: bool = False
     told_s: float = 0.0
+    not_before_s: float = 0.0
 
     @property
     def key(self) -> str:
@@ -206,7 +207,7 @@ class FinalWork:
             runs: Their locks are held.
             most: How many at once.
         """
-        waiting: deque[_Live] = deque()
+        waiting: list[_Live] = []
         for run in runs:
             paths = self.study.layout.final(run.name)
             done = finished(paths)
@@ -216,8 +217,10 @@ class FinalWork:
                 waiting.append(_Live(run, paths, paths.attempts + 1, run.trial.plan))
         while self._running or (waiting and not self._stopping):
             self._heed_stops()
-            while waiting and not self._stopping and len(self._running) < most:
-                self._start(waiting.popleft())
+            due = [live for live in waiting if live.not_before_s <= time.monotonic()]
+            for live in [] if self._stopping else due[: max(0, most - len(self._running))]:
+                waiting.remove(live)
+                self._start(live)
             for event in self.supervisor.wait(_IDLE_S):
                 live = self._running.get(event.key)
                 if live is None:
@@ -247,7 +250,8 @@ class FinalWork:
     def _start(self, live: _Live) -> None:
         live.device = choose_device(self.study.resolved, [one.device for one in self._running.values()])
         choice = live.plan.execution if live.plan is not None else None
-        body = final_request(self.study, live.run, Placement(live.attempt, live.device, choice))
+        placement = Placement(live.attempt, live.device, choice, attempt_terms(live.past))
+        body = final_request(self.study, live.run, placement)
         limits = training_limits(self.study.config.runtime, live.past)
         spec = ChildSpec(live.key, live.paths.attempt(live.attempt), body, limits)
         self._running[live.key] = live
@@ -289,7 +293,8 @@ class FinalWork:
             plan = live.plan
             if plan is not None and answer.action is Action.RUNG:
                 plan = replace(plan, rung=plan.rung + 1)
-            return replace(live, attempt=live.attempt + 1, plan=plan, past=past, checkpointed=False)
+            due_s = time.monotonic() + answer.delay_s
+            return replace(live, attempt=live.attempt + 1, plan=plan, past=past, checkpointed=False, not_before_s=due_s)
         if not self._stopping:
             self.results[live.run.name] = _error(live, result, f"{failure.kind}: {failure.sentence}")
         return None
