@@ -22,9 +22,10 @@ from itertools import product
 from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
+from dryfit.core.choices import Task
 from dryfit.core.jobs import PlanRequest
 from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import LoraSettings, Task, TrialSettings
+from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.planning import plan
 from dryfit.runtime.spec import PRELOAD
 

@@ -25,7 +25,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from scipy.stats import mannwhitneyu
 
 from dryfit.config.schema import SearchSettings
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.params import Distribution, Param
 from dryfit.search.space import Space

@@ -18,7 +18,7 @@ from long_study import GOALS, SEED
 from measured import spread
 
 from dryfit.config.schema import SearchSettings
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.params import from_text
 from dryfit.search.samplers import REFUSALS

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.core.calibration import MemoryCase
+from dryfit.core.choices import Precision, Task
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import Allocator, OptimizerImpl, PlanSubject
-from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
+from dryfit.core.settings import LoraSettings, TrialSettings
 
 LINES = """
 bert-base-uncased 16x512 bf16 adamw:fused history cap

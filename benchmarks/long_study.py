@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import ledgers
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.space import Space
 from dryfit.search.suggest import Suggestion, suggest

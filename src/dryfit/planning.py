@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 
 from dryfit.core.channel import ChildChannel
+from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import ExecutionSettings, PlanSubject
-from dryfit.core.settings import ModelSettings, Task
+from dryfit.core.settings import ModelSettings
 from dryfit.core.wire import Phase
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations

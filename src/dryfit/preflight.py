@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dryfit.core.channel import ChildChannel
+from dryfit.core.choices import Precision
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import (
     CheckRequest,
@@ -20,7 +21,6 @@ from dryfit.core.jobs import (
     SplitFacts,
 )
 from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.core.settings import Precision
 from dryfit.core.wire import Phase
 from dryfit.meta.pretrained import encoder_bytes
 from dryfit.meta.source import model_identity

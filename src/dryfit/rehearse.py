@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from dryfit.core.channel import ChildChannel
+from dryfit.core.choices import Precision
 from dryfit.core.errors import DataError, DryfitError
 from dryfit.core.jobs import (
     BatchWalk,
@@ -29,7 +30,6 @@ from dryfit.core.jobs import (
     TrainRequest,
 )
 from dryfit.core.plan import DeviceKind
-from dryfit.core.settings import Precision
 from dryfit.core.trial import TrialConfig
 from dryfit.core.wire import ErrorParts, Note, Phase
 from dryfit.meta.pretrained import encoder_config

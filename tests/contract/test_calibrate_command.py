@@ -11,11 +11,12 @@ import torch
 import calibrate_stand_in
 import tiny
 from dryfit.core.calibration import MemoryCase
+from dryfit.core.choices import Task
 from dryfit.core.errors import ChildError, ConfigError, MachineError
 from dryfit.core.jobs import ENTRY_POINTS, CalibrateRequest, Job
 from dryfit.core.memory import Confidence, ExecutionChoice
 from dryfit.core.plan import PlanSubject
-from dryfit.core.settings import Task, TrialSettings
+from dryfit.core.settings import TrialSettings
 from dryfit.memory.constants import device_constants, read_calibrations
 from dryfit.report.calibrations import calibration_lines, calibration_table, calibration_view
 from dryfit.study import calibrating

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import dryfit
 from dryfit.cli.app import app
+from dryfit.core.choices import Direction
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Direction
 from dryfit.core.trial import Goal, Outcome
 from dryfit.report.csv_file import cell_text
 from ledgers import BEGAN_S, Script, eventful

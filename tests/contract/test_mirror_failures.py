@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 import instant
 import plan_jobs
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome
 from dryfit.report.records import records_of
 from dryfit.search.mirror_process import Mirror

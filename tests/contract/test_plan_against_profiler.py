@@ -11,8 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 
 import tiny
+from dryfit.core.choices import Precision, Task
 from dryfit.core.plan import DeviceKind, DeviceSpec, OptimizerImpl, PlanSubject
-from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
+from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.tracer import Variant
 from dryfit.train.observing import fill

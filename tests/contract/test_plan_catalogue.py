@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import PlanAnswer, PlanRequest
 from dryfit.core.memory import MemoryCategory, VerdictKind
 from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import LoraSettings, Task, TrialSettings
+from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.meta.catalogue import catalogue_config, catalogue_names
 from dryfit.meta.pretrained import Kind, stored_kind
 from dryfit.study.errand import run_alone

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 import encoders
 import tiny
+from dryfit.core.choices import Task
 from dryfit.core.plan import PlanSubject
-from dryfit.core.settings import Task
 from dryfit.tasks.guard import BatchGuard
 from dryfit.train import loop
 from dryfit.train.optim import optimizer_plan

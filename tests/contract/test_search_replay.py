@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
 from dryfit.search.points import known_points
 from dryfit.search.pruning import Rules, judge

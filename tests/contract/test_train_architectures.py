@@ -12,19 +12,12 @@ from torch import nn
 import encoders
 import tiny
 import trials
+from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import PlanRequest
 from dryfit.core.memory import MemoryCategory, StepPhase, VerdictKind
 from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import (
-    DataSettings,
-    HeadSettings,
-    LossSettings,
-    ModelSettings,
-    OptimSettings,
-    Task,
-    TrialSettings,
-)
+from dryfit.core.settings import DataSettings, HeadSettings, LossSettings, ModelSettings, OptimSettings, TrialSettings
 from dryfit.meta.configs import load_tokenizer, most_tokens
 from dryfit.meta.pretrained import encoder_config, load_encoder
 from dryfit.meta.source import FolderSource, local_folder

@@ -9,8 +9,8 @@ import torch
 import dryfit
 import tiny
 import trials
+from dryfit.core.choices import Metric, metrics_of
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Metric, metrics_of
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import pad_rows

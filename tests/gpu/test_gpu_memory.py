@@ -46,7 +46,8 @@ except torch.cuda.OutOfMemoryError:
 TRACED = """
 from dryfit.core.errors import TraceError
 from dryfit.core.plan import DeviceSpec
-from dryfit.core.settings import Task, TrialSettings
+from dryfit.core.choices import Task
+from dryfit.core.settings import TrialSettings
 from dryfit.core.plan import PlanSubject
 from dryfit.memory.events import SegmentKind
 from dryfit.memory.tracer import Variant

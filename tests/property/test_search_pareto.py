@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.pareto import as_losses, dominates
-from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import Goal, Outcome
 from dryfit.search.pareto import best_spread, non_dominated
 from dryfit.store.events import StudyCreated, TrialAsked, TrialFinished

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, PatientPruner, SuccessiveHalvingPruner
 
 from dryfit.config.schema import SearchSettings
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.pruning import Rules, judge
 from dryfit.search.throwaway import throw_away_name

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.pareto import best_spread
 from dryfit.search.pruning import Curves, middle

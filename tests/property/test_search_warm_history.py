@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from optuna.pruners import BasePruner, HyperbandPruner, SuccessiveHalvingPruner
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.pruning import Rules, judge
 from dryfit.search.space import Space

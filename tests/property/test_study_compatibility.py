@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
 from dryfit.search.basis import Ground, basis_of, is_trial_of, point_in
 from dryfit.search.compat import compare

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from dryfit.core.choices import Task
 from dryfit.core.errors import TraceError
 from dryfit.core.memory import StepPhase
 from dryfit.core.plan import DeviceSpec, OptimizerImpl, PlanSubject
-from dryfit.core.settings import LoraSettings, Task, TrialSettings
+from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.memory.events import Segment, SegmentKind, Shape
 from dryfit.memory.fake_cuda import FakeDevice, why_not
 from dryfit.memory.recorder import Recorder

@@ -12,8 +12,9 @@ import warnings
 from collections.abc import Sequence
 from unittest import mock
 
+from dryfit.core.choices import Task
 from dryfit.core.plan import DeviceSpec, PlanSubject
-from dryfit.core.settings import LoraSettings, Task, TrialSettings
+from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.memory.allocator import replay
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.events import Segment, SegmentKind, Shape

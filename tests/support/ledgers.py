@@ -11,11 +11,12 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import plan_jobs
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer, PlanRequest, ResolveResult, SplitFacts
 from dryfit.core.memory import VerdictKind
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import Direction, Metric, Task, TrialSettings
+from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar
 from dryfit.search.fields import apply_params
 from dryfit.search.params import Distribution, to_text

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from dryfit.config.schema import Isolation
 from dryfit.core.channel import ChildChannel
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.errors import DataError
 from dryfit.core.jobs import ChildResult, Job, StopReason, TrainRequest, TrainResult
 from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.process import die_with_parent
-from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
+from dryfit.core.settings import DataSettings, TrialSettings
 from dryfit.core.trial import MetricPoint, Scalar, TrialConfig
 from dryfit.core.wire import Note, Phase
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings

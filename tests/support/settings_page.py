@@ -9,8 +9,9 @@ from pathlib import Path
 
 from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import TABLES, key_description, legal_values
+from dryfit.core.choices import Metric, metrics_of
 from dryfit.core.needs import TRIAL_NEEDS
-from dryfit.core.settings import Metric, Settings, TrialSettings, metrics_of
+from dryfit.core.settings import Settings, TrialSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 
 import tiny
 from dryfit.core.channel import ChildChannel
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.jobs import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
 from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
-from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
+from dryfit.core.settings import DataSettings, TrialSettings
 from dryfit.core.tail import LineTail
 from dryfit.core.trial import MetricPoint, TrialConfig
 from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Message

@@ -8,8 +8,8 @@ from typing import Any
 from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.api.objectives import Objective, objective_study
 from dryfit.config.load import load_study_file
+from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
-from dryfit.core.settings import Task
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import write_text_atomic
 from dryfit.report.story import trial_story

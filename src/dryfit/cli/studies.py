@@ -8,8 +8,8 @@ import typer
 
 from dryfit.cli.doctor import examine
 from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption
+from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, ExitStatus
-from dryfit.core.settings import Task
 
 if TYPE_CHECKING:
     from dryfit.api import TuneResult

@@ -8,11 +8,12 @@ from dryfit.config.objective import objective_problems
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
+from dryfit.core.choices import Precision, Task, metrics_of
 from dryfit.core.errors import ConfigError
 from dryfit.core.needs import TRIAL_NEEDS, Needs
 from dryfit.core.plan import DeviceKind
 from dryfit.core.secrets import redacted
-from dryfit.core.settings import Precision, Settings, Task, metrics_of
+from dryfit.core.settings import Settings
 from dryfit.core.units import parse_bytes
 
 

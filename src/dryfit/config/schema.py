@@ -5,17 +5,9 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.plan import ExecutionSettings
-from dryfit.core.settings import (
-    DataSettings,
-    Direction,
-    LoraSettings,
-    Metric,
-    ObjectiveSettings,
-    Settings,
-    Task,
-    TrialSettings,
-)
+from dryfit.core.settings import DataSettings, LoraSettings, ObjectiveSettings, Settings, TrialSettings
 from dryfit.core.trial import Goal
 
 Value = bool | int | float | str

@@ -5,7 +5,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from dryfit.core.settings import LoraSettings, Settings, Task, TrialSettings
+from dryfit.core.choices import Task
+from dryfit.core.settings import LoraSettings, Settings, TrialSettings
 from dryfit.core.units import parse_bytes
 
 

@@ -10,7 +10,8 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from pydantic import Field
 
-from dryfit.core.settings import DataSettings, Direction, Metric, Settings, Task, TrialSettings
+from dryfit.core.choices import Direction, Metric, Task
+from dryfit.core.settings import DataSettings, Settings, TrialSettings
 
 Scalar: TypeAlias = bool | int | float | str | None
 """A value of the search space: what TOML and JSON can both hold."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dryfit.core.choices import Direction
 from dryfit.core.failure import FailureKind
 from dryfit.core.memory_key import IRRELEVANT, NEUTRAL
-from dryfit.core.settings import Direction
 from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar, best_first, better
 from dryfit.report.plans import compared_bytes
 from dryfit.report.work import ended_at_s, lost_time_s, runs

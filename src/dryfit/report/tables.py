@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dryfit.core.settings import Task
+from dryfit.core.choices import Task
 from dryfit.core.trial import Outcome, Scalar, best_first
 from dryfit.report.plans import execution_cell, memory_cell
 from dryfit.report.work import trial_time_s

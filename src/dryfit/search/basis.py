@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from dryfit.config.schema import StudyConfig
+from dryfit.core.choices import Task
 from dryfit.core.needs import TRIAL_NEEDS
-from dryfit.core.settings import DataSettings, Task, TrialSettings
+from dryfit.core.settings import DataSettings, TrialSettings
 from dryfit.core.trial import Scalar
 from dryfit.search.fields import searchable_keys, setting
 from dryfit.search.params import Distribution, is_one_of

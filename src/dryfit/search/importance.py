@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import cast
 
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.params import from_text, public_name
 

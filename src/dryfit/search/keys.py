@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dryfit.config.schema import StudyConfig
+from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Task, TrialSettings
+from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Scalar
 from dryfit.search.fields import as_set, legal_range, number_type, require_searchable
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from optuna.distributions import BaseDistribution, check_distribution_compatibility, json_to_distribution
 from optuna.trial import TrialState
 
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome
 from dryfit.search.mirror_attributes import PlannedMemory, end_attributes, failure_attributes
 

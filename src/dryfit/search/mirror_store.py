@@ -10,7 +10,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.search.mirror_model import MirrorModel, Wanted, WantedStudy, parse
 
 JOURNAL_PREFIX = "journal:"

@@ -20,8 +20,9 @@ from optuna.samplers import RandomSampler
 from optuna.trial import TrialState
 
 from dryfit.config.schema import PatientOf, PrunerName, SearchSettings
+from dryfit.core.choices import Direction
 from dryfit.core.errors import InternalError
-from dryfit.core.settings import Direction, TrialSettings
+from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.space import Space
 from dryfit.search.throwaway import Sealed, ThrowAway, sealed

@@ -16,8 +16,8 @@ from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSample
 from optuna.trial import TrialState
 
 from dryfit.config.schema import SamplerName, SearchSettings
+from dryfit.core.choices import Direction
 from dryfit.core.seeds import derive_seed
-from dryfit.core.settings import Direction
 from dryfit.core.trial import Outcome, Scalar, TrialRecord
 from dryfit.search.params import Distribution
 from dryfit.search.space import Space

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dryfit.config.schema import SearchSettings
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Scalar, TrialRecord
 from dryfit.search.params import Param, into_range, only_value, to_text
 from dryfit.search.points import Point, next_known

@@ -9,7 +9,7 @@ from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Scalar
 
 _NAME = "dryfit-throw-away"

@@ -7,7 +7,7 @@ from math import isfinite, isnan
 
 import numpy as np
 
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.pareto import Floats, best_spread
 

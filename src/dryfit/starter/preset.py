@@ -9,8 +9,8 @@ from typing import Final
 
 from dryfit.config.checks import Use
 from dryfit.config.load import load_study_text
+from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Task
 
 _FOLDER: Final = files("dryfit.starter") / "presets"
 _SUFFIX: Final = ".toml"

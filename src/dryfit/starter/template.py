@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from dryfit.config.schema_json import key_description, legal_values
+from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Task
 from dryfit.core.wire import write_text_atomic
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
 from dryfit.starter.preset import preset_study

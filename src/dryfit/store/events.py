@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from dryfit.core.choices import Direction, Task
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer, ResolveResult
-from dryfit.core.settings import Direction, Task
 from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar
 from dryfit.core.wire import Wire
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from dryfit.core.calibration import MemoryCase
+from dryfit.core.choices import Precision, Task
 from dryfit.core.errors import ChildError, InternalError
 from dryfit.core.jobs import CalibrateRequest, CalibrateResult
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import Allocator, OptimizerImpl, PlanSubject
-from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
+from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.study.errand import run_alone
 
 _ROWS: Final = 16

@@ -11,9 +11,9 @@ from typing import Final
 
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
+from dryfit.core.choices import Metric, Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ResolveResult
-from dryfit.core.settings import Metric, Task
 from dryfit.core.trial import Outcome, Scalar, best_first
 from dryfit.search.basis import Ground, basis_of, is_trial_of, point_in, whole
 from dryfit.search.compat import Change, comparable, compare, moved

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from dryfit.config.schema import StudyConfig
+from dryfit.core.choices import Task
 from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, ResolveRequest, StudyTokens
 from dryfit.core.memory import VerdictKind
 from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import PACKAGED_MODEL, ModelSettings, Task, TrialSettings
+from dryfit.core.settings import PACKAGED_MODEL, ModelSettings, TrialSettings
 from dryfit.core.trial import Scalar
 from dryfit.search.fields import apply_params, setting
 from dryfit.search.space import Space, first_value

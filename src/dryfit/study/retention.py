@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Sequence
 
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import best_first
 from dryfit.store.history import Ranking
 from dryfit.store.layout import StudyLayout

@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from sklearn.metrics import accuracy_score, matthews_corrcoef, precision_recall_fscore_support, roc_auc_score
 from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
 
+from dryfit.core.choices import Metric, metrics_of
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Metric, metrics_of
 
 _BINS = 15
 """Of the calibration error, as in Guo et al. 2017, arXiv:1706.04599."""

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from dryfit.core.choices import Direction
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, best_point
 from dryfit.tasks.base import MODEL_INPUTS, Batch, Task
 from dryfit.tasks.guard import BatchGuard

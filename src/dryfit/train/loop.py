@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
+from dryfit.core.choices import Precision
 from dryfit.core.plan import DeviceKind
 from dryfit.core.seeds import derive_seed
-from dryfit.core.settings import Precision
 from dryfit.core.wire import Phase
 from dryfit.meta.matching import Wishes
 from dryfit.meta.offload import refuse_early_optimizer, refuse_offload

@@ -14,8 +14,8 @@ import torch
 from accelerate.utils import convert_outputs_to_fp32
 from torch import nn
 
+from dryfit.core.choices import Precision
 from dryfit.core.memory import StepPhase
-from dryfit.core.settings import Precision
 from dryfit.memory.events import Shape
 from dryfit.tasks.base import MODEL_INPUTS, Batch
 from dryfit.train.optim import OptimizerPlan

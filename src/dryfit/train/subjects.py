@@ -7,9 +7,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from dryfit.core.choices import Precision, Task
 from dryfit.core.errors import InternalError
 from dryfit.core.plan import PlanSubject
-from dryfit.core.settings import LoraSettings, Precision, Task, TrialSettings
+from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.meta.adapters import new_adapter
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import set_dropouts

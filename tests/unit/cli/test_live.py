@@ -13,8 +13,8 @@ from rich.console import Console
 from dryfit.cli import live
 from dryfit.cli.live import LivePanel, PlainLines, watching
 from dryfit.cli.panel import StudyPanel, left_text
+from dryfit.core.choices import Direction, Task
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings import Direction, Task
 from dryfit.core.trial import Goal, MetricPoint, Outcome
 from dryfit.core.wire import Message, Note, Phase, Progress
 from dryfit.report.live import LiveStudy, Vitals, read_vitals

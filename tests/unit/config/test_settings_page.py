@@ -1,6 +1,6 @@
 """The page of settings says what the types say."""
 
-from dryfit.core.settings import Metric
+from dryfit.core.choices import Metric
 from dryfit.search.fields import searchable_keys
 from settings_page import PAGE, render
 

@@ -2,10 +2,11 @@ import json
 
 import pytest
 
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, InternalError
 from dryfit.core.plan import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
 from dryfit.core.seeds import derive_seed
-from dryfit.core.settings import DataSettings, Direction, Metric, Task, TrialSettings
+from dryfit.core.settings import DataSettings, TrialSettings
 from dryfit.core.tail import LineTail
 from dryfit.core.trial import MetricPoint, Outcome, TrialConfig, TrialRecord, best_first, best_point, better
 from dryfit.core.wire import ErrorParts, Verdict, canonical_json, read_model, write_model, write_text_atomic

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.calibration import CaseComparison, MemoryCase, Observation, PartPeak
+from dryfit.core.choices import Task
 from dryfit.core.errors import InternalError
 from dryfit.core.memory import (
     ExecutionChoice,
@@ -17,7 +18,7 @@ from dryfit.core.memory import (
     WorstBatch,
 )
 from dryfit.core.plan import DeviceSpec, PlanSubject
-from dryfit.core.settings import Task, TrialSettings
+from dryfit.core.settings import TrialSettings
 from dryfit.memory.calibrate import (
     Taken,
     calibration_of,

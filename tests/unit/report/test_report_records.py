@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dryfit.core.choices import Direction
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings import Direction
 from dryfit.core.trial import Goal, MetricPoint, Outcome
 from dryfit.report.plots import (
     MOST_CURVE_POINTS,

@@ -3,7 +3,7 @@
 import random
 import sys
 
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome
 from dryfit.search import importance
 from dryfit.search.importance import importances_of

@@ -10,7 +10,7 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import NSGAIISampler
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.samplers import Asked, nsga2_parents
 from dryfit.search.space import Space

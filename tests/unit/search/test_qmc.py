@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import qmc
 
 from dryfit.config.schema import SearchSettings, StudyConfig
+from dryfit.core.choices import Direction
 from dryfit.core.seeds import derive_seed
-from dryfit.core.settings import Direction
 from dryfit.core.trial import Scalar, TrialRecord
 from dryfit.search.space import Space
 from dryfit.search.suggest import Suggestion, suggest

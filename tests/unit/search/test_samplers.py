@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
-from dryfit.core.settings import Direction
+from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search.samplers import REFUSALS, RefusalTold
 from dryfit.search.space import Space

@@ -4,8 +4,8 @@ from math import nan
 import pytest
 
 from dryfit.config.schema import SearchSettings, StudyConfig
+from dryfit.core.choices import Direction
 from dryfit.core.errors import InternalError
-from dryfit.core.settings import Direction
 from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.pruning import PruneVerdict, Rules, judge, most_reports
 from dryfit.search.space import Space

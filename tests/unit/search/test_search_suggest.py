@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
-from dryfit.core.settings import Direction, TrialSettings
+from dryfit.core.choices import Direction
+from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
 from dryfit.search.pareto import non_dominated
 from dryfit.search.points import known_points

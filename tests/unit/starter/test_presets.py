@@ -9,9 +9,10 @@ from dryfit.config.checks import Use
 from dryfit.config.load import LoadedStudy, load_study_file, load_study_text
 from dryfit.config.problems import SEARCHABLE
 from dryfit.config.schema import SamplerName, SearchSettings
+from dryfit.core.choices import Direction, Precision, Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.needs import TRIAL_NEEDS
-from dryfit.core.settings import Direction, Precision, Task, TrialSettings
+from dryfit.core.settings import TrialSettings
 from dryfit.search.fields import apply_params
 from dryfit.search.space import Space
 from dryfit.search.suggest import suggest

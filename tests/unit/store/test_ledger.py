@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.errors import LedgerError, StudyBusyError
-from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import MetricPoint
 from dryfit.store.events import Event, ReportMade, SessionClosed, StudyCreated
 from dryfit.store.ledger import Ledger, LedgerTail, StudyLock, lock_owner, read_ledger

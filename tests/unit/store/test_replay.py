@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.plan import DeviceSpec
-from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import Goal, MetricPoint, Outcome
 from dryfit.store.events import (
     EVENT,

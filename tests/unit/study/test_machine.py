@@ -6,9 +6,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
-from dryfit.core.settings import Direction, Metric, Task
 from dryfit.core.trial import Outcome
 from dryfit.runtime.packing import House, Occupant
 from dryfit.store.events import (

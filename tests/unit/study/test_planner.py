@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import plan_jobs
+from dryfit.core.choices import Task
 from dryfit.core.jobs import PlanAnswer, PlanRequest, ResolveResult
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.plan import (
@@ -17,7 +18,7 @@ from dryfit.core.plan import (
     UnknownPolicy,
     plan_execution,
 )
-from dryfit.core.settings import OptimSettings, Task, TrainSettings, TrialSettings
+from dryfit.core.settings import OptimSettings, TrainSettings, TrialSettings
 from dryfit.store.state import AttemptState, PlanState, TrialState
 from dryfit.study.machine import Readiness
 from dryfit.study.planner import plan_key, planning_device, readiness_of

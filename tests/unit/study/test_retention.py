@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.settings import Direction, Task
+from dryfit.core.choices import Direction, Task
 from dryfit.core.trial import Goal, Outcome
 from dryfit.store.events import GenerationBegan, StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.layout import StudyLayout

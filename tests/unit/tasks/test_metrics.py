@@ -5,8 +5,9 @@ import pytest
 import torch
 from sklearn import metrics as reference
 
+from dryfit.core.choices import Metric, metrics_of
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import LossSettings, Metric, metrics_of
+from dryfit.core.settings import LossSettings
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.metrics import check_metric, multi_label_metrics, one_class_metrics
 from dryfit.tasks.tokens import TokenSet

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 import tiny
 import trials
+from dryfit.core.choices import Metric
 from dryfit.core.errors import DataError
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
-from dryfit.core.settings import Metric
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
 from dryfit.runtime.child import describe_fault

@@ -11,9 +11,10 @@ import torch
 
 import tiny
 from dryfit.core.calibration import MemoryCase
+from dryfit.core.choices import Task
 from dryfit.core.memory import ExecutionChoice, StepPhase
 from dryfit.core.plan import OptimizerImpl, PlanSubject
-from dryfit.core.settings import LoraSettings, Task, TrialSettings
+from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.study.calibrating import calibration_cases
 from dryfit.train.observing import CudaMeter, fill, run_case, used_before
 from dryfit.train.subjects import step_parts

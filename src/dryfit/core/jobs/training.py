@@ -5,9 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from dryfit.core.choices import Task
 from dryfit.core.jobs.names import Job
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan
-from dryfit.core.settings import DataSettings, ModelSettings, ObjectiveSettings, Task
+from dryfit.core.settings import DataSettings, ModelSettings, ObjectiveSettings
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.wire import Wire
 

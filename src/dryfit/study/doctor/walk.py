@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from dryfit.config.schema import StudyConfig
+from dryfit.core.choices import Precision
 from dryfit.core.errors import ChildError, InternalError
 from dryfit.core.jobs import (
     ChildResult,
@@ -19,7 +20,7 @@ from dryfit.core.jobs import (
     TrainRequest,
 )
 from dryfit.core.plan import DeviceKind, plan_execution
-from dryfit.core.settings import ModelSettings, Precision, TrialSettings
+from dryfit.core.settings import ModelSettings, TrialSettings
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.words import few
 from dryfit.search.fields import setting
