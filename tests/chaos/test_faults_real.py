@@ -300,6 +300,7 @@ def test_loader_workers_without_shared_memory_become_fewer(tmp_path: Path) -> No
     assert followed(trial) and set(followed(trial)) == {(FailureKind.SHM_FULL, "lighter")}
 
 
+@pytest.mark.slow
 def test_what_the_kernel_kills_for_want_of_memory_is_told_as_such(tmp_path: Path) -> None:
     folder = study_file(tmp_path / "study", "takes memory", more="[runtime]\nretries = 3").parent
     with memory_group(400 * 2**20) as group:
@@ -396,6 +397,7 @@ def test_what_a_trial_leaves_running_ends_with_it_and_with_the_study(
     assert len(family) == 3 and not any(alive(pid) for pid in family)
 
 
+@pytest.mark.slow
 def test_orphans_of_an_earlier_run_are_ended_and_strangers_are_not(tmp_path: Path) -> None:
     folder = study_file(tmp_path / "study", "SIGKILL").parent
     assert run("tune", folder, "--quiet").returncode == 0

@@ -33,7 +33,6 @@ KINDS = {one.model_fields["type"].default for one in get_args(get_args(events.Ev
 # What no study of the tests writes by itself, each with the reason.
 NOT_HERE = {
     "device_set_aside": "a device that is set aside is one of a GPU machine",
-    "parallel_set": "written where there is a device, or parallel = auto",
 }
 
 

@@ -89,6 +89,7 @@ def test_kill_9_of_the_control_process_again_and_again(undisturbed: Path, tmp_pa
     assert_same(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_kill_9_of_children_and_of_the_fork_server(undisturbed: Path, tmp_path: Path) -> None:
     folder = copy_of(undisturbed, tmp_path / "study")
     process = start("tune", folder, "--quiet")
@@ -150,6 +151,7 @@ def _attempt_ends(folder: Path) -> list[AttemptEnded]:
     return [event for event in events_of(folder) if isinstance(event, AttemptEnded)]
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_ends_at_once(undisturbed: Path, tmp_path: Path) -> None:
     folder = copy_of(undisturbed, tmp_path / "study")
     process = start("tune", folder, "--quiet")
@@ -181,6 +183,7 @@ def test_dryfit_stop_and_a_second_process_is_refused(undisturbed: Path, tmp_path
     assert_same(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_more_trials_extend_the_study_and_change_nothing_before(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     shutil.copytree(undisturbed, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
@@ -237,6 +240,7 @@ def test_random_search_gives_the_same_values_at_any_parallelism(tmp_path: Path) 
     assert ends(folders[0]) == ends(folders[1])
 
 
+@pytest.mark.slow
 def test_a_full_disk_pauses_the_study(undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = copy_of(undisturbed, tmp_path / "study")
     append, written = Ledger.append, 0

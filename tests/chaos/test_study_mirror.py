@@ -58,6 +58,7 @@ def test_a_running_study_can_be_looked_at_and_a_killed_mirror_harms_nothing(tmp_
             assert theirs.value == ours.value
 
 
+@pytest.mark.slow
 def test_optuna_dashboard_shows_the_study(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     study = write_study(folder, trials=1)

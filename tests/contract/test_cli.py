@@ -131,6 +131,7 @@ def test_bad_data_ends_with_2_before_any_trial(tmp_path: Path) -> None:
     assert run("tune", study, "--trials", "1", "--quiet").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_study_in_which_every_trial_fails_ends_with_1(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", trials=2)
     done = run("tune", study, "--set", "regularization.freeze_layers=99", "--json")
@@ -143,6 +144,7 @@ def test_a_study_in_which_every_trial_fails_ends_with_1(tmp_path: Path) -> None:
     assert "log.txt" in told.stdout
 
 
+@pytest.mark.slow
 def test_status_show_and_the_story_of_a_trial(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", trials=2)
     done = run("tune", study)
@@ -194,6 +196,7 @@ def test_the_schema_is_json_and_knows_the_tables() -> None:
     assert {"study", "data", "model", "train", "optim", "space", "search", "runtime"} <= set(schema["properties"])
 
 
+@pytest.mark.slow
 def test_output_is_plain_where_nobody_looks(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", trials=1)
     environment = {**os.environ, "NO_COLOR": "1", "CI": "1"}

@@ -1,5 +1,6 @@
 """Models of parts, models loaded in company and sharded models: C14, C15 and C20 to C22, one test for each case."""
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, BertModel, LlamaForCausalLM
+from transformers.initialization import TORCH_INIT_FUNCTIONS, TORCH_MODULES_TO_PATCH
 
 import dryfit
 from dryfit.core.errors import LoadError
@@ -21,6 +23,16 @@ from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
 from loading import assert_same, bert_config, config_of, dirty, fresh, llama_config, output, tokens, written
 
 TIED = {"tie_word_embeddings": True}
+
+
+@pytest.fixture(autouse=True)
+def unswapped():
+    """What transformers swaps while a model is built is put back: builds that overlap leave it swapped for good."""
+    modules = [sys.modules[name] for name in TORCH_MODULES_TO_PATCH if name in sys.modules]
+    found = [(one, name, getattr(one, name)) for one in modules for name in TORCH_INIT_FUNCTIONS if hasattr(one, name)]
+    yield
+    for module, name, function in found:
+        setattr(module, name, function)
 
 
 @pytest.fixture

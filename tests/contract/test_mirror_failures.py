@@ -10,7 +10,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 import instant
 import plan_jobs
-from dryfit.core.choices import Direction
 from dryfit.core.trial import Outcome
 from dryfit.report.records import records_of
 from dryfit.search.mirror_process import Mirror
@@ -164,7 +163,6 @@ def test_planned_and_observed_memory_are_those_of_the_exports(tmp_path: Path) ->
         tmp_path / "ledger.jsonl",
         storage=f"journal:{journal}",
         study="n",
-        directions=(Direction.MAXIMIZE,),
         status=tmp_path / "mirror.json",
     )
     assert mirror.catch_up()

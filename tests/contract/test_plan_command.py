@@ -181,6 +181,7 @@ def space_study(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_space_is_a_table(tmp_path: Path) -> None:
     study = space_study(tmp_path)
     done = plan(study, "--device", "5GiB")
@@ -213,6 +214,7 @@ def test_a_space_of_which_nothing_fits_ends_with_1_and_a_crash_spoils_one_model(
     assert any(row[0].startswith("unknown: the process ended") for row in rows)
 
 
+@pytest.mark.slow
 def test_lengths_of_the_data_are_used_where_it_can_be_resolved(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study")
     found = answer(study, "--device", "24GiB")

@@ -79,6 +79,7 @@ def test_known_peaks(model: str, rows: int, length: int, expected_mib: float) ->
     assert found["rss_bytes"] < 500e6
 
 
+@pytest.mark.slow
 def test_seven_billion_weights_are_traced_in_less_than_half_a_gigabyte() -> None:
     found = fact("large", "Qwen/Qwen2.5-7B", "1", "512", "bf16", "lora")
     assert found["peak_bytes"] > 20e9

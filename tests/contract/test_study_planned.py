@@ -403,6 +403,7 @@ def test_nothing_fits_is_the_answer_no(tmp_path: Path, monkeypatch: pytest.Monke
     assert "would fit: max length 4096 -> 8" in said
 
 
+@pytest.mark.slow
 def test_the_real_planner_decides_how_a_real_study_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plenty, then a little less than the largest trial needs, then too little for any."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -123,6 +123,7 @@ def test_the_best_over_seeds_are_a_table_and_done_runs_are_not_repeated(study: P
     assert all(len(list(folder.glob("attempt-*"))) == 1 for folder in folders)
 
 
+@pytest.mark.slow
 def test_a_breakpoint_works_in_process(study: Path) -> None:
     trial = fold(study).trials[0]
     done = subprocess.run(
@@ -141,6 +142,7 @@ def test_a_breakpoint_works_in_process(study: Path) -> None:
     assert done.stdout.splitlines()[-1].endswith(repr(trial.value))
 
 
+@pytest.mark.slow
 def test_predictions_of_a_trials_best_weights(study: Path, tmp_path: Path) -> None:
     best = fold(study).best
     assert best is not None

@@ -243,7 +243,7 @@ SYMPTOMS = (
     Symptom(
         "trials that stay `RUNNING` for ever (zombies)",
         "do not come: the next run closes what an earlier one left open ([lost](#lost)), also in the mirror",
-        "tests/chaos/test_objective_kills.py::test_a_storm_of_kills_changes_no_value",
+        "tests/chaos/test_storm.py::test_a_storm_over_functions_changes_nothing",
     ),
     Symptom(
         "one failure takes all later trials down",
