@@ -226,7 +226,7 @@ def die_while_writing(trial: trials.Trial, name: str, operation: int) -> int:
     "operation", [0, 3, 9, 15, *(pytest.param(number, marks=pytest.mark.slow) for number in range(17) if number % 3)]
 )
 def test_killed_while_a_checkpoint_is_written(tmp_path: Path, model: Path, undisturbed, operation: int) -> None:
-    """The second one, at its folder's making, its files, their hashes, their way to the disk, its name: 17 operations."""
+    """The second one, in each of its 17 operations: folder, files, their hashes, their way to the disk, its name."""
     result, points, weights = undisturbed
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     status = die_while_writing(trial, "step-00000005", operation)
