@@ -129,7 +129,9 @@ def _kill(pid: int) -> None:
         return
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 3)])
+@pytest.mark.parametrize(
+    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 3)]
+)
 def test_a_signal_checkpoints_and_the_study_goes_on(
     undisturbed: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:

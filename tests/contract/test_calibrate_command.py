@@ -69,6 +69,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrating, "calibration_cases", lambda folder, quick: found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stand_in")
 def test_a_device_that_does_as_planned_has_no_error(tmp_path: Path) -> None:
     notes: list[str] = []

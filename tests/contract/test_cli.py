@@ -114,6 +114,7 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path) -> None:
     assert "batch_size" in done.stderr
 
 
+@pytest.mark.slow
 def test_bad_data_ends_with_2_before_any_trial(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study")
     rows = tmp_path / "study/data/train.jsonl"

@@ -54,6 +54,7 @@ def test_values_are_those_of_the_function(finished: Path) -> None:
     assert len({trial.fingerprint for trial in state.trials}) == 12
 
 
+@pytest.mark.slow
 def test_every_command_reads_such_a_study(finished: Path) -> None:
     status = json.loads(run("status", finished, "--json").stdout)
     assert (status["task"], status["metric"], status["direction"]) == ("objective", "value", "minimize")
@@ -370,6 +371,7 @@ def test_what_runs_no_function_of_ones_own(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "examples" / "objective.py").read_text(encoding="utf-8")
     assert "trials=20" in text

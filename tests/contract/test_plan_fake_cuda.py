@@ -43,7 +43,13 @@ def test_attention_takes_the_kernel_of_the_device_and_its_backward_works() -> No
 
 @pytest.mark.parametrize(
     ("precision", "checkpointing", "optimizer"),
-    [("fp32", "no", "sgd"), ("bf16", "no", "adamw"), ("fp16", "yes", "adamw"), ("bf16", "yes", "adafactor")],
+    [
+        ("bf16", "yes", "adafactor"),
+        *[
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("fp32", "no", "sgd"), ("bf16", "no", "adamw"), ("fp16", "yes", "adamw"))
+        ],
+    ],
 )
 def test_a_run_put_together_from_segments_is_the_run(
     tmp_path: Path, precision: str, checkpointing: str, optimizer: str

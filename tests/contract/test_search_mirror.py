@@ -167,6 +167,7 @@ def test_several_goals(ledger: Ledger, storage: str) -> None:
     assert found[3].intermediate_values == {0: 0.5}
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:
     for _ in ledger.whole_study():
         mirror = mirror_of(ledger, storage)

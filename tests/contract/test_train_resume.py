@@ -99,7 +99,7 @@ def test_last_weights_are_equal_too(tmp_path: Path, model: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # importing bitsandbytes warns of what it does itself
 @pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lion", "radam", "nadam", "adamw8bit"])
-@pytest.mark.parametrize("step", [4, 5])
+@pytest.mark.parametrize("step", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_other_optimizers_go_on_too(tmp_path: Path, model: Path, optimizer: str, step: int) -> None:
     if optimizer == "adamw8bit":
         pytest.importorskip("bitsandbytes", exc_type=ImportError)
