@@ -36,7 +36,7 @@ proof: $(STAMP) ## the tests that take longer, under half an hour
 	@$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not chaos_long and not gpu'; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'no test is marked slow'; exit 0; fi; exit $$status
 
-chaos: $(STAMP) ## real faults and the long storms of kills, under an hour; CHAOS_SEED=N repeats a storm
+chaos: $(STAMP) ## real faults and the long storms of kills (long); CHAOS_SEED=N repeats a storm
 	$(TEST_ENV) $(BIN)/python -m pytest tests/chaos -m 'not gpu'
 
 lint: $(STAMP) ## ruff, pyright and the import contracts
