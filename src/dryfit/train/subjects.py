@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from dryfit.core.choices import Precision, Task
-from dryfit.core.errors import InternalError
+from dryfit.core.choices import BaseFormat, Precision, Task
+from dryfit.core.errors import ConfigError, InternalError
 from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.meta.adapters import new_adapter
@@ -127,7 +127,9 @@ def _causal_lm(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) ->
 
 def _frozen_in(adapted: nn.Module, lora: LoraSettings) -> nn.Module:
     """Give the frozen weights their number format; adapters stay in fp32."""
-    dtype = DTYPES[lora.base]
+    if lora.base is BaseFormat.INT8:
+        raise ConfigError("planning adapters", "lora.base is int8", "fp32, fp16 or bf16")
+    dtype = DTYPES[Precision(lora.base)]
     for parameter in adapted.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
