@@ -174,7 +174,7 @@ def _row_lengths(tokens: StudyTokens | None, subject: PlanSubject) -> list[int] 
     if tokens is None:
         return None
     found = prepared_tokens(
-        task_class(subject.task)(Given(subject.settings, tokens.data, lora=subject.lora)),
+        task_class(subject.task)(Given(subject.settings, tokens.data)),
         cache_dir=Path(tokens.cache_dir),
         data_fingerprint=tokens.data_fingerprint,
         only=(TRAIN, VALIDATION),

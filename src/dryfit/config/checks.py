@@ -41,6 +41,7 @@ _NEEDS: Final = (
 _UNREAD_BY_PATIENT: Final = {PatientOf.MEDIAN: "reduction", PatientOf.ASHA: "pruner_startup_trials"}
 _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 _ENCODER_TABLES: Final = ("head", "loss")
+_DECODER_TABLES: Final = ("lora", "lm")
 
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
@@ -62,7 +63,9 @@ def _task(config: StudyConfig) -> list[Problem]:
         return [Problem(("objective",), found, hint='remove the table, or write study.task = "objective"')]
     if task is not Task.CAUSAL_LM:
         found = f"is read only with study.task = {Task.CAUSAL_LM}, and it is {task}"
-        return [Problem(("lora",), found, hint="remove the table")] if config.lora is not None else []
+        keys = [f"{table}.{key}" for table in _DECODER_TABLES for key in TABLES[table]]
+        set_ones = [Problem(tuple(key.split(".")), found, hint="remove it") for key in keys if _changed(config, key)]
+        return set_ones + [Problem(("space", key), found) for key in keys if key in config.space]
     keys = [(table, key) for table in _ENCODER_TABLES for key in TABLES[table]]
     found = f"is not read by study.task = {task}"
     problems = [Problem((table, key), found) for table, key in keys if _changed(config, f"{table}.{key}")]

@@ -51,3 +51,12 @@ class Precision(StrEnum):
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+class BaseFormat(StrEnum):
+    """Number format of frozen weights that adapters stand beside."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"

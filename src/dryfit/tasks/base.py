@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.core.choices import Precision
-from dryfit.core.settings import DataSettings, LoraSettings, ModelSettings, TrialSettings
+from dryfit.core.settings import DataSettings, ModelSettings, TrialSettings
 from dryfit.meta.pretrained import Kind
 from dryfit.tasks.rows import Readable, Splits
 from dryfit.tasks.tokens import TokenFacts, Tokens, TokenSet
@@ -96,14 +96,12 @@ class Given:
         data: What the rows are like.
         facts: What is known of their tokens; nothing before they were made.
         fitted: What :meth:`Task.fit` has chosen.
-        lora: Adapters, for ``causal-lm``; None trains all weights.
     """
 
     settings: TrialSettings
     data: DataSettings
     facts: TokenFacts = TokenFacts()
     fitted: Mapping[str, float] = field(default_factory=dict[str, float])
-    lora: LoraSettings | None = None
 
     def knowing(self, facts: TokenFacts) -> Self:
         """The same, with its rows tokenised."""

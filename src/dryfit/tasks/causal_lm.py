@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from transformers import PreTrainedModel
 
+from dryfit.core.choices import BaseFormat, Precision
+from dryfit.core.errors import ConfigError
 from dryfit.core.settings import LoraSettings
 from dryfit.meta.adapters import new_adapter
 from dryfit.meta.construction import build
@@ -60,8 +62,8 @@ class CausalLmTask(EncoderTask):
     def model(self, make: MakeBase, *, seed: int | None = None) -> CausalLm:
         """The language model, with adapters where they are asked for: frozen weights in their own number format."""
         del seed
-        decoder, lora = make(self.given.settings.model, self.kind), self.given.lora
-        if lora is None:
+        decoder, lora = make(self.given.settings.model, self.kind), self.given.settings.lora
+        if lora.r == 0:
             return build(lambda: CausalLm(decoder))
         adapted = new_adapter(decoder, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets)
         return build(lambda: CausalLm(_frozen_in(adapted, lora)))
@@ -85,7 +87,9 @@ class CausalLmTask(EncoderTask):
 
 def _frozen_in(adapted: torch.nn.Module, lora: LoraSettings) -> torch.nn.Module:
     """Give the frozen weights their number format; adapters stay in fp32."""
-    dtype = DTYPES[lora.base]
+    if lora.base is BaseFormat.INT8:
+        raise ConfigError("planning adapters", "lora.base is int8", "fp32, fp16 or bf16")
+    dtype = DTYPES[Precision(lora.base)]
     for parameter in adapted.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dryfit.core.plan import PlanSubject
-from dryfit.core.settings import DataSettings, ModelSettings, RegularizationSettings, TrialSettings
+from dryfit.core.settings import DataSettings, LoraSettings, ModelSettings, RegularizationSettings, TrialSettings
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import set_dropouts
 from dryfit.meta.construction import build
@@ -48,7 +48,8 @@ def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) ->
     """
     settings = subject.settings
     data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
-    task = task_class(subject.task)(Given(settings, data, lora=subject.lora))
+    adapted = settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
+    task = task_class(subject.task)(Given(adapted, data))
     model = task.model(_planned(settings.regularization))
     if checkpointing:
         for part in model.pretrained().values():
