@@ -42,4 +42,6 @@ TRIAL_NEEDS: Final = (
     Needs("loss.gamma", "loss.name", ("focal",)),
     Needs("loss.alpha", "loss.name", ("focal",)),
     Needs("loss.effective_beta", "loss.class_balance", ("effective",)),
+    Needs("span.null_threshold", "span.null_policy", ("threshold",)),
+    Needs("span.null_ratio", "span.null_policy", ("ratio",)),
 )

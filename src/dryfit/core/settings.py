@@ -161,6 +161,34 @@ class LossSettings(Settings):
     )
 
 
+class SpanSettings(Settings):
+    """``[span]``: from long texts to windows, and from their scores to one span or none."""
+
+    doc_stride: int = Field(
+        default=64, ge=0, le=131072, description="tokens of a text that two windows next to each other share"
+    )
+    max_answer_len: int = Field(default=64, ge=1, le=131072, description="tokens of a span at most")
+    topk: int = Field(default=20, ge=1, le=100, description="starts and ends of a window that are put together")
+    nms_iou: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5, description="of spans that overlap more (characters, intersection / union) only the best stays"
+    )
+    reranker: Literal["sum", "product", "softmax"] = Field(
+        default="sum", description="score of a span: its logits' sum, its ends' probabilities, or its share of them"
+    )
+    null_policy: Literal["none", "threshold", "ratio", "calibrated"] = Field(
+        default="calibrated", description="when a row has no span: never, by a number, or by one fitted on validation"
+    )
+    null_threshold: Annotated[float, Field(ge=-1000, le=1000)] = Field(
+        default=0.0, description="null_policy threshold: no span where null is better than the best by more than this"
+    )
+    null_ratio: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        default=1.0, description="null_policy ratio: no span where null is more than so many times as probable"
+    )
+    negatives: Annotated[float, Field(ge=0, le=1000)] | None = Field(
+        default=None, description="windows without a span that are trained on for each with one; unset: all"
+    )
+
+
 class RegularizationSettings(Settings):
     """``[regularization]``: what holds the model back."""
 
