@@ -95,7 +95,7 @@ class _Planner:
             ConfigError: The model has no positions for such a length.
         """
         settings, spec = subject.settings, self.body.device
-        config = planning_config(settings.model)
+        config, kind = planning_config(settings.model), task_class(subject.task).kind
         max_length = settings.train.max_length
         limit = most_tokens(config)
         if limit is not None and max_length > limit:

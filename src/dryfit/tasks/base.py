@@ -16,7 +16,7 @@ from dryfit.core.choices import Precision
 from dryfit.core.settings import DataSettings, ModelSettings, TrialSettings
 from dryfit.meta.pretrained import Kind
 from dryfit.tasks.rows import Readable, Splits
-from dryfit.tasks.tokens import TokenFacts, Tokens, TokenSet
+from dryfit.tasks.tokens import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
 
 Batch = dict[str, torch.Tensor]
 """Tensors by name; the first dimension of each is the row."""
@@ -44,7 +44,7 @@ class Loss(Protocol):
     """Entries that are padded along the second dimension, and can be cut to the longest row by ``attention_mask``."""
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """What the loss sum of this batch is divided by: its normaliser, above 0; 0-dimensional, or one for each part."""
+        """What the loss sum of this batch is divided by, above 0; 0-dimensional, or one for each part."""
         ...
 
     def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
@@ -100,7 +100,7 @@ class Given:
 
     settings: TrialSettings
     data: DataSettings
-    facts: TokenFacts = TokenFacts()
+    facts: TokenFacts = NOT_TOKENISED
     fitted: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def knowing(self, facts: TokenFacts) -> Self:
@@ -155,7 +155,7 @@ class Task(Loss, Protocol):
         """Make rows to predict tokens; their labels are not looked at."""
         ...
 
-    def model(self, make: MakeBase, *, seed: int | None = None) -> TaskModel:
+    def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The model; what is not pretrained is on the meta device, and drawn by the seed when it is materialised."""
         ...
 
@@ -179,12 +179,12 @@ class Task(Loss, Protocol):
         """What metrics and predictions need of a batch's outputs: (rows, K), of one width K for all batches."""
         ...
 
-    def fit(self, kept_RK: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
-        """What is to be chosen by the outputs of the validation split (a threshold), never by another's; may be empty."""
+    def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
+        """What is chosen by the outputs of the validation split (a threshold), never by another's; may be empty."""
         ...
 
-    def metrics(self, kept_RK: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
-        """Every metric of a whole split; ``kept_RK`` in row order, in fp32 on the CPU."""
+    def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
+        """Every metric of a whole split; ``kept`` is (rows, K), in row order, in fp32 on the CPU."""
         ...
 
     def measure(self, model: TaskModel, tokens: TokenSet, beat: Callable[[], None]) -> Mapping[str, float]:
@@ -192,7 +192,7 @@ class Task(Loss, Protocol):
         ...
 
     def predictions(
-        self, kept_RK: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
+        self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """What is said of each row, in order, as JSON takes it."""
         ...

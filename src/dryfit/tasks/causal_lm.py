@@ -59,7 +59,7 @@ class CausalLmTask(EncoderTask):
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")
     padded: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask", "labels")
 
-    def model(self, make: MakeBase, *, seed: int | None = None) -> CausalLm:
+    def model(self, make: MakeBase, *, seed: int = 0) -> CausalLm:
         """The language model, with adapters where they are asked for: frozen weights in their own number format."""
         del seed
         decoder, lora = make(self.given.settings.model, self.kind), self.given.settings.lora

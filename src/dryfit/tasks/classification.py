@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from dryfit.core.choices import metrics_of
+from dryfit.core.tasks import class_metrics
 from dryfit.tasks.base import Batch, Given, Outputs
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.losses import make_loss
@@ -54,7 +54,7 @@ class CriteriaTask(EncoderTask):
 
     def metric_names(self) -> tuple[str, ...]:
         """Every metric that such classes have."""
-        return metrics_of(self.given.data.num_labels, multi_label=self.given.data.multi_label)
+        return class_metrics(self.given.data.num_labels, multi_label=self.given.data.multi_label)
 
     def check_rows(self, splits: Splits) -> None:
         """Refuse training rows that lack a class, or from which one cannot be learned."""
@@ -78,18 +78,18 @@ class CriteriaTask(EncoderTask):
         assert isinstance(outputs, torch.Tensor)
         return self._loss.loss_sum(outputs, batch)
 
-    def metrics(self, kept_RK: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
+    def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
         """All metrics of a split that its classes have."""
         del fitted
         compute = multi_label_metrics if self.given.data.multi_label else one_class_metrics
-        return compute(kept_RK, tokens.labels_R)
+        return compute(kept, tokens.labels_R)
 
     def predictions(
-        self, kept_RK: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
+        self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """The class, or with ``multi_label`` the classes of at least one half, and each one's probability in fp64."""
         del tokens, rows
-        scores_RC = kept_RK.double()
+        scores_RC = kept.double()
         if self.given.data.multi_label:
             for probabilities in scores_RC.sigmoid().tolist():
                 has = [index for index, value in enumerate(probabilities) if value >= _TRUE_FROM]

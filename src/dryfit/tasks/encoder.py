@@ -66,7 +66,7 @@ class EncoderTask(Task):
         """Tokenise rows without labels in the same way."""
         return token_set(rows, torch.full((len(rows),), -1), tokenizer, self.given.settings.train.max_length)
 
-    def model(self, make: MakeBase, *, seed: int | None = None) -> TaskModel:
+    def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The encoder with its head."""
         settings, facts = self.given.settings, self.given.facts
         encoder = make(settings.model, self.kind)
@@ -97,9 +97,9 @@ class EncoderTask(Task):
         assert isinstance(outputs, torch.Tensor)
         return outputs
 
-    def fit(self, kept_RK: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
+    def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
         """Nothing is chosen."""
-        del kept_RK, tokens
+        del kept, tokens
         return _NOTHING
 
     def measure(self, model: TaskModel, tokens: TokenSet, beat: Callable[[], None]) -> Mapping[str, float]:
@@ -108,8 +108,8 @@ class EncoderTask(Task):
         return _NOTHING
 
     def predictions(
-        self, kept_RK: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
+        self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """The scores themselves."""
         del tokens, rows
-        yield from ({"scores": scores} for scores in kept_RK.double().tolist())
+        yield from ({"scores": scores} for scores in kept.double().tolist())

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 import xxhash
@@ -89,6 +90,10 @@ class TokenFacts:
     pairs: bool = True
     train_rows: int = 0
     label_counts: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
+NOT_TOKENISED: Final = TokenFacts()
+"""Nothing is known of the tokens: there are none yet, or none are needed."""
 
 
 @dataclass(frozen=True, slots=True)

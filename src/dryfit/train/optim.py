@@ -60,8 +60,9 @@ def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
     """Trainable parameters by learning rate and weight decay.
 
-    What is not pretrained, the head, has ``lr * head_lr_factor``; with depth ``n``, layer ``i`` (from 1) has ``lr * layer_decay**(n + 1 - i)``
-    and the embeddings ``lr * layer_decay**(n + 1)`` (ELECTRA's rule, Clark et al. 2020, without its head exponent).
+    What is not pretrained, the head, has ``lr * head_lr_factor``; with depth ``n``, layer ``i`` (from 1) has
+    ``lr * layer_decay**(n + 1 - i)`` and the embeddings ``lr * layer_decay**(n + 1)`` (ELECTRA's rule, Clark et al.
+    2020, without its head exponent).
     Norms and biases do not decay.
 
     Raises:
