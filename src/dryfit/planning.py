@@ -26,8 +26,9 @@ from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import cannot_checkpoint
 from dryfit.tasks.base import Given
+from dryfit.tasks.own import own_source
 from dryfit.tasks.prepare import prepared_tokens
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task, task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.optim import cannot_offload, implementations
@@ -44,6 +45,7 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     """
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
+    body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
     planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)))
     trials = [planner.trial(subject) for subject in body.subjects]
     planner.prepare(trials)
@@ -52,6 +54,12 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
         answers.append(planner.answer(subject, trial))
         channel.beat()
     return ChildResult(plan=PlanResult(answers=tuple(answers)), error=None)
+
+
+def _with_source(subject: PlanSubject) -> PlanSubject:
+    """Traces are shared by all studies: those of a class of the user's own hold while its file is the same."""
+    source = own_source(task_class(subject.task))
+    return subject.model_copy(update={"source": source}) if source else subject
 
 
 @dataclass(slots=True)
@@ -112,9 +120,7 @@ class _Planner:
             lengths=self.lengths[place],
             optimizer_impls=implementations(settings.optim.name, spec.kind),
             evaluation_rows=evaluation_rows,
-            cannot_checkpoint=cannot_checkpoint(
-                config, task_class(subject.task).kind, reentrant=self.body.wishes.reentrant
-            ),
+            cannot_checkpoint=cannot_checkpoint(config, kind, reentrant=self.body.wishes.reentrant),
             cannot_offload=cannot_offload(settings.optim, spec.kind),
             lora_rank=subject.lora.r if subject.lora is not None else None,
         )
@@ -174,7 +180,7 @@ def _row_lengths(tokens: StudyTokens | None, subject: PlanSubject) -> list[int] 
     if tokens is None:
         return None
     found = prepared_tokens(
-        task_class(subject.task)(Given(subject.settings, tokens.data)),
+        make_task(subject.task, Given(subject.settings, tokens.data)),
         cache_dir=Path(tokens.cache_dir),
         data_fingerprint=tokens.data_fingerprint,
         only=(TRAIN, VALIDATION),

@@ -21,13 +21,16 @@ from dryfit.core.jobs import (
     SplitFacts,
 )
 from dryfit.core.plan import DeviceKind, DeviceSpec
+from dryfit.core.tasks import is_own, task_word
 from dryfit.core.wire import Phase
 from dryfit.meta.pretrained import stack_bytes
 from dryfit.meta.source import model_identity
 from dryfit.tasks.base import Given
 from dryfit.tasks.health import folder_health
+from dryfit.tasks.metrics import check_metrics
+from dryfit.tasks.own import check_settings, own_source
 from dryfit.tasks.prepare import cache_tokens, checked_splits
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows import fingerprint, label_counts
 from dryfit.train.device import find_device
 
@@ -44,17 +47,20 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     device, count = find_device(body.device)
     check_precisions(body.precisions, device)
     channel.send(Phase(name="load"))
-    made = task_class(body.task)
-    task = made(Given(body.settings, body.data))
+    task = make_task(body.task, Given(body.settings, body.data))
+    if is_own(body.task):
+        check_settings(type(task), body.settings, body.searched)
+    check_metrics(task, body.metrics)
     splits = checked_splits(task)
     channel.beat()
     found = fingerprint(splits)
-    revisions: dict[str, str] = {}
+    source = own_source(type(task))
+    revisions = {task_word(body.task): source} if source else {}
     weights_bytes: dict[str, int] = {}
     for model, max_length in body.pairs:
         train = body.settings.train.model_copy(update={"max_length": max_length})
         settings = body.settings.model_copy(update={"model": model, "train": train})
-        task = made(Given(settings, body.data))
+        task = make_task(body.task, Given(settings, body.data))
         cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found)
         revisions[model.name] = model_identity(model)
         if model.name not in weights_bytes:

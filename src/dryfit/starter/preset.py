@@ -11,6 +11,7 @@ from dryfit.config.checks import Use
 from dryfit.config.load import load_study_text
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
+from dryfit.core.tasks import TaskName
 
 _FOLDER: Final = files("dryfit.starter") / "presets"
 _SUFFIX: Final = ".toml"
@@ -61,5 +62,5 @@ def preset_study(name: str, study_name: str, data: Mapping[str, str]) -> str:
     return named.replace("[data]\n", f"[data]\n{paths}", 1)
 
 
-def _task(name: str) -> Task:
+def _task(name: str) -> TaskName:
     return load_study_text(preset_text(name), Path(f"preset {name}"), use=Use.PLAN).config.study.task

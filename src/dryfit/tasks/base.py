@@ -6,6 +6,7 @@ of it for one encoder with a head; a task of that kind says little more than wha
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Final, Protocol, Self, TypeAlias
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.core.choices import Precision
-from dryfit.core.settings import DataSettings, ModelSettings, TrialSettings
+from dryfit.core.settings import DataSettings, Knob, ModelSettings, TrialSettings
 from dryfit.meta.pretrained import Kind
 from dryfit.tasks.rows import Readable, Splits
 from dryfit.tasks.tokens import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
@@ -103,6 +104,11 @@ class Given:
     facts: TokenFacts = NOT_TOKENISED
     fitted: Mapping[str, float] = field(default_factory=dict[str, float])
 
+    @property
+    def own(self) -> Mapping[str, Knob]:
+        """The keys that a task of the user's own declares in ``knobs``: as the study file or the search has them."""
+        return self.settings.own.knobs
+
     def knowing(self, facts: TokenFacts) -> Self:
         """The same, with its rows tokenised."""
         return replace(self, facts=facts)
@@ -117,6 +123,11 @@ class Task(Loss, Protocol):
     """Columns that its rows must have beside the text: ``label``, ``evidence``, ``criterion``."""
     further: ClassVar[tuple[str, ...]]
     """Columns of the user's own that its rows must have; each row keeps them in ``extra``."""
+    tables: ClassVar[frozenset[str]] = frozenset()
+    """Tables of a trial's settings that it reads, beside those that the training loop does. Asked of own tasks alone:
+    another table is refused where it is set or searched. ``core/tasks.py`` has those of dryfit's tasks."""
+    knobs: ClassVar[Mapping[str, Knob]] = MappingProxyType({})
+    """Keys of ``[own]`` with their defaults, for a task of the user's own."""
     given: Given
 
     @property

@@ -27,7 +27,7 @@ from dryfit.meta.reading import ReadMode
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.model_input import DRYFIT_FILE, FORMAT, read_model_input
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task
 
 WEIGHTS_FILE = "model.safetensors"
 _CONFIG_FILE = "config.json"
@@ -58,7 +58,7 @@ def load(
         device: Where to put it.
         dtype: Type of the weights; None: fp32. Tables that are not trained (rotary frequencies) keep theirs.
         attach: Folder of a PEFT adapter to put on it.
-        trust: Run code that comes with the model.
+        trust: Run code that comes with the model, and that of a task of your own.
         missing: Patterns of weights the files may lack, for a head that is to be trained: ``["classifier.*"]``. They
             are drawn at random from a fixed seed. ``"init"`` allows every one.
         mapped: Use the files' own pages instead of copies: for looking and inference while nobody writes to them.
@@ -153,10 +153,11 @@ def trained_model(folder: Path, *, trust: bool) -> TaskModel:
         LoadError: ``dryfit.json`` or a config is damaged, or of a later dryfit.
     """
     read = read_model_input(folder, doing=f"loading the trained model in {folder}", to_load=True)
+    read = read.found(folder, trust=trust)
 
     def make(source: ModelSettings, kind: Kind, *, part: str = "") -> PreTrainedModel:
         del source
         config = load_config(FolderSource(str(folder / part), trust_remote_code=trust))
         return build(lambda: make_model(config, kind, trust_remote_code=trust))
 
-    return task_class(read.task)(read.given).model(make)
+    return make_task(read.task, read.given).model(make)

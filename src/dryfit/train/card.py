@@ -9,8 +9,10 @@ from importlib.metadata import version
 from huggingface_hub import EvalResult, ModelCardData
 from torch import nn
 
+from dryfit.core.choices import Task
 from dryfit.core.jobs import FinalRequest, FinalResult
 from dryfit.core.settings import PACKAGED_MODEL, Settings
+from dryfit.core.tasks import is_own, task_word
 from dryfit.core.trial import TrialConfig
 from dryfit.core.version import VERSION
 from dryfit.tasks.base import TaskModel
@@ -33,8 +35,8 @@ _POOLING = {
 _WITH_DRYFIT = """\
 import dryfit
 
-model = dryfit.load("PATH")
-dryfit.predict("PATH", "rows.jsonl", "predictions.jsonl")
+model = dryfit.load("PATH"{trust})
+dryfit.predict("PATH", "rows.jsonl", "predictions.jsonl"{trust})
 """
 _ACTIVATIONS = {
     "gelu": "torch.nn.GELU()",
@@ -79,9 +81,14 @@ class Trained:
         return self.request.training.config
 
 
-def example(trained: Trained) -> str:
-    """A program that opens the folder without dryfit and classifies one row; run it inside the folder."""
+def example(trained: Trained) -> str | None:
+    """A program that opens the folder without dryfit and classifies one row; None where the task is another.
+
+    It is to be run inside the folder.
+    """
     read, model = trained.model_input, trained.model
+    if read.task is not Task.CRITERIA:
+        return None
     assert isinstance(model, EncoderWithHead)
     names = ["input_ids", "attention_mask"]
     if model.takes_types:
@@ -139,9 +146,9 @@ def model_card(trained: Trained) -> str:
     base = _base_model(config.settings.model.name)
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-classification",
+        pipeline_tag=_kind(trained) if trained.model_input.task is Task.CRITERIA else None,
         base_model=base if base and "/" in base else None,
-        tags=["dryfit", str(config.task)],
+        tags=["dryfit", task_word(config.task)],
         metrics=sorted(result.test or result.validation or {}),
         model_name=f"{trained.request.study}-trial-{config.number}",
         eval_results=_evaluations(trained),
@@ -151,12 +158,29 @@ def model_card(trained: Trained) -> str:
         f"# {trained.request.study}, trial {config.number}",
         _story(trained, base),
         "## Scores\n\n" + _scores(trained),
-        f"## How to load it\n\nWith dryfit:\n\n```python\n{_WITH_DRYFIT}```",
-        f"Without dryfit (this is `{EXAMPLE_FILE}`, to be run in this folder):\n\n```python\n{example(trained)}```",
+        f"## How to load it\n\nWith dryfit:\n\n```python\n{_with_dryfit(trained)}```",
+        *_without_dryfit(trained),
         "## Configuration\n\n" + _configuration(config.settings),
         "## Where it comes from\n\n" + _origin(trained),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _with_dryfit(trained: Trained) -> str:
+    own = is_own(trained.config.task)  # its class is to be had where this is run
+    return _WITH_DRYFIT.format(trust=", trust=True" if own else "")
+
+
+def _without_dryfit(trained: Trained) -> list[str]:
+    program = example(trained)
+    if program is None:
+        return []
+    return [f"Without dryfit (this is `{EXAMPLE_FILE}`, to be run in this folder):\n\n```python\n{program}```"]
+
+
+def _kind(trained: Trained) -> str:
+    """The hub's word for what the model does."""
+    return "text-classification" if trained.model_input.task is Task.CRITERIA else "other"
 
 
 def _base_model(name: str) -> str | None:
@@ -170,7 +194,7 @@ def _evaluations(trained: Trained) -> list[EvalResult]:
     splits = (("validation", trained.result.validation), ("test", trained.result.test))
     return [
         EvalResult(
-            task_type="text-classification",
+            task_type=_kind(trained),
             dataset_type="private",
             dataset_name=f"data {trained.config.data_fingerprint}",
             dataset_split=split,
@@ -186,8 +210,12 @@ def _story(trained: Trained, base: str | None) -> str:
     config, result, read = trained.config, trained.result, trained.model_input
     reads = f"`{read.text}`" if read.criterion is None else f"`{read.criterion}` and `{read.text}`"
     weights = f"the weights are those of step {result.step} of {result.training.steps}"
+    criteria = read.task is Task.CRITERIA
+    learned = (
+        f"with a head for {config.data.num_labels} classes" if criteria else f"for the task {task_word(read.task)}"
+    )
     lines = [
-        f"{base or 'An encoder'} with a head for {config.data.num_labels} classes, fine-tuned by dryfit {VERSION}.",
+        f"{base or 'An encoder'} {learned}, fine-tuned by dryfit {VERSION}.",
         f"It reads {reads}, cut to {read.max_length} tokens.",
         f"Trained on {result.rows['trained']} rows with seed {config.seed}; {weights}.",
     ]

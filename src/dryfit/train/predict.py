@@ -27,7 +27,7 @@ from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.guard import check_tokens, model_bounds
 from dryfit.tasks.load import load
 from dryfit.tasks.model_input import ModelInput, read_model_input
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
 from dryfit.tasks.sources import BadRow, RawRow, stream_rows
 from dryfit.tasks.tokens import crowded_criteria
@@ -57,7 +57,7 @@ class Predictor:
     @property
     def task(self) -> Task:
         """What the model learned."""
-        return task_class(self.model_input.task)(self.model_input.given)
+        return make_task(self.model_input.task, self.model_input.given)
 
     def predict(
         self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None
@@ -91,7 +91,7 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
     torch.set_num_threads(body.threads)
     channel.send(Phase(name="load"))
     folder = Path(body.model_dir)
-    model_input = read_model_input(folder)
+    model_input = read_model_input(folder).found(folder, trust=body.trust)
     device, _ = find_device(body.device)
     rows = stream_rows(body.source)  # absent sources are told before the model is loaded
     predictor = Predictor(

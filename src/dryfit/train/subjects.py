@@ -15,7 +15,7 @@ from dryfit.meta.construction import build
 from dryfit.meta.pretrained import STACKS, Kind, make_model, one_stack
 from dryfit.tasks.base import Given, MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim import OptimizerPlan, make_optimizer
 
@@ -49,7 +49,7 @@ def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) ->
     settings = subject.settings
     data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
     adapted = settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
-    task = task_class(subject.task)(Given(adapted, data))
+    task = make_task(subject.task, Given(adapted, data))
     model = task.model(_planned(settings.regularization))
     if checkpointing:
         for part in model.pretrained().values():
