@@ -42,7 +42,7 @@ class Search:
             missing = error.name or name
             if missing != name and not name.startswith(f"{missing}."):
                 raise
-            allowed = f"installed modules, and those in {self.listed}"
+            allowed = f"installed modules, and those in {self.listed}" if self.paths else "installed modules"
             raise self.error(self.doing, f"there is no module {missing}", allowed, self.hint) from error
 
     def look_there(self) -> None:

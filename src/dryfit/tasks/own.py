@@ -44,13 +44,18 @@ def own_class(name: str) -> Any:
     hint = "its folder is searched where the study file lies, in the current folder, and among installed packages"
     search = Search(doing, ConfigError, [parsed.folder] if parsed.folder else [], hint)
     module = search.module(parsed.module)
-    file = Path(module.__file__ or "").resolve()
-    if parsed.folder and not file.is_relative_to(Path(parsed.folder).resolve()):
-        found = f"the module {parsed.module} is {file}, which is imported already, and not the one in {parsed.folder}"
+    if parsed.folder and not _is_there(Path(module.__file__ or ""), Path(parsed.folder, *parsed.module.split("."))):
+        found = f"{parsed.module} is already the module in {module.__file__}, and not the one in {parsed.folder}"
         raise ConfigError(doing, found, "a name that no other module has", "rename the file")
     found = search.named(module, parsed.place, parsed.qualname)
     _check_class(found, doing)
     return found
+
+
+def _is_there(file: Path, place: Path) -> bool:
+    """Whether a module's file is the one that its name leads to."""
+    wanted = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+    return any(one.is_file() and one.samefile(file) for one in wanted)
 
 
 def own_source(made: type) -> str:
