@@ -68,6 +68,8 @@ class TokenSet:
         """Rows that have each of some classes; empty where labels are no classes."""
         if self.labels_R.is_floating_point() or (self.labels_R.ndim > 1 and self.labels_R.dtype != torch.uint8):
             return {}
+        if bool((self.labels_R < 0).any()):
+            return {}
         has_several = self.labels_R.ndim > 1
         counts = self.labels_R.sum(dim=0) if has_several else torch.bincount(self.labels_R, minlength=num_labels)
         return dict(enumerate(counts.tolist()))
