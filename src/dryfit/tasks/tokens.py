@@ -208,6 +208,11 @@ def crowded_criteria(
     }
 
 
+def numbers_segments(tokenizer: PreTrainedTokenizerBase) -> bool | None:
+    """Whether a tokenizer must be asked for segments; None: it knows by itself."""
+    return True if type(tokenizer).__name__ in _SEGMENTED else None
+
+
 def _labels(splits: Splits) -> dict[str, torch.Tensor]:
     """Labels of each split; lists of them as (rows, classes). No class is without a training row: that was checked."""
     several = {name: [row.label for row in rows if isinstance(row.label, tuple)] for name, rows in splits.items()}
@@ -245,7 +250,7 @@ def token_set(
             truncation="only_second" if criteria else True,
             max_length=max_length,
             return_attention_mask=False,
-            return_token_type_ids=True if type(tokenizer).__name__ in _SEGMENTED else None,
+            return_token_type_ids=numbers_segments(tokenizer),
         )
         for index, row_ids in enumerate(encoded["input_ids"]):
             ids.append(torch.tensor(row_ids, dtype=torch.int32))
