@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 TOKENIZERS = ("bert", "roberta", "xlm-roberta", "deberta-v3", "xlnet", "modernbert")
-"""WordPiece; byte-level BPE, with trimmed offsets and without; sentencepiece, the classification token first or last."""
+"""WordPiece; byte-level BPE, with trimmed offsets or not; sentencepiece, the classification token first or last."""
 
 _PIECES = (
     *(" ", "  ", "\n\t", "\u00a0", "\u3000", "\u2028", ".", "[SEP]", "<s>", "A", "b c", "sad"),
