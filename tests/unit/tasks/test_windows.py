@@ -76,7 +76,9 @@ def test_what_begins_and_ends_with_tokens_decodes_back_to_itself(
     gold = (tokens[first][0], tokens[last][1])
     found = cut_row(tokenizers[name], row, [gold], CUT)
     assert decoded(found, window) == gold
-    assert {decoded(found, other) for other in range(len(found))} <= {gold, None}
+    for have in (decoded(found, other) for other in range(len(found))):
+        # Where tokens overlap (a mark that a word begins, and the word), another window may have but the longer one.
+        assert have is None or have[0] <= gold[0] < gold[1] <= have[1]
     assert found.golds.spans_N2.tolist() == [list(gold)]
 
 
