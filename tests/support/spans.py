@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from hypothesis import strategies as st
+
+from dryfit.tasks.base import Batch
+from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.windows import Ragged, WindowSet
 
 TOKENIZERS = ("bert", "roberta", "xlm-roberta", "deberta-v3", "xlnet", "modernbert")
 """WordPiece; byte-level BPE, with trimmed offsets or not; sentencepiece, the classification token first or last."""
@@ -23,3 +29,48 @@ class SpanRow:
     text: str
     criterion: str | None = "feel sad"
     place: str = "rows.jsonl, line 1"
+
+
+def drawn_windows(rows: int, *, seed: int, length: int = 24) -> tuple[torch.Tensor, WindowSet]:
+    """Scores (W, L, 2) and windows of rows: one to four windows each, which overlap; some tokens are white space."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    rows_W: list[int] = []
+    offsets: list[torch.Tensor] = []
+    nulls: list[int] = []
+    labels: list[tuple[int, int]] = []
+    for row in range(rows):
+        begins = 0
+        for _ in range(draw(1, 5)):
+            widths = torch.randint(0, 5, (length,), generator=rng)
+            ends = begins + (widths + 1).cumsum(0)
+            spans = torch.stack([ends - widths, ends], dim=1)
+            spans[widths == 0] = 0
+            cls_last = row % 3 == 0
+            spans[: 0 if cls_last else draw(1, 4)] = 0
+            spans[length - 1 - cls_last :] = 0
+            begins = int(ends[length // 2])
+            null = length - 1 if cls_last else 0
+            (text,) = spans[:, 1].nonzero(as_tuple=True)
+            first = draw(0, len(text))
+            pair = (int(text[first]), int(text[draw(first, len(text))]))
+            rows_W.append(row)
+            nulls.append(null)
+            offsets.append(spans)
+            labels.append(pair if draw(0, 2) else (null, null))
+    starts = torch.arange(len(rows_W) + 1) * length
+    tokens = TokenSet(torch.zeros(len(rows_W) * length, dtype=torch.int32), None, starts, torch.tensor(labels))
+    none = Ragged.of([np.zeros((0, 2), dtype=np.int32)] * rows)
+    windows = WindowSet(
+        tokens, torch.tensor(rows_W), torch.cat(offsets).to(torch.int32), torch.tensor(nulls), none, none
+    )
+    return torch.randn(len(rows_W), length, 2, generator=rng) * 3, windows
+
+
+def span_batch(windows: WindowSet) -> Batch:
+    """What decoding and losses read of a batch of all windows, which are equally long."""
+    text = (windows.offsets_T2[:, 1] > 0).reshape(len(windows), -1)
+    return {"labels": windows.tokens.labels_R, "text_mask": text, "nulls": windows.nulls_W}

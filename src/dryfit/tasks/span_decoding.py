@@ -67,14 +67,15 @@ def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.T
     sums_BKK = tops_BK2[:, :, None, 0] + tops_BK2[:, None, :, 1]
     tokens_BKK = places_BK2[:, None, :, 1] - places_BK2[:, :, None, 0] + 1
     sums_BKK = sums_BKK.masked_fill((tokens_BKK < 1) | (tokens_BKK > settings.max_answer_len), -math.inf)
-    best_BK, pairs_BK = sums_BKK.flatten(1).topk(count, dim=1)
+    kept = min(settings.topk, count * count)
+    best_BK, pairs_BK = sums_BKK.flatten(1).topk(kept, dim=1)
     starts_BK, ends_BK = pairs_BK // count, pairs_BK % count
     candidates = [places_BK2[..., 0].gather(1, starts_BK), places_BK2[..., 1].gather(1, ends_BK)]
     found = [tops_BK2[..., 0].gather(1, starts_BK), tops_BK2[..., 1].gather(1, ends_BK)]
     # A pair that is none keeps no score: its two scores may be finite, and only their order or distance is wrong.
     found = [scores_BK.masked_fill(best_BK == -math.inf, -math.inf) for scores_BK in found]
     kept_BK4 = torch.stack([*candidates, *found], dim=-1).float()
-    kept_BK4 = torch.nn.functional.pad(kept_BK4, (0, 0, 0, settings.topk - count), value=-math.inf)
+    kept_BK4 = torch.nn.functional.pad(kept_BK4, (0, 0, 0, settings.topk - kept), value=-math.inf)
     losses_B = (logs_B2 - _at(raw_BL2, batch["labels"])).mean(dim=1)
     return torch.cat([nulls_B2, logs_B2, losses_B.unsqueeze(1), kept_BK4.flatten(1)], dim=1)
 
@@ -175,9 +176,7 @@ def _candidates(facts_WK: Floats, norms_W: Floats, windows: WindowSet) -> _Candi
         ],
         axis=1,
     ).astype(np.int64)
-    found = _Candidates(
-        windows.rows_W.numpy()[windows_N], spans_N2, kept_N4[:, 2] + kept_N4[:, 3] - norms_W[windows_N]
-    )
+    found = _Candidates(windows.rows_W.numpy()[windows_N], spans_N2, kept_N4[:, 2] + kept_N4[:, 3] - norms_W[windows_N])
     return found.only(np.lexsort((spans_N2[:, 1], spans_N2[:, 0], -found.logs_N, found.rows_N)))
 
 
