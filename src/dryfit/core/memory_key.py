@@ -21,6 +21,16 @@ IRRELEVANT: Final = frozenset(
         "loss.gamma",
         "loss.effective_beta",
         "lora.alpha",
+        "lm.format",
+        "lm.criteria_prompt",
+        "lm.evidence_prompt",
+        "lm.answers",
+        "lm.no_evidence",
+        "lm.mix",
+        "lm.chat",
+        "lm.learn_prompt",
+        "lm.generate_rows",
+        "lm.max_new_tokens",
     }
 )
 """Keys that change numbers and time, but no tensor."""

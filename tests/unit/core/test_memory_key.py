@@ -42,6 +42,17 @@ OTHER: dict[str, Any] = {
     "loss.gamma": 5.0,
     "loss.effective_beta": 0.5,
     "lora.alpha": 5.0,
+    "lm.format": "both",
+    "lm.criteria_prompt": "{text}?",
+    "lm.evidence_prompt": "{text}?",
+    "lm.answers": "a,b",
+    "lm.no_evidence": "-",
+    "lm.mix": 0.3,
+    "lm.chat": "off",
+    "lm.learn_prompt": True,
+    "lm.packing": True,
+    "lm.generate_rows": 0,
+    "lm.max_new_tokens": 7,
 }
 
 
