@@ -1,14 +1,18 @@
 """Rows of the span tests: texts of every script, tokenizers of every kind."""
 
+import random
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
+import tiny
 from dryfit.tasks.base import Batch
 from dryfit.tasks.tokens import TokenSet
-from dryfit.tasks.windows import Ragged, WindowSet
+from dryfit.tasks.windows import Ragged, Windows, extras
 
 TOKENIZERS = ("bert", "roberta", "xlm-roberta", "deberta-v3", "xlnet", "modernbert")
 """WordPiece; byte-level BPE, with trimmed offsets or not; sentencepiece, the classification token first or last."""
@@ -28,10 +32,9 @@ class SpanRow:
 
     text: str
     criterion: str | None = "feel sad"
-    place: str = "rows.jsonl, line 1"
 
 
-def drawn_windows(rows: int, *, seed: int, length: int = 24) -> tuple[torch.Tensor, WindowSet]:
+def drawn_windows(rows: int, *, seed: int, length: int = 24) -> tuple[torch.Tensor, Windows]:
     """Scores (W, L, 2) and windows of rows: one to four windows each, which overlap; some tokens are white space."""
     rng = torch.Generator().manual_seed(seed)
 
@@ -61,16 +64,43 @@ def drawn_windows(rows: int, *, seed: int, length: int = 24) -> tuple[torch.Tens
             nulls.append(null)
             offsets.append(spans)
             labels.append(pair if draw(0, 2) else (null, null))
-    starts = torch.arange(len(rows_W) + 1) * length
-    tokens = TokenSet(torch.zeros(len(rows_W) * length, dtype=torch.int32), None, starts, torch.tensor(labels))
     none = Ragged.of([np.zeros((0, 2), dtype=np.int32)] * rows)
-    windows = WindowSet(
-        tokens, torch.tensor(rows_W), torch.cat(offsets).to(torch.int32), torch.tensor(nulls), none, none
+    tokens = TokenSet(
+        torch.zeros(len(rows_W) * length, dtype=torch.int32),
+        None,
+        torch.arange(len(rows_W) + 1) * length,
+        torch.tensor(labels),
+        extra=extras(torch.cat(offsets).to(torch.int32), torch.tensor(nulls), none, none),
+        source_R=torch.tensor(rows_W),
     )
-    return torch.randn(len(rows_W), length, 2, generator=rng) * 3, windows
+    return torch.randn(len(rows_W), length, 2, generator=rng) * 3, Windows(tokens)
 
 
-def span_batch(windows: WindowSet) -> Batch:
+def span_batch(windows: Windows) -> Batch:
     """What decoding and losses read of a batch of all windows, which are equally long."""
     text = (windows.offsets_T2[:, 1] > 0).reshape(len(windows), -1)
     return {"labels": windows.tokens.labels_R, "text_mask": text, "nulls": windows.nulls_W}
+
+
+def evidence_data(folder: Path, *, train: int = 24, validation: int = 16) -> dict[str, Any]:
+    """Texts of several windows, half of them with evidence; no labels."""
+    rng = random.Random(5)
+
+    def drawn(count: int, start: int) -> list[dict[str, Any]]:
+        found = []
+        for number in range(start, start + count):
+            said = tiny.CRITERIA[number % 2]
+            words = [rng.choice(tiny.WORDS) for _ in range(rng.randrange(6, 60))]
+            place = rng.randrange(len(words))
+            has = rng.random() < 0.5
+            words[place : place + 1] = said.split() if has else ["never"]
+            begin = len(" ".join(words[:place])) + (place > 0)
+            spans = [[begin, begin + len(said)]] if has else []
+            row = {"id": f"e{number}", "criterion": said, "text": " ".join(words), "evidence": spans}
+            found.append(row)
+        return found
+
+    return {
+        "train": str(tiny.write_jsonl(folder / "train.jsonl", drawn(train, 0))),
+        "validation": str(tiny.write_jsonl(folder / "validation.jsonl", drawn(validation, train))),
+    }

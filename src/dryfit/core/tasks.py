@@ -15,12 +15,13 @@ _OF_CLASSES: Final = (
     Metric.ECE,
     Metric.LOSS,
 )
-_OF_SPANS: Final = (
+SPAN_METRICS: Final = (
     Metric.TOKEN_F1,
     Metric.EXACT_MATCH,
     Metric.SPAN_IOU,
     Metric.NULL_PRECISION,
     Metric.NULL_RECALL,
+    Metric.TOKEN_F1_HAS,
 )
 _OF_TEXT: Final = (Metric.LOSS, Metric.EXACT_MATCH)
 
@@ -69,9 +70,9 @@ def task_metrics(task: Task, num_labels: int, *, multi_label: bool) -> tuple[Met
         case Task.CRITERIA:
             return class_metrics(num_labels, multi_label=multi_label)
         case Task.EVIDENCE:
-            return _OF_SPANS
+            return (*SPAN_METRICS, Metric.LOSS)
         case Task.SHARE | Task.JOINT:
-            return (Metric.COMBINED, *class_metrics(num_labels, multi_label=multi_label), *_OF_SPANS)
+            return (Metric.COMBINED, *class_metrics(num_labels, multi_label=multi_label), *SPAN_METRICS)
         case Task.CAUSAL_LM:
             return _OF_TEXT
         case Task.OBJECTIVE:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dryfit.core.settings import SpanSettings
 from dryfit.tasks.base import Batch
-from dryfit.tasks.windows import WindowSet
+from dryfit.tasks.windows import Windows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,7 +33,7 @@ _LARGEST: Final = 1e30
 
 def answerable(batch: Batch) -> torch.Tensor:
     """Which tokens a span may begin or end with: those of the text, and the null position, (B, L)."""
-    return batch["text_mask"].scatter(1, batch["nulls"].unsqueeze(1), value=True)
+    return (batch["text_mask"] != 0).scatter(1, batch["nulls"].unsqueeze(1), value=True)
 
 
 def packed_width(settings: SpanSettings) -> int:
@@ -55,7 +55,7 @@ def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.T
     Returns:
         (B, :func:`packed_width`), fp32, on the device of the outputs.
     """
-    text_BL = batch["text_mask"]
+    text_BL = batch["text_mask"] != 0
     raw_BL2 = outputs.float()
     scores_BL2 = raw_BL2.nan_to_num(nan=-_LARGEST).clamp(-_LARGEST, _LARGEST)
     barred_BL = ~answerable(batch)
@@ -118,7 +118,7 @@ class Decoded:
         return np.where(without_R[:, None], 0, self.spans_RK2[:, 0])
 
 
-def decode(packed_WK: torch.Tensor, windows: WindowSet, settings: SpanSettings) -> Decoded:
+def decode(packed_WK: torch.Tensor, windows: Windows, settings: SpanSettings) -> Decoded:
     """Merge the candidates of each row's windows.
 
     The score of no span at all is the smallest that any window of a row gives it: a window without the evidence has
@@ -162,11 +162,11 @@ class _Candidates:
         return _Candidates(self.rows_N[kept], self.spans_N2[kept], self.logs_N[kept])
 
 
-def _candidates(facts_WK: Floats, norms_W: Floats, windows: WindowSet) -> _Candidates:
+def _candidates(facts_WK: Floats, norms_W: Floats, windows: Windows) -> _Candidates:
     kept_WK4 = facts_WK[:, _FACTS:].reshape(len(facts_WK), -1, _FIELDS)
-    is_one_WK = kept_WK4[..., 2] > -np.inf
-    windows_N, _ = np.nonzero(is_one_WK)
-    kept_N4 = kept_WK4[is_one_WK]
+    given_WK = kept_WK4[..., 2] > -np.inf
+    windows_N, _ = np.nonzero(given_WK)
+    kept_N4 = kept_WK4[given_WK]
     begins_N = windows.tokens.starts_R.numpy()[windows_N]
     offsets_T2 = windows.offsets_T2.numpy()
     spans_N2 = np.stack(

@@ -6,40 +6,22 @@ Dimension suffixes: ``T`` all tokens of a split one after another, ``L`` tokens 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from dryfit.core.errors import ConfigError, DataError
+from dryfit.core.errors import ConfigError
 from dryfit.tasks.characters import Flags, Owners, Positions, Trimmer, covered, space_flags, word_spans
+from dryfit.tasks.rows import Readable
 from dryfit.tasks.tokens import TokenSet, numbers_segments
 
 _CHUNK_ROWS = 100
 
 Spans = Sequence[tuple[int, int]]
 """Starts and ends of characters of one text."""
-
-
-class Text(Protocol):
-    """What is cut into windows."""
-
-    @property
-    def text(self) -> str:
-        """Its text."""
-        ...
-
-    @property
-    def criterion(self) -> str | None:
-        """What the text is asked for."""
-        ...
-
-    @property
-    def place(self) -> str:
-        """Where it came from, for messages."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,53 +43,63 @@ class Ragged:
 
     Attributes:
         spans_N2: Characters [start, end), int32.
-        starts_R: Where each row begins, int64, and a last entry where the last one ends.
+        counts_R: How many each row has, int64.
     """
 
     spans_N2: torch.Tensor
-    starts_R: torch.Tensor
+    counts_R: torch.Tensor
 
     @classmethod
     def of(cls, rows: Sequence[Positions]) -> "Ragged":
         """Put the spans of rows one after another, each (any, 2)."""
-        starts_R = torch.zeros(len(rows) + 1, dtype=torch.int64)
-        starts_R[1:] = torch.tensor([len(row) for row in rows], dtype=torch.int64).cumsum(0)
-        return cls(torch.from_numpy(np.concatenate([np.zeros((0, 2), dtype=np.int32), *rows])), starts_R)
+        counts_R = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        return cls(torch.from_numpy(np.concatenate([np.zeros((0, 2), dtype=np.int32), *rows])), counts_R)
 
     def __len__(self) -> int:
-        return len(self.starts_R) - 1
-
-    @property
-    def counts_R(self) -> torch.Tensor:
-        """Spans of each row."""
-        return self.starts_R[1:] - self.starts_R[:-1]
+        return len(self.counts_R)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class WindowSet:
+class Windows:
     """One split, cut into windows.
 
     Attributes:
-        tokens: The windows; their labels are the first and the last token of the gold span, (W, 2), within the window.
-            Both are its null position where no gold span lies wholly in it.
-        rows_W: Row of each window, int64; ascending, and in a row from its start to its end.
-        offsets_T2: Characters of each token in its text, int32; (0, 0) where it is no token of the text, or of nothing
-            but white space.
-        nulls_W: Position of the classification token in each window, int64.
-        golds: Gold spans of each row, without white space at their ends.
-        words: Words of each row.
+        tokens: The windows as rows of tokens. Their labels are the first and the last token of the gold span, (W, 2),
+            within the window; both are its null position where no gold span lies wholly in it. All else is in their
+            ``extra``, so that it is cached with them.
     """
 
     tokens: TokenSet
-    rows_W: torch.Tensor
-    offsets_T2: torch.Tensor
-    nulls_W: torch.Tensor
-    golds: Ragged
-    words: Ragged
 
     def __len__(self) -> int:
-        return len(self.rows_W)
+        return len(self.tokens)
+
+    @property
+    def rows_W(self) -> torch.Tensor:
+        """Row of each window, int64; ascending, and in a row from its start to its end."""
+        assert self.tokens.source_R is not None
+        return self.tokens.source_R
+
+    @property
+    def offsets_T2(self) -> torch.Tensor:
+        """Characters of each token in its text, int32; (0, 0) of what is not the text's, or only white space."""
+        return self.tokens.extra["offsets"]
+
+    @property
+    def nulls_W(self) -> torch.Tensor:
+        """Position of the classification token in each window, int64."""
+        return self.tokens.extra["nulls"]
+
+    @property
+    def golds(self) -> Ragged:
+        """Gold spans of each row, without white space at their ends."""
+        return Ragged(self.tokens.extra["golds"], self.tokens.extra["gold_counts"])
+
+    @property
+    def words(self) -> Ragged:
+        """Words of each row."""
+        return Ragged(self.tokens.extra["words"], self.tokens.extra["word_counts"])
 
     @property
     def has_span_W(self) -> torch.Tensor:
@@ -117,26 +109,38 @@ class WindowSet:
     @property
     def unfit_R(self) -> torch.Tensor:
         """Which rows have gold spans of which none lies wholly in a window."""
-        fits_R = torch.zeros(len(self.golds), dtype=torch.bool)
+        golds = self.golds
+        fits_R = torch.zeros(len(golds), dtype=torch.bool)
         fits_R[self.rows_W[self.has_span_W]] = True
-        return (self.golds.counts_R > 0) & ~fits_R
+        return (golds.counts_R > 0) & ~fits_R
+
+
+def extras(offsets_T2: torch.Tensor, nulls_W: torch.Tensor, golds: Ragged, words: Ragged) -> dict[str, torch.Tensor]:
+    """What :class:`Windows` reads of the ``extra`` of its tokens."""
+    return {
+        "offsets": offsets_T2,
+        "nulls": nulls_W,
+        "golds": golds.spans_N2,
+        "gold_counts": golds.counts_R,
+        "words": words.spans_N2,
+        "word_counts": words.counts_R,
+    }
 
 
 def cut_into_windows(
-    rows: Sequence[Text], golds: Sequence[Spans], tokenizer: PreTrainedTokenizerBase, cut: Cut
-) -> WindowSet:
+    rows: Sequence[Readable], golds: Sequence[Spans], tokenizer: PreTrainedTokenizerBase, cut: Cut
+) -> Windows:
     """Tokenise (criterion, text), or text alone, so that every token of a text is in some window.
 
     Args:
         rows: At least one; all with a criterion, or none. No criterion fills a window alone.
-        golds: Gold spans of each row; the first that lies in a window is what is learned of it.
+        golds: Gold spans of each row, none of white space alone; the first that lies in a window is learned of it.
         tokenizer: The model's.
         cut: Into what.
 
     Raises:
         ConfigError: The tokenizer does not say where its tokens stand, or puts none before or after the text; or
             windows share so many tokens that the next one has nothing new.
-        DataError: A gold span is white space alone.
     """
     if not tokenizer.is_fast:
         raise ConfigError(
@@ -152,22 +156,24 @@ def cut_into_windows(
     nulls_W = np.array([len(window.ids_L) - 1 if cls_last else 0 for window in windows])
     for window, null in zip(windows, nulls_W, strict=True):
         _check_null(window, int(null), tokenizer)
-    golds_W2 = np.array([window.gold or (null, null) for window, null in zip(windows, nulls_W, strict=True)])
+    labels_W2 = np.array([window.gold or (null, null) for window, null in zip(windows, nulls_W, strict=True)])
     starts_W = torch.zeros(len(windows) + 1, dtype=torch.int64)
     starts_W[1:] = torch.tensor([len(window.ids_L) for window in windows]).cumsum(0)
     types = [window.types_L for window in windows if window.types_L is not None]
-    return WindowSet(
-        tokens=TokenSet(
+    return Windows(
+        TokenSet(
             ids_T=torch.from_numpy(np.concatenate([window.ids_L for window in windows])),
             types_T=torch.from_numpy(np.concatenate(types)) if types else None,
             starts_R=starts_W,
-            labels_R=torch.from_numpy(golds_W2),
-        ),
-        rows_W=torch.repeat_interleave(torch.tensor([len(part.windows) for part in parts])),
-        offsets_T2=torch.from_numpy(np.concatenate([window.offsets_L2 for window in windows])),
-        nulls_W=torch.from_numpy(nulls_W),
-        golds=Ragged.of([part.golds for part in parts]),
-        words=Ragged.of([part.words for part in parts]),
+            labels_R=torch.from_numpy(labels_W2),
+            source_R=torch.repeat_interleave(torch.tensor([len(part.windows) for part in parts])),
+            extra=extras(
+                torch.from_numpy(np.concatenate([window.offsets_L2 for window in windows])),
+                torch.from_numpy(nulls_W),
+                Ragged.of([part.golds for part in parts]),
+                Ragged.of([part.words for part in parts]),
+            ),
+        )
     )
 
 
@@ -199,8 +205,8 @@ class _RowWindows:
 
 
 def _encoded(
-    rows: Sequence[Text], golds: Sequence[Spans], tokenizer: PreTrainedTokenizerBase, cut: Cut
-) -> Iterator[tuple[Text, Spans, list[_Encoded]]]:
+    rows: Sequence[Readable], golds: Sequence[Spans], tokenizer: PreTrainedTokenizerBase, cut: Cut
+) -> Iterator[tuple[Readable, Spans, list[_Encoded]]]:
     """Each row with its gold spans and its windows."""
     for start in range(0, len(rows), _CHUNK_ROWS):
         chunk = rows[start : start + _CHUNK_ROWS]
@@ -231,13 +237,10 @@ def _encoded(
         yield from zip(chunk, golds[start : start + _CHUNK_ROWS], found, strict=True)
 
 
-def _row_windows(row: Text, spans: Spans, encoded: Sequence[_Encoded]) -> _RowWindows:
+def _row_windows(row: Readable, spans: Spans, encoded: Sequence[_Encoded]) -> _RowWindows:
     space_N = space_flags(row.text)
     trimmer = Trimmer.of(space_N)
     golds_N2 = trimmer.trimmed(np.array(spans, dtype=np.int32).reshape(-1, 2))
-    for span, (start, end) in zip(spans, golds_N2, strict=True):
-        if start == end:
-            raise DataError(f"reading {row.place}", f"evidence {list(span)} is white space alone", "spans with text")
     own = [trimmer.trimmed(window.offsets_L2 * window.own_L[:, None]) for window in encoded]
     owners = Owners.of(space_N, np.concatenate(own))
     offsets = [owners.extended(tokens_L2) for tokens_L2 in own]
@@ -269,7 +272,7 @@ def _gold_tokens(offsets_L2: Positions, start: int, end: int) -> tuple[int, int]
     return int(text[first]), int(text[last])
 
 
-def _check_stride(rows: Sequence[Text], tokenizer: PreTrainedTokenizerBase, cut: Cut) -> None:
+def _check_stride(rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase, cut: Cut) -> None:
     criteria = list(dict.fromkeys(row.criterion for row in rows if row.criterion is not None))
     room = cut.max_length - tokenizer.num_special_tokens_to_add(pair=bool(criteria))
     beside = ""

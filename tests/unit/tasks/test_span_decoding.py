@@ -18,7 +18,7 @@ from dryfit.tasks.span_decoding import (
     window_losses,
 )
 from dryfit.tasks.span_losses import SpanLoss
-from dryfit.tasks.windows import WindowSet
+from dryfit.tasks.windows import Windows
 from spans import drawn_windows, span_batch
 
 ROWS = 40
@@ -30,7 +30,7 @@ def iou(first: tuple[int, int], second: tuple[int, int]) -> float:
     return len(one & other) / len(one | other)
 
 
-def reference(logits: torch.Tensor, windows: WindowSet, settings: SpanSettings):
+def reference(logits: torch.Tensor, windows: Windows, settings: SpanSettings):
     """Of each row: its n-best as (score, span), the score of null, and log null - log best."""
     batch = span_batch(windows)
     of_row: dict[int, list[tuple[float, tuple[int, int]]]] = {row: [] for row in range(len(windows.golds))}
@@ -70,7 +70,7 @@ def reference(logits: torch.Tensor, windows: WindowSet, settings: SpanSettings):
     return found
 
 
-def decoded(logits: torch.Tensor, windows: WindowSet, settings: SpanSettings) -> Decoded:
+def decoded(logits: torch.Tensor, windows: Windows, settings: SpanSettings) -> Decoded:
     return decode(pack(logits, span_batch(windows), settings), windows, settings)
 
 
