@@ -15,6 +15,7 @@ from dryfit.core.jobs import (
     ProbeResult,
     RehearseRequest,
     RehearseResult,
+    SplitFacts,
     StepFacts,
     TrainRequest,
 )
@@ -30,7 +31,15 @@ from dryfit.study.doctor.study_checks import Drawn
 
 DATA: Final = "data"
 
-_COVERED: Final = ("loss.", "head.", "optim.name", "sched.name", "train.precision", "regularization.freeze_layers")
+_COVERED: Final = (
+    "loss.",
+    "head.",
+    "span.",
+    "optim.name",
+    "sched.name",
+    "train.precision",
+    "regularization.freeze_layers",
+)
 """Keys each of whose values is tried: they choose code or shapes, where others only choose numbers."""
 
 _MOST_POINTS: Final = 8
@@ -86,7 +95,7 @@ def device_of(config: StudyConfig, probe: ProbeResult) -> DeviceKind:
 
 
 def data_findings(splits: dict[str, SplitFacts], num_labels: int, remarks: Sequence[str] = ()) -> Iterator[Finding]:
-    """What the splits hold, by what the task reads of them, and what it remarks; every row has been read and checked."""
+    """What the splits hold of what the task reads, and what it remarks; every row has been read and checked."""
     labelled = any(facts.label_counts for facts in splits.values())
     for name, facts in splits.items():
         found, missing = [f"{facts.rows} rows"], list[str]()
