@@ -44,7 +44,7 @@ UNREAD: Final[Mapping[Task, frozenset[str]]] = {
     | _TWO_ENCODERS
     | {"head", "loss", "optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"},
 }
-"""Of the tables of a trial, of their keys and those of ``[data]``, what a task does not read. Set there, it is an error."""
+"""Of a trial's tables, their keys and those of ``[data]``, what a task does not read. Set there, it is an error."""
 
 
 def reads(task: Task, key: str) -> bool:
