@@ -3,7 +3,7 @@
 Dimension suffixes: ``B`` rows, ``L`` tokens, ``V`` words of the vocabulary.
 """
 
-from typing import ClassVar, final
+from typing import ClassVar, cast, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
@@ -31,13 +31,15 @@ class CausalLm(TaskModel):
         decoder: A causal language model, with or without adapters.
     """
 
-    def __init__(self, decoder: PreTrainedModel | PeftModel) -> None:
+    def __init__(self, decoder: torch.nn.Module) -> None:
         super().__init__()
         self.decoder = decoder
 
     def base(self) -> PreTrainedModel:
         """The language model without its adapters."""
-        return self.decoder.get_base_model() if isinstance(self.decoder, PeftModel) else self.decoder
+        return cast(
+            "PreTrainedModel", self.decoder.get_base_model() if isinstance(self.decoder, PeftModel) else self.decoder
+        )
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary after each token.
