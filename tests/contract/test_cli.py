@@ -34,6 +34,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
         "predict",
         "load",
         "schema",
+        "import",
     ]
     for name in named:
         assert run(name, "--help").returncode == 0

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import doctor, models, planning, reports, studies, training
+from dryfit.cli import doctor, importing, models, planning, reports, studies, training
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION
@@ -51,6 +51,7 @@ for command in (
     studies.schema,
 ):
     app.command()(command)
+app.command("import")(importing.import_rows)
 
 
 def main() -> None:

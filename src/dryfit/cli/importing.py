@@ -1,0 +1,101 @@
+"""The command that makes rows of data sets in formats of their own."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dryfit.cli.options import JsonOption, QuietOption, notes
+from dryfit.core.errors import ConfigError, ExitStatus
+
+if TYPE_CHECKING:
+    from dryfit.importers.options import ImportOptions
+    from dryfit.importers.writing import ImportSummary
+
+_SPLIT_HELP = "With a folder: share of the groups"
+
+
+def import_rows(
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help="contractnli, squad, redsm5, glue or hub.")],
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SOURCE...", help="Its file; redsm5: posts, then annotations; hub: its name.")
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="DIR|FILE.jsonl", help="A folder: rows are split by group.")
+    ],
+    columns: Annotated[
+        list[str] | None, typer.Option("--map", metavar="FIELD=COLUMN", help="glue, hub: which column has a field.")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME,...", help="glue, hub: names of the classes, from class 0 on.")
+    ] = None,
+    no_header: Annotated[
+        bool, typer.Option("--no-header", help="glue: the columns have no names; they are called 1, 2, ...")
+    ] = False,
+    criteria: Annotated[Path | None, typer.Option(metavar="FILE", help="redsm5: lines SYMPTOM: what it is.")] = None,
+    passage_chars: Annotated[
+        int | None, typer.Option(metavar="N", help="contractnli: a passage ends with the next span from here on. [900]")
+    ] = None,
+    negatives: Annotated[
+        str | None,
+        typer.Option(metavar="N|all", help="Rows with label 0 for each with label 1. [contractnli: 1, redsm5: all]"),
+    ] = None,
+    validation: Annotated[float | None, typer.Option(metavar="SHARE", help=f"{_SPLIT_HELP}. [0.2]")] = None,
+    test: Annotated[float | None, typer.Option(metavar="SHARE", help=f"{_SPLIT_HELP}. [0]")] = None,
+    split_seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="With a folder. [0]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Exit 0 although rows do not fit.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Make rows of a data set; exit status 1 where something in it does not fit (each has a line that says why)."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_json
+
+    options: ImportOptions = {}
+    if columns is not None:
+        options["columns"] = _column_of(columns)
+    if labels is not None:
+        options["labels"] = labels.split(",")
+    if no_header:
+        options["header"] = False
+    if criteria is not None:
+        options["criteria"] = criteria
+    if passage_chars is not None:
+        options["passage_chars"] = passage_chars
+    if negatives is not None:
+        options["negatives"] = int(negatives) if negatives.isascii() and negatives.isdigit() else negatives
+    if validation is not None:
+        options["validation"] = validation
+    if test is not None:
+        options["test"] = test
+    if split_seed is not None:
+        options["split_seed"] = split_seed
+    done = api.import_rows(form, *sources, out=out, force=force, on_note=notes(quiet=quiet), **options)
+    if as_json:
+        print_json(done)
+    else:
+        _tell(done)
+    raise typer.Exit(ExitStatus.ANSWER_IS_NO if done.rejected and not allow_bad else ExitStatus.DONE)
+
+
+def _column_of(pairs: list[str]) -> dict[str, str]:
+    """``FIELD=COLUMN``, each field once."""
+    columns: dict[str, str] = {}
+    for pair in pairs:
+        field, equals, column = pair.partition("=")
+        if not equals or not column or field in columns:
+            found = f"--map {pair}" + (", a second one" if field in columns else "")
+            raise ConfigError("reading the column map", found, "FIELD=COLUMN, each field once")
+        columns[field] = column
+    return columns
+
+
+def _tell(done: "ImportSummary") -> None:
+    for one in done.files:
+        labels = ", ".join(f"{count} of label {label}" for label, count in one.labels.items())
+        typer.echo(f"{one.file}: {one.rows} rows in {one.groups} groups; {labels}")
+    if done.left_out:
+        typer.echo(f"left out: {done.left_out} rows with label 0 (--negatives)")
+    if done.rejected:
+        typer.echo(f"{done.rejected} do not fit: {done.rejected_file}")
