@@ -1,6 +1,6 @@
 """Data sets in formats of their own, as rows of dryfit's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,8 +41,8 @@ def import_rows(
 ) -> ImportSummary:
     """Write a data set in a format of its own as rows of dryfit's; see docs/importing.md.
 
-    What does not fit gives no row. It is counted, has a line in the summary's ``rejected_file``, and the first twenty are
-    told to ``on_note``. Files appear when they are complete, or not at all.
+    What does not fit gives no row. It is counted, has a line in the summary's ``rejected_file``, and the first twenty
+    are told to ``on_note``. Files appear when they are complete, or not at all.
 
     Args:
         form: ``contractnli``, ``squad``, ``redsm5``, ``glue`` or ``hub``.
@@ -80,7 +80,9 @@ def import_rows(
 
 
 @contextmanager
-def _items(form: Format, sources: tuple[str, ...], options: ImportOptions, on_note: OnNote) -> Iterator[Iterator[Item]]:
+def _items(
+    form: Format, sources: tuple[str, ...], options: ImportOptions, on_note: OnNote
+) -> Generator[Iterator[Item]]:
     """What the reader of a format yields."""
     source = sources[0]
     match form:
@@ -109,8 +111,8 @@ def _redsm5(posts: str, annotations: str, options: ImportOptions) -> Iterator[It
         raise ConfigError(
             "importing redsm5",
             "no criteria given",
-            "a file with a line for each symptom: SYMPTOM: text",
-            "--criteria FILE",
+            "a file with lines SYMPTOM: what it is",
+            "give --criteria FILE",
         )
     name = str(options["criteria"])
     return redsm5_rows(
@@ -122,7 +124,7 @@ def _redsm5(posts: str, annotations: str, options: ImportOptions) -> Iterator[It
 
 
 @contextmanager
-def _hub(source: str, options: ImportOptions, on_note: OnNote) -> Iterator[Iterator[Item]]:
+def _hub(source: str, options: ImportOptions, on_note: OnNote) -> Generator[Iterator[Item]]:
     """The rows of a data set of the hub, read by a process of its own, as the library that reads them is heavy."""
     columns = column_map(options)
     name, _, split = source.removeprefix(HUB_PREFIX).partition(":")

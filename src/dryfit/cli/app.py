@@ -35,6 +35,7 @@ def _root(
 
 for command in (
     studies.init,
+    importing.import_rows,
     doctor.doctor,
     planning.plan,
     planning.calibrate,
@@ -50,8 +51,7 @@ for command in (
     models.load,
     studies.schema,
 ):
-    app.command()(command)
-app.command("import")(importing.import_rows)
+    app.command("import" if command is importing.import_rows else None)(command)
 
 
 def main() -> None:

@@ -7,44 +7,55 @@ import typer
 
 from dryfit.cli.options import JsonOption, QuietOption, notes
 from dryfit.core.errors import ConfigError, ExitStatus
+from dryfit.importers.options import Format, ImportOptions
 
 if TYPE_CHECKING:
-    from dryfit.importers.options import ImportOptions
     from dryfit.importers.writing import ImportSummary
 
-_SPLIT_HELP = "With a folder: share of the groups"
+FormatArgument = Annotated[Format, typer.Argument(help="How the data set is written down.")]
+SourcesArgument = Annotated[
+    list[str], typer.Argument(metavar="SOURCE...", help="Its file; redsm5: posts and annotations; hub: its name.")
+]
+OutOption = Annotated[
+    Path, typer.Option("-o", "--out", metavar="DIR|FILE.jsonl", help="Into a folder rows are split by group.")
+]
+MapOption = Annotated[
+    list[str] | None, typer.Option("--map", metavar="FIELD=COLUMN", help="glue, hub: the column of a field.")
+]
+LabelsOption = Annotated[
+    str | None, typer.Option(metavar="NAME,NAME,...", help="glue, hub: names of the classes, from class 0 on.")
+]
+NoHeaderOption = Annotated[bool, typer.Option("--no-header", help="glue: columns are called 1, 2, ...")]
+CriteriaOption = Annotated[Path | None, typer.Option(metavar="FILE", help="redsm5: lines SYMPTOM: what it is.")]
+PassageOption = Annotated[
+    int | None, typer.Option(metavar="N", help="contractnli: from so many on a passage ends. Default: 900.")
+]
+NegativesOption = Annotated[
+    str | None,
+    typer.Option(metavar="N|all", help="Rows with label 0 for each of label 1. Default: contractnli 1, redsm5 all."),
+]
+ValidationOption = Annotated[
+    float | None, typer.Option(metavar="SHARE", help="Into a folder: share of the groups. Default: 0.2.")
+]
+TestOption = Annotated[float | None, typer.Option(metavar="SHARE", help="Into a folder: the same. Default: 0.")]
+SeedOption = Annotated[int | None, typer.Option(min=0, metavar="N", help="Into a folder: of the split. Default: 0.")]
 
 
 def import_rows(
-    form: Annotated[str, typer.Argument(metavar="FORMAT", help="contractnli, squad, redsm5, glue or hub.")],
-    sources: Annotated[
-        list[str], typer.Argument(metavar="SOURCE...", help="Its file; redsm5: posts, then annotations; hub: its name.")
-    ],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="DIR|FILE.jsonl", help="A folder: rows are split by group.")
-    ],
-    columns: Annotated[
-        list[str] | None, typer.Option("--map", metavar="FIELD=COLUMN", help="glue, hub: which column has a field.")
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME,...", help="glue, hub: names of the classes, from class 0 on.")
-    ] = None,
-    no_header: Annotated[
-        bool, typer.Option("--no-header", help="glue: the columns have no names; they are called 1, 2, ...")
-    ] = False,
-    criteria: Annotated[Path | None, typer.Option(metavar="FILE", help="redsm5: lines SYMPTOM: what it is.")] = None,
-    passage_chars: Annotated[
-        int | None, typer.Option(metavar="N", help="contractnli: a passage ends with the next span from here on. [900]")
-    ] = None,
-    negatives: Annotated[
-        str | None,
-        typer.Option(metavar="N|all", help="Rows with label 0 for each with label 1. [contractnli: 1, redsm5: all]"),
-    ] = None,
-    validation: Annotated[float | None, typer.Option(metavar="SHARE", help=f"{_SPLIT_HELP}. [0.2]")] = None,
-    test: Annotated[float | None, typer.Option(metavar="SHARE", help=f"{_SPLIT_HELP}. [0]")] = None,
-    split_seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="With a folder. [0]")] = None,
+    form: FormatArgument,
+    sources: SourcesArgument,
+    out: OutOption,
+    columns: MapOption = None,
+    labels: LabelsOption = None,
+    no_header: NoHeaderOption = False,
+    criteria: CriteriaOption = None,
+    passage_chars: PassageOption = None,
+    negatives: NegativesOption = None,
+    validation: ValidationOption = None,
+    test: TestOption = None,
+    split_seed: SeedOption = None,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
-    allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Exit 0 although rows do not fit.")] = False,
+    allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Exit 0 although something does not fit.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -52,7 +63,7 @@ def import_rows(
     import dryfit.api as api
     from dryfit.cli.output import print_json
 
-    options: ImportOptions = {}
+    options: ImportOptions = {}  # what is not given is not in it: an option that a format does not read is an error
     if columns is not None:
         options["columns"] = _column_of(columns)
     if labels is not None:
@@ -72,10 +83,7 @@ def import_rows(
     if split_seed is not None:
         options["split_seed"] = split_seed
     done = api.import_rows(form, *sources, out=out, force=force, on_note=notes(quiet=quiet), **options)
-    if as_json:
-        print_json(done)
-    else:
-        _tell(done)
+    print_json(done) if as_json else _tell(done)
     raise typer.Exit(ExitStatus.ANSWER_IS_NO if done.rejected and not allow_bad else ExitStatus.DONE)
 
 
@@ -83,9 +91,9 @@ def _column_of(pairs: list[str]) -> dict[str, str]:
     """``FIELD=COLUMN``, each field once."""
     columns: dict[str, str] = {}
     for pair in pairs:
-        field, equals, column = pair.partition("=")
-        if not equals or not column or field in columns:
-            found = f"--map {pair}" + (", a second one" if field in columns else "")
+        field, _, column = pair.partition("=")
+        if not column or field in columns:
+            found = f"--map {pair}" + (f" beside {field}={columns[field]}" if field in columns else "")
             raise ConfigError("reading the column map", found, "FIELD=COLUMN, each field once")
         columns[field] = column
     return columns

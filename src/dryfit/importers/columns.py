@@ -1,7 +1,7 @@
 """Rows of a table by a map of its columns: TSV files in the style of GLUE, and data sets of the Hugging Face hub.
 
-GLUE (Wang et al., "GLUE", ICLR 2019; gluebenchmark.com) has a table a task: most with a header (RTE: ``index, sentence1,
-sentence2, label``), CoLA without; labels are integers or names.
+GLUE (Wang et al., "GLUE", ICLR 2019; gluebenchmark.com) has a table a task: most with a header (RTE: ``index,
+sentence1, sentence2, label``), CoLA without; labels are integers or names.
 """
 
 import json
@@ -107,12 +107,15 @@ def _evidence(value: Any) -> tuple[Span, ...]:
     if isinstance(value, str):
         with suppress(ValueError):  # refused below
             value = json.loads(value or "[]")
-    spans = cast(list[Any], value) if isinstance(value, list) else [None]
-    for span in spans:
+    if not isinstance(value, list):
+        raise _UnfitError(f"evidence is of type {type(value).__name__}, not a list of [start, end)")
+    spans: list[Span] = []
+    for span in cast(list[Any], value):
         pair = cast(list[Any], span) if isinstance(span, list) else []
         if len(pair) != 2 or not all(type(end) is int for end in pair):
             raise _UnfitError(f"evidence has {_shown(span)}, not [start, end)")
-    return tuple(sorted((span[0], span[1]) for span in spans))
+        spans.append((pair[0], pair[1]))
+    return tuple(sorted(spans))
 
 
 def _shown(value: Any) -> str:

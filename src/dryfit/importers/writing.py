@@ -7,7 +7,7 @@ that file is read once more when all groups are known.
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +121,7 @@ def refuse_taken(target: Target) -> None:
     taken = [str(path) for path in target.all_files if path.exists()]
     if taken:
         raise ConfigError(
-            "writing rows", f"{', '.join(taken)} is there already", "new files", "another --out, or --force"
+            "writing rows", f"{', '.join(taken)} is there already", "new files", "give another --out, or --force"
         )
 
 
@@ -264,7 +264,7 @@ def _written(path: Path, counts: _Counts) -> WrittenFile:
 
 
 @contextmanager
-def _temporary(target: Target) -> Iterator[Callable[[str], Path]]:
+def _temporary(target: Target) -> Generator[Callable[[str], Path]]:
     """Names for files in the target's folder that do not outlive this block."""
     made: list[Path] = []
 
