@@ -137,5 +137,5 @@ def drawn(candidates: Sequence[T], count: int | None, name: Callable[[T], Hashab
     """
     if count is None or count >= len(candidates):
         return list(candidates)
-    ranked = sorted(range(len(candidates)), key=lambda index: derive_seed("drawn", name(candidates[index])))
+    ranked = sorted(range(len(candidates)), key=lambda index: derive_seed("drawn", ascii(name(candidates[index]))))
     return [candidates[index] for index in sorted(ranked[:count])]

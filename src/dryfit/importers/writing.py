@@ -154,7 +154,6 @@ def write_rows(
         DataError: No row fits, or a split would have no group.
     """
     tally = _Tally()
-    target.folder.mkdir(parents=True, exist_ok=True)
     with _temporary(target) as beside:
         spool, rejected = beside("rows"), beside("rejected")
         with spool.open("w", encoding="utf-8") as rows, rejected.open("w", encoding="utf-8") as faults:
@@ -265,7 +264,9 @@ def _written(path: Path, counts: _Counts) -> WrittenFile:
 
 @contextmanager
 def _temporary(target: Target) -> Generator[Callable[[str], Path]]:
-    """Names for files in the target's folder that do not outlive this block."""
+    """Names for files in the target's folder that do not outlive this block; nor does a new folder without files."""
+    is_new = not target.folder.exists()
+    target.folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
 
     def beside(name: str) -> Path:
@@ -277,3 +278,5 @@ def _temporary(target: Target) -> Generator[Callable[[str], Path]]:
     finally:
         for path in made:
             path.unlink(missing_ok=True)
+        if is_new and not any(target.folder.iterdir()):
+            target.folder.rmdir()
