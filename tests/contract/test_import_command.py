@@ -168,7 +168,7 @@ def test_columns_and_classes_of_the_command(tmp_path: Path, imported: Callable[.
         (["glue", "a.tsv", "-o", "x", "--map", "text"], "--map text"),
         (["glue", "a.tsv", "-o", "x", "--map", "text=a", "--map", "text=b"], "--map text=b beside text=a"),
         (["glue", "a.tsv", "-o", "x", "--map", "body=a"], "there is no field 'body'"),
-        (["glue", "a.tsv", "-o", "x", "--map", "text=a", "--map", "label=b", "--labels", "a,a"], "a name twice"),
+        (["glue", "a.tsv", "-o", "x", "--map", "text=a", "--map", "label=b", "--labels", "a, a"], "there twice: a, a"),
         (["glue", "a.tsv", "-o", "x", "--map", "text=a", "--map", "label=b"], "there is no such file"),
         (["jsonl", "a.json", "-o", "x"], "jsonl"),
     ],

@@ -67,7 +67,7 @@ def import_rows(
     if columns is not None:
         options["columns"] = _column_of(columns)
     if labels is not None:
-        options["labels"] = labels.split(",")
+        options["labels"] = [name.strip() for name in labels.split(",")]
     if no_header:
         options["header"] = False
     if criteria is not None:

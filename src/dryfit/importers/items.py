@@ -85,7 +85,9 @@ def fault_of(row: ImportedRow) -> str | None:
             continue
         if not text.strip():
             return f"{name} is empty: {text!r}"
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
             return f"{name} has half of a surrogate pair, which is no character"
     if row.label < 0:
         return f"label is {row.label}, which is below 0"

@@ -163,6 +163,7 @@ def column_map(options: ImportOptions) -> ColumnMap:
             doing, f"no column for {' and '.join(absent)}", "text and label", f"--map {absent[0]}=COLUMN, once a field"
         )
     labels = tuple(options.get("labels", ()))
-    if len(set(labels)) < len(labels):
-        raise ConfigError("reading the names of the classes", f"a name twice: {', '.join(labels)}", "different names")
+    if len(set(labels)) < len(labels) or "" in labels:
+        found = f"a name that is empty or there twice: {', '.join(labels)}"
+        raise ConfigError("reading the names of the classes", found, "different names")
     return ColumnMap(columns, labels)
