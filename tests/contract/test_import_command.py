@@ -14,7 +14,7 @@ import dryfit
 import import_files
 import tiny
 from dryfit.cli.app import main
-from dryfit.core.errors import ConfigError, DataError
+from dryfit.core.errors import ConfigError, DataError, MachineError
 from dryfit.core.settings import DataSettings
 from dryfit.importers.options import Format
 from dryfit.tasks.rows import Splits, load_splits
@@ -201,6 +201,13 @@ def test_a_file_that_is_no_json(tmp_path: Path, content: bytes, found: str) -> N
     with pytest.raises(DataError, match=found):
         dryfit.import_rows("squad", tmp_path / "a.json", out=tmp_path / "x.jsonl")
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_target_that_cannot_be_written(tmp_path: Path) -> None:
+    source = import_files.write_json(tmp_path / "a.json", import_files.squad(1))
+    with pytest.raises(MachineError, match="a.json") as caught:
+        dryfit.import_rows("squad", source, out=source / "x.jsonl")
+    assert caught.value.exit_status == 2 and os.listdir(tmp_path) == ["a.json"]
 
 
 def test_a_byte_order_mark_before_json(tmp_path: Path) -> None:

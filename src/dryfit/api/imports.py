@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Unpack
 
-from dryfit.core.errors import ConfigError, InternalError
+from dryfit.core.errors import ConfigError, InternalError, MachineError
 from dryfit.core.jobs import RowsRequest
 from dryfit.core.settings import HUB_DEFAULT_SPLIT, HUB_PREFIX
 from dryfit.core.wire import Message, Progress
@@ -56,6 +56,7 @@ def import_rows(
     Raises:
         ConfigError: There is no such format, an option is not of this format, or a file is there already.
         DataError: A source is absent or of another format, or no row of it fits.
+        MachineError: A file cannot be read or written.
         ChildError: The process that reads a data set of the hub ended without an answer.
     """
     if form not in set(Format):
@@ -67,8 +68,12 @@ def import_rows(
     if not force:
         refuse_taken(target)
     rule = split_rule(options)
-    with _items(form, names, options, on_note) as items:
-        files, rejected, left_out = write_rows(items, target, rule, on_note)
+    try:
+        with _items(form, names, options, on_note) as items:
+            files, rejected, left_out = write_rows(items, target, rule, on_note)
+    except OSError as error:
+        hint = "look at the path, its rights and the disk"
+        raise MachineError(f"importing {form} to {out}", str(error), hint=hint) from error
     return ImportSummary(
         format=form,
         sources=names,

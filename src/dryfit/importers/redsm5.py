@@ -162,8 +162,11 @@ def _add_annotation(
     key = (post_id, values["sentence_id"], symptom)
     first = seen.setdefault(key, record)
     if first is not record:
-        pair.doubtful |= first.values["status"].strip() != status
-        return Rejected(record.place, f"sentence {key[1]} and {symptom} are there already: {first.place}")
+        reason = f"sentence {key[1]} and {symptom} are there already: {first.place}"
+        if first.values["status"].strip() == status:
+            return Rejected(record.place, reason)
+        pair.doubtful = True
+        return Rejected(record.place, f"{reason}, with another status; {_no_row(post_id, symptom)}")
     span = _located(values["sentence_id"], values["sentence_text"], post)
     if status == _PRESENT and isinstance(span, tuple):
         pair.present.append(span)
@@ -172,8 +175,12 @@ def _add_annotation(
     else:
         pair.doubtful = True
         reason = span if isinstance(span, str) else f"status is {status!r}, not 0 or 1"
-        return Rejected(record.place, f"{reason}; so there is no row of post {post_id} and {symptom}")
+        return Rejected(record.place, f"{reason}; {_no_row(post_id, symptom)}")
     return None
+
+
+def _no_row(post_id: str, symptom: str) -> str:
+    return f"so there is no row of post {post_id} and {symptom}"
 
 
 def _located(sentence_id: str, sentence: str, post: _Post) -> Span | str:

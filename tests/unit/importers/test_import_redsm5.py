@@ -87,7 +87,11 @@ def test_a_sentence_is_found_as_a_whole_before_it_is_found_inside_of_words(tmp_p
         ("s_1_1,s_1_1_9,I am awake.,FATIGUE,1,x", "sentence s_1_1_9 does not stand in the text", "s_1_1:FATIGUE"),
         ("s_4_1,s_4_1_1,Nothing here.,FATIGUE,2,x", "status is '2', not 0 or 1", "s_4_1:FATIGUE"),
         ("s_4_1,s_4_1_1, ,FATIGUE,1,x", "sentence_text is empty", "s_4_1:FATIGUE"),
-        ("s_1_1,s_1_1_1,I am tired every day.,FATIGUE,0,x", "are there already", "s_1_1:FATIGUE"),
+        (
+            "s_1_1,s_1_1_1,I am tired every day.,FATIGUE,0,x",
+            "with another status; so there is no row of post s_1_1",
+            "s_1_1:FATIGUE",
+        ),
         ("s_1_1,s_1_1_1,I am tired every day.,FATIGUE,1,x", "are there already", None),
         ("s_1_1,s_1_1_1,I am tired every day.,SPECIAL_CASE,1,x", "no symptom 'SPECIAL_CASE': FATIGUE, SLEEP", None),
         ("s_9_1,s_9_1_1,I am tired every day.,FATIGUE,1,x", "there is no post 's_9_1'", None),
