@@ -65,9 +65,10 @@ def test_a_study_takes_the_rows_and_splits_them_as_the_import_does(tmp_path: Pat
     parts = dryfit.import_rows(form, *given, out=tmp_path / "data", validation=0.5, split_seed=4, **options)
     assert whole.rows == parts.rows > 3 and not whole.rejected and whole.left_out == parts.left_out
     rule = {"validation_fraction": 0.5, "split_seed": 4}
-    by_study = load_splits(DataSettings(file=str(tmp_path / "rows.jsonl"), **rule))
+    required = frozenset({"label", "criterion"} | ({"evidence"} if form is not Format.GLUE else set()))
+    by_study = load_splits(DataSettings(file=str(tmp_path / "rows.jsonl"), **rule), required)
     by_import = load_splits(
-        DataSettings(train=f"{tmp_path}/data/train.jsonl", validation=f"{tmp_path}/data/validation.jsonl")
+        DataSettings(train=f"{tmp_path}/data/train.jsonl", validation=f"{tmp_path}/data/validation.jsonl"), required
     )
     assert ids(by_study) == ids(by_import)
     assert {name: len(rows) for name, rows in by_import.items()} == {
