@@ -1,13 +1,18 @@
 """Several studies that ran one after another: one summary of them all."""
 
+from collections.abc import Sequence
+from typing import Final
+
 from pydantic import Field
 
 from dryfit.core.errors import ExitStatus
-from dryfit.report.summary import StudySummary
+from dryfit.report.summary import StudySummary, TrialCounts
 from dryfit.report.tables import Table, duration_text, number_text
 from dryfit.report.view import Answer, View
 
 FAILED, NOT_BEGUN = "error", "not_begun"
+_OUTCOMES: Final = tuple(name for name in TrialCounts.model_fields if name != "total")
+_HEADS: Final = {"running": "open"}
 
 
 class StudyEntry(View):
@@ -31,23 +36,23 @@ class SeveralSummary(Answer):
 
 
 def several_table(several: SeveralSummary) -> Table:
-    """One row a study."""
-    heads = ("study", "task", "complete", "pruned", "failed", "refused", "open", "of", "best", "exit", "ended", "time")
-    return Table((*heads, "folder"), tuple(_row(entry) for entry in several.studies))
+    """One row a study, with a column for each outcome that occurred in any of them."""
+    counts = [entry.summary.trials for entry in several.studies if entry.summary is not None]
+    shown = [name for name in _OUTCOMES if any(getattr(one, name) for one in counts)]
+    heads = ("study", "task", *(_HEADS.get(name, name) for name in shown), "of", "best", "exit", "ended", "time")
+    return Table((*heads, "folder"), tuple(_row(entry, shown) for entry in several.studies))
 
 
-def _row(entry: StudyEntry) -> tuple[str, ...]:
+def _row(entry: StudyEntry, outcomes: Sequence[str]) -> tuple[str, ...]:
     summary = entry.summary
     if summary is None:
-        known = ("-",) * 8
+        known, time = ("-",) * (len(outcomes) + 3), "-"
     else:
-        counts = summary.trials
-        numbers = (counts.complete, counts.pruned, counts.failed, counts.refused, counts.running, counts.total)
-        known = (summary.task, *map(str, numbers), _best_cell(summary))
+        numbers = [str(getattr(summary.trials, name)) for name in (*outcomes, "total")]
+        known, time = (summary.task, *numbers, _best_cell(summary)), duration_text(summary.wall_s)
     status = "-" if entry.status is None else str(int(entry.status))
-    ended = entry.end if entry.worked_on or entry.status is None else f"{entry.end} (before)"
-    time = "-" if summary is None else duration_text(summary.wall_s)
-    return (entry.study, *known, status, ended.replace("_", " "), time, entry.folder)
+    before = " before" if entry.status is not None and not entry.worked_on else ""
+    return (entry.study, *known, status, entry.end.replace("_", " ") + before, time, entry.folder)
 
 
 def _best_cell(summary: StudySummary) -> str:
