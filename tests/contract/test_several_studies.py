@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,7 @@ class LetGo:
     def __init__(self) -> None:
         self.opened: list[Path] = []
         self.left: list[object] = []
+        self.held: list[tuple[int, int]] = []
 
     def on_open(self, layout: StudyLayout) -> None:
         for before in self.opened:
@@ -122,6 +124,7 @@ class LetGo:
             closed = fold(before).sessions[-1].closed
             self.left += [] if closed == "done" else [closed]
         self.opened.append(layout.folder)
+        self.held.append((len(list(self._fds())), threading.active_count()))
 
     @staticmethod
     def _fds() -> Iterator[str]:
@@ -141,6 +144,7 @@ def test_a_study_lets_go_of_everything_before_the_next_begins(tmp_path: Path) ->
     assert [run.status for run in result.studies] == [0, 0]
     assert watch.opened == [tmp_path / "a", tmp_path / "b"]
     assert watch.left == []
+    assert watch.held[0] == watch.held[1], "descriptors and threads"
     first, second = (fold(tmp_path / name) for name in "ab")
     assert first.created is not None and second.created is not None and first.created.id != second.created.id
 

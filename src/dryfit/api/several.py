@@ -8,7 +8,8 @@ from typing import Final
 
 from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.api.studies import TuneResult, result_of, with_total
-from dryfit.config.load import LoadedStudy, load_study_file
+from dryfit.config.load import load_study_file
+from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
 from dryfit.core.secrets import redacted, secrets_of
 from dryfit.report.several import FAILED, NOT_BEGUN, SeveralSummary, StudyEntry
@@ -99,7 +100,7 @@ class _Ready:
     """A study that was read and checked, and has not begun."""
 
     turn: Turn
-    loaded: LoadedStudy
+    config: StudyConfig
     space: Space
     layout: StudyLayout
 
@@ -156,12 +157,12 @@ def overall(statuses: Sequence[ExitStatus]) -> ExitStatus:
 
 
 def _run(ready: _Ready, observers: Sequence[Observer], signals: StopSignals) -> StudyRun:
-    config = ready.loaded.config
     try:
-        before = finished(config, ready.layout)
+        before = finished(ready.config, ready.layout)
         if before is not None:
             return StudyRun(ready.turn, result_of(before), worked_on=False)
-        return StudyRun(ready.turn, result_of(run_session(config, ready.space, ready.layout, observers, signals)))
+        session = run_session(ready.config, ready.space, ready.layout, observers, signals)
+        return StudyRun(ready.turn, result_of(session))
     except DryfitError as error:
         return StudyRun(ready.turn, error=error)
 
@@ -187,7 +188,7 @@ def _checked(studies: Sequence[Path | str], overrides: Sequence[str]) -> list[_R
             loaded = load_study_file(file, overrides)
             storage_url(loaded.config.search.mirror, os.environ)
             turn = Turn(number, len(studies), loaded.config.study.name, layout.folder)
-            rows.append(_Ready(turn, loaded, space_of(loaded), layout))
+            rows.append(_Ready(turn, loaded.config, space_of(loaded), layout))
         except DryfitError as error:
             problems.append(error)
     if problems:
@@ -238,5 +239,5 @@ def _so_far(layout: StudyLayout) -> StudySummary | None:
     """What earlier runs came to; None where there was none, or the ledger cannot be read."""
     try:
         return summarise(read_study(layout))
-    except DryfitError:
+    except (DryfitError, OSError):
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
@@ -11,6 +11,8 @@ from dryfit.search.mirror import mirrored_bytes
 from dryfit.store.layout import StudyLayout
 from dryfit.study.machine import End
 from dryfit.study.session import SessionResult, read_study
+
+_FINAL: Final = {str(end): end for end in End if end.is_final}
 
 
 def finished(config: StudyConfig, layout: StudyLayout) -> SessionResult | None:
@@ -23,24 +25,19 @@ def finished(config: StudyConfig, layout: StudyLayout) -> SessionResult | None:
     Raises:
         LedgerError: The ledger cannot be read.
     """
-    if not layout.ledger.is_file() or not _as_frozen(config, layout):
-        return None
-    state = read_study(layout)
-    last = state.sessions[-1] if state.sessions else None
-    if last is None or last.closed is None or not End(last.closed).is_final:
-        return None
-    if not _untouched(config, last.opened_at_s):
-        return None
-    if config.search.mirror != "none" and mirrored_bytes(layout.mirror_status) < layout.ledger.stat().st_size:
-        return None
-    return SessionResult(End(last.closed), state, layout)
-
-
-def _as_frozen(config: StudyConfig, layout: StudyLayout) -> bool:
     try:
-        return layout.frozen_file.read_text(encoding="utf-8") == dump_toml(config, layout.folder)
-    except FileNotFoundError:
-        return False
+        if not layout.ledger.is_file() or layout.frozen_file.read_bytes() != dump_toml(config, layout.folder).encode():
+            return None
+        state = read_study(layout)
+        last = state.sessions[-1] if state.sessions else None
+        end = _FINAL.get(last.closed or "") if last is not None else None
+        if last is None or end is None or not _untouched(config, last.opened_at_s):
+            return None
+        if config.search.mirror != "none" and mirrored_bytes(layout.mirror_status) < layout.ledger.stat().st_size:
+            return None
+    except OSError:
+        return None  # no frozen.toml yet, or a session will say what is wrong with the folder
+    return SessionResult(end, state, layout)
 
 
 def _untouched(config: StudyConfig, since_s: float) -> bool:
@@ -51,12 +48,8 @@ def _untouched(config: StudyConfig, since_s: float) -> bool:
         file = Path(source)
         if not file.is_absolute():
             continue  # a name of a column or a language: sources are absolute once they are read
-        try:
-            # The change of the inode: a file that is moved here, or copied with its times, is an old one by its mtime.
-            touched_s = file.stat().st_ctime if file.is_file() else since_s
-        except OSError:
-            return False
-        if touched_s >= since_s:
+        # The change of the inode: a file that is moved here, or copied with its times, is an old one by its mtime.
+        if not file.is_file() or file.stat().st_ctime >= since_s:
             return False
     return True
 

@@ -60,9 +60,20 @@ def test_a_study_that_is_done(tmp_path: Path, end: str) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("end", [None, *(str(end) for end in End if not end.is_final)])
+@pytest.mark.parametrize("end", [None, "of_a_later_dryfit", *(str(end) for end in End if not end.is_final)])
 def test_a_session_that_came_to_another_end_or_none(tmp_path: Path, end: str | None) -> None:
     layout = write(tmp_path / "study", end=end)
+    assert finished(config_of(layout.folder), layout) is None
+
+
+@pytest.mark.parametrize("left", ["nothing", "bytes", "a folder"])
+def test_a_frozen_configuration_that_cannot_be_read(tmp_path: Path, left: str) -> None:
+    layout = write(tmp_path / "study")
+    layout.frozen_file.unlink()
+    if left == "bytes":
+        layout.frozen_file.write_bytes(b"\xff\xfe")
+    elif left == "a folder":
+        layout.frozen_file.mkdir()
     assert finished(config_of(layout.folder), layout) is None
 
 
@@ -130,5 +141,8 @@ def test_a_folder_without_a_ledger_and_one_that_cannot_be_read(tmp_path: Path) -
     with pytest.raises(LedgerError, match="line 1"):
         finished(config, layout)
     layout.ledger.unlink()
+    layout.ledger.mkdir()
+    assert finished(config, layout) is None
+    layout.ledger.rmdir()
     assert finished(config, layout) is None
     assert finished(config, StudyLayout(tmp_path / "nowhere")) is None
