@@ -190,7 +190,7 @@ def _checked(studies: Sequence[Path | str], overrides: Sequence[str]) -> list[_R
             turn = Turn(number, len(studies), loaded.config.study.name, layout.folder)
             rows.append(_Ready(turn, loaded.config, space_of(loaded), layout))
         except DryfitError as error:
-            problems.append(error)
+            problems.append(_naming(study, error))
     if problems:
         raise _all_problems(problems, len(studies))
     return rows
@@ -204,13 +204,20 @@ def _same_folder(study: Path | str, first: Path | str, layout: StudyLayout) -> C
     )
 
 
+def _naming(study: Path | str, error: DryfitError) -> DryfitError:
+    """An error that says which of the studies it is about: they may all be called study.toml."""
+    if str(study) in error.doing:
+        return error
+    return type(error)(f"{error.doing}, of {study}", error.found, error.allowed, error.hint)
+
+
 def _all_problems(problems: Sequence[DryfitError], of: int) -> DryfitError:
     """One error for all that is wrong, each with its parts."""
     if len(problems) == 1:
         return problems[0]
     texts = [line for problem in problems for line in str(problem).splitlines()]
-    found = "\n".join([f"{len(problems)} cannot run, and none has begun", *(f"  {line}" for line in texts)])
-    return ConfigError(f"reading {of} studies", found)
+    found = [f"{len(problems)} cannot run:", *(f"  {line}" for line in texts), "none has begun"]
+    return ConfigError(f"reading {of} studies", "\n".join(found))
 
 
 def _summary(rows: Sequence[_Ready], runs: Sequence[StudyRun], stopped: End | None) -> SeveralSummary:

@@ -27,9 +27,9 @@ _REASONS = {
 class StopSignals:
     """Hears signals that ask to stop, while it is entered, and passes them on to whoever works meanwhile.
 
-    One of it may span several studies that run one after another: a signal between two of them is not lost. Handlers
-    are only installed in the main thread, because Python allows it nowhere else. SIGHUP stays ignored where it is: that
-    is how ``nohup`` works.
+    One of it may span several studies that run one after another: a signal between two of them is not lost, and a
+    Ctrl-C after it ends the process. Handlers are only installed in the main thread, because Python allows it nowhere
+    else. SIGHUP stays ignored where it is: that is how ``nohup`` works.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,12 @@ class StopSignals:
             self._old.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        heard = signal.Signals(number)
+        heard, first = signal.Signals(number), self.why is None
         self.why = self.why or _REASONS[heard]
         if self.listener is not None:
             self.listener(heard)
+        elif heard is signal.SIGINT and not first:
+            raise KeyboardInterrupt  # nobody works who could end at once: a person must not have to wait
 
 
 class StopRequests:

@@ -89,7 +89,7 @@ def test_every_problem_of_every_file_is_told_and_nothing_begins(
 ) -> None:
     monkeypatch.delenv("NO_SUCH_STORAGE", raising=False)
     good, wrong = write(tmp_path, "good"), write(tmp_path, "wrong", study="trails = 3\ndirektion = 1")
-    searched = write(tmp_path, "searched", more="y = {low = 2, high = 1}\n")
+    searched = write(tmp_path, "searched", more="[[search.enqueue]]\nx = 7\n")
     mirrored = write(tmp_path, "mirrored", more='[search]\nmirror = "env:NO_SUCH_STORAGE"\n')
     (tmp_path / "linked").symlink_to(tmp_path)
     files = [good, wrong, tmp_path / "absent.toml", searched, mirrored, tmp_path / "linked/good.toml"]
@@ -97,10 +97,11 @@ def test_every_problem_of_every_file_is_told_and_nothing_begins(
     with pytest.raises(ConfigError) as caught:
         tune_all(files)
     text = str(caught.value)
-    assert "reading 6 studies: 5 cannot run, and none has begun" in text
+    assert text.startswith("reading 6 studies: 5 cannot run:\n  ") and "\nnone has begun    [CONFIG]" in text
     assert "study.trails" in text and "study.direktion" in text and "did you mean trials?" in text
     assert "absent.toml" in text
-    assert "searched.toml" in text
+    assert f"(searched.toml:10), of {searched}: " in text
+    assert f'opening search.mirror = "env:NO_SUCH_STORAGE", of {mirrored}: ' in text
     assert "NO_SUCH_STORAGE is not set" in text
     assert f"it lives in {tmp_path / 'good'}, and so does {good}" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == before

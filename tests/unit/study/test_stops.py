@@ -94,6 +94,9 @@ def test_signals_that_are_heard_already_are_not_taken_over(tmp_path: Path, woken
             assert (second.why, second.at_once, woken) == (End.STOPPED, False, [])
             send(signal.SIGINT)
             assert (second.why, second.at_once, woken) == (End.STOPPED, True, [1])
+        send(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):  # nobody works: it ends at once
+            send(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
