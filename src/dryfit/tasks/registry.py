@@ -9,10 +9,12 @@ from dryfit.core.tasks import TaskName
 from dryfit.tasks.base import Given, Task
 from dryfit.tasks.causal_lm import CausalLmTask
 from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.evidence import EvidenceTask
 from dryfit.tasks.own import made_with_own, own_class
 
 _CLASSES: Final[Mapping[BuiltIn, Any]] = {
     BuiltIn.CRITERIA: CriteriaTask,
+    BuiltIn.EVIDENCE: EvidenceTask,
     BuiltIn.CAUSAL_LM: CausalLmTask,
 }
 

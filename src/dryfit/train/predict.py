@@ -153,7 +153,8 @@ def _checked(chunk: list[RawRow | BadRow], predictor: Predictor) -> list[Unlabel
             found.append(raw.error if isinstance(raw, BadRow) else unlabelled_row(raw, read))
         except DataError as error:
             found.append(error)
-    crowded = crowded_criteria((row for row in found if isinstance(row, UnlabelledRow)), predictor.tokenizer, most)
+    good = [row for row in found if isinstance(row, UnlabelledRow)]
+    crowded = crowded_criteria(good, predictor.tokenizer, most, shared=predictor.task.shared_tokens)
     for index, row in enumerate(found):
         if isinstance(row, UnlabelledRow) and row.criterion in crowded:
             error = crowded[row.criterion]
