@@ -49,9 +49,7 @@ def _lot(number: int) -> bytes:
 class Window:
     """The best of the trials that are told, the last ones, and a sample of all of them; the others are forgotten.
 
-    The sample is what says where bad trials were: without it TPE takes what it has forgotten for what nobody has tried,
-    and goes back there for ever. With several goals the best are those of the first fronts, and of one that is too
-    large those with most room.
+    With several goals the best are those of the first fronts, and of one that is too large those with most room.
 
     Args:
         directions: What is better, of each goal.
