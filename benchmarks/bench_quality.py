@@ -5,9 +5,9 @@
 Both with the same options (multivariate, grouped, 10 random trials first) and the same budgets; Optuna as its users
 call it, with a study in memory. Regret is what the best value so far lies above the function's minimum. A row of the
 table compares, after some of the trials, 20 searches with 20: quartiles of the regret, and the p of a two-sided
-Mann-Whitney test that neither tends to be the lower. The window drops trials from the 401st on. Searches are kept in
---out as they are done, and not repeated; --sides and --cases run some of them only. Sources of the functions: Surjanovic and Bingham, Virtual Library of
-Simulation Experiments.
+Mann-Whitney test that neither tends to be the lower. The window drops trials from the 701st on. Searches are kept in
+--out as they are done, and not repeated; --sides and --cases run some of them only. Sources of the functions:
+Surjanovic and Bingham, Virtual Library of Simulation Experiments.
 """
 
 import argparse

@@ -23,6 +23,7 @@ from dryfit.core.choices import Direction
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import Outcome, Scalar, TrialRecord
 from dryfit.search.params import Distribution
+from dryfit.search.pareto import Floats
 from dryfit.search.space import Space
 from dryfit.search.throwaway import Sealed, ThrowAway, sealed
 from dryfit.search.told import Window, is_told
@@ -37,10 +38,10 @@ Draw: TypeAlias = Callable[[Free], Mapping[str, Scalar]]
 _BEST = 500
 _LAST = 100
 _SAMPLE = 100
-"""What TPE reads of the finished trials. It draws candidates around the best 25 and takes the one with the fewest trials
-near it, so what counts is to know every trial near the best: where only the best 50 were kept and the rest thinned, it
-went back to what it had forgotten, and the search stood still from then on. The best alone would not do: bad trials
-between good ones, and those that were pruned or refused, are not among them (docs/benchmarks.md)."""
+"""What TPE reads of the finished trials: all of them up to 700, as many as it can at the cost that docs/search.md
+promises. It draws candidates around the best 25 and takes the one with the fewest trials near it; trials that are not
+read it takes for places where nobody has been. So the best are kept, next to which it looks. They alone would not do:
+bad trials between good ones, and those that were pruned or refused, are not among them (docs/benchmarks.md)."""
 
 _GENERATION = "NSGAIISampler:generation"
 """What Optuna's NSGA-II calls the generation of a trial in its system attributes."""
@@ -179,7 +180,7 @@ class _Tpe(TPESampler):
 
     def _get_internal_repr(
         self, trials: list[FrozenTrial], search_space: dict[str, BaseDistribution], study: optuna.Study
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Floats]:
         rows = [row for trial in trials if isinstance(trial, Sealed) and (row := trial.in_numbers(search_space))]
         columns = np.array(rows, dtype=np.float64).reshape(-1, len(search_space)).T
         return dict(zip(search_space, columns, strict=True))

@@ -37,18 +37,19 @@ class Sealed(FrozenTrial):
     those of one space, so what a group of its parameters is in numbers is worked out once.
     """
 
-    _numbers: dict[tuple[str, ...], tuple[float, ...] | None]
+    known: dict[tuple[str, ...], tuple[float, ...] | None]
+    """Its values in numbers, of each group that was asked for."""
 
     def in_numbers(self, group: Mapping[str, BaseDistribution]) -> tuple[float, ...] | None:
         """Its values of a group as samplers compute with them; None where it does not have them all."""
         names = tuple(group)
-        if names not in self._numbers:
+        if names not in self.known:
             params = self.params
             has_all = group.keys() <= params.keys()
-            self._numbers[names] = (
+            self.known[names] = (
                 tuple(float(one.to_internal_repr(params[name])) for name, one in group.items()) if has_all else None
             )
-        return self._numbers[names]
+        return self.known[names]
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Sealed":
         return self
@@ -115,7 +116,7 @@ def sealed(
         system_attrs=dict(system_attrs or {}),
         intermediate_values=dict(reports or {}),
     )
-    made._numbers = {}
+    made.known = {}
     return made
 
 
