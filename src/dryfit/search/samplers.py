@@ -35,13 +35,12 @@ Free: TypeAlias = Mapping[str, Distribution]
 Draw: TypeAlias = Callable[[Free], Mapping[str, Scalar]]
 """Draws a group of parameters."""
 
-_BEST = 500
-_LAST = 100
-_SAMPLE = 100
-"""What TPE reads of the finished trials: all of them up to 700, as many as it can at the cost that docs/search.md
-promises. It draws candidates around the best 25 and takes the one with the fewest trials near it; trials that are not
-read it takes for places where nobody has been. So the best are kept, next to which it looks. They alone would not do:
-bad trials between good ones, and those that were pruned or refused, are not among them (docs/benchmarks.md)."""
+_BEST = 50
+_LAST = 650
+"""What TPE reads of the finished trials: all up to 700, as many as it can at the cost that docs/search.md promises. It
+draws candidates around the best 25 and takes the one with the fewest trials near it, so the best are never forgotten;
+and what it proposes is near what it proposed lately, so the last trials say most about what has been tried there. Others
+have been measured: a sample instead of the last, and more of the best, are worse (docs/benchmarks.md)."""
 
 _GENERATION = "NSGAIISampler:generation"
 """What Optuna's NSGA-II calls the generation of a trial in its system attributes."""
@@ -139,7 +138,7 @@ class TpeMemory:
     def __init__(self, space: Space, directions: tuple[Direction, ...], *, refused: bool) -> None:
         self._space = space
         self._goals = len(directions)
-        self._window = Window(directions, refused=refused, best=_BEST, last=_LAST, sample=_SAMPLE)
+        self._window = Window(directions, refused=refused, best=_BEST, last=_LAST)
         self._trials: dict[int, Sealed] = {}
 
     @property
