@@ -9,15 +9,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import encoders
+import spans
 import tiny
-from dryfit.core.choices import Task
-from dryfit.core.plan import PlanSubject
 from dryfit.tasks.guard import BatchGuard
 from dryfit.train import loop
 from dryfit.train.optim import optimizer_plan
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.step import micro_batches
-from dryfit.train.subjects import StepParts, step_parts
+from dryfit.train.subjects import StepParts
 from trials import Trial, small
 
 _STEP = 2
@@ -73,16 +72,12 @@ def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[Any]:
     """The same step, rehearsed with the trial's own model and data."""
     plan = optimizer_plan(trial.plan)
-    subject = PlanSubject(task=Task.CRITERIA, settings=trial.settings)
-    built = step_parts(subject, checkpointing=trial.plan.checkpointing, reentrant=trial.plan.reentrant)
     model = parts.model
     if "forward" in vars(model):
         del model.forward  # the Trainer's wrapping; the rehearsal does its own
     step = StepParts(
         model,
         parts.task,
-        built.inputs,
-        built.labels,
         lambda how: loop.make_optimizer(model, trial.settings.optim, how),
         trial.settings,
     )
@@ -91,7 +86,7 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
     for _ in range(_STEP):
         rehearsal.micro(batch, lambda _: None)
         rehearsal.update(lambda _: None)
-    micros = list(micro_batches(batch, trial.plan.micro_batch))
+    micros = list(micro_batches(batch, trial.plan.micro_batch, parts.task.padded))
     with Operators() as mode:
         for micro in micros:
             rehearsal.micro(micro, lambda _: None)
@@ -121,6 +116,22 @@ def test_rehearsal_runs_the_operators_of_the_live_trainer(tmp_path: Path, live: 
     seen = rehearsed(trial, live["parts"], live["batch"])
     assert len(seen) > 100
     assert seen == live["seen"]
+
+
+@pytest.mark.parametrize("loss", [{}, {"label_smoothing": 0.1}, {"name": "focal"}], ids=str)
+def test_so_it_does_for_spans(tmp_path: Path, live: dict[str, Any], loss: Any) -> None:
+    data = spans.evidence_data(tmp_path / "data")
+    tables: Any = {"train": {"max_length": 28}, "span": {"doc_stride": 6}, "loss": loss}
+    trial = Trial(tmp_path, encoder=tiny.model(tmp_path / "m"), data=data, study={"task": "evidence"}, **tables)
+    trial.run()
+    seen = rehearsed(trial, live["parts"], live["batch"])
+    assert len(seen) > 100
+    assert seen == live["seen"]
+    # The planner makes the same batch from its sizes alone.
+    rows, length = live["batch"]["input_ids"].shape
+    sizes = live["parts"].task.batch_sizes(rows, length, segments=True)
+    assert sizes == {name: tuple(values.shape) for name, values in live["batch"].items()}
+    assert {values.dtype for values in live["batch"].values()} == {torch.int64}
 
 
 @pytest.mark.slow

@@ -6,9 +6,7 @@ from pathlib import Path
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs import StopReason, TrainRequest
 from dryfit.core.trial import MetricPoint
-from dryfit.tasks.base import Task
-from dryfit.tasks.heads import EncoderWithHead
-from dryfit.tasks.model_input import ModelInput
+from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.tokens import TokenSet
 
 
@@ -30,24 +28,24 @@ class TrialParts:
     """All that one training run is made of.
 
     Attributes:
-        model_input: What the saved model needs to know of its rows.
+        epoch_rows: Rows of the training split that each epoch trains on.
         length: None: all epochs, validated on the way.
     """
 
     request: TrainRequest
     channel: ChildChannel
-    model: EncoderWithHead
+    model: TaskModel
     task: Task
     train: TokenSet
     validation: TokenSet
     tokenizer_folder: Path
-    model_input: ModelInput
+    epoch_rows: int
     length: FixedLength | None = None
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one pass over the data."""
-        return -(-len(self.train) // self.request.plan.effective_batch)
+        return -(-self.epoch_rows // self.request.plan.effective_batch)
 
     @property
     def total_steps(self) -> int:

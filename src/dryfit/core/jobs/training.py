@@ -8,7 +8,7 @@ from pydantic import Field
 from dryfit.core.choices import Task
 from dryfit.core.jobs.names import Job
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan
-from dryfit.core.settings import DataSettings, ModelSettings, ObjectiveSettings
+from dryfit.core.settings import DataSettings, ModelSettings, ObjectiveSettings, TrialSettings
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.wire import Wire
 
@@ -19,6 +19,9 @@ class ResolveRequest(Wire):
     job: Literal[Job.RESOLVE] = Job.RESOLVE
     task: Task
     data: DataSettings
+    settings: TrialSettings = Field(
+        description="the study file's own; of a pair, its model and length take their place"
+    )
     pairs: tuple[tuple[ModelSettings, int], ...] = Field(description="models and lengths to prepare")
     cache_dir: str
     device: str
@@ -26,10 +29,11 @@ class ResolveRequest(Wire):
 
 
 class SplitFacts(Wire):
-    """Size and label counts of one split."""
+    """Size of one split, and how many rows have each label or any evidence, as far as the task reads these."""
 
     rows: int
     label_counts: dict[int, int]
+    with_evidence: int | None = None
 
 
 class ResolveResult(Wire):
@@ -46,6 +50,7 @@ class ResolveResult(Wire):
     )
     device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
     device_uuids: tuple[str, ...] = Field(default=(), description="of each CUDA device, as CUDA counts them")
+    remarks: tuple[str, ...] = Field(default=(), description="what should be known of the rows, and is no error")
 
 
 class TrainRequest(Wire):
@@ -182,6 +187,27 @@ class PredictResult(Wire):
     rows: int
     bad: int = Field(description="rows without a prediction; each has a line that says why")
     device: DeviceKind
+
+
+class RowsRequest(Wire):
+    """Copy columns of a source's rows, where reading it takes libraries that the control process does not import.
+
+    Attributes:
+        source: As in ``[data]``.
+        columns: Which; the first row must have them.
+        out: A new file: a line for each row, ``{"row", "values"}``, or ``{"row", "error"}`` where it cannot be read.
+    """
+
+    job: Literal[Job.ROWS] = Job.ROWS
+    source: str
+    columns: tuple[str, ...]
+    out: str
+
+
+class RowsResult(Wire):
+    """What ROWS did."""
+
+    rows: int
 
 
 class ImportRequest(Wire):
