@@ -41,6 +41,12 @@ MIXED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_power_is_cut_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of events are written."""
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
 def outcome_of(state: StudyState) -> list[tuple[Any, ...]]:
     """All that no kill may change: what was asked, what became of it, and how it was run."""
     return [
@@ -269,9 +275,8 @@ def _tables(study: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
-def test_killed_after_every_event(tmp_path: Path, parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_after_every_event(tmp_path: Path, parallel: int) -> None:
     """The same trials, ends, plans and executions; a plan the ledger holds is never made again."""
-    monkeypatch.setattr("os.fsync", lambda fd: None)  # no power is cut here, and thousands of events are written
     search = {"sampler": "tpe" if parallel == 1 else "random"}
     study = instant.config(
         study={"trials": 8},
