@@ -15,7 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 
 import dryfit
 import objectives
-from study_runs import DEADLINE_S, events_of, fold, marked_processes, resume_to_end, run
+from study_runs import DEADLINE_S, events_of, fold, marked_processes, resume_to_end, run, run_here
 
 SUPPORT = str(Path(objectives.__file__).parent)
 TRIALS = 6
@@ -114,7 +114,7 @@ def test_both_generations_are_plain_optuna_and_every_command_reads_them(undistur
     assert optuna.load_study(study_name="own", storage=again).best_value == old.best_value
     page = dryfit.write_report(undisturbed).read_text(encoding="utf-8")
     assert "Generations of the study" in page and "own-g2" in page
-    assert "trial 2: complete" in run("show", undisturbed, "2").stdout
+    assert "trial 2: complete" in run_here("show", undisturbed, "2").stdout
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import objectives
 from dryfit.cli.app import app
 from dryfit.core.errors import ConfigError, LedgerError
 from ledgers import eventful
-from study_runs import command, events_of, run, start, wait_for
+from study_runs import command, events_of, run_here, start, wait_for
 
 SUPPORT = Path(objectives.__file__).parent
 CRASHED = 7
@@ -105,4 +105,4 @@ def test_help_of_watching_is_cheap() -> None:
     code = "import sys, dryfit.cli.app; print(sorted({'rich', 'optuna', 'dryfit.cli.watch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "dryfit.cli.watch" not in done.stdout and "optuna" not in done.stdout
-    assert "--watch" in run("status", "--help").stdout
+    assert "--watch" in run_here("status", "--help").stdout

@@ -1,5 +1,7 @@
 """Running whole studies as a user does, in real processes, and killing them."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -10,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
 import tiny
+from dryfit.cli.app import main
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.store.events import Event
 from dryfit.store.ledger import each_event, read_ledger
@@ -110,9 +114,28 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
+def run_here(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process: those that look, write a file or refuse.
+
+    An interpreter of its own takes a second for its imports alone.
+    """
+    output, errors, status = io.StringIO(), io.StringIO(), 0
+    argv = ["dryfit", *map(str, words)]
+    with (
+        patch.object(sys, "argv", argv),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return subprocess.CompletedProcess(argv, status, output.getvalue(), errors.getvalue())
+
+
 def summary_of(folder: Path) -> dict[str, Any]:
     """What ``status --json`` prints."""
-    done = run("status", folder, "--json")
+    done = run_here("status", folder, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
