@@ -24,7 +24,7 @@ from dryfit.store.ledger import each_event, read_ledger
 from dryfit.store.replay import StudyState
 
 DEADLINE_S = 600
-"""When a command counts as hung. Only then does it matter: a machine that others use makes everything ten times slower."""
+"""When a command counts as hung: a machine that others use makes everything many times slower."""
 _POLL_S = 0.005
 
 STUDY = """
