@@ -1,7 +1,10 @@
 """Settings of all tests."""
 
 import gc
+from collections.abc import Iterator
 
+import optuna
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A loaded machine is slow, not wrong: no test may fail for the time it takes.
@@ -16,3 +19,12 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def quiet_optuna() -> Iterator[None]:
+    """Optuna says nothing of each trial that it is told of."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    yield
+    optuna.logging.set_verbosity(before)

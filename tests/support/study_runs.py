@@ -89,6 +89,35 @@ def write_study(
     return file
 
 
+STEPWISE = f"""
+[study]
+task = "objective"
+trials = 3
+seed = 5
+
+[objective]
+function = "objectives:stepwise"
+paths = ["{Path(__file__).parent}"]
+
+[space]
+x = {{{{low = -3.0, high = 3.0}}}}
+
+[search]
+sampler = "random"
+mirror = "none"
+
+[runtime]
+{{runtime}}
+"""
+
+
+def write_stepwise(folder: Path, *, runtime: str = "") -> Path:
+    """A study of a function whose every step takes ``STEP_PAUSE_S``; each step has a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.toml").write_text(STEPWISE.format(runtime=runtime), encoding="utf-8")
+    return folder
+
+
 def command(*words: str | Path) -> list[str]:
     """A dryfit command line."""
     return [sys.executable, "-m", "dryfit.cli.app", *map(str, words)]
