@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 
 import tiny
-from dryfit.core.choices import Precision, Task
+from dryfit.core.choices import BaseFormat, Task
 from dryfit.core.plan import DeviceKind, DeviceSpec, OptimizerImpl, PlanSubject
 from dryfit.core.settings import LoraSettings, TrialSettings
 from dryfit.memory.events import SegmentKind, Shape
@@ -52,7 +52,7 @@ def decoder(folder: Path, architecture: str, precision: str = "fp32") -> PlanSub
     config = AutoConfig.for_model(architecture, vocab_size=500, intermediate_size=128, pad_token_id=0, **sizes)
     config.save_pretrained(folder)
     settings = {"model": {"name": str(folder)}, "train": {"precision": precision}}
-    lora = LoraSettings(r=8, alpha=16.0, base=Precision(precision))
+    lora = LoraSettings(r=8, alpha=16.0, base=BaseFormat(precision))
     parsed = TrialSettings.model_validate_json(json.dumps(settings))
     return PlanSubject(task=Task.CAUSAL_LM, settings=parsed, lora=lora)
 

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.plan import ExecutionSettings
-from dryfit.core.settings import DataSettings, LoraSettings, ObjectiveSettings, Settings, TrialSettings
+from dryfit.core.settings import DataSettings, ObjectiveSettings, Settings, TrialSettings
 from dryfit.core.trial import Goal
 
 Value = bool | int | float | str
@@ -267,7 +267,6 @@ class StudyConfig(TrialSettings):
     data: DataSettings = DataSettings()
     space: dict[str, Cases] = Field(default_factory=dict[str, Cases], description="searched keys, by dotted name")
     search: SearchSettings = SearchSettings()
-    lora: LoraSettings | None = Field(default=None, description="adapters, for the task causal-lm")
     objective: ObjectiveSettings | None = Field(default=None, description="your own function, for the task objective")
     execution: ExecutionSettings = ExecutionSettings()
     runtime: RuntimeSettings = RuntimeSettings()

@@ -29,6 +29,8 @@ class Needs:
 
 _ADAPTIVE: Final = ("adamw", "adamw8bit", "radam", "nadam")
 _HIDDEN_LAYERS: Final = tuple(range(1, 9))
+_RANKS: Final = tuple(range(1, 4097))
+_ASKS: Final = ("instruction", "criteria", "evidence", "both")
 
 TRIAL_NEEDS: Final = (
     Needs("optim.beta1", "optim.name", (*_ADAPTIVE, "lion", "sgd")),
@@ -42,4 +44,15 @@ TRIAL_NEEDS: Final = (
     Needs("loss.gamma", "loss.name", ("focal",)),
     Needs("loss.alpha", "loss.name", ("focal",)),
     Needs("loss.effective_beta", "loss.class_balance", ("effective",)),
+    *(Needs(f"lora.{key}", "lora.r", _RANKS, "lora.r of 1 or more") for key in ("alpha", "dropout", "targets", "base")),
+    Needs("lm.criteria_prompt", "lm.format", ("criteria", "both")),
+    Needs("lm.answers", "lm.format", ("criteria", "both")),
+    Needs("lm.evidence_prompt", "lm.format", ("evidence", "both")),
+    Needs("lm.no_evidence", "lm.format", ("evidence", "both")),
+    Needs("lm.mix", "lm.format", ("both",)),
+    Needs("lm.chat", "lm.format", _ASKS),
+    Needs("lm.learn_prompt", "lm.format", _ASKS),
+    Needs("lm.generate_rows", "lm.format", _ASKS),
+    Needs("span.null_threshold", "span.null_policy", ("threshold",)),
+    Needs("span.null_ratio", "span.null_policy", ("ratio",)),
 )

@@ -72,6 +72,11 @@ class PlanSubject(Settings):
     lora: LoraSettings | None = None
 
 
+def adapters(task: Task, settings: TrialSettings) -> LoraSettings | None:
+    """The adapters that a trial trains; None where it trains the model's own weights."""
+    return settings.lora if task is Task.CAUSAL_LM and settings.lora.r else None
+
+
 class ExecutionSettings(Settings):
     """``[execution]``: wishes about how trials run; the plan of each trial is derived from them.
 

@@ -4,11 +4,12 @@ They live in core because both planes read them: the control plane checks and se
 by them. Every field carries its range, so that a bad value is refused before anything starts.
 """
 
+from string import Formatter
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from dryfit.core.choices import Direction, Precision
+from dryfit.core.choices import BaseFormat, Direction, Precision
 
 PACKAGED_MODEL: Final = "minilm"
 """Name of the encoder that comes with the extra ``demo``."""
@@ -161,6 +162,63 @@ class LossSettings(Settings):
     )
 
 
+class SpanSettings(Settings):
+    """``[span]``: from long texts to windows, and from their scores to one span or none."""
+
+    doc_stride: int = Field(
+        default=64, ge=0, le=131072, description="tokens of a text that two windows next to each other share"
+    )
+    max_answer_len: int = Field(default=64, ge=1, le=131072, description="tokens of a span at most")
+    topk: int = Field(default=20, ge=1, le=100, description="starts and ends of a window that are put together")
+    nms_iou: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5, description="of spans that overlap more (characters, intersection / union) only the best stays"
+    )
+    reranker: Literal["sum", "product", "softmax"] = Field(
+        default="sum", description="score of a span: its logits' sum, its ends' probabilities, or its share of them"
+    )
+    null_policy: Literal["none", "threshold", "ratio", "calibrated"] = Field(
+        default="calibrated", description="when a row has no span: never, by a number, or by one fitted on validation"
+    )
+    null_threshold: Annotated[float, Field(ge=-1000, le=1000)] = Field(
+        default=0.0, description="null_policy threshold: no span where null is better than the best by more than this"
+    )
+    null_ratio: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        default=1.0, description="null_policy ratio: no span where null is more than so many times as probable"
+    )
+    negatives: Annotated[float, Field(ge=0, le=1000)] | None = Field(
+        default=None, description="windows without a span that are trained on for each with one; unset: all"
+    )
+
+
+class MultitaskSettings(Settings):
+    """``[multitask]``: a class and a span learned at once; for the tasks share and joint."""
+
+    criteria_weight: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.5, description="weight of the class's loss, and of its metric in `combined`; the span has the rest"
+    )
+    weighting: Literal["fixed", "uncertainty"] = Field(
+        default="fixed", description="fixed: by criteria_weight; uncertainty: two learned variances weigh the losses"
+    )
+    criteria_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="share of an epoch's windows that train the class, the others the span; unset: both"
+    )
+
+
+class JointSettings(Settings):
+    """``[joint]``: the encoder of the criterion beside that of the text; for the task joint."""
+
+    criteria_model: str | None = Field(
+        default=None, min_length=1, description="the criterion's encoder, as model.name; unset: the same model"
+    )
+    criterion_length: int = Field(default=64, ge=8, le=131072, description="tokens a criterion is cut to")
+    fusion: Literal["concat", "add", "gate", "attention"] = Field(
+        default="concat", description="how the criterion's vector meets the vectors of the text's tokens"
+    )
+    share_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="share of the layers, from the embeddings up, that both encoders have in common"
+    )
+
+
 class RegularizationSettings(Settings):
     """``[regularization]``: what holds the model back."""
 
@@ -175,15 +233,67 @@ class RegularizationSettings(Settings):
 
 
 class LoraSettings(Settings):
-    """``[lora]``: small trainable adapters beside frozen weights; for ``causal-lm``."""
+    """``[lora]``: small trainable adapters beside frozen weights; for the task causal-lm."""
 
-    r: int = Field(default=16, ge=1, le=4096, description="rank of the adapters")
+    r: int = Field(default=16, ge=0, le=4096, description="rank of the adapters; 0: none, all weights are trained")
     alpha: Positive = Field(default=32.0, description="adapters are scaled by alpha / r")
     dropout: Fraction = Field(default=0.05, description="dropout before the adapters")
     targets: str = Field(
         default="all-linear", description="linear layers that get one: all-linear, or names with commas: q_proj,v_proj"
     )
-    base: Precision = Field(default=Precision.FP16, description="number format of the frozen weights")
+    base: BaseFormat = Field(
+        default=BaseFormat.FP16,
+        description="number format of the frozen weights: fp32, fp16, bf16, or int8 (CUDA and the extra 8bit only)",
+    )
+
+
+_PROMPT_FIELDS: Final = frozenset({"criterion", "text"})
+
+
+class LmSettings(Settings):
+    """``[lm]``: what a causal language model is shown of a row, and what of that it learns; for the task causal-lm."""
+
+    format: Literal["text", "instruction", "criteria", "evidence", "both"] = Field(
+        default="criteria",
+        description="text (each text as it is), instruction (criterion asks, text answers), criteria (answer: the "
+        "label's word), evidence (answer: the evidence), or both: two prompts a row",
+    )
+    criteria_prompt: str = Field(
+        default="Criterion: {criterion}\nText: {text}\nDoes the text meet the criterion? Answer: ",
+        description="criteria, both: the prompt",
+    )
+    evidence_prompt: str = Field(
+        default="Criterion: {criterion}\nText: {text}\nQuote the evidence for the criterion: ",
+        description="evidence, both: the prompt",
+    )
+    answers: str = Field(
+        default="no,yes", description="criteria, both: words of the labels from 0, with commas between them"
+    )
+    no_evidence: str = Field(
+        default="none", min_length=1, description="evidence, both: the answer where a row has no evidence"
+    )
+    mix: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="both: weight of a token of the criteria answers; 1 - mix for the evidence answers"
+    )
+    chat: Literal["auto", "on", "off"] = Field(
+        default="auto", description="the tokenizer's chat template around prompt and answer: auto where it has one"
+    )
+    learn_prompt: bool = Field(default=False, description="learn the tokens of the prompt too, not the answer's alone")
+    packing: bool = Field(
+        default=False, description="several rows in one sequence of max_length, none of which sees another"
+    )
+    generate_rows: int = Field(
+        default=32, ge=0, le=100_000, description="validation rows that are answered for exact_match; 0: none"
+    )
+    max_new_tokens: int = Field(default=32, ge=1, le=4096, description="longest answer that is generated, in tokens")
+
+    @field_validator("criteria_prompt", "evidence_prompt")
+    @classmethod
+    def _has_text(cls, prompt: str) -> str:
+        names = [name for _, name, spec, turn in Formatter().parse(prompt) if name is not None or spec or turn]
+        if "text" not in names or not _PROMPT_FIELDS.issuperset(names):
+            raise ValueError("a prompt has {text}, may have {criterion}, and writes any other brace twice: {{ }}")
+        return prompt
 
 
 class ObjectiveSettings(Settings):
@@ -220,4 +330,9 @@ class TrialSettings(Settings):
     sched: SchedSettings = SchedSettings()
     head: HeadSettings = HeadSettings()
     loss: LossSettings = LossSettings()
+    span: SpanSettings = SpanSettings()
+    multitask: MultitaskSettings = MultitaskSettings()
+    joint: JointSettings = JointSettings()
     regularization: RegularizationSettings = RegularizationSettings()
+    lora: LoraSettings = LoraSettings()
+    lm: LmSettings = LmSettings()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dryfit.core.calibration import MemoryCase
-from dryfit.core.choices import Precision, Task
+from dryfit.core.choices import BaseFormat, Precision, Task
 from dryfit.core.errors import ChildError, InternalError
 from dryfit.core.jobs import CalibrateRequest, CalibrateResult
 from dryfit.core.memory import ExecutionChoice
@@ -125,7 +125,7 @@ def _case(
     subject = PlanSubject(
         task=Task.CAUSAL_LM if decoder else Task.CRITERIA,
         settings=TrialSettings.model_validate_json(json.dumps(tables)),
-        lora=LoraSettings(base=precision) if lora else None,
+        lora=LoraSettings(base=BaseFormat(precision)) if lora else None,
     )
     choice = ExecutionChoice(micro_batch=_ROWS, accumulation=1, checkpointing=checkpointing, optimizer_impl=impl)
     family = "decoder LoRA" if lora else model.name

@@ -10,7 +10,7 @@ from dryfit.core.failure import Action, Failure, FailureKind, PastFailure
 from dryfit.core.jobs import Job, PlanAnswer, PlanRequest, ResolveResult, StudyTokens
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.memory_key import memory_key
-from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, UnknownPolicy
+from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, UnknownPolicy, adapters
 from dryfit.core.units import parse_bytes
 from dryfit.core.version import VERSION
 from dryfit.core.wire import canonical_json
@@ -207,7 +207,7 @@ class Planner:
             settings=settings,
             num_labels=config.data.num_labels,
             multi_label=config.data.multi_label,
-            lora=config.lora,
+            lora=adapters(config.study.task, settings),
         )
         tokens = StudyTokens(
             data=config.data,

@@ -12,7 +12,7 @@ from dryfit.core.choices import Task
 from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, ResolveRequest, StudyTokens
 from dryfit.core.memory import VerdictKind
-from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject, adapters
 from dryfit.core.settings import PACKAGED_MODEL, ModelSettings, TrialSettings
 from dryfit.core.trial import Scalar
 from dryfit.search.fields import apply_params, setting
@@ -225,7 +225,7 @@ def _request(
             settings=one,
             num_labels=config.data.num_labels,
             multi_label=config.data.multi_label,
-            lora=config.lora,
+            lora=adapters(config.study.task, one),
         )
         for one in settings
     )
@@ -270,7 +270,12 @@ def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_not
     if all(_is_local(model) for model, _ in pairs):
         on_note("checking data and models")
         body = ResolveRequest(
-            task=config.study.task, data=config.data, pairs=tuple(pairs), cache_dir=str(layout.cache), device="cpu"
+            task=config.study.task,
+            data=config.data,
+            settings=config.trial_settings,
+            pairs=tuple(pairs),
+            cache_dir=str(layout.cache),
+            device="cpu",
         )
         result = run_alone("checking data and models", body)
         if result.resolve is None:

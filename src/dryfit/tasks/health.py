@@ -10,7 +10,8 @@ from dryfit.meta.adapters import ADAPTER_FILE
 from dryfit.meta.health import Candidate, adapter_health, health, pretrained_candidate
 from dryfit.meta.matching import Wishes
 from dryfit.meta.source import FolderSource, local_folder
-from dryfit.tasks.load import DRYFIT_FILE, WEIGHTS_FILE, kind_of, trained_model
+from dryfit.tasks.load import WEIGHTS_FILE, kind_of, trained_model
+from dryfit.tasks.model_input import DRYFIT_FILE
 
 _CONFIG_FILE = "config.json"
 

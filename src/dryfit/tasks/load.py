@@ -1,6 +1,5 @@
 """A trained model as a folder: written by a trial, loaded by anyone."""
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -12,9 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 from torch import nn
+from transformers import PreTrainedModel
 
-from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.settings import HeadSettings
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings import ModelSettings
 from dryfit.core.wire import canonical_json, write_text_atomic
 from dryfit.meta.adapters import attach_adapter
 from dryfit.meta.checkpoint import open_checkpoint
@@ -25,11 +25,11 @@ from dryfit.meta.matching import Missing, Wishes
 from dryfit.meta.pretrained import Kind, load_pretrained, make_model
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.source import FolderSource
-from dryfit.tasks.heads import EncoderWithHead, HeadSpec
+from dryfit.tasks.base import TaskModel
+from dryfit.tasks.model_input import DRYFIT_FILE, FORMAT, read_model_input
+from dryfit.tasks.registry import task_class
 
-DRYFIT_FILE = "dryfit.json"
 WEIGHTS_FILE = "model.safetensors"
-_FORMAT = 1
 _CONFIG_FILE = "config.json"
 _NOT_OURS = frozenset({_CONFIG_FILE, DRYFIT_FILE, "README.md", "modules.json", "config_sentence_transformers.json"})
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".py"})
@@ -93,7 +93,7 @@ def kind_of(task: str) -> Kind:
 
 def save_trained(
     folder: Path,
-    model: EncoderWithHead,
+    model: TaskModel,
     *,
     tokenizer_folder: Path,
     facts: Mapping[str, Any],
@@ -108,19 +108,12 @@ def save_trained(
         folder: Where to.
         model: The model; its weights are written in their own dtype.
         tokenizer_folder: Where to copy the tokenizer's files from, and the code that comes with the model.
-        facts: What else ``dryfit.json`` shall say (metric, value, step).
+        facts: What ``dryfit.json`` shall say; its ``input`` is a :class:`~dryfit.tasks.model_input.ModelInput`, by
+            which the model is built again.
         texts: Further files of a new folder, by name.
     """
-    meta = {
-        "format": _FORMAT,
-        "head": model.spec.settings.model_dump(mode="json"),
-        "num_outputs": model.spec.num_outputs,
-        "cls_last": model.spec.cls_last,
-        "multi_label": model.spec.multi_label,
-        **facts,
-    }
     suffix = f"{os.getpid()}.tmp"
-    text = canonical_json(meta)
+    text = canonical_json({"format": FORMAT, **facts})
     if (folder / DRYFIT_FILE).is_file():
         temporary = folder / f".{WEIGHTS_FILE}.{suffix}"
         save_model(model, str(temporary), metadata={"format": "pt"})
@@ -131,7 +124,9 @@ def save_trained(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     save_model(model, str(temporary / WEIGHTS_FILE), metadata={"format": "pt"})
-    model.encoder.config.to_json_file(temporary / _CONFIG_FILE, use_diff=False)
+    for part, base in model.pretrained().items():
+        (temporary / part).mkdir(exist_ok=True)
+        base.config.to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
     for path in tokenizer_folder.iterdir():
         ours = path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_OURS
         if path.is_file() and ours and not path.name.endswith(".index.json"):
@@ -151,21 +146,17 @@ def restore(model: nn.Module, path: Path, wishes: Wishes) -> None:
     fill(model, open_checkpoint(path), replace(wishes, exact=True))
 
 
-def trained_model(folder: Path, *, trust: bool) -> EncoderWithHead:
+def trained_model(folder: Path, *, trust: bool) -> TaskModel:
     """The model of a trial's folder, without weights.
 
     Raises:
-        LoadError: ``dryfit.json`` or the config is damaged, or of a later dryfit.
+        LoadError: ``dryfit.json`` or a config is damaged, or of a later dryfit.
     """
-    doing = f"loading the trained model in {folder}"
-    try:
-        meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(doing, str(error).strip().splitlines()[0], hint="the folder is damaged") from error
-    config = load_config(FolderSource(str(folder), trust_remote_code=trust))
-    if meta.get("format") != _FORMAT:
-        raise LoadError(doing, f"format {meta.get('format')!r}", allowed=str(_FORMAT), hint="upgrade dryfit")
-    head = HeadSettings.model_validate_json(json.dumps(meta["head"]))
-    multi_label = meta.get("multi_label", False)  # folders of dryfit 0.1 do not say it: they had no such task
-    spec = HeadSpec(head, num_outputs=meta["num_outputs"], cls_last=meta["cls_last"], multi_label=multi_label)
-    return build(lambda: EncoderWithHead(make_model(config, Kind.ENCODER, trust_remote_code=trust), spec))
+    read = read_model_input(folder, doing=f"loading the trained model in {folder}", to_load=True)
+
+    def make(source: ModelSettings, kind: Kind, *, part: str = "") -> PreTrainedModel:
+        del source
+        config = load_config(FolderSource(str(folder / part), trust_remote_code=trust))
+        return build(lambda: make_model(config, kind, trust_remote_code=trust))
+
+    return task_class(read.task)(read.given).model(make)

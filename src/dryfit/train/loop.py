@@ -17,7 +17,7 @@ from dryfit.core.seeds import derive_seed
 from dryfit.core.wire import Phase
 from dryfit.meta.matching import Wishes
 from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
-from dryfit.tasks.base import Batch
+from dryfit.tasks.base import Batch, Outputs
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.load import WEIGHTS_FILE, restore
 from dryfit.tasks.rows import TRAIN, VALIDATION
@@ -105,7 +105,7 @@ class TrialTrainer(Trainer):
         """Rows of the batch of this step: the sampler says them again."""
         return list(self._sampler)[self.state.global_step % self._parts.steps_per_epoch]
 
-    def _check_outputs(self, outputs: torch.Tensor, first: int, count: int) -> None:
+    def _check_outputs(self, outputs: Outputs, first: int, count: int) -> None:
         self._guard.check_outputs(outputs, count, lambda: self._rows()[first : first + count])
 
     def _clip_grad_norm(self, model: nn.Module) -> float:
@@ -140,7 +140,7 @@ class TrialTrainer(Trainer):
         origin = ""
         if not math.isfinite(loss):
             batch = {name: values.to(self.args.device) for name, values in self._batch.items()}
-            origin = loss_origin(model, batch, self._parts.request.plan.micro_batch)
+            origin = loss_origin(model, batch, self._parts.task, self._parts.request.plan.micro_batch)
         doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}"
         raise non_finite(doing, model, self.optimizer, loss=loss, norm=norm, scale=scale, origin=origin)
 
