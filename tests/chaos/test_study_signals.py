@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.store.events import AttemptEnded
+from dryfit.store.events import AttemptEnded, SessionClosed
 from study_runs import (
     command,
     ends,
@@ -156,6 +156,20 @@ def test_sigterm_to_one_trial_makes_it_checkpoint_and_start_again(study: Path, u
     (stopped,) = (event for event in events_of(study) if isinstance(event, AttemptEnded) and event.failure is not None)
     assert stopped.failure is not None
     assert (stopped.failure.kind, stopped.failure.action) == ("preempted", "retry")
+    assert ends(study) == ends(undisturbed)
+
+
+def test_a_signal_that_comes_again_while_the_study_leaves_changes_no_status(
+    study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = begin(study)
+    process.send_signal(signal.SIGTERM)
+    assert wait_for(lambda: isinstance(events_of(study)[-1], SessionClosed), process)
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    assert left(process, study, 3)
+    monkeypatch.setenv("STEP_PAUSE_S", "0")
+    resume_to_end(study)
     assert ends(study) == ends(undisturbed)
 
 

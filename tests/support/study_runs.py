@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,15 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
+@contextlib.contextmanager
+def _signals_kept() -> Generator[None, None, None]:
+    """A command sets what its process does on signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def run_here(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command in this process: those that look, write a file or refuse.
 
@@ -155,6 +164,7 @@ def run_here(*words: str | Path) -> subprocess.CompletedProcess[str]:
         patch.object(sys, "argv", argv),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
+        _signals_kept(),
     ):
         try:
             main()
