@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import ModelSettings
-from dryfit.core.wire import canonical_json, write_text_atomic
+from dryfit.core.wire import canonical_json, sync_file, sync_folder, sync_tree, write_text_atomic
 from dryfit.meta.adapters import attach_adapter
 from dryfit.meta.checkpoint import open_checkpoint
 from dryfit.meta.configs import load_config
@@ -102,7 +102,8 @@ def save_trained(
     """Save a model so that :func:`load` can build it again; atomic, also over an earlier one.
 
     A new folder appears by one rename. In a folder that is already there only the weights and ``dryfit.json`` change,
-    each by one rename, weights first: at every moment the folder can be loaded.
+    each by one rename, weights first: at every moment the folder can be loaded. It is on the disk when this returns:
+    what is told of it afterwards stays true over a power cut.
 
     Args:
         folder: Where to.
@@ -117,8 +118,9 @@ def save_trained(
     if (folder / DRYFIT_FILE).is_file():
         temporary = folder / f".{WEIGHTS_FILE}.{suffix}"
         save_model(model, str(temporary), metadata={"format": "pt"})
+        sync_file(temporary)
         temporary.replace(folder / WEIGHTS_FILE)
-        write_text_atomic(folder / DRYFIT_FILE, text, durable=False)
+        write_text_atomic(folder / DRYFIT_FILE, text)
         return
     temporary = folder.with_name(f".{folder.name}.{suffix}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -133,8 +135,10 @@ def save_trained(
             shutil.copyfile(path, temporary / path.name)
     for name, content in {**texts, DRYFIT_FILE: text}.items():
         (temporary / name).write_text(content, encoding="utf-8")
+    sync_tree(temporary)
     shutil.rmtree(folder, ignore_errors=True)  # an empty folder, or one without a model
     temporary.rename(folder)
+    sync_folder(folder.parent)
 
 
 def restore(model: nn.Module, path: Path, wishes: Wishes) -> None:
