@@ -1,5 +1,6 @@
 """Rows of the span tests: texts of every script, tokenizers of every kind."""
 
+import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,3 +105,12 @@ def evidence_data(folder: Path, *, train: int = 24, validation: int = 16) -> dic
         "train": str(tiny.write_jsonl(folder / "train.jsonl", drawn(train, 0))),
         "validation": str(tiny.write_jsonl(folder / "validation.jsonl", drawn(validation, train))),
     }
+
+
+def both_data(folder: Path, *, train: int = 24, validation: int = 16) -> dict[str, Any]:
+    """The rows of :func:`evidence_data`, each with a label: whether it has evidence."""
+    paths = evidence_data(folder, train=train, validation=validation)
+    for path in map(Path, paths.values()):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        tiny.write_jsonl(path, [row | {"label": int(bool(row["evidence"]))} for row in rows])
+    return paths

@@ -21,6 +21,7 @@ IRRELEVANT: Final = frozenset(
         "loss.gamma",
         "loss.effective_beta",
         "lora.alpha",
+        "multitask.criteria_weight",
         "lm.format",
         "lm.criteria_prompt",
         "lm.evidence_prompt",
@@ -53,7 +54,7 @@ Then a mask, a momentum, a norm or a group of parameters (the unit in which opti
 Unset is a state of its own: the pretrained configuration decides.
 """
 
-SET_OR_UNSET: Final = frozenset({"loss.alpha"})
+SET_OR_UNSET: Final = frozenset({"loss.alpha", "multitask.criteria_share"})
 """Keys of which only matters whether they are set."""
 
 

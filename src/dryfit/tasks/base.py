@@ -167,6 +167,13 @@ class Task(Loss, Protocol):
         """
         ...
 
+    def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
+        """Entries that batches of an epoch (from 0) have beside those of :meth:`collate`; for all rows of the split.
+
+        A pure function, as :meth:`epoch_rows`. Usually there are none.
+        """
+        ...
+
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The model; what is not pretrained is on the meta device, and drawn by the seed when it is materialised."""
         ...

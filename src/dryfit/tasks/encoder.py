@@ -76,6 +76,11 @@ class EncoderTask(Task):
         del tokens, seed, epoch
         return None
 
+    def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
+        """The same batch of rows is the same in each epoch."""
+        del tokens, seed, epoch
+        return {}
+
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The encoder with its head."""
         settings, facts = self.given.settings, self.given.facts
