@@ -7,6 +7,7 @@ from typing import ClassVar, cast, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+from peft import PeftModel
 from transformers import PreTrainedModel
 
 from dryfit.core.choices import BaseFormat, Precision
@@ -35,8 +36,10 @@ class CausalLm(TaskModel):
         self.decoder = decoder
 
     def base(self) -> PreTrainedModel:
-        """The language model."""
-        return cast("PreTrainedModel", self.decoder)
+        """The language model without its adapters."""
+        return cast(
+            "PreTrainedModel", self.decoder.get_base_model() if isinstance(self.decoder, PeftModel) else self.decoder
+        )
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Score the vocabulary after each token.
