@@ -35,7 +35,8 @@ UNREAD: Final[Mapping[Task, frozenset[str]]] = {
     Task.EVIDENCE: _DECODER
     | _BOTH
     | _TWO_ENCODERS
-    | {"head.pooling", "loss.alpha", "loss.class_balance", "loss.effective_beta"},
+    | {"head.pooling", "loss.alpha", "loss.class_balance", "loss.effective_beta"}
+    | {"data.label", "data.num_labels", "data.multi_label"},
     Task.SHARE: _DECODER | _TWO_ENCODERS,
     Task.JOINT: _DECODER,
     Task.CAUSAL_LM: _SPANS
@@ -43,7 +44,7 @@ UNREAD: Final[Mapping[Task, frozenset[str]]] = {
     | _TWO_ENCODERS
     | {"head", "loss", "optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"},
 }
-"""Of the tables of a trial, and of their keys, those that a task does not read. Set there, they are an error."""
+"""Of a trial's tables, their keys and those of ``[data]``, what a task does not read. Set there, it is an error."""
 
 
 def reads(task: Task, key: str) -> bool:

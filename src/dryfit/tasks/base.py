@@ -160,6 +160,10 @@ class Task(Loss, Protocol):
         """Tokens that a row must have room for beside its criterion, and one more: those that two windows share."""
         ...
 
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """What whoever made the data should know of its tokens, though training goes on; may be empty."""
+        ...
+
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
         """Rows of the training split that an epoch (from 0) trains on, as many in each; None: all of them.
 

@@ -71,6 +71,11 @@ class EncoderTask(Task):
         """A text is cut, not split into windows."""
         return 0
 
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """Nothing."""
+        del tokens
+        return ()
+
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
         """Each epoch trains on all rows."""
         del tokens, seed, epoch

@@ -78,6 +78,10 @@ class EvidenceTask(EncoderTask):
         """Cut texts into windows; no row has a gold span."""
         return cut_into_windows(rows, [()] * len(rows), tokenizer, self._cut).tokens
 
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """Rows whose evidence is in no window, or longer than any answer."""
+        return tuple(text for name, split in tokens.splits.items() for text in span_remarks(name, split, self.given))
+
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
         """All windows with a span, and as many others as ``span.negatives`` asks for."""
         if self._span.negatives is None:
@@ -172,6 +176,31 @@ def check_spans(splits: Splits) -> None:
             "preparing the split train",
             f"none of its {len(splits[TRAIN])} rows has any evidence",
             allowed="some rows with a span in data.evidence",
+        )
+
+
+def span_remarks(split: str, tokens: TokenSet, given: Given) -> Iterator[str]:
+    """What of a split's gold spans cannot be learned, or cannot be answered; only what there is.
+
+    Args:
+        split: Its name.
+        tokens: Its windows.
+        given: The settings they were cut by.
+    """
+    windows, span = Windows(tokens), given.settings.span
+    unfit, has = int(windows.unfit_R.sum()), int((windows.golds.counts_R > 0).sum())
+    length, model = given.settings.train.max_length, given.settings.model.name
+    if unfit:
+        yield (
+            f"{split}: of {has} rows with evidence {unfit} have none that lies wholly in a window of {length} tokens "
+            f"of {model}: they are learned as rows without"
+        )
+    long_W = tokens.labels_R[:, 1] - tokens.labels_R[:, 0] >= span.max_answer_len
+    long = len(windows.rows_W[long_W].unique())
+    if long:
+        yield (
+            f"{split}: of {has} rows with evidence {long} have a span of more than span.max_answer_len = "
+            f"{span.max_answer_len} tokens of {model}, which is never answered"
         )
 
 

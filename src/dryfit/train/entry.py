@@ -87,6 +87,8 @@ def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -
     check_optimizer(config.settings.optim, optimizer_plan(body.plan), body.plan.device)
     tokens = prepared_tokens(task, cache_dir=Path(body.cache_dir), data_fingerprint=config.data_fingerprint, only=only)
     channel.beat()
+    for remark in task.remarks(tokens):
+        channel.send(Note(text=remark))
     return tokens
 
 

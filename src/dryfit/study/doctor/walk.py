@@ -31,7 +31,15 @@ from dryfit.study.doctor.study_checks import Drawn
 
 DATA: Final = "data"
 
-_COVERED: Final = ("loss.", "head.", "optim.name", "sched.name", "train.precision", "regularization.freeze_layers")
+_COVERED: Final = (
+    "loss.",
+    "head.",
+    "span.",
+    "optim.name",
+    "sched.name",
+    "train.precision",
+    "regularization.freeze_layers",
+)
 """Keys each of whose values is tried: they choose code or shapes, where others only choose numbers."""
 
 _MOST_POINTS: Final = 8
@@ -86,17 +94,24 @@ def device_of(config: StudyConfig, probe: ProbeResult) -> DeviceKind:
     return DeviceKind.CUDA if config.execution.device != "cpu" and probe.devices else DeviceKind.CPU
 
 
-def data_findings(splits: dict[str, SplitFacts], num_labels: int) -> Iterator[Finding]:
-    """What the splits hold, by label; every row has been read and checked."""
+def data_findings(splits: dict[str, SplitFacts], num_labels: int, remarks: Sequence[str] = ()) -> Iterator[Finding]:
+    """What the splits hold of what the task reads, and what it remarks; every row has been read and checked."""
+    labelled = any(facts.label_counts for facts in splits.values())
     for name, facts in splits.items():
-        counts = ", ".join(f"{label}: {count}" for label, count in facts.label_counts.items())
-        found = f"{facts.rows} rows; by label {counts}"
-        absent = [label for label in range(num_labels) if label not in facts.label_counts]
-        if absent:
-            fix = f"add rows of label {few(map(str, absent))}: scores of this split say nothing of it"
-            yield warned(DATA, name, found, fix)
+        found, missing = [f"{facts.rows} rows"], list[str]()
+        if labelled:
+            found.append("by label " + ", ".join(f"{label}: {count}" for label, count in facts.label_counts.items()))
+            missing += [f"of label {label}" for label in range(num_labels) if label not in facts.label_counts]
+        if facts.with_evidence is not None:
+            found.append(f"{facts.with_evidence} with evidence")
+            missing += [] if facts.with_evidence else ["with evidence"]
+        if missing:
+            fix = f"add rows {few(missing)}: scores of this split say nothing of it"
+            yield warned(DATA, name, "; ".join(found), fix)
         else:
-            yield passed(DATA, name, found)
+            yield passed(DATA, name, "; ".join(found))
+    for remark in remarks:
+        yield warned(DATA, "rows", remark, "raise the limit that it names, or leave these rows as they are")
 
 
 def rehearsals(ground: Ground, drawn: Drawn) -> dict[str, RehearseRequest]:
