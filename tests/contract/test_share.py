@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path):
 
 
 def test_it_learns_both(whole) -> None:
-    trial, result, points = whole
+    trial, _, points = whole
     assert points[-1].metrics["loss"] < points[0].metrics["loss"]
     for point in points:
         found = point.metrics

@@ -26,11 +26,8 @@ IRRELEVANT: Final = frozenset(
         "span.null_policy",
         "span.null_threshold",
         "span.null_ratio",
-        "span.negatives",
         "multitask.criteria_weight",
-        "multitask.criteria_share",
         "lora.alpha",
-        "multitask.criteria_weight",
         "lm.format",
         "lm.criteria_prompt",
         "lm.evidence_prompt",
@@ -63,7 +60,7 @@ Then a mask, a momentum, a norm or a group of parameters (the unit in which opti
 Unset is a state of its own: the pretrained configuration decides.
 """
 
-SET_OR_UNSET: Final = frozenset({"loss.alpha", "multitask.criteria_share"})
+SET_OR_UNSET: Final = frozenset({"loss.alpha", "span.negatives", "multitask.criteria_share"})
 """Keys of which only matters whether they are set."""
 
 

@@ -6,6 +6,7 @@ of it for one encoder with a head; a task of that kind says little more than wha
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Final, Protocol, Self, TypeAlias
 
 import torch
@@ -75,6 +76,8 @@ class TaskModel(nn.Module):
     """Patterns of what no file has: it is drawn at random before training."""
     classes: int | None = None
     """Classes that a row's label is one of, or has any number of; None: labels are something else."""
+    limits: Mapping[str, int] = MappingProxyType({})
+    """Entries of a batch, beside ids, segments and labels, whose numbers are from 0 to below a limit."""
     takes_types: bool = False
     """Whether the segment of each token is read."""
 

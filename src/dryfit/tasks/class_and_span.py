@@ -61,6 +61,12 @@ class ClassAndSpanTask(EncoderTask):
         return self.evidence.shared_tokens
 
     @property
+    def limits(self) -> Mapping[str, int]:
+        """Classes are from 0 to below their number; where a row may have several, each is 0 or 1."""
+        data = self.given.data
+        return {CLASSES: 2 if data.multi_label else data.num_labels}
+
+    @property
     def head(self) -> HeadSpec:
         """The shape of the head for classes."""
         data = self.given.data
@@ -98,6 +104,10 @@ class ClassAndSpanTask(EncoderTask):
     def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
         """Cut texts into windows; they have no classes."""
         return self.evidence.tokenise_unlabelled(rows, tokenizer)
+
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """As of spans alone."""
+        return self.evidence.remarks(tokens)
 
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
         """All windows, but for those that would train nothing."""

@@ -16,4 +16,5 @@ class ShareTask(ClassAndSpanTask):
         """The encoder with its two heads."""
         settings = self.given.settings
         encoder = make(settings.model, self.kind)
-        return build(lambda: SharedEncoder(encoder, self.head, settings.multitask.weighting), seed=seed)
+        weighting = settings.multitask.weighting
+        return build(lambda: SharedEncoder(encoder, self.head, weighting, self.limits), seed=seed)

@@ -3,6 +3,7 @@
 Dimension suffixes: ``B`` windows, ``L`` tokens, ``D`` width of token vectors, ``C`` classes, ``2`` two parts.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import final
 
@@ -64,13 +65,17 @@ class SharedEncoder(TaskModel):
         encoder: The encoder.
         spec: The shape of the head for classes.
         weighting: How the losses of the two heads are weighed.
+        limits: As in :class:`~dryfit.tasks.base.TaskModel`.
     """
 
     encoder_paths = ("encoder",)
 
-    def __init__(self, encoder: PreTrainedModel, spec: HeadSpec, weighting: Weighting) -> None:
+    def __init__(
+        self, encoder: PreTrainedModel, spec: HeadSpec, weighting: Weighting, limits: Mapping[str, int]
+    ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.limits = limits
         self.head = TwoHeads(width_of(encoder), spec, weighting)
         self.takes_types = takes_types(encoder)
         self._unneeded = unneeded_outputs(encoder)

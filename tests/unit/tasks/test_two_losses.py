@@ -112,7 +112,7 @@ def reference(model: Scores, batch: Batch, smoothing: float) -> tuple[torch.Tens
     return classes, torch.stack(spans).mean()
 
 
-def assert_same(have: tuple[float, list[torch.Tensor]], want: tuple[float, list[torch.Tensor]]) -> None:
+def assert_same(have: Found, want: Found) -> None:
     assert have[0] == pytest.approx(want[0], rel=1e-12)
     assert len(have[1]) == len(want[1])
     for gradient, wanted in zip(have[1], want[1], strict=True):
