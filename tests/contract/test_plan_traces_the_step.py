@@ -106,7 +106,7 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         {"execution": {"checkpointing": True}},
         {"loss": {"name": "focal", "class_balance": "weighted"}, "head": {"layers": 1, "pooling": "max"}},
         {"loss": {"name": "focal", "alpha": 0.3}, "head": {"pooling": "attention", "activation": "silu", "layers": 1}},
-        {"study": {"task": "share"}},
+        {"study": {"task": "share"}, "span": {"doc_stride": 4}},
         {
             "study": {"task": "share"},
             "multitask": {"weighting": "uncertainty", "criteria_share": 0.5},

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dryfit.core.choices import Precision
 from dryfit.core.settings import DataSettings, ModelSettings, TrialSettings
 from dryfit.meta.pretrained import Kind
+from dryfit.meta.source import FolderSource
 from dryfit.tasks.rows import Readable, Splits
 from dryfit.tasks.tokens import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
 
@@ -99,12 +100,14 @@ class Given:
         data: What the rows are like.
         facts: What is known of their tokens; nothing before they were made.
         fitted: What :meth:`Task.fit` has chosen.
+        saved: The folder of the saved model that is used; None: it is still to be trained.
     """
 
     settings: TrialSettings
     data: DataSettings
     facts: TokenFacts = NOT_TOKENISED
     fitted: Mapping[str, float] = field(default_factory=dict[str, float])
+    saved: FolderSource | None = None
 
     def knowing(self, facts: TokenFacts) -> Self:
         """The same, with its rows tokenised."""
@@ -159,8 +162,15 @@ class Task(Loss, Protocol):
         ...
 
     @property
-    def shared_tokens(self) -> int:
-        """Tokens that a row must have room for beside its criterion, and one more: those that two windows share."""
+    def shared_tokens(self) -> int | None:
+        """Tokens that a row must have room for beside its criterion, and one more: those that two windows share.
+
+        None: a criterion takes no room of its text.
+        """
+        ...
+
+    def sources(self) -> Mapping[str, ModelSettings]:
+        """Which pretrained models it builds on, by the folders of :meth:`TaskModel.pretrained`."""
         ...
 
     def remarks(self, tokens: Tokens) -> tuple[str, ...]:

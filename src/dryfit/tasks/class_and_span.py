@@ -56,7 +56,7 @@ class ClassAndSpanTask(EncoderTask):
         return self.given.data.num_labels
 
     @property
-    def shared_tokens(self) -> int:
+    def shared_tokens(self) -> int | None:
         """As of spans alone."""
         return self.evidence.shared_tokens
 

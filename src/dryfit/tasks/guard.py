@@ -10,8 +10,7 @@ tokens, ``N`` any.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -47,7 +46,7 @@ class Bounds:
     segments: int | None
     length: int | None
     labels: int | None
-    entries: Mapping[str, int] = MappingProxyType({})
+    entries: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def config_bounds(config: PreTrainedConfig) -> Bounds:

@@ -46,18 +46,21 @@ class Predictor:
         model: In eval mode, on its device.
         tokenizer: Its tokenizer.
         model_input: What it reads.
+        source: Its folder.
         batch_rows: Rows at once.
     """
 
     model: TaskModel
     tokenizer: PreTrainedTokenizerBase
     model_input: ModelInput
+    source: FolderSource
     batch_rows: int
 
     @property
     def task(self) -> Task:
         """What the model learned."""
-        return task_class(self.model_input.task)(self.model_input.given)
+        given = replace(self.model_input.given, saved=self.source)
+        return task_class(self.model_input.task)(given)
 
     def predict(
         self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None
@@ -94,10 +97,12 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
     model_input = read_model_input(folder)
     device, _ = find_device(body.device)
     rows = stream_rows(body.source)  # absent sources are told before the model is loaded
+    source = FolderSource(str(folder), trust_remote_code=body.trust)
     predictor = Predictor(
         model=cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust)),
-        tokenizer=load_tokenizer(FolderSource(str(folder), trust_remote_code=body.trust)),
+        tokenizer=load_tokenizer(source),
         model_input=model_input,
+        source=source,
         batch_rows=body.batch_rows,
     )
     channel.send(Phase(name="evaluate"))
@@ -154,7 +159,8 @@ def _checked(chunk: list[RawRow | BadRow], predictor: Predictor) -> list[Unlabel
         except DataError as error:
             found.append(error)
     good = [row for row in found if isinstance(row, UnlabelledRow)]
-    crowded = crowded_criteria(good, predictor.tokenizer, most, shared=predictor.task.shared_tokens)
+    shared = predictor.task.shared_tokens
+    crowded = {} if shared is None else crowded_criteria(good, predictor.tokenizer, most, shared=shared)
     for index, row in enumerate(found):
         if isinstance(row, UnlabelledRow) and row.criterion in crowded:
             error = crowded[row.criterion]

@@ -171,7 +171,7 @@ class Steward(TrainerCallback):
         save_trained(
             Path(self._parts.request.best_dir),
             self._parts.model,
-            tokenizer_folder=self._parts.tokenizer_folder,
+            tokenizer_folders=self._parts.tokenizer_folders,
             facts=facts,
         )
 

@@ -241,7 +241,7 @@ def test_pickles_are_looked_at_too_and_unused_files_noted(folder: Path) -> None:
 def saved(folder: Path, tmp_path: Path) -> Path:
     encoder, _ = load_encoder(FolderSource.of(folder))
     model = EncoderWithHead(encoder, HeadSpec(HeadSettings(layers=2, hidden=5), num_outputs=3))
-    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts={"step": 7})
+    save_trained(tmp_path / "best", model, tokenizer_folders={"": folder}, facts={"step": 7})
     return tmp_path / "best"
 
 

@@ -89,7 +89,7 @@ def saved(folder: Path, tmp_path: Path) -> tuple[EncoderWithHead, Path]:
     encoder, _ = load_encoder(FolderSource.of(folder))
     spec = HeadSpec(HeadSettings(layers=2, hidden=5, activation="tanh", pooling="max"), num_outputs=3)
     model = EncoderWithHead(encoder, spec)
-    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts={"metric": "f1", "step": 7})
+    save_trained(tmp_path / "best", model, tokenizer_folders={"": folder}, facts={"metric": "f1", "step": 7})
     return model, tmp_path / "best"
 
 
@@ -108,7 +108,7 @@ def test_saving_again_replaces_weights_and_facts_only(folder: Path, tmp_path: Pa
     model, best = saved(folder, tmp_path)
     with torch.no_grad():
         model.head[-1].bias.add_(1)
-    save_trained(best, model, tokenizer_folder=folder, facts={"step": 9})
+    save_trained(best, model, tokenizer_folders={"": folder}, facts={"step": 9})
     assert torch.equal(load(best).head[-1].bias, model.head[-1].bias)
     assert json.loads((best / "dryfit.json").read_text())["step"] == 9
     assert sorted(path.name for path in best.iterdir()) == [

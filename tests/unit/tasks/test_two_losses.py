@@ -78,9 +78,10 @@ class Losses:
         self.batch_weight, self.loss_sum = self._losses.batch_weight, self._losses.loss_sum
 
 
-def backward(
-    model: Scores, losses: Losses, batch: Batch, micro_batch: int = WINDOWS
-) -> tuple[float, list[torch.Tensor]]:
+Found = tuple[float, list[torch.Tensor]]
+
+
+def backward(model: Scores, losses: Losses, batch: Batch, micro_batch: int = WINDOWS) -> Found:
     model.zero_grad()
     found = backward_batch(
         model,
