@@ -1,7 +1,7 @@
 """Two encoders: one reads the criterion, the other the text; the first is brought into the token vectors of the second.
 
-Dimension suffixes: ``B`` windows, ``L`` tokens of a window, ``K`` tokens of a criterion, ``D`` width of the text's token
-vectors, ``C`` classes.
+Dimension suffixes: ``B`` windows, ``L`` tokens of a window, ``K`` tokens of a criterion, ``D`` width of token
+vectors of the text, ``C`` classes.
 """
 
 import math
