@@ -35,8 +35,11 @@ class SpanRow:
     criterion: str | None = "feel sad"
 
 
-def drawn_windows(rows: int, *, seed: int, length: int = 24) -> tuple[torch.Tensor, Windows]:
-    """Scores (W, L, 2) and windows of rows: one to four windows each, which overlap; some tokens are white space."""
+def drawn_windows(rows: int, *, seed: int, length: int = 24, golds: bool = False) -> tuple[torch.Tensor, Windows]:
+    """Scores (W, L, 2) and windows of rows: one to four windows each, which overlap; some tokens are white space.
+
+    With gold spans half of the rows have the characters of their last window's label, and words of five characters.
+    """
     rng = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -65,13 +68,22 @@ def drawn_windows(rows: int, *, seed: int, length: int = 24) -> tuple[torch.Tens
             nulls.append(null)
             offsets.append(spans)
             labels.append(pair if draw(0, 2) else (null, null))
-    none = Ragged.of([np.zeros((0, 2), dtype=np.int32)] * rows)
+    marked = words = Ragged.of([np.zeros((0, 2), dtype=np.int32)] * rows)
+    if golds:
+        last = {row: at for at, row in enumerate(rows_W)}
+        chars = [
+            [int(offsets[at][labels[at][0], 0]), int(offsets[at][labels[at][1], 1])] for _, at in sorted(last.items())
+        ]
+        found = [np.array([one] if one[1] else [], dtype=np.int32).reshape(-1, 2) for one in chars]
+        marked = Ragged.of(found)
+        each = np.stack([np.arange(0, 2000, 6), np.arange(5, 2005, 6)], axis=1).astype(np.int32)
+        words = Ragged.of([each] * rows)
     tokens = TokenSet(
         torch.zeros(len(rows_W) * length, dtype=torch.int32),
         None,
         torch.arange(len(rows_W) + 1) * length,
         torch.tensor(labels),
-        extra=extras(torch.cat(offsets).to(torch.int32), torch.tensor(nulls), none, none),
+        extra=extras(torch.cat(offsets).to(torch.int32), torch.tensor(nulls), marked, words),
         source_R=torch.tensor(rows_W),
     )
     return torch.randn(len(rows_W), length, 2, generator=rng) * 3, Windows(tokens)
@@ -83,8 +95,8 @@ def span_batch(windows: Windows) -> Batch:
     return {"labels": windows.tokens.labels_R, "text_mask": text, "nulls": windows.nulls_W}
 
 
-def evidence_data(folder: Path, *, train: int = 24, validation: int = 16) -> dict[str, Any]:
-    """Texts of several windows, half of them with evidence; no labels."""
+def evidence_data(folder: Path, *, train: int = 24, validation: int = 16, test: int = 0) -> dict[str, Any]:
+    """Texts of several windows, half of them with evidence: the words of the criterion; no labels."""
     rng = random.Random(5)
 
     def drawn(count: int, start: int) -> list[dict[str, Any]]:
@@ -101,7 +113,8 @@ def evidence_data(folder: Path, *, train: int = 24, validation: int = 16) -> dic
             found.append(row)
         return found
 
-    return {
+    found = {"test": str(tiny.write_jsonl(folder / "test.jsonl", drawn(test, 900)))} if test else {}
+    return found | {
         "train": str(tiny.write_jsonl(folder / "train.jsonl", drawn(train, 0))),
         "validation": str(tiny.write_jsonl(folder / "validation.jsonl", drawn(validation, train))),
     }

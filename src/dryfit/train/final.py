@@ -126,10 +126,11 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
         "dryfit": VERSION,
         "torch": torch.__version__,
     }
+    program = example(trained)
     save_trained(
         Path(body.model_dir),
         parts.model,
         tokenizer_folders=parts.tokenizer_folders,
         facts=facts,
-        texts={README_FILE: model_card(trained), EXAMPLE_FILE: example(trained)},
+        texts={README_FILE: model_card(trained)} | ({} if program is None else {EXAMPLE_FILE: program}),
     )
