@@ -120,10 +120,12 @@ def evidence_data(folder: Path, *, train: int = 24, validation: int = 16, test: 
     }
 
 
-def both_data(folder: Path, *, train: int = 24, validation: int = 16) -> dict[str, Any]:
-    """The rows of :func:`evidence_data`, each with a label: whether it has evidence."""
-    paths = evidence_data(folder, train=train, validation=validation)
+def both_data(folder: Path, *, criterion_repeated: int = 1, **sizes: int) -> dict[str, Any]:
+    """The rows of :func:`evidence_data`, each with a label: whether it has evidence; criteria said so often."""
+    paths = evidence_data(folder, **sizes)
     for path in map(Path, paths.values()):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        tiny.write_jsonl(path, [row | {"label": int(bool(row["evidence"]))} for row in rows])
+        for row in rows:
+            row |= {"label": int(bool(row["evidence"])), "criterion": " ".join([row["criterion"]] * criterion_repeated)}
+        tiny.write_jsonl(path, rows)
     return paths

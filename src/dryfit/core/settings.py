@@ -194,7 +194,7 @@ class MultitaskSettings(Settings):
     """``[multitask]``: a class and a span learned at once; for the tasks share and joint."""
 
     criteria_weight: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.5, description="weight of the class's loss, and of its metric in `combined`; the span has the rest"
+        default=0.5, description="fixed: weight of the class's loss; that of the span has the rest"
     )
     weighting: Weighting = Field(
         default=Weighting.FIXED,

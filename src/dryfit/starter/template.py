@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,6 +78,9 @@ _EXAMPLES: Final[dict[str, Written]] = {
     "loss.class_balance": "effective",
     "loss.effective_beta": 0.99,
     "regularization.freeze_layers": 2,
+    "span.negatives": 2.0,
+    "multitask.criteria_share": 0.5,
+    "joint.criteria_model": "minilm",
     "execution.micro_batch": 8,
     "execution.threads": 2,
     "runtime.retries": 3,
@@ -103,6 +107,32 @@ _SPACE: Final = """\
 "head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
 """
 
+_SPAN_KEYS: Final[Mapping[str, Written | None]] = {
+    "doc_stride": 24,
+    "max_answer_len": 32,
+    "null_policy": "calibrated",
+    "negatives": None,
+}
+_BOTH_KEYS: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    "study": {"metric": "combined"},
+    "span": _SPAN_KEYS,
+    "multitask": {"criteria_weight": 0.5, "weighting": "fixed", "criteria_share": None},
+}
+# Where the starter file of a task differs from that of criteria: other values, and tables of its own.
+_FURTHER_KEYS: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
+    Task.SHARE: _BOTH_KEYS,
+    Task.JOINT: _BOTH_KEYS
+    | {"joint": {"criteria_model": None, "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0}},
+}
+_BOTH_SPACE: Final = """\
+"multitask.criteria_weight" = {low = 0.3, high = 0.7, step = 0.1}
+"""
+_FURTHER_SPACE: Final[Mapping[Task, str]] = {
+    Task.SHARE: _BOTH_SPACE,
+    Task.JOINT: f"""{_BOTH_SPACE}"joint.fusion" = ["concat", "add", "gate", "attention"]
+""",
+}
+
 _WIDTH: Final = 116
 _COMMENT_COLUMN: Final = 34
 
@@ -116,15 +146,26 @@ def study_toml(task: Task, name: str) -> str:
     """
     given: dict[str, Written] = {"study.name": name, "study.task": task.value}
     parts = [_HEAD]
-    for table, keys in _KEYS.items():
+    for table, keys in _tables(task).items():
         if table == "search":
-            parts.append(_SPACE)
+            parts.append(_SPACE + _FURTHER_SPACE.get(task, ""))
         lines = [f"# {key_description((table,)).capitalize()}", f"[{table}]"]
         for key, own in keys.items():
             value = given.get(f"{table}.{key}", own)
             lines += _line(table, key, value)
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def _tables(task: Task) -> Mapping[str, Mapping[str, Written | None]]:
+    """What the starter file of a task sets, table by table; tables of its own stand before the search."""
+    further = _FURTHER_KEYS.get(task, {})
+    tables: dict[str, Mapping[str, Written | None]] = {}
+    for table, keys in _KEYS.items():
+        if table == "search":
+            tables |= {name: own for name, own in further.items() if name not in _KEYS}
+        tables[table] = {**keys, **further.get(table, {})}
+    return tables
 
 
 def _line(table: str, key: str, value: Written | None) -> list[str]:

@@ -171,7 +171,10 @@ class ClassAndSpanTask(EncoderTask):
         return self.evidence.fit(kept[:, self.num_outputs :], tokens)
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of classes and of spans, by row; ``loss`` and ``combined`` are weighted means of the two."""
+        """Metrics of classes and of spans, by row; ``combined`` and ``loss`` have an equal part of each.
+
+        They read no weight of the settings: with one that is searched, trials could not be compared by them.
+        """
         rows_W, sources = Windows(tokens).rows_W, tokens.sources
         classes_W = tokens.extra[CLASSES]
         labels_R = classes_W.new_empty((sources, *classes_W.shape[1:]))
@@ -179,16 +182,11 @@ class ClassAndSpanTask(EncoderTask):
         scores_RC = row_means(kept[:, : self.num_outputs], rows_W, sources)
         classes = metrics_of_classes(scores_RC, labels_R, multi_label=self.given.data.multi_label)
         spans = self.evidence.metrics(kept[:, self.num_outputs :], tokens, fitted)
-
-        def both(of_class: Metric, of_span: Metric) -> float:
-            weight = self.given.settings.multitask.criteria_weight
-            return weight * classes[of_class] + (1 - weight) * spans[of_span]
-
-        joined = {
-            str(Metric.LOSS): both(Metric.LOSS, Metric.LOSS),
-            str(Metric.COMBINED): both(Metric.F1_MACRO, Metric.TOKEN_F1),
+        both = {
+            str(Metric.LOSS): (classes[Metric.LOSS] + spans[Metric.LOSS]) / 2,
+            str(Metric.COMBINED): (classes[Metric.F1_MACRO] + spans[Metric.TOKEN_F1]) / 2,
         }
-        return {**classes, **spans, **joined}
+        return {**classes, **spans, **both}
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]

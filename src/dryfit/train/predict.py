@@ -46,15 +46,15 @@ class Predictor:
         model: In eval mode, on its device.
         tokenizer: Its tokenizer.
         model_input: What it reads.
-        source: Its folder.
         batch_rows: Rows at once.
+        source: Its folder; tasks with a tokenizer of their own beside the model's look for it there.
     """
 
     model: TaskModel
     tokenizer: PreTrainedTokenizerBase
     model_input: ModelInput
-    source: FolderSource
     batch_rows: int
+    source: FolderSource | None = None
 
     @property
     def task(self) -> Task:
@@ -102,8 +102,8 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
         model=cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust)),
         tokenizer=load_tokenizer(source),
         model_input=model_input,
-        source=source,
         batch_rows=body.batch_rows,
+        source=source,
     )
     channel.send(Phase(name="evaluate"))
     with Path(body.temporary).open("w", encoding="utf-8") as file:

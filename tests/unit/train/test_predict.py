@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predictor(model: Path, *, batch_rows: int = 4, dtype: torch.dtype | None = None) -> Predictor:
     tokenizer = load_tokenizer(FolderSource(str(model)))
-    return Predictor(load(model, dtype=dtype), tokenizer, read_model_input(model), FolderSource.of(model), batch_rows)
+    return Predictor(load(model, dtype=dtype), tokenizer, read_model_input(model), batch_rows)
 
 
 def probabilities(found: Predictor, rows: list[UnlabelledRow]) -> torch.Tensor:
