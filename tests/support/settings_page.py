@@ -120,8 +120,9 @@ _METRICS = {
     Metric.TOKEN_F1: "F1 over the words of the span found and of the best-matching true one; 1 where both are none",
     Metric.EXACT_MATCH: "share of rows whose span, or whose generated answer, is exactly a true one; none for none",
     Metric.SPAN_IOU: "intersection over union of the characters of the span found and of the best-matching true one",
-    Metric.NULL_PRECISION: "of the rows where no span was found, the share that has none",
-    Metric.NULL_RECALL: "of the rows that have no span, the share where none was found",
+    Metric.NULL_PRECISION: "of the rows where no span was found, the share that has none; 0 where one was always found",
+    Metric.NULL_RECALL: "of the rows that have no span, the share where none was found; NaN where all have one",
+    Metric.TOKEN_F1_HAS: "`token_f1` of the rows that have a true span; NaN where there is none",
     Metric.COMBINED: "`f1_macro` and `token_f1`, weighed by `multitask.criteria_weight`",
 }
 

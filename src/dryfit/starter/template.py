@@ -10,6 +10,7 @@ from typing import Final
 from dryfit.config.schema_json import key_description, legal_values
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
+from dryfit.core.tasks import reads
 from dryfit.core.wire import write_text_atomic
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
 from dryfit.starter.preset import preset_study
@@ -78,7 +79,8 @@ _EXAMPLES: Final[dict[str, Written]] = {
     "loss.class_balance": "effective",
     "loss.effective_beta": 0.99,
     "regularization.freeze_layers": 2,
-    "span.negatives": 2.0,
+    "span.null_threshold": 0.0,
+    "span.negatives": 3.0,
     "multitask.criteria_share": 0.5,
     "joint.criteria_model": "minilm",
     "execution.micro_batch": 8,
@@ -107,29 +109,56 @@ _SPACE: Final = """\
 "head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
 """
 
-_SPAN_KEYS: Final[Mapping[str, Written | None]] = {
-    "doc_stride": 24,
-    "max_answer_len": 32,
-    "null_policy": "calibrated",
-    "negatives": None,
+# Where the starter file of another task differs, what it has more, and what it searches.
+_INSTEAD: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
+    Task.EVIDENCE: {"study": {"metric": "token_f1"}},
+    Task.SHARE: {"study": {"metric": "combined"}},
+    Task.JOINT: {"study": {"metric": "combined"}},
 }
-_BOTH_KEYS: Final[Mapping[str, Mapping[str, Written | None]]] = {
-    "study": {"metric": "combined"},
-    "span": _SPAN_KEYS,
+_OF_SPANS: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    "span": {
+        "doc_stride": 32,
+        "max_answer_len": 64,
+        "null_policy": "calibrated",
+        "null_threshold": None,
+        "reranker": "sum",
+        "negatives": None,
+    },
+}
+_OF_BOTH: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    **_OF_SPANS,
     "multitask": {"criteria_weight": 0.5, "weighting": "fixed", "criteria_share": None},
 }
-# Where the starter file of a task differs from that of criteria: other values, and tables of its own.
-_FURTHER_KEYS: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
-    Task.SHARE: _BOTH_KEYS,
-    Task.JOINT: _BOTH_KEYS
-    | {"joint": {"criteria_model": None, "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0}},
+_MORE: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
+    Task.EVIDENCE: _OF_SPANS,
+    Task.SHARE: _OF_BOTH,
+    Task.JOINT: {
+        **_OF_BOTH,
+        "joint": {"criteria_model": None, "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0},
+    },
 }
-_BOTH_SPACE: Final = """\
-"multitask.criteria_weight" = {low = 0.3, high = 0.7, step = 0.1}
+_SPACE_OF_BOTH: Final = f"""\
+{_SPACE.replace("[regularization]", "[multitask]")}\
+"multitask.criteria_weight" = {{low = 0.3, high = 0.7, step = 0.1}}
 """
-_FURTHER_SPACE: Final[Mapping[Task, str]] = {
-    Task.SHARE: _BOTH_SPACE,
-    Task.JOINT: f"""{_BOTH_SPACE}"joint.fusion" = ["concat", "add", "gate", "attention"]
+_SPACES: Final[Mapping[Task, str]] = {
+    Task.EVIDENCE: """\
+# What is searched: any key of the tables from [model] to [span], by dotted name. A list is categorical; low and high
+# are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
+[space]
+"optim.lr" = {low = 1e-4, high = 1e-3, log = true}
+"optim.weight_decay" = [0.0, 0.01, 0.1]
+"train.batch_size" = [16, 24]
+"sched.name" = ["linear", "cosine"]
+"head.dropout" = {low = 0.0, high = 0.3, step = 0.1}
+"head.layers" = [0, 1]
+"head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
+"span.negatives" = [1.0, 3.0]  # windows without a span for each with one
+""",
+    Task.SHARE: _SPACE_OF_BOTH,
+    Task.JOINT: f"""\
+{_SPACE_OF_BOTH.replace("[multitask]", "[joint]")}\
+"joint.fusion" = ["concat", "add", "gate", "attention"]
 """,
 }
 
@@ -148,7 +177,7 @@ def study_toml(task: Task, name: str) -> str:
     parts = [_HEAD]
     for table, keys in _tables(task).items():
         if table == "search":
-            parts.append(_SPACE + _FURTHER_SPACE.get(task, ""))
+            parts.append(_SPACES.get(task, _SPACE))
         lines = [f"# {key_description((table,)).capitalize()}", f"[{table}]"]
         for key, own in keys.items():
             value = given.get(f"{table}.{key}", own)
@@ -158,13 +187,14 @@ def study_toml(task: Task, name: str) -> str:
 
 
 def _tables(task: Task) -> Mapping[str, Mapping[str, Written | None]]:
-    """What the starter file of a task sets, table by table; tables of its own stand before the search."""
-    further = _FURTHER_KEYS.get(task, {})
+    """What the starter file of a task sets, table by table: nothing that it does not read."""
     tables: dict[str, Mapping[str, Written | None]] = {}
     for table, keys in _KEYS.items():
         if table == "search":
-            tables |= {name: own for name, own in further.items() if name not in _KEYS}
-        tables[table] = {**keys, **further.get(table, {})}
+            tables |= _MORE.get(task, {})
+        if reads(task, table):
+            kept = {key: value for key, value in keys.items() if reads(task, f"{table}.{key}")}
+            tables[table] = kept | _INSTEAD.get(task, {}).get(table, {})
     return tables
 
 

@@ -26,7 +26,8 @@ def load(name: str, use: Use = Use.PLAN, overrides: tuple[str, ...] = ()) -> Loa
     return load_study_text(preset_text(name), Path(f"preset {name}"), overrides, use)
 
 
-TRAINABLE = ("max", "smoke", "standard", "supermax")
+OF_CRITERIA = ("max", "smoke", "standard", "supermax")
+TRAINABLE = ("evidence", *OF_CRITERIA)
 # Keys that no trial of supermax varies, each with its reason.
 NOT_SEARCHED = {
     "model.revision": "which files a model is, is no matter of luck",
@@ -48,7 +49,7 @@ def test_every_preset_is_legal_for_all_it_is_for() -> None:
 
 
 def test_what_the_presets_promise() -> None:
-    configs = {name: load(name, Use.TRAIN, DATA).config for name in TRAINABLE}
+    configs = {name: load(name, Use.TRAIN, DATA).config for name in OF_CRITERIA}
     trials = {name: config.study.trials for name, config in configs.items()}
     assert trials == {"smoke": 2, "standard": 20, "max": 200, "supermax": 5000}
     assert {configs[name].model.name for name in ("smoke", "standard")} == {"minilm"}
@@ -90,7 +91,9 @@ def test_supermax_searches_every_value_there_is(key: str) -> None:
     assert set(choices) == set(there_are)
 
 
-@pytest.mark.parametrize(("name", "count"), [("supermax", 300), ("max", 60), ("standard", 60), ("smoke", 10)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("supermax", 300), ("max", 60), ("standard", 60), ("smoke", 10), ("evidence", 60)]
+)
 def test_random_points_are_valid_trials(name: str, count: int) -> None:
     config = load(name, Use.TRAIN, DATA).config
     space, base = Space.from_config(config), config.trial_settings
@@ -130,7 +133,7 @@ def test_init_refuses_presets_that_cannot_be_trained_or_are_not_there(tmp_path: 
     with pytest.raises(ConfigError, match="causal-lm can be planned, not trained yet") as caught:
         init_folder(tmp_path / "a", preset="lora-7b-24gb")
     assert "dryfit plan --preset lora-7b-24gb" in caught.value.hint
-    assert caught.value.allowed == "max, smoke, standard, supermax"
+    assert caught.value.allowed == "evidence, max, smoke, standard, supermax"
     with pytest.raises(ConfigError, match="did you mean standard"):
         init_folder(tmp_path / "a", preset="standart")
     assert not (tmp_path / "a").exists()

@@ -26,6 +26,19 @@ def test_a_new_folder_holds_a_study_that_loads(tmp_path):
     assert len((folder / "data/train.jsonl").read_text("utf-8").splitlines()) == 20
 
 
+def test_a_study_of_evidence_sets_what_its_task_reads(tmp_path):
+    init_folder(tmp_path, task=Task.EVIDENCE, sizes=SMALL)
+    config = load_study_file(tmp_path).config
+    assert (config.study.task, config.study.metric) == ("evidence", "token_f1")
+    text = (tmp_path / "study.toml").read_text("utf-8")
+    assert "num_labels" not in text and "pooling" not in text and "class_balance" not in text
+    assert config.span.doc_stride == 32
+    assert "span.negatives" in config.space
+    shown = text.replace("# null_threshold =", "null_threshold =").replace("# negatives =", "negatives =")
+    (tmp_path / "study.toml").write_text(shown.replace('"calibrated"', '"threshold"'), encoding="utf-8")
+    assert load_study_file(tmp_path).config.span.negatives == 3.0
+
+
 def test_nothing_is_overwritten_without_force(tmp_path):
     init_folder(tmp_path, sizes=SMALL)
     before = (tmp_path / "data/train.jsonl").read_bytes()
