@@ -115,6 +115,19 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
             "train": {"precision": "bf16", "max_length": 16},
             "execution": {"checkpointing": True},
         },
+        *(
+            {"study": {"task": "joint"}, "span": {"doc_stride": 4}, "joint": {"fusion": fusion, "share_ratio": ratio}}
+            for fusion, ratio in (("concat", 0.0), ("attention", 0.5))
+        ),
+        {
+            "study": {"task": "joint"},
+            "span": {"doc_stride": 4},
+            "joint": {"fusion": "gate", "share_ratio": 0.5},
+            "optim": {"layer_decay": 0.9},
+            "regularization": {"freeze_layers": 1},
+            "train": {"precision": "bf16", "max_length": 16},
+            "execution": {"checkpointing": True},
+        },
     ],
     ids=str,
 )

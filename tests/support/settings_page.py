@@ -123,7 +123,7 @@ _METRICS = {
     Metric.NULL_PRECISION: "of the rows where no span was found, the share that has none; 0 where one was always found",
     Metric.NULL_RECALL: "of the rows that have no span, the share where none was found; NaN where all have one",
     Metric.TOKEN_F1_HAS: "`token_f1` of the rows that have a true span; NaN where there is none",
-    Metric.COMBINED: "`f1_macro` and `token_f1`, weighed by `multitask.criteria_weight`",
+    Metric.COMBINED: "the mean of `f1_macro` and `token_f1`",
 }
 
 
