@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import spans
+import study_runs
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError
@@ -235,3 +236,60 @@ def test_evidence_that_fits_no_window_is_told(tmp_path: Path, model: Path) -> No
 def test_windows_without_anything_new_are_refused(tmp_path: Path, model: Path) -> None:
     with pytest.raises(ConfigError, match="span.doc_stride is 64, and a window with train.max_length = 28 has room"):
         trial_in(tmp_path, model, span={"doc_stride": 64}).resolve()
+
+
+STUDY = """
+[study]
+task = "evidence"
+metric = "token_f1"
+trials = 3
+seed = 11
+
+[data]
+train = "data/train.jsonl"
+validation = "data/validation.jsonl"
+
+[model]
+name = "model"
+
+[train]
+epochs = 3
+batch_size = 8
+max_length = 28
+evals_per_epoch = 2
+
+[space]
+"optim.lr" = {low = 1e-3, high = 1e-2, log = true}
+"span.doc_stride" = [3, 6]
+"span.negatives" = [1.0, 2.0]
+"span.reranker" = ["sum", "product", "softmax"]
+
+[search]
+mirror = "none"
+
+[execution]
+threads = 1
+
+[runtime]
+checkpoint_every_s = 0.001
+"""
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """With windows of another stride than the one that was prepared, which a trial makes for itself."""
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        tiny.model(folder / "model")
+        spans.evidence_data(folder / "data")
+        (folder / "study.toml").write_text(STUDY, encoding="utf-8")
+    done = study_runs.run("tune", tmp_path / "whole", "--quiet")
+    assert done.returncode == 0, done.stderr
+    want = study_runs.ends(tmp_path / "whole")
+    assert len({one.params["span.doc_stride"] for one in want}) == 2
+    for events in (8, 14, 19):
+        process = study_runs.start("tune", tmp_path / "killed", "--quiet")
+        study_runs.wait_for_events(tmp_path / "killed", events, process)
+        study_runs.kill_now(process)
+    study_runs.resume_to_end(tmp_path / "killed")
+    assert study_runs.ends(tmp_path / "killed") == want

@@ -66,6 +66,10 @@ effective_beta` (`effective`: Cui et al. 2019, arXiv:1901.05555, equation 2), sc
 one. With `multi_label` each class is a problem of two sides, the rows that have it and those that do not, and each
 side is weighed so; all classes then have the same share in the loss.
 
+Of spans the classes are the tokens that one may start or end with: those of the text, and null
+([tasks.md](tasks.md#evidence)). The loss of a window is the mean of its start's and its end's, that of a batch the
+mean over its windows; `s / C` is spread over these tokens alone.
+
 ## Optimizers
 
 `adamw`, `radam` (Liu et al. 2020, arXiv:1908.03265), `nadam` (Dozat 2016) and `sgd` are torch's, `adafactor`

@@ -222,7 +222,7 @@ def model_findings(
         name: The model's, for people.
         asked: The request.
         answer: What came of it; an error where the process ended without an answer.
-        train_rows: Rows of the training split.
+        train_rows: Rows of the training split; where they were cut into windows, the answer knows how many.
     """
     about = f"model {name}"
     if isinstance(answer, ChildError):
@@ -235,7 +235,8 @@ def model_findings(
     yield from _batches(about, found)
     if found.step is not None:
         yield _gradients(about, found.step)
-        yield from _time(about, asked, found.step, train_rows)
+        windows = max((walk.rows for walk in found.walks if walk.split == "train"), default=train_rows)
+        yield from _time(about, asked, found.step, windows)
     yield from _points(about, found.points)
 
 
