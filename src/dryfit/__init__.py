@@ -12,11 +12,13 @@ from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from dryfit.api import (
+        TuneAllResult,
         TuneResult,
         calibrate,
         check,
         doctor,
         export,
+        import_rows,
         init,
         open_study,
         plan,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         train,
         train_top,
         tune,
+        tune_all,
         write_report,
     )
     from dryfit.core.errors import DryfitError, LoadError
@@ -38,11 +41,13 @@ _HOMES = {
     "DryfitError": "dryfit.core.errors",
     "LoadError": "dryfit.core.errors",
     "Trial": "dryfit.objective.trial",
+    "TuneAllResult": "dryfit.api",
     "TuneResult": "dryfit.api",
     "calibrate": "dryfit.api",
     "check": "dryfit.api",
     "doctor": "dryfit.api",
     "export": "dryfit.api",
+    "import_rows": "dryfit.api",
     "init": "dryfit.api",
     "open_study": "dryfit.api",
     "plan": "dryfit.api",
@@ -54,6 +59,7 @@ _HOMES = {
     "train": "dryfit.api",
     "train_top": "dryfit.api",
     "tune": "dryfit.api",
+    "tune_all": "dryfit.api",
     "write_report": "dryfit.api",
     "load": "dryfit.tasks.load",
 }
@@ -62,12 +68,14 @@ __all__ = [
     "DryfitError",
     "LoadError",
     "Trial",
+    "TuneAllResult",
     "TuneResult",
     "__version__",
     "calibrate",
     "check",
     "doctor",
     "export",
+    "import_rows",
     "init",
     "load",
     "open_study",
@@ -80,6 +88,7 @@ __all__ = [
     "train",
     "train_top",
     "tune",
+    "tune_all",
     "write_report",
 ]
 

@@ -267,9 +267,8 @@ def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_not
     config, layout = asked.config, asked.layout
     if layout is None or not _has_rows(config):
         return None
-    criteria = config.joint.criteria_model
-    names = {model.name for model, _ in pairs} | ({criteria} if criteria is not None else set())
-    if all(_is_local(name) for name in names):
+    names = (*(model.name for model, _ in pairs), config.joint.criteria_model)
+    if all(name is None or _is_local(name) for name in names):
         on_note("checking data and models")
         body = ResolveRequest(
             task=config.study.task,

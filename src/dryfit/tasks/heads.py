@@ -101,7 +101,7 @@ class EncoderWithHead(TaskModel):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types_BL}
         hidden_BLD = encode(self.encoder, {**inputs, **self._unneeded})
         with torch.autocast(hidden_BLD.device.type, enabled=False):
-            return self.head(pooled(hidden_BLD.to(self.head[-1].weight.dtype), attention_mask, self.spec))
+            return self.head(pooled(hidden_BLD.to(dtype_of(self.head)), attention_mask, self.spec))
 
     def base(self) -> PreTrainedModel:
         """The encoder."""
@@ -235,6 +235,11 @@ def _follows_layers(name: str, parts: EncoderParts) -> bool:
     """Whether a parameter of the last depth stands after the layers (a final norm): never frozen."""
     in_layer = any(part.isdigit() for part in name.split("."))
     return parts.depth_of[name] == parts.depth and not in_layer
+
+
+def dtype_of(head: nn.Module) -> torch.dtype:
+    """Number format that a head computes in."""
+    return next(head.parameters()).dtype
 
 
 def width_of(encoder: PreTrainedModel) -> int:

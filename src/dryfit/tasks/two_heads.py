@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from dryfit.core.choices import Weighting
 from dryfit.tasks.base import TaskModel
-from dryfit.tasks.heads import HeadSpec, encode, make_head, pooled, takes_types, unneeded_outputs, width_of
+from dryfit.tasks.heads import HeadSpec, dtype_of, encode, make_head, pooled, takes_types, unneeded_outputs, width_of
 
 
 @final
@@ -37,7 +37,7 @@ class TwoHeads(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Number format that it computes in."""
-        return self.spans[-1].weight.dtype
+        return dtype_of(self.spans)
 
     def forward(self, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Score windows.

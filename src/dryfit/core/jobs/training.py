@@ -189,6 +189,27 @@ class PredictResult(Wire):
     device: DeviceKind
 
 
+class RowsRequest(Wire):
+    """Copy columns of a source's rows, where reading it takes libraries that the control process does not import.
+
+    Attributes:
+        source: As in ``[data]``.
+        columns: Which; the first row must have them.
+        out: A new file: a line for each row, ``{"row", "values"}``, or ``{"row", "error"}`` where it cannot be read.
+    """
+
+    job: Literal[Job.ROWS] = Job.ROWS
+    source: str
+    columns: tuple[str, ...]
+    out: str
+
+
+class RowsResult(Wire):
+    """What ROWS did."""
+
+    rows: int
+
+
 class ImportRequest(Wire):
     """Look whether a function of the user's own can be called; it is not."""
 
