@@ -45,7 +45,7 @@ def test_it_learns_both(whole) -> None:
     assert points[-1].metrics["loss"] < points[0].metrics["loss"]
 
 
-@pytest.mark.parametrize("step", [1, 8])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path: Path, model: Path, whole, step: int) -> None:
     trial, result, points = whole
     parts = trial_in(tmp_path, model)
@@ -57,6 +57,11 @@ def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path: Path, model: Path, whole,
     have, want = parts.best_weights(), trial.best_weights()
     assert have.keys() == want.keys()
     assert all(torch.equal(have[name], want[name]) for name in want)
+
+
+def test_what_the_best_weights_predict_scores_as_they_did(whole) -> None:
+    """From the folder alone, with the tokenizer of criteria that is kept there."""
+    spans.assert_predicts_as_validated(whole[0])
 
 
 def test_shared_layers_are_saved_once_and_one_again_when_loaded(whole) -> None:
@@ -85,6 +90,7 @@ def test_encoders_may_differ(tmp_path: Path, model: Path) -> None:
     tables = {"joint": {"criteria_model": str(other), "share_ratio": 0.0, "fusion": "gate"}, "train": {"epochs": 1}}
     trial = trial_in(tmp_path, model, **tables)
     trial.run()
+    spans.assert_predicts_as_validated(trial)
     loaded = dryfit.load(trial.folder / "best")
     assert [one.config.model_type for one in loaded.pretrained().values()] == ["bert", "distilbert"]
     assert loaded.get_submodule("fusion.project").weight.shape == (32, 48)

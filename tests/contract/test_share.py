@@ -51,7 +51,11 @@ def test_it_learns_both(whole) -> None:
     assert "null_threshold" in facts["input"]["fitted"]
 
 
-@pytest.mark.parametrize("step", [1, 5, 7])
+def test_what_the_best_weights_predict_scores_as_they_did(whole) -> None:
+    spans.assert_predicts_as_validated(whole[0])
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path: Path, model: Path, whole, step: int) -> None:
     """With other windows for each part in each epoch, and with learned weights of the losses."""
     trial, result, points = whole
