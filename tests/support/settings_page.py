@@ -119,7 +119,7 @@ _METRICS = {
     ),
     Metric.LOSS: (
         "plain cross entropy (binary with `multi_label`), whatever the training loss: trials compare by it; of "
-        "causal-lm the mean over the learned tokens"
+        "causal-lm the mean over the learned tokens, of share and joint the mean of the class's and the span's"
     ),
     Metric.TOKEN_F1: "F1 over the words of the span found and of the best-matching true one; 1 where both are none",
     Metric.EXACT_MATCH: "share of rows whose span, or whose generated answer, is exactly a true one; none for none",
