@@ -2,8 +2,8 @@
 
 All windows of a row have its class. Where a row is scored, the mean of its windows' scores decides: the softmax of a
 mean of scores is the normalised geometric mean of the windows' probabilities, a logarithmic opinion pool with equal
-weights (Genest and Zidek 1986, "Combining Probability Distributions: A Critique and an Annotated Bibliography"). A window
-that is sure counts for more than one that is not, and none decides alone, as it would with a maximum.
+weights (Genest and Zidek 1986, "Combining Probability Distributions: A Critique and an Annotated Bibliography"). A
+window that is sure counts for more than one that is not, and none decides alone, as it would with a maximum.
 
 Dimension suffixes: ``B`` windows of a batch, ``W`` windows of a split, ``R`` rows, ``C`` classes, ``K`` numbers kept of
 a window.
