@@ -135,7 +135,7 @@ def test_init_refuses_presets_that_cannot_be_trained_or_are_not_there(tmp_path: 
     with pytest.raises(ConfigError, match="causal-lm can be planned, not trained yet") as caught:
         init_folder(tmp_path / "a", preset="lora-7b-24gb")
     assert "dryfit plan --preset lora-7b-24gb" in caught.value.hint
-    assert caught.value.allowed == "evidence, max, smoke, standard, supermax"
+    assert caught.value.allowed == "evidence, joint, max, share, smoke, standard, supermax"
     with pytest.raises(ConfigError, match="did you mean standard"):
         init_folder(tmp_path / "a", preset="standart")
     assert not (tmp_path / "a").exists()
