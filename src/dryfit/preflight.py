@@ -57,9 +57,11 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         settings = body.settings.model_copy(update={"model": model, "train": train})
         task = made(Given(settings, body.data))
         remarks += task.remarks(cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found))
-        revisions[model.name] = model_identity(model)
+        sources = task.sources().values()
+        revisions |= {source.name: model_identity(source) for source in sources}
         if model.name not in weights_bytes:
-            weights_bytes[model.name] = stack_bytes(model, task.kind)
+            # Layers that two encoders share are counted twice: a trial of the space may share none.
+            weights_bytes[model.name] = sum(stack_bytes(source, task.kind) for source in sources)
         channel.beat()
     facts = {name: _facts(rows, task) for name, rows in splits.items()}
     result = ResolveResult(

@@ -28,7 +28,7 @@ def load(name: str, use: Use = Use.PLAN, overrides: tuple[str, ...] = ()) -> Loa
 
 
 OF_CRITERIA = ("max", "smoke", "standard", "supermax")
-TRAINABLE = ("evidence", *OF_CRITERIA)
+TRAINABLE = ("evidence", "joint", "share", *OF_CRITERIA)
 # Keys that no trial of supermax varies, each with its reason.
 NOT_SEARCHED = {
     "model.revision": "which files a model is, is no matter of luck",
@@ -135,7 +135,7 @@ def test_init_refuses_presets_that_cannot_be_trained_or_are_not_there(tmp_path: 
     with pytest.raises(ConfigError, match="causal-lm can be planned, not trained yet") as caught:
         init_folder(tmp_path / "a", preset="lora-7b-24gb")
     assert "dryfit plan --preset lora-7b-24gb" in caught.value.hint
-    assert caught.value.allowed == "evidence, max, smoke, standard, supermax"
+    assert caught.value.allowed == "evidence, joint, max, share, smoke, standard, supermax"
     with pytest.raises(ConfigError, match="did you mean standard"):
         init_folder(tmp_path / "a", preset="standart")
     assert not (tmp_path / "a").exists()
