@@ -10,7 +10,7 @@ from dryfit.tasks.tokens import TokenSet
 Batch = dict[str, torch.Tensor]
 """Tensors by name; the first dimension of each is the row."""
 
-MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 """Entries of a batch the model is called with; padded along the second dimension."""
 
 

@@ -56,7 +56,8 @@ def backward_batch(
             if check is not None:
                 check(outputs, first, len(micro["attention_mask"]))
             first += len(micro["attention_mask"])
-            loss = task.loss_sum(outputs, micro) / weight.to(outputs.dtype)
+            loss_sum = task.loss_sum(outputs, micro)
+            loss = loss_sum / weight.to(loss_sum.dtype)  # scores may be in fp16, which has no 2049 and no 65 520
         backward(loss)
         losses.append(loss.detach())
     return StepLoss(loss=torch.stack(losses).sum(), micro_batches=len(losses))
