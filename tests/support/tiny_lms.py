@@ -35,7 +35,14 @@ def causal_lm(folder: Path, architecture: str = "qwen2", *, vocab_size: int = 42
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = AutoConfig.for_model(
         architecture,
-        **{"vocab_size": len(tokenizer), "max_position_embeddings": 512, **_SIZES, **ids, **OWN[architecture], **changes},
+        **{
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": 512,
+            **_SIZES,
+            **ids,
+            **OWN[architecture],
+            **changes,
+        },
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)

@@ -1,5 +1,6 @@
 """PEFT adapters, put on a model exactly: every tensor of the file has its place, and every place its tensor."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def attach_adapter(
     config = peft.PeftConfig.from_pretrained(str(folder))
     config.inference_mode = not trainable
     try:
-        adapted = build(lambda: peft.get_peft_model(model, config, adapter_name=_NAME))
+        adapted = _put_on(model, config)
     except ValueError as error:  # no module has one of the target names
         raise LoadError(doing, str(error).strip().splitlines()[0], allowed="the model it was trained on") from error
     # PEFT itself says under which key it saves each tensor.
@@ -58,8 +59,8 @@ def attach_adapter(
     return adapted.eval()
 
 
-def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targets: str) -> nn.Module:
-    """Put fresh LoRA adapters on a model; all else is frozen.
+def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targets: str, seed: int = 0) -> nn.Module:
+    """Put fresh LoRA adapters on a model; all else is frozen. They are without data until they are materialised.
 
     Args:
         model: The base model, with or without memory; it is changed in place.
@@ -67,6 +68,7 @@ def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targe
         alpha: Adapters are scaled by ``alpha / r``.
         dropout: Before the adapters.
         targets: ``all-linear``, or ends of module names with commas between them.
+        seed: Of what they begin with.
 
     Raises:
         ConfigError: No linear layer has such a name.
@@ -76,13 +78,20 @@ def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targe
     names = targets if targets == "all-linear" else [name.strip() for name in targets.split(",")]
     config = peft.LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM")
     try:
-        return build(lambda: peft.get_peft_model(model, config, adapter_name=_NAME))
+        return _put_on(model, config, seed=seed)
     except ValueError as error:
         raise ConfigError(
             f"putting adapters on a {type(model).__name__}",
             str(error).strip().splitlines()[0],
             allowed='lora.targets = "all-linear", or names of its linear layers',
         ) from error
+
+
+def _put_on(model: nn.Module, config: Any, *, seed: int = 0) -> nn.Module:
+    with warnings.catch_warnings():
+        # PEFT 0.21 asks transformers 5 for a property under its old name; to be removed with a PEFT that does not.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        return build(lambda: _peft().get_peft_model(model, config, adapter_name=_NAME), seed=seed)
 
 
 def _peft() -> Any:

@@ -129,7 +129,7 @@ def _frozen_in(adapted: nn.Module, lora: LoraSettings) -> nn.Module:
     """Give the frozen weights their number format; adapters stay in fp32."""
     if lora.base is BaseFormat.INT8:
         raise ConfigError("planning adapters", "lora.base is int8", "fp32, fp16 or bf16")
-    dtype = DTYPES[Precision(lora.base)]
+    dtype = DTYPES[Precision(lora.base or Precision.FP32)]
     for parameter in adapted.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)

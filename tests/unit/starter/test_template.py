@@ -39,7 +39,11 @@ def test_nothing_is_overwritten_without_force(tmp_path):
 
 def test_every_table_is_there_and_what_is_commented_out_is_legal_too(tmp_path):
     text = study_toml(Task.CRITERIA, "x")
-    assert set(tomllib.loads(text)) == {*TABLES, "space"} - {"lora", "lm", "objective"}  # each read by another task alone
+    assert set(tomllib.loads(text)) == {*TABLES, "space"} - {
+        "lora",
+        "lm",
+        "objective",
+    }  # each read by another task alone
     assert max(map(len, text.splitlines())) <= 120
     lines = text.splitlines()
     hidden = [line for line in lines if line.startswith("# ") and " = " in line.split("  #")[0]]
