@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.core.memory_key import memory_key
@@ -25,15 +24,16 @@ from dryfit.memory.source import SegmentSource
 from dryfit.memory.store import TraceStore
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import most_tokens
-from dryfit.meta.pretrained import Kind, cannot_checkpoint
+from dryfit.meta.pretrained import cannot_checkpoint
+from dryfit.tasks.base import Given
 from dryfit.tasks.prepare import prepared_tokens
+from dryfit.tasks.registry import task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.optim import cannot_offload, implementations
 from dryfit.train.tracer import StepTracer, any_shape
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_KINDS = {Task.CRITERIA: Kind.ENCODER, Task.CAUSAL_LM: Kind.CAUSAL_LM}
 
 
 def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
@@ -95,7 +95,7 @@ class _Planner:
             ConfigError: The model has no positions for such a length.
         """
         settings, spec = subject.settings, self.body.device
-        config = planning_config(settings.model)
+        config, kind = planning_config(settings.model), task_class(subject.task).kind
         max_length = settings.train.max_length
         limit = most_tokens(config)
         if limit is not None and max_length > limit:
@@ -106,13 +106,15 @@ class _Planner:
             )
         place = (settings.model.name, max_length)
         if place not in self.lengths:
-            self.lengths[place] = Lengths.of(max_length, _row_lengths(self.body.tokens, settings.model, max_length))
+            self.lengths[place] = Lengths.of(max_length, _row_lengths(self.body.tokens, subject))
         return Trial(
             effective_batch=settings.train.batch_size,
             lengths=self.lengths[place],
             optimizer_impls=implementations(settings.optim.name, spec.kind),
             evaluation_rows=evaluation_rows,
-            cannot_checkpoint=cannot_checkpoint(config, _KINDS[subject.task], reentrant=self.body.wishes.reentrant),
+            cannot_checkpoint=cannot_checkpoint(
+                config, task_class(subject.task).kind, reentrant=self.body.wishes.reentrant
+            ),
             cannot_offload=cannot_offload(settings.optim, spec.kind),
             lora_rank=subject.lora.r if subject.lora is not None else None,
         )
@@ -167,14 +169,12 @@ def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]
     return AllocatorSettings.of(wishes.allocator)
 
 
-def _row_lengths(tokens: StudyTokens | None, model: ModelSettings, max_length: int) -> list[int] | None:
+def _row_lengths(tokens: StudyTokens | None, subject: PlanSubject) -> list[int] | None:
     """Tokens of every row that is trained on or scored; None where they are not known."""
     if tokens is None:
         return None
     found = prepared_tokens(
-        tokens.data,
-        model,
-        max_length,
+        task_class(subject.task)(Given(subject.settings, tokens.data)),
         cache_dir=Path(tokens.cache_dir),
         data_fingerprint=tokens.data_fingerprint,
         only=(TRAIN, VALIDATION),

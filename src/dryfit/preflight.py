@@ -22,11 +22,13 @@ from dryfit.core.jobs import (
 )
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.wire import Phase
-from dryfit.meta.pretrained import encoder_bytes
+from dryfit.meta.pretrained import stack_bytes
 from dryfit.meta.source import model_identity
+from dryfit.tasks.base import Given
 from dryfit.tasks.health import folder_health
-from dryfit.tasks.prepare import cache_tokens
-from dryfit.tasks.rows import fingerprint, label_counts, load_splits
+from dryfit.tasks.prepare import cache_tokens, checked_splits
+from dryfit.tasks.registry import task_class
+from dryfit.tasks.rows import fingerprint, label_counts
 from dryfit.train.device import find_device
 
 _VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "scikit-learn", "numpy")
@@ -42,16 +44,21 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     device, count = find_device(body.device)
     check_precisions(body.precisions, device)
     channel.send(Phase(name="load"))
-    splits = load_splits(body.data)
+    made = task_class(body.task)
+    task = made(Given(body.settings, body.data))
+    splits = checked_splits(task)
     channel.beat()
     found = fingerprint(splits)
     revisions: dict[str, str] = {}
     weights_bytes: dict[str, int] = {}
     for model, max_length in body.pairs:
-        cache_tokens(splits, model, max_length, cache_dir=Path(body.cache_dir), data_fingerprint=found)
+        train = body.settings.train.model_copy(update={"max_length": max_length})
+        settings = body.settings.model_copy(update={"model": model, "train": train})
+        task = made(Given(settings, body.data))
+        cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found)
         revisions[model.name] = model_identity(model)
         if model.name not in weights_bytes:
-            weights_bytes[model.name] = encoder_bytes(model)
+            weights_bytes[model.name] = stack_bytes(model, task.kind)
         channel.beat()
     facts = {name: SplitFacts(rows=len(rows), label_counts=label_counts(rows)) for name, rows in splits.items()}
     result = ResolveResult(

@@ -33,10 +33,8 @@ from dryfit.core.plan import DeviceKind
 from dryfit.core.trial import TrialConfig
 from dryfit.core.wire import ErrorParts, Note, Phase
 from dryfit.meta.pretrained import encoder_config
-from dryfit.tasks.base import Batch
-from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.base import DTYPES, Batch, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard, config_bounds
-from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import TRAIN
 from dryfit.tasks.tokens import Tokens, TokenSet
@@ -48,7 +46,6 @@ from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.model import build_model
 from dryfit.train.optim import make_optimizer, optimizer_plan
 from dryfit.train.step import backward_batch
-from dryfit.train.subjects import DTYPES
 
 _MOST_FAULTS = 5
 _POINT_ROWS = 2
@@ -75,9 +72,9 @@ def rehearse(body: RehearseRequest, channel: ChildChannel) -> ChildResult:
             found.walks += walk_batches(trial.config, made, encoder, length, channel.beat)
             if length == trial.config.settings.train.max_length:
                 tokens = made
-    model: EncoderWithHead | None = None
+    model: TaskModel | None = None
     with found.stage("weights"):
-        model = build_model(trial, cls_last=tokens is not None and tokens.cls_last)
+        model = build_model(trial, trial_task(trial.config, tokens))
     # A batch that is wrong would end the step in an error that says less.
     if tokens is not None and model is not None and not any(walk.faults for walk in found.walks):
         channel.send(Phase(name="train"))
@@ -117,14 +114,10 @@ class _Findings:
 def _tokens(trial: TrainRequest, max_length: int) -> Tokens:
     """All splits, from the cache or made now."""
     config = trial.config
-    return prepared_tokens(
-        config.data,
-        config.settings.model,
-        max_length,
-        cache_dir=Path(trial.cache_dir),
-        data_fingerprint=config.data_fingerprint,
-        only=None,
-    )
+    settings = config.settings
+    train = settings.train.model_copy(update={"max_length": max_length})
+    task = trial_task(config.model_copy(update={"settings": settings.model_copy(update={"train": train})}))
+    return prepared_tokens(task, cache_dir=Path(trial.cache_dir), data_fingerprint=config.data_fingerprint, only=None)
 
 
 def walk_batches(
@@ -140,7 +133,7 @@ def walk_batches(
         beat: Called for each batch.
     """
     task = trial_task(trial, tokens)
-    bounds = replace(config_bounds(config), segments=_segments(config), labels=trial.data.num_labels)
+    bounds = replace(config_bounds(config), segments=_segments(config), labels=task.classes)
     batch_size = trial.settings.train.batch_size
     for name, split in tokens.splits.items():
         if name == TRAIN:
@@ -187,7 +180,7 @@ class _Largest:
 
 def _step(
     trial: TrainRequest,
-    model: EncoderWithHead,
+    model: TaskModel,
     tokens: Tokens,
     batches: tuple[list[int], list[int] | None],
     beat: Callable[[], None],
@@ -225,7 +218,7 @@ def _step(
     )
 
 
-def _batch(task: CriteriaTask, split: TokenSet, rows: list[int], model: nn.Module) -> Batch:
+def _batch(task: Task, split: TokenSet, rows: list[int], model: nn.Module) -> Batch:
     device = next(model.parameters()).device
     return {name: values.to(device) for name, values in task.collate(split, rows).items()}
 
@@ -238,7 +231,7 @@ def _with_rows(trial: TrainRequest, micro_batch: int) -> TrainRequest:
 
 
 def _backward(
-    trial: TrainRequest, model: nn.Module, task: CriteriaTask, batch: Batch, beat: Callable[[], None]
+    trial: TrainRequest, model: nn.Module, task: Task, batch: Batch, beat: Callable[[], None]
 ) -> tuple[int, float, float]:
     """One backward pass; where the device has no room for the rows at once, of half as many, and so on.
 
@@ -280,7 +273,7 @@ def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) ->
         check_effect(point)
         tokens = _tokens(asked, point.settings.train.max_length)
         rows = _Largest(point, tokens).longest[:_POINT_ROWS]
-        model = build_model(asked, cls_last=tokens.cls_last)
+        model = build_model(asked, trial_task(point, tokens))
         step = _step(asked, model, tokens, (rows, None), beat)
     except DryfitError as error:
         return PointFacts(params=point.params, error=ErrorParts.of(error))

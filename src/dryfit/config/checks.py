@@ -8,12 +8,13 @@ from dryfit.config.objective import objective_problems
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
-from dryfit.core.choices import Precision, Task, metrics_of
+from dryfit.core.choices import Precision, Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.needs import TRIAL_NEEDS, Needs
 from dryfit.core.plan import DeviceKind
 from dryfit.core.secrets import redacted
-from dryfit.core.settings import Settings
+from dryfit.core.settings import Settings, TrialSettings
+from dryfit.core.tasks import reads, task_metrics
 from dryfit.core.units import parse_bytes
 
 
@@ -40,8 +41,6 @@ _NEEDS: Final = (
 # What a patient pruner does not read: the numbers of the pruner it does not ask.
 _UNREAD_BY_PATIENT: Final = {PatientOf.MEDIAN: "reduction", PatientOf.ASHA: "pruner_startup_trials"}
 _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
-_ENCODER_TABLES: Final = ("head", "loss")
-_DECODER_TABLES: Final = ("lora", "lm")
 
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
@@ -61,16 +60,11 @@ def _task(config: StudyConfig) -> list[Problem]:
     if config.objective is not None:
         found = f"is read only with study.task = {Task.OBJECTIVE}, and it is {task}"
         return [Problem(("objective",), found, hint='remove the table, or write study.task = "objective"')]
-    if task is not Task.CAUSAL_LM:
-        found = f"is read only with study.task = {Task.CAUSAL_LM}, and it is {task}"
-        keys = [f"{table}.{key}" for table in _DECODER_TABLES for key in TABLES[table]]
-        set_ones = [Problem(tuple(key.split(".")), found, hint="remove it") for key in keys if _changed(config, key)]
-        return set_ones + [Problem(("space", key), found) for key in keys if key in config.space]
-    keys = [(table, key) for table in _ENCODER_TABLES for key in TABLES[table]]
+    keys = [f"{table}.{key}" for table in TrialSettings.model_fields for key in TABLES[table]]
+    unread = [key for key in keys if not reads(task, key)]
     found = f"is not read by study.task = {task}"
-    problems = [Problem((table, key), found) for table, key in keys if _changed(config, f"{table}.{key}")]
-    searched = [name for name in config.space if name.partition(".")[0] in _ENCODER_TABLES]
-    return problems + [Problem(("space", name), found) for name in searched]
+    problems = [Problem(tuple(key.split(".")), found, hint="remove it") for key in unread if _changed(config, key)]
+    return problems + [Problem(("space", key), found) for key in unread if key in config.space]
 
 
 def _trainable(config: StudyConfig) -> list[Problem]:
@@ -135,11 +129,13 @@ def _classes(config: StudyConfig) -> list[Problem]:
 
 def _metric(config: StudyConfig) -> list[Problem]:
     data = config.data
-    known = metrics_of(data.num_labels, multi_label=data.multi_label)
+    task = config.study.task
+    known = task_metrics(task, data.num_labels, multi_label=data.multi_label)
     classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
+    given = classes if task is Task.CRITERIA else f"study.task is {task}"
     asked = {("study", "metric"): (config.study.metric,), ("study", "also"): config.study.also}
     return [
-        Problem(path, f"is {metric}, and {classes}", ", ".join(known), "use f1_macro")
+        Problem(path, f"is {metric}, and {given}", ", ".join(known), f"use {known[0]}")
         for path, metrics in asked.items()
         for metric in metrics
         if metric not in known

@@ -7,8 +7,15 @@ class Task(StrEnum):
     """What a model learns to do."""
 
     CRITERIA = "criteria"
+    """Which class a text has, or which classes; asked with a criterion, or without."""
+    EVIDENCE = "evidence"
+    """Which span of a text shows that a criterion is met; or none."""
+    SHARE = "share"
+    """Both at once, by one encoder."""
+    JOINT = "joint"
+    """Both at once, by two encoders: one reads the criterion, the other the text."""
     CAUSAL_LM = "causal-lm"
-    """Planned, not trained yet."""
+    """Each token from those before it."""
     OBJECTIVE = "objective"
     """Whatever a function of the user's own does."""
 
@@ -24,18 +31,12 @@ class Metric(StrEnum):
     AUROC = "auroc"
     ECE = "ece"
     LOSS = "loss"
-
-
-def metrics_of(num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
-    """The metrics that such classes have.
-
-    ``f1`` is that of class 1 of two. Where each class is decided for itself there is no one guess for a row, which
-    ``mcc`` and ``balanced_accuracy`` compare with the one truth.
-    """
-    without = {Metric.F1} if num_labels != 2 else set[Metric]()
-    if multi_label:
-        without = {Metric.F1, Metric.MCC, Metric.BALANCED_ACCURACY}
-    return tuple(metric for metric in Metric if metric not in without)
+    TOKEN_F1 = "token_f1"
+    EXACT_MATCH = "exact_match"
+    SPAN_IOU = "span_iou"
+    NULL_PRECISION = "null_precision"
+    NULL_RECALL = "null_recall"
+    COMBINED = "combined"
 
 
 class Direction(StrEnum):

@@ -53,4 +53,6 @@ TRIAL_NEEDS: Final = (
     Needs("lm.chat", "lm.format", _ASKS),
     Needs("lm.learn_prompt", "lm.format", _ASKS),
     Needs("lm.generate_rows", "lm.format", _ASKS),
+    Needs("span.null_threshold", "span.null_policy", ("threshold",)),
+    Needs("span.null_ratio", "span.null_policy", ("ratio",)),
 )

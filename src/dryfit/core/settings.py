@@ -162,6 +162,63 @@ class LossSettings(Settings):
     )
 
 
+class SpanSettings(Settings):
+    """``[span]``: from long texts to windows, and from their scores to one span or none."""
+
+    doc_stride: int = Field(
+        default=64, ge=0, le=131072, description="tokens of a text that two windows next to each other share"
+    )
+    max_answer_len: int = Field(default=64, ge=1, le=131072, description="tokens of a span at most")
+    topk: int = Field(default=20, ge=1, le=100, description="starts and ends of a window that are put together")
+    nms_iou: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5, description="of spans that overlap more (characters, intersection / union) only the best stays"
+    )
+    reranker: Literal["sum", "product", "softmax"] = Field(
+        default="sum", description="score of a span: its logits' sum, its ends' probabilities, or its share of them"
+    )
+    null_policy: Literal["none", "threshold", "ratio", "calibrated"] = Field(
+        default="calibrated", description="when a row has no span: never, by a number, or by one fitted on validation"
+    )
+    null_threshold: Annotated[float, Field(ge=-1000, le=1000)] = Field(
+        default=0.0, description="null_policy threshold: no span where null is better than the best by more than this"
+    )
+    null_ratio: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        default=1.0, description="null_policy ratio: no span where null is more than so many times as probable"
+    )
+    negatives: Annotated[float, Field(ge=0, le=1000)] | None = Field(
+        default=None, description="windows without a span that are trained on for each with one; unset: all"
+    )
+
+
+class MultitaskSettings(Settings):
+    """``[multitask]``: a class and a span learned at once; for the tasks share and joint."""
+
+    criteria_weight: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.5, description="weight of the class's loss, and of its metric in `combined`; the span has the rest"
+    )
+    weighting: Literal["fixed", "uncertainty"] = Field(
+        default="fixed", description="fixed: by criteria_weight; uncertainty: two learned variances weigh the losses"
+    )
+    criteria_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="share of an epoch's windows that train the class, the others the span; unset: both"
+    )
+
+
+class JointSettings(Settings):
+    """``[joint]``: the encoder of the criterion beside that of the text; for the task joint."""
+
+    criteria_model: str | None = Field(
+        default=None, min_length=1, description="the criterion's encoder, as model.name; unset: the same model"
+    )
+    criterion_length: int = Field(default=64, ge=8, le=131072, description="tokens a criterion is cut to")
+    fusion: Literal["concat", "add", "gate", "attention"] = Field(
+        default="concat", description="how the criterion's vector meets the vectors of the text's tokens"
+    )
+    share_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="share of the layers, from the embeddings up, that both encoders have in common"
+    )
+
+
 class RegularizationSettings(Settings):
     """``[regularization]``: what holds the model back."""
 
@@ -274,6 +331,9 @@ class TrialSettings(Settings):
     sched: SchedSettings = SchedSettings()
     head: HeadSettings = HeadSettings()
     loss: LossSettings = LossSettings()
+    span: SpanSettings = SpanSettings()
+    multitask: MultitaskSettings = MultitaskSettings()
+    joint: JointSettings = JointSettings()
     regularization: RegularizationSettings = RegularizationSettings()
     lora: LoraSettings = LoraSettings()
     lm: LmSettings = LmSettings()

@@ -156,34 +156,51 @@ def load_encoder(
     dropout: float | None = None,
     attention_dropout: float | None = None,
 ) -> tuple[PreTrainedModel, LoadReport]:
-    """Load a pretrained encoder.
+    """Load a pretrained encoder; see :func:`load_stack`."""
+    return load_stack(source, Kind.ENCODER, dtype=dtype, dropout=dropout, attention_dropout=attention_dropout)
+
+
+def load_stack(
+    source: ModelSource,
+    kind: Kind,
+    *,
+    dtype: torch.dtype | None = None,
+    dropout: float | None = None,
+    attention_dropout: float | None = None,
+) -> tuple[PreTrainedModel, LoadReport]:
+    """Load a pretrained encoder or decoder.
 
     Args:
         source: Hub id, folder or ``minilm``, with revision and trust.
+        kind: Which of them.
         dtype: Type of the weights; None: fp32.
         dropout: Hidden dropout; None keeps the pretrained one.
         attention_dropout: Dropout of attention probabilities; None keeps the pretrained one.
 
     Raises:
         LoadError: A weight is missing or has another shape; poolers excepted, they are not used.
-        ConfigError: The architecture has no such dropout, or is no encoder.
+        ConfigError: The architecture has no such dropout, or is an encoder-decoder.
     """
-    config = encoder_config(source)
+    config = pretrained_config(source, kind)
     set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
-    return load_pretrained(source, Kind.ENCODER, config=config, dtype=dtype)
+    return load_pretrained(source, kind, config=config, dtype=dtype)
 
 
-def encoder_bytes(source: ModelSource) -> int:
-    """What an encoder's weights take on disk in fp32, tied ones once; nothing is read but its config.
+def stack_bytes(source: ModelSource, kind: Kind) -> int:
+    """What an encoder's or decoder's weights take on disk in fp32, tied ones once; nothing is read but its config.
 
     Raises:
         LoadError: The folder holds no config that transformers knows.
-        ConfigError: The model is no encoder.
+        ConfigError: The model is an encoder-decoder.
     """
-    config = encoder_config(source)
-    model = build(lambda: make_model(config, Kind.ENCODER, trust_remote_code=source.trust_remote_code))
+    config = pretrained_config(source, kind)
+    model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
     tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+STACKS = {Kind.ENCODER: "an encoder", Kind.CAUSAL_LM: "a decoder"}
+"""What is trained, in words: encoders and decoders, and no model of both."""
 
 
 def encoder_config(source: ModelSource) -> PreTrainedConfig:
@@ -193,7 +210,17 @@ def encoder_config(source: ModelSource) -> PreTrainedConfig:
         LoadError: The folder holds no config that transformers knows.
         ConfigError: The model is no encoder.
     """
-    return one_stack(load_config(source), source, allowed="an encoder")
+    return pretrained_config(source, Kind.ENCODER)
+
+
+def pretrained_config(source: ModelSource, kind: Kind) -> PreTrainedConfig:
+    """Read the config of an encoder or of a decoder.
+
+    Raises:
+        LoadError: The folder holds no config that transformers knows.
+        ConfigError: The model is both.
+    """
+    return one_stack(load_config(source), source, allowed=STACKS[kind])
 
 
 def one_stack(config: PreTrainedConfig, source: ModelSource, *, allowed: str) -> PreTrainedConfig:

@@ -270,7 +270,12 @@ def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_not
     if all(_is_local(model) for model, _ in pairs):
         on_note("checking data and models")
         body = ResolveRequest(
-            task=config.study.task, data=config.data, pairs=tuple(pairs), cache_dir=str(layout.cache), device="cpu"
+            task=config.study.task,
+            data=config.data,
+            settings=config.trial_settings,
+            pairs=tuple(pairs),
+            cache_dir=str(layout.cache),
+            device="cpu",
         )
         result = run_alone("checking data and models", body)
         if result.resolve is None:

@@ -1,40 +1,240 @@
-"""What a task is to the loop: batches, a loss that is a sum, and metrics."""
+"""What a task is to the rest: its rows as tokens, its model, a loss that is a sum, metrics and predictions.
 
-from collections.abc import Sequence
-from typing import Protocol
+The loop, the planner and the commands know nothing else of a task. :class:`~dryfit.tasks.encoder.EncoderTask` has all
+of it for one encoder with a head; a task of that kind says little more than what its labels, loss and metrics are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, Protocol, Self, TypeAlias
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dryfit.tasks.tokens import TokenSet
+from dryfit.core.choices import Precision
+from dryfit.core.errors import DataError
+from dryfit.core.settings import DataSettings, ModelSettings, TrialSettings
+from dryfit.meta.pretrained import Kind
+from dryfit.tasks.rows import Readable, Splits, UnlabelledRow
+from dryfit.tasks.tokens import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
 
 Batch = dict[str, torch.Tensor]
 """Tensors by name; the first dimension of each is the row."""
 
-MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-"""Entries of a batch the model is called with; padded along the second dimension."""
+Outputs: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
+"""What a model gives: one tensor, or several; the first dimension of each is the row."""
+
+DTYPES: Final = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+"""Torch's own name of each number format."""
+
+MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""What an encoder is called with, as far as it takes it; padded along the second dimension."""
 
 
 class Loss(Protocol):
-    """What is minimised. It must be a sum over rows, so that a batch can be cut into micro-batches."""
+    """What is minimised. It must be a sum over rows, so that a batch can be cut into micro-batches.
+
+    A loss of several parts, each with a normaliser of its own, gives both as vectors: what is minimised is the sum of
+    the quotients.
+    """
+
+    inputs: ClassVar[tuple[str, ...]]
+    """Entries of a batch that the model is called with, where they are there."""
+    padded: ClassVar[tuple[str, ...]]
+    """Entries that are padded along the second dimension, and can be cut to the longest row by ``attention_mask``."""
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """What the loss sum of this batch is divided by: its normaliser, 0-dimensional."""
+        """What the loss sum of this batch is divided by, above 0; 0-dimensional, or one for each part."""
         ...
 
-    def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The batch's loss, summed over its rows, 0-dimensional."""
+    def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """The batch's loss, summed over its rows; 0-dimensional, or one for each part."""
         ...
+
+
+class MakeBase(Protocol):
+    """Makes a pretrained model: with its weights, or for planning and for loading without."""
+
+    def __call__(
+        self, source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None
+    ) -> PreTrainedModel:
+        """Make one.
+
+        Args:
+            source: Which model.
+            kind: What stands on it.
+            part: Folder within a saved model's own that keeps this one's config; empty: the folder itself.
+            dtype: Of its weights where they are not trained; None: fp32.
+        """
+        ...
+
+
+class TaskModel(nn.Module):
+    """What a task trains: pretrained parts, and a head on them."""
+
+    encoder_paths: ClassVar[tuple[str, ...]] = ()
+    """Submodules that are pretrained encoders. What lies outside is the head, where there is any."""
+    drawn: ClassVar[tuple[str, ...]] = ("head.*",)
+    """Patterns of what no file has: it is drawn at random before training."""
+    classes: int | None = None
+    """Classes that a row's label is one of, or has any number of; None: labels are something else."""
+    takes_types: bool = False
+    """Whether the segment of each token is read."""
+
+    def base(self) -> PreTrainedModel:
+        """The pretrained model that reads ``input_ids``."""
+        raise NotImplementedError
+
+    def pretrained(self) -> Mapping[str, PreTrainedModel]:
+        """Its pretrained models, by the folder that keeps each one's config within the saved model's own (``""``)."""
+        return {"": self.base()}
+
+    def adapted(self) -> nn.Module | None:
+        """PEFT's model, where adapters alone are trained, and saved; None: all of this is."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a task is made from.
+
+    Attributes:
+        settings: What is learned, and how.
+        data: What the rows are like.
+        facts: What is known of their tokens; nothing before they were made.
+        fitted: What :meth:`Task.fit` has chosen.
+    """
+
+    settings: TrialSettings
+    data: DataSettings
+    facts: TokenFacts = NOT_TOKENISED
+    fitted: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def knowing(self, facts: TokenFacts) -> Self:
+        """The same, with its rows tokenised."""
+        return replace(self, facts=facts)
 
 
 class Task(Loss, Protocol):
-    """One kind of learning."""
+    """One kind of learning, made from the settings of one trial."""
 
-    def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
-        """Make the batch of some rows."""
+    kind: ClassVar[Kind]
+    """What stands on its pretrained model."""
+    required: ClassVar[frozenset[str]]
+    """Columns that its rows must have beside the text: ``label``, ``evidence``, ``criterion``."""
+    further: ClassVar[tuple[str, ...]]
+    """Columns of the user's own that its rows must have; each row keeps them in ``extra``."""
+    given: Given
+
+    @property
+    def classes(self) -> int | None:
+        """Classes that a row's label is one of, or has any number of; None: labels are something else."""
         ...
 
-    def metrics(self, outputs: torch.Tensor, tokens: TokenSet) -> dict[str, float]:
-        """Every metric of a whole split; ``outputs`` in row order, in fp32 on the CPU."""
+    def __init__(self, given: Given) -> None: ...
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Every metric that :meth:`metrics` gives."""
+        ...
+
+    def check_rows(self, splits: Splits) -> None:
+        """Refuse rows from which this cannot be learned.
+
+        Raises:
+            DataError: The message names a row, or the split.
+        """
+        ...
+
+    def token_key(self) -> str:
+        """What decides the tokens beside rows, model and length, in one word; empty: nothing."""
+        ...
+
+    def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+        """Make all rows tokens with labels.
+
+        Raises:
+            DataError: A row has no room.
+            ConfigError: The tokenizer cannot.
+        """
+        ...
+
+    def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
+        """Make rows to predict tokens; their labels are not looked at."""
+        ...
+
+    def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
+        """The model; what is not pretrained is on the meta device, and drawn by the seed when it is materialised."""
+        ...
+
+    def check_model(self, model: TaskModel) -> None:
+        """Refuse a model that has its weights and cannot do what is asked.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        ...
+
+    def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Make the batch of some rows, labels included."""
+        ...
+
+    def collate_unlabelled(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Make the batch of some rows to predict."""
+        ...
+
+    def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
+        """The size of each entry of a batch of so many rows of so many tokens; all are int64. For planning.
+
+        Args:
+            segments: Whether the model reads the segment of each token.
+        """
+        ...
+
+    def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """What metrics and predictions need of a batch's outputs: (rows, K), of one width K for all batches."""
+        ...
+
+    def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
+        """What is chosen by the outputs of the validation split (a threshold), never by another's; may be empty."""
+        ...
+
+    def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
+        """Every metric of a whole split; ``kept`` is (rows, K), in row order, in fp32 on the CPU."""
+        ...
+
+    def measure(self, model: TaskModel, tokens: TokenSet, beat: Callable[[], None]) -> Mapping[str, float]:
+        """Metrics that need more of the model than one pass over the rows; may be empty."""
+        ...
+
+    def predictions(
+        self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
+    ) -> Iterator[dict[str, object]]:
+        """What is said of each row, in order, as JSON takes it."""
+        ...
+
+    def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
+        """Rows to predict that the model cannot read, by their index, each with what is wrong."""
+        ...
+
+    def generate(
+        self,
+        model: TaskModel,
+        rows: Sequence[Readable],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_rows: int,
+        beat: Callable[[], None],
+    ) -> Iterator[dict[str, object]] | None:
+        """What a model that writes says of each row; None: :meth:`predictions` says it, after one pass over them.
+
+        Args:
+            model: In eval mode, on its device.
+            rows: Of which none is unfit.
+            tokenizer: Its tokenizer.
+            batch_rows: Rows at once.
+            beat: Called once a batch.
+        """
         ...
 
 

@@ -3,63 +3,98 @@
 Dimension suffixes: ``B`` rows of a batch, ``R`` rows of a split, ``C`` classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 import torch
 
-from dryfit.core.settings import LossSettings
-from dryfit.tasks.base import Batch, pad_rows
+from dryfit.core.tasks import class_metrics
+from dryfit.tasks.base import Batch, Given, Outputs
+from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.losses import make_loss
 from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
-from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.rows import Readable, Row, Splits, check_classes
+from dryfit.tasks.tokens import TokenSet, class_labels
+
+_TRUE_FROM = 0.5
 
 
 @final
-class CriteriaTask:
+class CriteriaTask(EncoderTask):
     """Classification by cross entropy or focal loss.
 
     Args:
-        loss: The ``[loss]`` table.
-        num_labels: Classes.
-        train_counts: Training rows of each class, for ``class_balance``.
-        pad_id: Token that pads rows.
-        train_rows: All training rows; read with ``multi_label``, where the counts do not add up to them.
-        multi_label: A row may have any number of the classes.
+        given: Settings, rows and tokens.
 
     Raises:
         ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
     """
 
-    def __init__(
-        self,
-        loss: LossSettings,
-        *,
-        num_labels: int,
-        train_counts: Mapping[int, int],
-        pad_id: int,
-        train_rows: int = 0,
-        multi_label: bool = False,
-    ) -> None:
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        data, facts = given.data, given.facts
         self._loss = make_loss(
-            loss, num_labels=num_labels, train_counts=train_counts, train_rows=train_rows, multi_label=multi_label
+            given.settings.loss,
+            num_labels=data.num_labels,
+            # Before the rows are known, as for planning, any counts do that every class has some of.
+            train_counts=facts.label_counts or dict.fromkeys(range(data.num_labels), 1),
+            train_rows=facts.train_rows or data.num_labels + 1,
+            multi_label=data.multi_label,
         )
-        self._multi_label = multi_label
-        self._pad_id = pad_id
 
-    def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
-        """Pad some rows and add their labels."""
-        return pad_rows(tokens, rows, pad_id=self._pad_id) | {"labels": tokens.labels_R[list(rows)].long()}
+    @property
+    def num_outputs(self) -> int:
+        """A score for each class."""
+        return self.given.data.num_labels
+
+    @property
+    def classes(self) -> int:
+        """Classes of the data."""
+        return self.given.data.num_labels
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Every metric that such classes have."""
+        return class_metrics(self.given.data.num_labels, multi_label=self.given.data.multi_label)
+
+    def check_rows(self, splits: Splits) -> None:
+        """Refuse training rows that lack a class, or from which one cannot be learned."""
+        check_classes(splits, self.given.data)
+
+    def labels(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Each row's class, or for each class whether the row has it."""
+        return class_labels(rows, self.given.data.num_labels)
+
+    def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
+        """As of any encoder; with ``multi_label`` a label for each class."""
+        sizes = super().batch_sizes(rows, length, segments=segments)
+        return sizes | {"labels": (rows, self.num_outputs)} if self.given.data.multi_label else sizes
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
         """What the loss sum of this batch is divided by."""
         return self._loss.batch_weight(batch)
 
-    def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
         """Weighted loss of all rows."""
+        assert isinstance(outputs, torch.Tensor)
         return self._loss.loss_sum(outputs, batch)
 
-    def metrics(self, outputs: torch.Tensor, tokens: TokenSet) -> dict[str, float]:
+    def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
         """All metrics of a split that its classes have."""
-        compute = multi_label_metrics if self._multi_label else one_class_metrics
-        return compute(outputs, tokens.labels_R)
+        del fitted
+        compute = multi_label_metrics if self.given.data.multi_label else one_class_metrics
+        return compute(kept, tokens.labels_R)
+
+    def predictions(
+        self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
+    ) -> Iterator[dict[str, object]]:
+        """The class, or with ``multi_label`` the classes of at least one half, and each one's probability in fp64."""
+        del tokens, rows
+        scores_RC = kept.double()
+        if self.given.data.multi_label:
+            for probabilities in scores_RC.sigmoid().tolist():
+                has = [index for index, value in enumerate(probabilities) if value >= _TRUE_FROM]
+                yield {"label": has, "probabilities": probabilities}
+            return
+        for probabilities in scores_RC.softmax(dim=-1).tolist():
+            label = max(range(len(probabilities)), key=probabilities.__getitem__)
+            yield {"label": label, "probabilities": probabilities}

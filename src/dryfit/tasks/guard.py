@@ -21,8 +21,7 @@ from transformers import PreTrainedConfig
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.words import few
 from dryfit.meta.configs import most_tokens
-from dryfit.tasks.base import Batch
-from dryfit.tasks.heads import EncoderWithHead
+from dryfit.tasks.base import Batch, Outputs, TaskModel
 from dryfit.tasks.tokens import TokenSet
 
 _VOCABULARY_HINT = "use the tokenizer that the model was trained with, or give the model an embedding for added tokens"
@@ -39,7 +38,7 @@ class Bounds:
         tokens: Rows of the model's embedding.
         segments: Rows of its embedding of segments.
         length: Positions it has.
-        labels: Classes.
+        labels: Classes; None where labels are something else.
     """
 
     tokens: int | None
@@ -54,15 +53,15 @@ def config_bounds(config: PreTrainedConfig) -> Bounds:
     return Bounds(rows if isinstance(rows, int) else None, segments=None, length=most_tokens(config), labels=None)
 
 
-def model_bounds(model: EncoderWithHead) -> Bounds:
+def model_bounds(model: TaskModel) -> Bounds:
     """What a model can take by the tables that it really has."""
-    config = model.encoder.config
-    embedding: Any = model.encoder.get_input_embeddings()
+    config = model.base().config
+    embedding: Any = model.base().get_input_embeddings()
     return Bounds(
         tokens=len(embedding.weight),
         segments=getattr(config, "type_vocab_size", None) if model.takes_types else None,
         length=most_tokens(config),
-        labels=model.spec.num_outputs,
+        labels=model.classes,
     )
 
 
@@ -223,14 +222,18 @@ class BatchGuard:
         part = {name: values[rows_within] for name, values in batch.items()}
         names = self._look.tokens.names_of(list(rows())[rows_within])
         lengths_B = part["attention_mask"].sum(dim=1)
+        classes = (
+            f"labels {_range(part['labels'])} of {self._look.bounds.labels} classes, "
+            if self._look.bounds.labels
+            else ""
+        )
         return (
             f"batch of the split {self._split}: {len(names)} row(s): {few(names, most=_MOST_NAMES)}\n"
-            f"labels {_range(part['labels'])} of {self._look.bounds.labels} classes, "
-            f"token ids {_range(part['input_ids'])} of {self._look.bounds.tokens} in the embedding, "
+            f"{classes}token ids {_range(part['input_ids'])} of {self._look.bounds.tokens} in the embedding, "
             f"{_range(lengths_B)} tokens in a row"
         )
 
-    def check_outputs(self, outputs: torch.Tensor, batch_rows: int, rows: Callable[[], Sequence[int]]) -> None:
+    def check_outputs(self, outputs: Outputs, batch_rows: int, rows: Callable[[], Sequence[int]]) -> None:
         """Look at the shape and the dtype of a model's outputs, which the host knows without waiting.
 
         Args:
@@ -241,14 +244,19 @@ class BatchGuard:
         Raises:
             ConfigError: They are not one score for each row and class.
         """
-        wanted = (batch_rows, self._look.bounds.labels)
-        if tuple(outputs.shape) == wanted and outputs.is_floating_point():
+        classes = self._look.bounds.labels
+        given = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+        wanted = f"({batch_rows}, ...)" if classes is None else f"({batch_rows}, {classes})"
+        if all(one.is_floating_point() and one.shape[:1] == (batch_rows,) for one in given) and (
+            classes is None or [tuple(one.shape) for one in given] == [(batch_rows, classes)]
+        ):
             return
         names = few(self._look.tokens.names_of(rows()))
+        found = " and ".join(f"{tuple(one.shape)} {one.dtype}" for one in given)
         raise ConfigError(
             self._look.doing,
-            f"the model gives {tuple(outputs.shape)} {outputs.dtype} for {batch_rows} rows: {names}",
-            allowed=f"{wanted} of a floating-point dtype: a score for each row and class",
+            f"the model gives {found} for {batch_rows} rows: {names}",
+            allowed=f"{wanted} of a floating-point dtype: a score for each row" + (" and class" if classes else ""),
             hint="use another model: this one does not keep to (rows, tokens, width)",
         )
 

@@ -5,7 +5,7 @@ Dimension suffixes: ``B`` rows, ``L`` tokens, ``D`` encoder width, ``C`` classes
 
 import inspect
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import HeadSettings
+from dryfit.tasks.base import TaskModel
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}
 
@@ -62,17 +63,20 @@ class AttentionPooling(nn.Module):
         return (hidden_BLD * scores_BL.softmax(dim=1).unsqueeze(-1)).sum(dim=1)
 
 
-class EncoderWithHead(nn.Module):
+class EncoderWithHead(TaskModel):
     """Scores of each row from an encoder's last hidden states.
 
     Pooling sees no padding. The head runs in fp32 whatever the encoder's precision: its few operations cost nothing
     there, and small score differences survive.
     """
 
-    def __init__(self, encoder: PreTrainedModel, spec: HeadSpec) -> None:
+    encoder_paths = ("encoder",)
+
+    def __init__(self, encoder: PreTrainedModel, spec: HeadSpec, *, classes: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.spec = spec
+        self.classes = classes
         self.head = _head(_width(encoder), spec)
         self.takes_types = takes_types(encoder)
         self._unneeded = _unneeded_outputs(encoder)
@@ -96,6 +100,10 @@ class EncoderWithHead(nn.Module):
         hidden_BLD = self.encoder(**inputs, **self._unneeded)[0]
         with torch.autocast(hidden_BLD.device.type, enabled=False):
             return self.head(self.pool(hidden_BLD.to(self.head[-1].weight.dtype), attention_mask))
+
+    def base(self) -> PreTrainedModel:
+        """The encoder."""
+        return self.encoder
 
     def pool(self, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """What the head starts from: one vector for each row, padding left out, or all where the head itself pools."""
@@ -170,22 +178,27 @@ def encoder_parts(encoder: PreTrainedModel) -> EncoderParts:
     return EncoderParts(depth, depth_of)
 
 
-def freeze(model: EncoderWithHead, layers: int) -> None:
-    """Keep the embeddings and the first layers of the encoder as they are; 0 freezes nothing.
+def freeze(model: TaskModel, layers: int) -> None:
+    """Keep the embeddings and the first layers of each encoder as they are; 0 freezes nothing.
 
     Raises:
-        ConfigError: The encoder has not so many layers.
+        ConfigError: An encoder has not so many layers.
     """
+    for path in model.encoder_paths:
+        _freeze(cast("PreTrainedModel", model.get_submodule(path)), layers)
+
+
+def _freeze(encoder: PreTrainedModel, layers: int) -> None:
     if layers == 0:
         return
-    parts = encoder_parts(model.encoder)
+    parts = encoder_parts(encoder)
     if layers > parts.depth:
         raise ConfigError(
             f"freezing the first {layers} layers",
             f"the encoder has {parts.depth}",
             allowed=f"regularization.freeze_layers from 0 to {parts.depth}",
         )
-    for name, parameter in model.encoder.named_parameters():
+    for name, parameter in encoder.named_parameters():
         if parts.depth_of[name] <= layers and not _follows_layers(name, parts):
             parameter.requires_grad_(False)
 

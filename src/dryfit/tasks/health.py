@@ -10,7 +10,8 @@ from dryfit.meta.adapters import ADAPTER_FILE
 from dryfit.meta.health import Candidate, adapter_health, health, pretrained_candidate
 from dryfit.meta.matching import Wishes
 from dryfit.meta.source import FolderSource, local_folder
-from dryfit.tasks.load import DRYFIT_FILE, WEIGHTS_FILE, kind_of, trained_model
+from dryfit.tasks.load import WEIGHTS_FILE, kind_of, trained_model
+from dryfit.tasks.model_input import DRYFIT_FILE
 
 _CONFIG_FILE = "config.json"
 
@@ -34,7 +35,7 @@ def folder_health(source: str, task: str | None = None, *, trust: bool = False) 
         raise LoadError(
             f"looking at {source}", "there is no such folder", allowed="a model's folder; nothing is downloaded"
         )
-    if kind is None and (folder / DRYFIT_FILE).is_file():
+    if kind is None and (folder / DRYFIT_FILE).is_file() and not (folder / ADAPTER_FILE).is_file():
         return health(folder / WEIGHTS_FILE, Subject.TRAINED, lambda: _trained(folder, trust=trust))
     if (folder / ADAPTER_FILE).is_file() and not (folder / _CONFIG_FILE).is_file():
         if task is not None:

@@ -7,14 +7,26 @@ Dimension suffixes: ``B`` rows of a batch, ``C`` classes; ``N`` answers for a cl
 """
 
 from collections.abc import Mapping
-from typing import final
+from typing import Protocol, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import LossSettings
-from dryfit.tasks.base import Batch, Loss
+from dryfit.tasks.base import Batch
+
+
+class ScoreLoss(Protocol):
+    """A loss of scores: a sum over rows, and what it is to be divided by."""
+
+    def batch_weight(self, batch: Batch) -> torch.Tensor:
+        """The normaliser of a batch, 0-dimensional."""
+        ...
+
+    def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The loss of (B, C) scores, summed over the rows, 0-dimensional."""
+        ...
 
 
 @final
@@ -103,7 +115,7 @@ class MultiLabelLoss:
 
 def make_loss(
     loss: LossSettings, *, num_labels: int, train_counts: Mapping[int, int], train_rows: int, multi_label: bool
-) -> Loss:
+) -> ScoreLoss:
     """The loss that the ``[loss]`` table and the kind of labels ask for.
 
     Raises:

@@ -4,6 +4,7 @@ Dimension suffixes: ``R`` rows of a split, ``C`` classes.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from sklearn.metrics import accuracy_score, matthews_corrcoef, precision_recall_fscore_support, roc_auc_score
 from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
 
-from dryfit.core.choices import Metric, metrics_of
+from dryfit.core.choices import Metric
 from dryfit.core.errors import ConfigError
+from dryfit.tasks.base import Task
 
 _BINS = 15
 """Of the calibration error, as in Guo et al. 2017, arXiv:1706.04599."""
@@ -80,18 +82,18 @@ def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> di
     return _plain(found)
 
 
-def check_metric(metric: Metric, num_labels: int, *, multi_label: bool = False) -> None:
-    """Refuse a metric that these classes do not have.
+def check_metrics(task: Task, asked: Iterable[str]) -> None:
+    """Refuse a metric that a task does not give with these rows.
 
     Raises:
-        ConfigError: They do not have it.
+        ConfigError: There is one.
     """
-    known = metrics_of(num_labels, multi_label=multi_label)
-    if metric not in known:
-        words = f"{num_labels} classes" + (", any number of them to a row" if multi_label else "")
-        raise ConfigError(
-            "checking study.metric", f"{metric} with {words}", allowed=", ".join(known), hint="use f1_macro"
-        )
+    known = task.metric_names()
+    for metric in asked:
+        if metric not in known:
+            data = task.given.data
+            words = f"{data.num_labels} classes" + (", any number of them to a row" if data.multi_label else "")
+            raise ConfigError("checking study.metric", f"{metric} with {words}", ", ".join(known), f"use {known[0]}")
 
 
 def _counted(truth: np.ndarray, guess: np.ndarray, classes: int) -> Any:

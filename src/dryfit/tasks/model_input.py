@@ -1,65 +1,122 @@
 """What a trained model needs to know of the rows it was trained on, kept in its ``dryfit.json``."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from dryfit.core.choices import Task as TaskName
 from dryfit.core.errors import LoadError
-from dryfit.core.settings import DataSettings, Settings
-from dryfit.tasks.load import DRYFIT_FILE
-from dryfit.tasks.tokens import Tokens
+from dryfit.core.settings import DataSettings, Settings, TrialSettings
+from dryfit.tasks.base import Given
+from dryfit.tasks.tokens import TokenFacts
+
+DRYFIT_FILE = "dryfit.json"
+FORMAT = 2
+"""Of :data:`DRYFIT_FILE`. Format 1 knew the task ``criteria`` alone, and said of it only what its head needs."""
 
 
 class ModelInput(Settings):
-    """From a row to what the model reads.
+    """From a row to what the model reads, and from what it gives to what is said of the row.
 
     Attributes:
+        task: What it learned.
         id: Column with the row's id.
         text: Column with the text.
         criterion: Column with the criterion; None: the model reads text alone.
-        max_length: Tokens a row is cut to.
+        max_length: Tokens a row, or a window of it, is cut to.
         pad_id: The token that rows are padded with.
+        num_labels: Classes of the data it was trained on.
         multi_label: Each class has a probability of its own.
+        cls_last: The classification token is each row's last one.
+        settings: What it was trained with; of a model's folder only the last part of its path.
+        fitted: What was chosen on the validation rows.
     """
 
+    task: TaskName = TaskName.CRITERIA
     id: str
     text: str
     criterion: str | None
     max_length: int
     pad_id: int
+    num_labels: int = 2
     multi_label: bool
+    cls_last: bool = False
+    settings: TrialSettings = TrialSettings()
+    fitted: dict[str, float] = Field(default_factory=dict[str, float])
+
+    @property
+    def given(self) -> Given:
+        """What the task is made from to use the model."""
+        train = self.settings.train.model_copy(update={"max_length": self.max_length})
+        data = DataSettings(id=self.id, text=self.text, num_labels=self.num_labels, multi_label=self.multi_label)
+        return Given(
+            settings=self.settings.model_copy(update={"train": train}),
+            data=data if self.criterion is None else data.model_copy(update={"criterion": self.criterion}),
+            facts=TokenFacts(pad_id=self.pad_id, cls_last=self.cls_last, pairs=self.criterion is not None),
+            fitted=self.fitted,
+        )
 
 
-def model_input(data: DataSettings, tokens: Tokens, *, max_length: int) -> ModelInput:
-    """What a model trained on these tokens needs to know."""
+def model_input(task: TaskName, given: Given) -> ModelInput:
+    """What a model trained so needs to know."""
+    data, facts, model = given.data, given.facts, given.settings.model
+    name = model.name.rstrip("/").rpartition("/")[2] if model.name.startswith(("/", "~", ".")) else model.name
     return ModelInput(
+        task=task,
         id=data.id,
         text=data.text,
-        criterion=data.criterion if tokens.pairs else None,
-        max_length=max_length,
-        pad_id=tokens.pad_id,
+        criterion=data.criterion if facts.pairs else None,
+        max_length=given.settings.train.max_length,
+        pad_id=facts.pad_id,
+        num_labels=data.num_labels,
         multi_label=data.multi_label,
+        cls_last=facts.cls_last,
+        settings=given.settings.model_copy(update={"model": model.model_copy(update={"name": name})}),
+        fitted=dict(given.fitted),
     )
 
 
-def read_model_input(folder: Path) -> ModelInput:
+def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:
     """Read it from a model's folder.
+
+    Args:
+        folder: The model's.
+        doing: For messages.
+        to_load: What the rows are like need not be known.
 
     Raises:
         LoadError: The folder holds no model that dryfit trained, or one that does not say.
     """
-    doing = f"reading {folder / DRYFIT_FILE}"
+    doing = doing or f"reading {folder / DRYFIT_FILE}"
     allowed = "a folder that `dryfit train` wrote, or a trial's best weights"
     try:
         meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise LoadError(doing, str(error).strip().splitlines()[0], allowed) from error
-    if "input" not in meta:
+        raise LoadError(doing, str(error).strip().splitlines()[0], allowed, "the folder is damaged") from error
+    if meta.get("format") not in (1, FORMAT):
+        raise LoadError(doing, f"format {meta.get('format')!r}", allowed=f"1 or {FORMAT}", hint="upgrade dryfit")
+    if "input" not in meta and not to_load:
         hint = "an earlier dryfit saved it: train it once more with `dryfit train`"
         raise LoadError(doing, "it does not say what rows the model reads", allowed, hint)
     try:
-        return ModelInput.model_validate_json(json.dumps(meta["input"]))
+        return ModelInput.model_validate_json(json.dumps(_of_format_2(meta)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise LoadError(doing, f"input.{'.'.join(map(str, first['loc']))}: {first['msg']}", allowed) from error
+
+
+def _of_format_2(meta: Mapping[str, Any]) -> Any:
+    if meta["format"] == FORMAT:
+        return meta.get("input")
+    unknown = {"id": "id", "text": "text", "criterion": "criterion", "max_length": 8, "pad_id": 0, "multi_label": False}
+    return {
+        **unknown,
+        **meta.get("input", {}),
+        "num_labels": meta.get("num_outputs"),
+        "cls_last": meta.get("cls_last"),
+        "multi_label": meta.get("multi_label", False),
+        "settings": {"head": meta.get("head")},
+    }

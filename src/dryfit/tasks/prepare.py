@@ -3,25 +3,29 @@
 from pathlib import Path
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.settings import DataSettings, ModelSettings
 from dryfit.meta.configs import load_tokenizer, most_tokens
-from dryfit.meta.pretrained import encoder_config
+from dryfit.meta.pretrained import pretrained_config
 from dryfit.meta.source import model_identity
+from dryfit.tasks.base import Task
 from dryfit.tasks.guard import check_tokens, config_bounds
 from dryfit.tasks.rows import Splits, fingerprint, load_splits
-from dryfit.tasks.tokens import Tokens, load_tokens, save_tokens, token_folder, tokenise
+from dryfit.tasks.tokens import Tokens, load_tokens, save_tokens, token_folder
 
 
-def prepared_tokens(
-    data: DataSettings,
-    model: ModelSettings,
-    max_length: int,
-    *,
-    cache_dir: Path,
-    data_fingerprint: str,
-    only: tuple[str, ...] | None,
-) -> Tokens:
-    """Tokens of a study's data for one (model, length): from the cache, else made again.
+def checked_splits(task: Task) -> Splits:
+    """The rows that a task reads.
+
+    Raises:
+        ConfigError: The sources are not named as they must be.
+        DataError: A file, row or value is wrong, or nothing can be learned from them.
+    """
+    splits = load_splits(task.given.data, task.required, task.further)
+    task.check_rows(splits)
+    return splits
+
+
+def prepared_tokens(task: Task, *, cache_dir: Path, data_fingerprint: str, only: tuple[str, ...] | None) -> Tokens:
+    """Tokens of a study's data as a task reads them: from the cache, else made again.
 
     Args:
         only: As in :func:`dryfit.tasks.tokens.load_tokens`.
@@ -29,13 +33,10 @@ def prepared_tokens(
     Raises:
         DataError: They had to be made again and the data is no longer what the study was checked with.
     """
-    folder = token_folder(
-        cache_dir, data_fingerprint=data_fingerprint, identity=model_identity(model), max_length=max_length
-    )
-    tokens = load_tokens(folder, only=only)
+    tokens = load_tokens(_folder(task, cache_dir, data_fingerprint), only=only)
     if tokens is not None:
         return tokens
-    splits = load_splits(data)
+    splits = checked_splits(task)
     found = fingerprint(splits)
     if found != data_fingerprint:
         raise DataError(
@@ -44,19 +45,18 @@ def prepared_tokens(
             allowed=f"the rows the study was started with: fingerprint {data_fingerprint}",
             hint="restore the data files, or start another study",
         )
-    return cache_tokens(splits, model, max_length, cache_dir=cache_dir, data_fingerprint=found)
+    return cache_tokens(task, splits, cache_dir=cache_dir, data_fingerprint=found)
 
 
-def cache_tokens(
-    splits: Splits, model: ModelSettings, max_length: int, *, cache_dir: Path, data_fingerprint: str
-) -> Tokens:
+def cache_tokens(task: Task, splits: Splits, *, cache_dir: Path, data_fingerprint: str) -> Tokens:
     """Tokenise checked rows and put them into the cache; taken from there if they are already.
 
     Raises:
         ConfigError: The model has no positions for such a length.
         DataError: A token has no place in the model's embedding.
     """
-    config = encoder_config(model)
+    model, max_length = task.given.settings.model, task.given.settings.train.max_length
+    config = pretrained_config(model, task.kind)
     limit = most_tokens(config)
     if limit is not None and max_length > limit:
         raise ConfigError(
@@ -64,13 +64,22 @@ def cache_tokens(
             f"train.max_length is {max_length}",
             allowed=f"at most {limit}: the model has no more positions",
         )
-    folder = token_folder(
-        cache_dir, data_fingerprint=data_fingerprint, identity=model_identity(model), max_length=max_length
-    )
+    folder = _folder(task, cache_dir, data_fingerprint)
     tokens = load_tokens(folder)
     if tokens is None:
-        tokens = tokenise(splits, load_tokenizer(model), max_length)
+        tokens = task.tokenise(splits, load_tokenizer(model))
         save_tokens(folder, tokens)
     for name, split in tokens.splits.items():
         check_tokens(name, split, config_bounds(config))
     return tokens
+
+
+def _folder(task: Task, cache_dir: Path, data_fingerprint: str) -> Path:
+    settings = task.given.settings
+    return token_folder(
+        cache_dir,
+        data_fingerprint=data_fingerprint,
+        identity=model_identity(settings.model),
+        max_length=settings.train.max_length,
+        task=task.token_key(),
+    )

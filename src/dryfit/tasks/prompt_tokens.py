@@ -7,6 +7,7 @@ Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` example
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import Final, final
 
 import torch
@@ -17,8 +18,20 @@ from dryfit.core.settings import LmSettings
 from dryfit.tasks.prompts import Exchange, Part
 from dryfit.tasks.tokens import TokenSet
 
-PROMPT_TOKENS, PART = 0, 1
-"""Columns of an example's labels: how many tokens its prompt has, and which :class:`Part` it is of."""
+ROLES: Final = "roles"
+"""What each token of a split is: its entry of ``TokenSet.extra``, uint8."""
+
+
+class Role(IntFlag):
+    """What a token is."""
+
+    FIRST = 1
+    """It begins an example."""
+    ANSWER = 2
+    """It is part of an answer, or its end."""
+    CRITERIA = 4
+    """Its example asks for the criteria answer."""
+
 
 _FEW_SPARE: Final = 2
 _MOST_CUTS: Final = 24
@@ -156,17 +169,37 @@ class PromptTokenizer:
         return encoded["input_ids"]
 
 
-def example_set(examples: Sequence[Example]) -> TokenSet:
-    """Examples as one split; its labels are (examples, 2): see :data:`PROMPT_TOKENS`."""
-    starts_R = torch.zeros(len(examples) + 1, dtype=torch.int64)
-    starts_R[1:] = torch.tensor([len(example.ids) for example in examples]).cumsum(0)
+def sequences(examples: Sequence[Example], packs: Iterable[Sequence[int]] | None = None) -> TokenSet:
+    """Examples as the rows of one split, each alone or several one behind the other.
+
+    What each token is stands in ``extra`` (:class:`Role`). A row's label says how many examples it has.
+
+    Args:
+        examples: One at least.
+        packs: The examples of each row; None: each alone.
+    """
+    rows = [[example] for example in examples] if packs is None else [[examples[one] for one in row] for row in packs]
+    lengths = [sum(len(example.ids) for example in row) for row in rows]
+    starts_R = torch.zeros(len(rows) + 1, dtype=torch.int64)
+    starts_R[1:] = torch.tensor(lengths).cumsum(0)
     return TokenSet(
-        ids_T=torch.tensor([one for example in examples for one in example.ids], dtype=torch.int32),
+        ids_T=torch.tensor([one for row in rows for example in row for one in example.ids], dtype=torch.int32),
         types_T=None,
         starts_R=starts_R,
-        labels_R=torch.tensor([(example.prompt_tokens, example.part) for example in examples], dtype=torch.int64),
-        row_ids=tuple(example.name for example in examples),
+        labels_R=torch.tensor([[len(row)] for row in rows], dtype=torch.int64),
+        row_ids=tuple(", ".join(example.name for example in row) for row in rows),
+        extra={
+            ROLES: torch.tensor([one for row in rows for example in row for one in _roles(example)]).to(torch.uint8)
+        },
     )
+
+
+def _roles(example: Example) -> list[int]:
+    answered = len(example.ids) - example.prompt_tokens
+    asked = Role.CRITERIA if example.part is Part.CRITERIA else Role(0)
+    roles = [asked] * example.prompt_tokens + [asked | Role.ANSWER] * answered
+    roles[0] |= Role.FIRST
+    return [int(role) for role in roles]
 
 
 def _chats(tokenizer: PreTrainedTokenizerBase, lm: LmSettings) -> bool:

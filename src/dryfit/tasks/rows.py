@@ -3,9 +3,10 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import xxhash
 
@@ -15,6 +16,8 @@ from dryfit.core.settings import DataSettings
 from dryfit.tasks.sources import RawRow, read_rows
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
+_OPTIONAL: Final = ("id", "criterion", "group", "evidence")
+"""Columns that are read where they are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class Row:
     Attributes:
         id: Unique over all splits.
         criterion: What the text is asked for; None where the data set has text alone.
-        label: Its class, or with ``data.multi_label`` the classes it has, in order; it may have none.
+        label: Its class, or with ``data.multi_label`` the classes it has, in order; it may have none. None where the
+            task reads no label.
         group: What may not cross splits; the row's own id where the data set has no groups.
         evidence: Spans [start, end) of characters of the text.
         place: Where the row came from, for messages.
@@ -33,10 +37,12 @@ class Row:
     id: str
     text: str
     criterion: str | None
-    label: int | tuple[int, ...]
+    label: int | tuple[int, ...] | None
     group: str
     evidence: tuple[tuple[int, int], ...]
     place: str
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Columns that the task asked for, as they stand in the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +92,18 @@ Splits = dict[str, tuple[Row, ...]]
 """Rows by split: train, validation and, where asked for, test."""
 
 
-def load_splits(data: DataSettings) -> Splits:
+LABELLED: Final = frozenset({"label"})
+"""What a row must have where nothing else is said."""
+
+
+def load_splits(data: DataSettings, required: Set[str] = LABELLED, further: tuple[str, ...] = ()) -> Splits:
     """Read and check all splits of a study.
+
+    Args:
+        data: Where they are.
+        required: What each row must have beside its text: ``label``, ``evidence``, ``criterion``. The names are keys
+            of ``[data]``; their values name the columns.
+        further: Columns that each row must have and keeps in ``extra``.
 
     Raises:
         ConfigError: The sources are not named as they must be.
@@ -98,7 +114,7 @@ def load_splits(data: DataSettings) -> Splits:
         if any(named.values()):
             given = ", ".join(f"data.{name}" for name, source in named.items() if source)
             raise ConfigError("reading [data]", f"data.file and {given} are both given", allowed="one or the other")
-        splits = split_by_group(_checked(data.file, data), data)
+        splits = split_by_group(_checked(data.file, data, required, further), data)
     else:
         absent = [f"data.{name}" for name in (TRAIN, VALIDATION) if not named[name]]
         if absent:
@@ -107,7 +123,7 @@ def load_splits(data: DataSettings) -> Splits:
                 f"{' and '.join(absent)} not given",
                 allowed="data.train and data.validation, or data.file",
             )
-        splits = {name: _checked(source, data) for name, source in named.items() if source}
+        splits = {name: _checked(source, data, required, further) for name, source in named.items() if source}
         splits[TRAIN] = splits[TRAIN][: data.train_limit]
         splits[VALIDATION] = splits[VALIDATION][: data.validation_limit]
     _check_across(splits, data)
@@ -153,6 +169,7 @@ def fingerprint(splits: Splits) -> str:
         state.update(f"\x1d{name}\x1d{len(splits[name])}".encode())
         for row in splits[name]:
             parts = (row.id, row.text, row.criterion, row.label, row.group, row.evidence)
+            parts = (*parts, row.extra) if row.extra else parts
             state.update(json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass"))
     return state.hexdigest()
 
@@ -163,6 +180,8 @@ def label_counts(rows: tuple[Row, ...]) -> dict[int, int]:
 
 
 def _labels_of(row: Row) -> tuple[int, ...]:
+    if row.label is None:
+        return ()
     return row.label if isinstance(row.label, tuple) else (row.label,)
 
 
@@ -184,32 +203,34 @@ def unlabelled_row(raw: RawRow, columns: Columns) -> UnlabelledRow:
     )
 
 
-def _checked(source: str, data: DataSettings) -> tuple[Row, ...]:
+def _checked(source: str, data: DataSettings, required: Set[str], further: tuple[str, ...]) -> tuple[Row, ...]:
     raw_rows = read_rows(source)
     if not raw_rows:
         raise DataError(f"reading {source}", "it has no rows", allowed="at least one row")
     first = raw_rows[0].values
-    optional = {name: getattr(data, name) in first for name in ("id", "criterion", "group", "evidence")}
-    return tuple(_row(raw, data, optional) for raw in raw_rows)
+    has = {name: name in required or getattr(data, name) in first for name in _OPTIONAL} | {
+        "label": "label" in required
+    }
+    return tuple(_row(raw, data, has, further) for raw in raw_rows)
 
 
-def _row(raw: RawRow, data: DataSettings, optional: dict[str, bool]) -> Row:
-    for name in ("text", "label", *optional):
-        column = getattr(data, name)
-        wanted = optional.get(name, True)
+def _row(raw: RawRow, data: DataSettings, has: Mapping[str, bool], further: tuple[str, ...]) -> Row:
+    columns = {data.text: True, **{getattr(data, name): wanted for name, wanted in has.items()}}
+    for column, wanted in (columns | dict.fromkeys(further, True)).items():
         if wanted != (column in raw.values):
             found = f"column {column!r} is missing" if wanted else f"column {column!r} is here, not in the first row"
             raise _error(raw, found, allowed=f"columns of this row: {', '.join(map(str, raw.values))}")
     text = _text(raw, data.text)
-    row_id = _name(raw, data.id) if optional["id"] else f"{raw.source}:{raw.number}"
+    row_id = _name(raw, data.id) if has["id"] else f"{raw.source}:{raw.number}"
     return Row(
         id=row_id,
         text=text,
-        criterion=_text(raw, data.criterion) if optional["criterion"] else None,
-        label=_several_labels(raw, data) if data.multi_label else _label(raw, data),
-        group=_name(raw, data.group) if optional["group"] else row_id,
-        evidence=_spans(raw, data.evidence, text) if optional["evidence"] else (),
+        criterion=_text(raw, data.criterion) if has["criterion"] else None,
+        label=_class_of(raw, data) if has["label"] else None,
+        group=_name(raw, data.group) if has["group"] else row_id,
+        evidence=_spans(raw, data.evidence, text) if has["evidence"] else (),
         place=raw.place,
+        extra={column: raw.values[column] for column in further},
     )
 
 
@@ -227,6 +248,10 @@ def _name(raw: RawRow, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise _error(raw, f"{column} is {value!r}", allowed="a text or an integer")
     return str(value)
+
+
+def _class_of(raw: RawRow, data: DataSettings) -> int | tuple[int, ...]:
+    return _several_labels(raw, data) if data.multi_label else _label(raw, data)
 
 
 def _label(raw: RawRow, data: DataSettings) -> int:
@@ -310,11 +335,15 @@ def _check_across(splits: Splits, data: DataSettings) -> None:
                 f"column {data.criterion!r} is in some splits only",
                 allowed="a criterion in all rows or in none",
             )
-    _check_classes(splits[TRAIN], data)
 
 
-def _check_classes(rows: tuple[Row, ...], data: DataSettings) -> None:
-    """Classes from which nothing can be learned: no training row has them, or every one where each is for itself."""
+def check_classes(splits: Splits, data: DataSettings) -> None:
+    """Refuse classes from which nothing is learned: no training row has them, or every one where each is for itself.
+
+    Raises:
+        DataError: There is one.
+    """
+    rows = splits[TRAIN]
     counts = label_counts(rows)
     absent = [str(label) for label in range(data.num_labels) if label not in counts]
     if absent:

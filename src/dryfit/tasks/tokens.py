@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 import xxhash
@@ -21,21 +22,25 @@ from dryfit.tasks.rows import TRAIN, Readable, Row, Splits, UnlabelledRow
 _FORMAT = 2
 _CHUNK_ROWS = 1000
 _META_FILE = "tokens.json"
+_EXTRA = "extra."
 # transformers 5 no longer has these number the segments, which their models were pretrained with.
 _SEGMENTED = frozenset({"AlbertTokenizer", "XLNetTokenizer"})
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSet:
-    """One split, tokenised.
+    """One split, tokenised. What is a row here may be a window of a row of the data.
 
     Attributes:
         ids_T: Token ids of all rows, int32.
         types_T: Segment of each token, uint8; None where the tokenizer has no segments.
         starts_R: Where each row begins, int64, and a last entry where the last one ends.
-        labels_R: Label of each row, int64; where a row may have any number of them (rows, classes), uint8, 1 for each
-            that it has.
+        labels_R: Label of each row, as its task makes them. Of ``criteria``: int64; where a row may have any number of
+            them (rows, classes), uint8, 1 for each that it has.
         row_ids: ``id`` of each row, or the file that has them: only a message about some rows needs it.
+        extra: What else a task keeps, by name. Two splits are joined by putting one behind the other, so nothing in
+            here may count from the split's beginning.
+        source_R: Where rows are windows: which row of the data each is of, int64, from 0, ascending. None: its own.
     """
 
     ids_T: torch.Tensor
@@ -43,6 +48,8 @@ class TokenSet:
     starts_R: torch.Tensor
     labels_R: torch.Tensor
     row_ids: tuple[str, ...] | Path = ()
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    source_R: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels_R)
@@ -58,10 +65,35 @@ class TokenSet:
         return self.starts_R[1:] - self.starts_R[:-1]
 
     def label_counts(self, num_labels: int) -> dict[int, int]:
-        """Rows that have each label."""
+        """Rows that have each of some classes; empty where labels are no classes."""
+        if self.labels_R.is_floating_point() or (self.labels_R.ndim > 1 and self.labels_R.dtype != torch.uint8):
+            return {}
         has_several = self.labels_R.ndim > 1
         counts = self.labels_R.sum(dim=0) if has_several else torch.bincount(self.labels_R, minlength=num_labels)
         return dict(enumerate(counts.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """What a task knows of the tokens of its data, beside the tokens themselves; by default, before there are any.
+
+    Attributes:
+        pad_id: The token rows are padded with.
+        cls_last: The classification token stands at the end of a row, not at its start.
+        pairs: Rows are (criterion, text), not text alone.
+        train_rows: Rows of the training split.
+        label_counts: Training rows that have each class.
+    """
+
+    pad_id: int = 0
+    cls_last: bool = False
+    pairs: bool = True
+    train_rows: int = 0
+    label_counts: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
+NOT_TOKENISED: Final = TokenFacts()
+"""Nothing is known of the tokens: there are none yet, or none are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +111,62 @@ class Tokens:
     cls_last: bool
     pairs: bool
 
+    def facts(self, num_labels: int) -> TokenFacts:
+        """What a task knows of them."""
+        train = self.splits.get(TRAIN)
+        return TokenFacts(
+            pad_id=self.pad_id,
+            cls_last=self.cls_last,
+            pairs=self.pairs,
+            train_rows=len(train) if train is not None else 0,
+            label_counts=train.label_counts(num_labels) if train is not None else {},
+        )
 
-def token_folder(cache_dir: Path, *, data_fingerprint: str, identity: str, max_length: int) -> Path:
-    """Where the tokens of one (data, model, length) are cached."""
-    parts = "\x1f".join((str(_FORMAT), data_fingerprint, identity, str(max_length)))
+
+def token_folder(cache_dir: Path, *, data_fingerprint: str, identity: str, max_length: int, task: str = "") -> Path:
+    """Where the tokens of one (data, model, length, and what a task adds to these) are cached."""
+    parts = "\x1f".join((str(_FORMAT), data_fingerprint, identity, str(max_length), *((task,) if task else ())))
     return cache_dir / xxhash.xxh3_128_hexdigest(parts.encode())
 
 
-def tokenise(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Tokens:
+def tokenise(
+    splits: Splits, labels: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> Tokens:
     """Tokenise (criterion, text), or text alone, cutting only the text.
+
+    Args:
+        splits: Rows by split.
+        labels: Their labels, by split; the first dimension is the row.
+        tokenizer: The model's.
+        max_length: Tokens a row is cut to.
 
     Raises:
         DataError: A criterion leaves no room for any text.
         ConfigError: The tokenizer has no padding token.
     """
-    pad_id = tokenizer.pad_token_id
-    if not isinstance(pad_id, int):
-        raise ConfigError("tokenising the data", "the tokenizer has no padding token", allowed="an encoder's tokenizer")
     crowded = crowded_criteria((row for rows in splits.values() for row in rows), tokenizer, max_length)
     for error in crowded.values():
         raise error
-    labels = _labels(splits)
     sets = {
         name: replace(token_set(rows, labels[name], tokenizer, max_length), row_ids=tuple(row.id for row in rows))
         for name, rows in splits.items()
     }
+    return tokens_of(sets, tokenizer, pairs=splits[TRAIN][0].criterion is not None)
+
+
+def tokens_of(sets: Mapping[str, TokenSet], tokenizer: PreTrainedTokenizerBase, *, pairs: bool) -> Tokens:
+    """Tokenised splits, with what the tokenizer says of them.
+
+    Raises:
+        ConfigError: The tokenizer has no padding token.
+    """
+    pad_id = tokenizer.pad_token_id
+    if not isinstance(pad_id, int):
+        raise ConfigError("tokenising the data", "the tokenizer has no padding token", allowed="an encoder's tokenizer")
     train = sets[TRAIN]
     first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
     cls_last = last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
-    return Tokens(sets, pad_id=pad_id, cls_last=cls_last, pairs=splits[TRAIN][0].criterion is not None)
+    return Tokens(sets, pad_id=pad_id, cls_last=cls_last, pairs=pairs)
 
 
 def joined(first: TokenSet, second: TokenSet) -> TokenSet:
@@ -118,7 +177,15 @@ def joined(first: TokenSet, second: TokenSet) -> TokenSet:
         types_T=torch.cat(types) if types else None,
         starts_R=torch.cat([first.starts_R, second.starts_R[1:] + first.starts_R[-1]]),
         labels_R=torch.cat([first.labels_R, second.labels_R]),
+        extra={name: torch.cat([values, second.extra[name]]) for name, values in first.extra.items()},
+        source_R=_joined_sources(first.source_R, second.source_R),
     )
+
+
+def _joined_sources(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
+    if first is None or second is None:
+        return None
+    return torch.cat([first, second + first[-1] + 1])
 
 
 def save_tokens(folder: Path, tokens: Tokens) -> None:
@@ -130,6 +197,9 @@ def save_tokens(folder: Path, tokens: Tokens) -> None:
         tensors = {"ids": split.ids_T, "starts": split.starts_R, "labels": split.labels_R}
         if split.types_T is not None:
             tensors["types"] = split.types_T
+        if split.source_R is not None:
+            tensors["source"] = split.source_R
+        tensors |= {f"{_EXTRA}{key}": values for key, values in split.extra.items()}
         save_file(tensors, temporary / f"{name}.safetensors")
         (temporary / _row_ids_file(name)).write_text(json.dumps(split.names_of(range(len(split)))), encoding="utf-8")
     meta = {
@@ -169,6 +239,8 @@ def load_tokens(folder: Path, *, only: tuple[str, ...] | None = None) -> Tokens 
                 tensors["starts"],
                 tensors["labels"],
                 row_ids=folder / _row_ids_file(name),
+                extra={key.removeprefix(_EXTRA): values for key, values in tensors.items() if key.startswith(_EXTRA)},
+                source_R=tensors.get("source"),
             )
     return Tokens(sets, pad_id=meta["pad_id"], cls_last=meta["cls_last"], pairs=meta["pairs"])
 
@@ -208,16 +280,14 @@ def crowded_criteria(
     }
 
 
-def _labels(splits: Splits) -> dict[str, torch.Tensor]:
-    """Labels of each split; lists of them as (rows, classes). No class is without a training row: that was checked."""
-    several = {name: [row.label for row in rows if isinstance(row.label, tuple)] for name, rows in splits.items()}
-    if not several[TRAIN]:
-        return {name: torch.tensor([row.label for row in rows], dtype=torch.int64) for name, rows in splits.items()}
-    classes = 1 + max(label for labels in several[TRAIN] for label in labels)
-    found = {name: torch.zeros((len(rows), classes), dtype=torch.uint8) for name, rows in splits.items()}
-    for name, rows in several.items():
-        for row, labels in enumerate(rows):
-            found[name][row, list(labels)] = 1
+def class_labels(rows: Sequence[Row], num_labels: int) -> torch.Tensor:
+    """Each row's class (rows,), int64; lists of classes as (rows, classes), uint8, 1 for each that the row has."""
+    several = [row.label for row in rows if isinstance(row.label, tuple)]
+    if not several:
+        return torch.tensor([row.label for row in rows], dtype=torch.int64)
+    found = torch.zeros((len(rows), num_labels), dtype=torch.uint8)
+    for row, labels in enumerate(several):
+        found[row, list(labels)] = 1
     return found
 
 

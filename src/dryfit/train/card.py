@@ -13,6 +13,7 @@ from dryfit.core.jobs import FinalRequest, FinalResult
 from dryfit.core.settings import PACKAGED_MODEL, Settings
 from dryfit.core.trial import TrialConfig
 from dryfit.core.version import VERSION
+from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import AttentionPooling, EncoderWithHead
 from dryfit.tasks.model_input import ModelInput
 
@@ -70,7 +71,7 @@ class Trained:
     request: FinalRequest
     result: FinalResult
     model_input: ModelInput
-    model: EncoderWithHead
+    model: TaskModel
 
     @property
     def config(self) -> TrialConfig:
@@ -80,13 +81,14 @@ class Trained:
 
 def example(trained: Trained) -> str:
     """A program that opens the folder without dryfit and classifies one row; run it inside the folder."""
-    read = trained.model_input
+    read, model = trained.model_input, trained.model
+    assert isinstance(model, EncoderWithHead)
     names = ["input_ids", "attention_mask"]
-    if trained.model.takes_types:
+    if model.takes_types:
         names.append("token_type_ids")
     texts = '["A text."]' if read.criterion is None else '["a criterion"], ["A text."]'
     truncation = "True" if read.criterion is None else '"only_second"'
-    spec = trained.model.spec
+    spec = model.spec
     pooling = "cls_last" if spec.settings.pooling == "cls" and spec.cls_last else spec.settings.pooling
     trust = ", trust_remote_code=True" if trained.config.settings.model.trust_remote_code else ""
     lines = [
@@ -102,7 +104,7 @@ def example(trained: Trained) -> str:
         f"encoder = AutoModel.from_config(AutoConfig.from_pretrained(folder{trust}){trust}).eval()",
         'lacks = encoder.load_state_dict(parts["encoder"], strict=False)',
         'assert not lacks.unexpected_keys and all("pooler" in name for name in lacks.missing_keys)',
-        f"head = torch.nn.Sequential({', '.join(_layers(trained.model))})",
+        f"head = torch.nn.Sequential({', '.join(_layers(model))})",
         'head.load_state_dict(parts["head"])',
         "",
         f"tokens = AutoTokenizer.from_pretrained(folder{trust})(",

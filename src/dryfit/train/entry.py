@@ -19,10 +19,10 @@ from dryfit.core.jobs import ChildResult, TrainRequest, TrainResult
 from dryfit.core.trial import TrialConfig, best_point
 from dryfit.core.wire import Note, Phase
 from dryfit.meta.source import model_folder
-from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.metrics import check_metric
-from dryfit.tasks.model_input import model_input
+from dryfit.tasks.base import Given, Task
+from dryfit.tasks.metrics import check_metrics
 from dryfit.tasks.prepare import prepared_tokens
+from dryfit.tasks.registry import task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens
 from dryfit.train.checkpoint import Checkpoint, newest_good
@@ -80,18 +80,11 @@ def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -
             "starting a trial",
             f"the plan is for batches of {body.plan.effective_batch}, not of {config.settings.train.batch_size}",
         )
-    for metric in (config.metric, *config.also):
-        check_metric(metric, config.data.num_labels, multi_label=config.data.multi_label)
+    task = trial_task(config)
+    check_metrics(task, (config.metric, *config.also))
     check_effect(config)
     check_optimizer(config.settings.optim, optimizer_plan(body.plan), body.plan.device)
-    tokens = prepared_tokens(
-        config.data,
-        config.settings.model,
-        config.settings.train.max_length,
-        cache_dir=Path(body.cache_dir),
-        data_fingerprint=config.data_fingerprint,
-        only=only,
-    )
+    tokens = prepared_tokens(task, cache_dir=Path(body.cache_dir), data_fingerprint=config.data_fingerprint, only=only)
     channel.beat()
     return tokens
 
@@ -121,17 +114,11 @@ def train_result(body: TrainRequest, run: RunState) -> TrainResult:
     )
 
 
-def trial_task(config: TrialConfig, tokens: Tokens) -> CriteriaTask:
-    """What the trial learns: its batches, loss and metrics."""
-    data, train_set = config.data, tokens.splits[TRAIN]
-    return CriteriaTask(
-        config.settings.loss,
-        num_labels=data.num_labels,
-        train_counts=train_set.label_counts(data.num_labels),
-        pad_id=tokens.pad_id,
-        train_rows=len(train_set),
-        multi_label=data.multi_label,
-    )
+def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:
+    """What the trial learns: its batches, model, loss and metrics; of its tokens it knows what it is told."""
+    given = Given(config.settings, config.data)
+    given = given if tokens is None else given.knowing(tokens.facts(config.data.num_labels))
+    return task_class(config.task)(given)
 
 
 def trial_parts(
@@ -139,15 +126,15 @@ def trial_parts(
 ) -> TrialParts:
     """Build the model, and put together what one training run is made of."""
     config = body.config
+    task = trial_task(config, tokens)
     parts = TrialParts(
         request=body,
         channel=channel,
-        model=build_model(body, cls_last=tokens.cls_last),
-        task=trial_task(body.config, tokens),
+        model=build_model(body, task),
+        task=task,
         train=tokens.splits[TRAIN],
         validation=tokens.splits[VALIDATION],
         tokenizer_folder=model_folder(config.settings.model),
-        model_input=model_input(config.data, tokens, max_length=config.settings.train.max_length),
         length=length,
     )
     channel.beat()

@@ -1,6 +1,7 @@
 """Validation: when, over which batches, and what follows from its history."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from dryfit.core.choices import Direction
 from dryfit.core.errors import ConfigError
 from dryfit.core.trial import MetricPoint, best_point
-from dryfit.tasks.base import MODEL_INPUTS, Batch, Task
+from dryfit.tasks.base import Batch, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import evaluation_batches
@@ -39,15 +40,29 @@ def evaluation_rows(micro_batch: int) -> int:
     return min(_MOST_ROWS, _ROWS_PER_TRAINING_ROW * micro_batch)
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What an evaluation gave.
+
+    Attributes:
+        metrics: Of the split.
+        fitted: What the task chose by it, or was given.
+    """
+
+    metrics: dict[str, float]
+    fitted: Mapping[str, float]
+
+
 def evaluate(
-    model: nn.Module,
+    model: TaskModel,
     tokens: TokenSet,
     task: Task,
     *,
     batch_rows: int,
     beat: Callable[[], None],
     guard: BatchGuard | None = None,
-) -> dict[str, float]:
+    fitted: Mapping[str, float] | None = None,
+) -> Evaluated:
     """Compute a task's metrics on a split. Draws no random number; leaves the model in eval mode.
 
     Args:
@@ -57,59 +72,63 @@ def evaluate(
         batch_rows: Rows at once.
         beat: Called once a batch, as a sign of life.
         guard: Looks at each batch and at its outputs.
+        fitted: What was chosen on the validation split; None: this is that split, choose now.
 
     Raises:
         DataError: The guard finds a batch that the model has no place for.
         ConfigError: It finds outputs that are no scores of the rows.
     """
     model.eval()
-    outputs = outputs_in_order(
-        model, tokens, partial(task.collate, tokens), batch_rows=batch_rows, beat=beat, guard=guard
-    )
-    return task.metrics(outputs.float(), tokens)
+    collate = partial(task.collate, tokens)
+    kept = kept_in_order(model, tokens, task, collate, batch_rows=batch_rows, beat=beat, guard=guard).float()
+    fitted = task.fit(kept, tokens) if fitted is None else fitted
+    return Evaluated({**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, beat)}, fitted)
 
 
-def outputs_in_order(
+def kept_in_order(
     model: nn.Module,
     tokens: TokenSet,
+    task: Task,
     collate: Callable[[Sequence[int]], Batch],
     *,
     batch_rows: int,
     beat: Callable[[], None],
     guard: BatchGuard | None = None,
 ) -> torch.Tensor:
-    """A model's outputs for every row, with rows of similar length batched together.
+    """What a task keeps of a model's outputs for every row, with rows of similar length batched together.
 
     Args:
         model: On its device, in eval mode.
         tokens: The rows.
-        collate: Makes the batch of some of them.
+        task: Says what is kept.
+        collate: Makes the batch of some rows.
         batch_rows: Rows at once.
         beat: Called once a batch, as a sign of life.
         guard: Looks at each batch and at its outputs.
 
     Returns:
-        (rows, ...), in the order of the rows, in the model's own number format, on the CPU.
+        (rows, K), in the order of the rows, in the model's own number format, on the CPU.
 
     Raises:
         DataError: As :func:`evaluate`.
         ConfigError: As :func:`evaluate`.
     """
     device = next(model.parameters()).device
-    outputs: list[torch.Tensor] = []
+    kept: list[torch.Tensor] = []
     order: list[int] = []
     with torch.inference_mode():
         for rows in evaluation_batches(tokens.lengths_R, batch_rows):
             batch = collate(rows)
             if guard is not None:
                 guard.check_batch(batch, lambda rows=rows: rows)
-            found = model(**{name: batch[name].to(device) for name in MODEL_INPUTS if name in batch})
+            batch = {name: values.to(device) for name, values in batch.items()}
+            found = model(**{name: batch[name] for name in task.inputs if name in batch})
             if guard is not None:
                 guard.check_outputs(found, len(rows), lambda rows=rows: rows)
-            outputs.append(found.cpu())
+            kept.append(task.keep(found, batch).cpu())
             order += rows
             beat()
-    in_order = torch.cat(outputs)
+    in_order = torch.cat(kept)
     in_order[torch.tensor(order)] = in_order.clone()
     return in_order
 

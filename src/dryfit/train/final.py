@@ -1,5 +1,6 @@
 """Child job FINAL: a configuration trained once more, evaluated once on test, and saved to be used."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from dryfit.core.version import VERSION
 from dryfit.core.wire import Phase
 from dryfit.meta.matching import Wishes
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
-from dryfit.tasks.load import WEIGHTS_FILE, restore, save_trained
+from dryfit.tasks.load import restore, save_trained
+from dryfit.tasks.model_input import model_input, read_model_input
 from dryfit.tasks.rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens, joined
 from dryfit.train.card import EXAMPLE_FILE, README_FILE, Trained, example, model_card
@@ -48,7 +50,8 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
     if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
         return ChildResult(train=ended, error=None)
     best = None if length is not None else _take_best(parts, run.points)
-    test = _scores(parts, tokens, run.step)
+    fitted = {} if best is None else read_model_input(Path(body.training.best_dir)).fitted
+    test = _scores(parts, tokens, run.step, fitted)
     result = FinalResult(
         training=ended,
         step=best.step if best is not None else run.step,
@@ -59,7 +62,7 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
     )
     if body.model_dir is not None:
         channel.send(Phase(name="save", step=result.step))
-        _save(body, parts, result)
+        _save(body, parts, result, fitted)
     return ChildResult(final=result, error=None)
 
 
@@ -80,12 +83,11 @@ def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoin
         raise NonFiniteError(
             f"training trial {config.number} once more", f"none of {len(points)} validations gave a number"
         )
-    path = Path(parts.request.best_dir) / WEIGHTS_FILE
-    restore(parts.model, path, Wishes(next(parts.model.parameters()).device))
+    restore(parts.model, Path(parts.request.best_dir), Wishes(next(parts.model.parameters()).device))
     return best
 
 
-def _scores(parts: TrialParts, tokens: Tokens, step: int) -> dict[str, float] | None:
+def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, float]) -> dict[str, float] | None:
     """Metrics on test, which nothing before has read; None where the data has no such split."""
     if TEST not in tokens.splits:
         return None
@@ -96,13 +98,15 @@ def _scores(parts: TrialParts, tokens: Tokens, step: int) -> dict[str, float] | 
     at = Whereabouts(parts, guard)
     at.step = step
     with at:
-        return evaluate(parts.model, split, parts.task, batch_rows=rows, beat=beat, guard=guard)
+        found = evaluate(parts.model, split, parts.task, batch_rows=rows, beat=beat, guard=guard, fitted=fitted)
+    return found.metrics
 
 
-def _save(body: FinalRequest, parts: TrialParts, result: FinalResult) -> None:
+def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Mapping[str, float]) -> None:
     """Write the folder, by one rename."""
     config = body.training.config
-    trained = Trained(body, result, parts.model_input, parts.model)
+    read = model_input(config.task, replace(parts.task.given, fitted=fitted))
+    trained = Trained(body, result, read, parts.model)
     assert body.model_dir is not None  # a model is asked for
     facts = {
         "task": config.task,
@@ -114,7 +118,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult) -> None:
         "metrics": result.validation,
         "test_metrics": result.test,
         "labels": list(range(config.data.num_labels)),
-        "input": parts.model_input.model_dump(mode="json"),
+        "input": read.model_dump(mode="json"),
         "data_fingerprint": config.data_fingerprint,
         "dryfit": VERSION,
         "torch": torch.__version__,

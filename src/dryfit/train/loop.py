@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import final
 
 import torch
-from safetensors.torch import save_model
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainingArguments
@@ -17,9 +16,9 @@ from dryfit.core.seeds import derive_seed
 from dryfit.core.wire import Phase
 from dryfit.meta.matching import Wishes
 from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
-from dryfit.tasks.base import Batch
+from dryfit.tasks.base import Batch, Outputs
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
-from dryfit.tasks.load import WEIGHTS_FILE, restore
+from dryfit.tasks.load import restore, save_weights, weights_file
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, Reading
@@ -105,7 +104,7 @@ class TrialTrainer(Trainer):
         """Rows of the batch of this step: the sampler says them again."""
         return list(self._sampler)[self.state.global_step % self._parts.steps_per_epoch]
 
-    def _check_outputs(self, outputs: torch.Tensor, first: int, count: int) -> None:
+    def _check_outputs(self, outputs: Outputs, first: int, count: int) -> None:
         self._guard.check_outputs(outputs, count, lambda: self._rows()[first : first + count])
 
     def _clip_grad_norm(self, model: nn.Module) -> float:
@@ -140,7 +139,7 @@ class TrialTrainer(Trainer):
         origin = ""
         if not math.isfinite(loss):
             batch = {name: values.to(self.args.device) for name, values in self._batch.items()}
-            origin = loss_origin(model, batch, self._parts.request.plan.micro_batch)
+            origin = loss_origin(model, batch, self._parts.task, self._parts.request.plan.micro_batch)
         doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}"
         raise non_finite(doing, model, self.optimizer, loss=loss, norm=norm, scale=scale, origin=origin)
 
@@ -148,7 +147,7 @@ class TrialTrainer(Trainer):
         """Strictly: the Trainer's own loading goes on with missing weights."""
         folder = Path(resume_from_checkpoint)
         with Reading(folder):
-            restore(self._parts.model, folder / WEIGHTS_FILE, Wishes(self.args.device))
+            restore(self._parts.model, folder, Wishes(self.args.device))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with Reading(checkpoint):
@@ -164,7 +163,7 @@ class TrialTrainer(Trainer):
 
     def write_state(self, folder: Path) -> None:
         """Write all the Trainer needs to go on from here, in its own files."""
-        save_model(self._parts.model, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+        save_weights(self._parts.model, folder / weights_file(self._parts.model))
         self._save_optimizer_and_scheduler(str(folder))
         self._save_scaler(str(folder))
         self._save_rng_state(str(folder))

@@ -1,37 +1,50 @@
-"""A trial's model: encoder, head, what is frozen, and what is recomputed in backward."""
+"""A trial's model: pretrained parts, head, what is frozen, and what is recomputed in backward."""
 
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import TrainRequest
 from dryfit.core.plan import DeviceKind
 from dryfit.core.seeds import derive_seed
+from dryfit.core.settings import ModelSettings, RegularizationSettings
 from dryfit.core.wire import write_text_atomic
-from dryfit.meta.construction import build
+from dryfit.meta.configs import set_dropouts
 from dryfit.meta.filling import materialise
-from dryfit.meta.pretrained import class_cannot_checkpoint, load_encoder
-from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
+from dryfit.meta.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
+from dryfit.tasks.base import MakeBase, Task, TaskModel
+from dryfit.tasks.decoder import load_int8
+from dryfit.tasks.heads import freeze
 
 
-def build_model(body: TrainRequest, *, cls_last: bool) -> EncoderWithHead:
-    """The trial's model: pretrained encoder, seeded head, layers frozen, on its device; its report is written."""
-    settings = body.config.settings
-    regularization = settings.regularization
-    encoder, _ = load_encoder(
-        settings.model, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout
-    )
-    if body.plan.checkpointing:
-        enable_checkpointing(encoder, reentrant=body.plan.reentrant)
-    data = body.config.data
-    spec = HeadSpec(settings.head, num_outputs=data.num_labels, cls_last=cls_last, multi_label=data.multi_label)
-    model = build(lambda: EncoderWithHead(encoder, spec), seed=derive_seed(body.config.seed, "head"))
+def build_model(body: TrainRequest, task: Task) -> TaskModel:
+    """The trial's model: pretrained, with a seeded head, layers frozen, on its device; its report is written."""
+    regularization = body.config.settings.regularization
     device = "cuda" if body.plan.device is DeviceKind.CUDA else "cpu"
-    report = materialise(model, device=device, missing=["head.*"])
+    model = task.model(_pretrained(regularization, device), seed=derive_seed(body.config.seed, "head"))
+    if body.plan.checkpointing:
+        for part in model.pretrained().values():
+            enable_checkpointing(part, reentrant=body.plan.reentrant)
+    report = materialise(model, device=device, missing=model.drawn)
     write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
     freeze(model, regularization.freeze_layers)
+    task.check_model(model)
     return model
+
+
+def _pretrained(regularization: RegularizationSettings, device: str) -> MakeBase:
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+        del part
+        dropout, attention_dropout = regularization.dropout, regularization.attention_dropout
+        if dtype is torch.int8:
+            config = pretrained_config(source, kind)
+            set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
+            return load_int8(source, config, device)
+        return load_stack(source, kind, dtype=dtype, dropout=dropout, attention_dropout=attention_dropout)[0]
+
+    return make
 
 
 def enable_checkpointing(encoder: PreTrainedModel, *, reentrant: bool) -> None:

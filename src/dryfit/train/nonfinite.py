@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dryfit.core.errors import NonFiniteError
-from dryfit.tasks.base import MODEL_INPUTS, Batch
+from dryfit.tasks.base import Batch, Loss
 from dryfit.train.step import micro_batches
 
 _HINT = "a smaller optim.lr, a longer sched.warmup_ratio or a smaller regularization.max_grad_norm"
@@ -52,12 +52,13 @@ def non_finite(
     return NonFiniteError(doing, found, hint=_HINT)
 
 
-def loss_origin(model: nn.Module, batch: Batch, micro_batch: int) -> str:
+def loss_origin(model: nn.Module, batch: Batch, task: Loss, micro_batch: int) -> str:
     """Where a forward pass without dropout stops being finite; empty where it does not, or cannot be repeated.
 
     Args:
         model: As it was when the loss was computed.
         batch: Of the step, on the model's device.
+        task: Says what the model is given.
         micro_batch: Rows at once.
     """
     weight = next((name for name, parameter in model.named_parameters() if _not_finite(parameter)), None)
@@ -66,8 +67,8 @@ def loss_origin(model: nn.Module, batch: Batch, micro_batch: int) -> str:
     was_training = model.training
     model.eval()
     try:
-        for number, micro in enumerate(micro_batches(batch, micro_batch), 1):
-            name = _first_bad_output(model, {name: micro[name] for name in MODEL_INPUTS if name in micro})
+        for number, micro in enumerate(micro_batches(batch, micro_batch, task.padded), 1):
+            name = _first_bad_output(model, {name: micro[name] for name in task.inputs if name in micro})
             if name is not None:
                 return f"the output of {name or 'the model'} is not finite, first in micro-batch {number}"
     finally:

@@ -20,7 +20,7 @@ from dryfit.core.plan import Allocator, DeviceSpec
 from dryfit.memory.events import Shape
 from dryfit.memory.timeline import BLOCK_BYTES
 from dryfit.meta.walk import put_all
-from dryfit.tasks.base import Batch
+from dryfit.tasks.base import Batch, Task
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
@@ -220,10 +220,18 @@ def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:
             case "input_ids":
                 values.random_(*_TOKENS)
             case "labels":
-                values.random_(*((0, rehearsal.parts.labels.values) if rehearsal.parts.labels.values else _TOKENS))
+                values.random_(*_label_range(rehearsal.parts.task, batch))
             case _:
                 values.zero_()
     return batch
+
+
+def _label_range(task: Task, batch: Batch) -> tuple[int, int]:
+    """From and below what labels lie: classes, tokens, or the first position of a row."""
+    labels = batch["labels"]
+    if task.classes is not None:
+        return 0, task.classes if labels.ndim == 1 else 2
+    return _TOKENS if labels.shape == batch["input_ids"].shape else (0, 1)
 
 
 @contextmanager

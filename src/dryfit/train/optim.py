@@ -3,19 +3,19 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
-from transformers import get_scheduler
+from transformers import PreTrainedModel, get_scheduler
 from transformers.optimization import Adafactor
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import OptimSettings, SchedSettings
-from dryfit.tasks.heads import EncoderWithHead, encoder_parts
+from dryfit.tasks.heads import encoder_parts
 from dryfit.train.extras import bitsandbytes, pytorch_optimizer
 from dryfit.train.modelled import ModelledOptimizer, StateOf, adamw8bit_state, momentum_state, no_state
 from dryfit.train.offload import HostOptimizer
@@ -60,26 +60,30 @@ def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
     """Trainable parameters by learning rate and weight decay.
 
-    The head has ``lr * head_lr_factor``; with depth ``n``, layer ``i`` (from 1) has ``lr * layer_decay**(n + 1 - i)``
-    and the embeddings ``lr * layer_decay**(n + 1)`` (ELECTRA's rule, Clark et al. 2020, without its head exponent).
+    What is not pretrained, the head, has ``lr * head_lr_factor``; with depth ``n``, layer ``i`` (from 1) has
+    ``lr * layer_decay**(n + 1 - i)`` and the embeddings ``lr * layer_decay**(n + 1)`` (ELECTRA's rule, Clark et al.
+    2020, without its head exponent).
     Norms and biases do not decay.
 
     Raises:
         ConfigError: Layers are to learn at different rates in a model that is no encoder with a head.
     """
-    if optim.layer_decay < 1 and not isinstance(model, EncoderWithHead):
+    paths: tuple[str, ...] = getattr(model, "encoder_paths", ())
+    if optim.layer_decay < 1 and not paths:
         raise ConfigError(f"setting optim.layer_decay = {optim.layer_decay}", "the model has no head", allowed="1")
-    parts = encoder_parts(model.encoder) if optim.layer_decay < 1 and isinstance(model, EncoderWithHead) else None
+    parts = {
+        path: encoder_parts(cast("PreTrainedModel", model.get_submodule(path)))
+        for path in (paths if optim.layer_decay < 1 else ())
+    }
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if name.startswith("head."):
-            factor = optim.head_lr_factor
-        elif parts is not None:
-            factor = optim.layer_decay ** (parts.depth + 1 - parts.depth_of[name.removeprefix("encoder.")])
+        path = next((path for path in paths if name.startswith(f"{path}.")), None)
+        if path is not None and path in parts:
+            factor = optim.layer_decay ** (parts[path].depth + 1 - parts[path].depth_of[name.removeprefix(f"{path}.")])
         else:
-            factor = 1.0
+            factor = optim.head_lr_factor if paths and path is None else 1.0
         decays = parameter.ndim > 1 and "bias" not in name and "norm" not in name.lower()
         groups.setdefault((factor, optim.weight_decay if decays else 0.0), []).append(parameter)
     return [

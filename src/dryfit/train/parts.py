@@ -6,9 +6,7 @@ from pathlib import Path
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs import StopReason, TrainRequest
 from dryfit.core.trial import MetricPoint
-from dryfit.tasks.base import Task
-from dryfit.tasks.heads import EncoderWithHead
-from dryfit.tasks.model_input import ModelInput
+from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.tokens import TokenSet
 
 
@@ -30,18 +28,16 @@ class TrialParts:
     """All that one training run is made of.
 
     Attributes:
-        model_input: What the saved model needs to know of its rows.
         length: None: all epochs, validated on the way.
     """
 
     request: TrainRequest
     channel: ChildChannel
-    model: EncoderWithHead
+    model: TaskModel
     task: Task
     train: TokenSet
     validation: TokenSet
     tokenizer_folder: Path
-    model_input: ModelInput
     length: FixedLength | None = None
 
     @property

@@ -1,9 +1,7 @@
-"""Child job PREDICT: the classes of rows, by a trained model.
+"""Child job PREDICT: what a trained model says of rows.
 
 Rows are read, tokenised and predicted some thousands at a time, so memory does not grow with the file. Within such a
 chunk, rows of similar length are batched together; they are written in the order they were read.
-
-Dimension suffix: ``C`` classes.
 """
 
 import json
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.channel import ChildChannel
@@ -26,20 +23,18 @@ from dryfit.core.plan import DeviceKind
 from dryfit.core.wire import Note, Phase, Progress, sync_folder
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
-from dryfit.tasks.base import pad_rows
+from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.guard import check_tokens, model_bounds
-from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.load import load
 from dryfit.tasks.model_input import ModelInput, read_model_input
+from dryfit.tasks.registry import task_class
 from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
 from dryfit.tasks.sources import BadRow, RawRow, stream_rows
-from dryfit.tasks.tokens import crowded_criteria, token_set
 from dryfit.train.device import find_device
-from dryfit.train.evaluate import outputs_in_order
+from dryfit.train.evaluate import kept_in_order
 
 CHUNK_ROWS = 4096
 _MOST_NOTES = 20
-_TRUE_FROM = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +48,38 @@ class Predictor:
         batch_rows: Rows at once.
     """
 
-    model: nn.Module
+    model: TaskModel
     tokenizer: PreTrainedTokenizerBase
     model_input: ModelInput
     batch_rows: int
 
-    def probabilities(self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None) -> torch.Tensor:
-        """Probabilities of each class, in fp64 from the model's own scores; each row's sum to 1 unless multi-label.
+    @property
+    def task(self) -> Task:
+        """What the model learned."""
+        return task_class(self.model_input.task)(self.model_input.given)
+
+    def predict(
+        self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None
+    ) -> Iterator[dict[str, object]]:
+        """What is said of each row, in order.
 
         Args:
             rows: At least one.
             beat: Called once a batch.
 
-        Returns:
-            (rows, C), in order.
-
         Raises:
             DataError: A row has tokens that the model has no place for.
         """
-        tokens = token_set(rows, torch.full((len(rows),), -1), self.tokenizer, self.model_input.max_length)
-        bounds = replace(model_bounds(cast(EncoderWithHead, self.model)), labels=None)
+        task = self.task
+        written = task.generate(self.model, rows, self.tokenizer, batch_rows=self.batch_rows, beat=beat)
+        if written is not None:
+            return written
+        tokens = task.tokenise_unlabelled(rows, self.tokenizer)
+        bounds = replace(model_bounds(self.model), labels=None)
         check_tokens("to predict", tokens, bounds, hint="the model's folder is damaged: its tokenizer is not its own")
-        collate = partial(pad_rows, tokens, pad_id=self.model_input.pad_id)
-        scores = outputs_in_order(self.model, tokens, collate, batch_rows=self.batch_rows, beat=beat).double()
-        return scores.sigmoid() if self.model_input.multi_label else scores.softmax(dim=-1)
+        collate = partial(task.collate_unlabelled, tokens)
+        kept = kept_in_order(self.model, tokens, task, collate, batch_rows=self.batch_rows, beat=beat)
+        return task.predictions(kept, tokens, rows)
 
 
 def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
@@ -94,7 +97,7 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
     device, _ = find_device(body.device)
     rows = stream_rows(body.source)  # absent sources are told before the model is loaded
     predictor = Predictor(
-        model=load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust),
+        model=cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust)),
         tokenizer=load_tokenizer(FolderSource(str(folder), trust_remote_code=body.trust)),
         model_input=model_input,
         batch_rows=body.batch_rows,
@@ -123,7 +126,7 @@ def predict_rows(predictor: Predictor, rows: Iterator[RawRow | BadRow], file: Te
     while chunk := list(islice(rows, CHUNK_ROWS)):
         checked = _checked(chunk, predictor)
         good = [row for row in checked if isinstance(row, UnlabelledRow)]
-        probabilities = iter(predictor.probabilities(good, channel.beat).tolist() if good else [])
+        said = predictor.predict(good, channel.beat) if good else iter(())
         for raw, row in zip(chunk, checked, strict=True):
             if isinstance(row, DataError):
                 counts.bad += 1
@@ -134,7 +137,7 @@ def predict_rows(predictor: Predictor, rows: Iterator[RawRow | BadRow], file: Te
                     "error": _said(row),
                 }
             else:
-                line = {"row": raw.number, "id": row.id, **_prediction(next(probabilities), predictor.model_input)}
+                line = {"row": raw.number, "id": row.id, **next(said)}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         counts.rows += len(chunk)
         channel.send(Progress(step=counts.rows, total_steps=0, epoch=0.0))
@@ -145,27 +148,18 @@ def predict_rows(predictor: Predictor, rows: Iterator[RawRow | BadRow], file: Te
 
 def _checked(chunk: list[RawRow | BadRow], predictor: Predictor) -> list[UnlabelledRow | DataError]:
     """Each row as the model reads it, or what is wrong with it."""
-    read, most = predictor.model_input, predictor.model_input.max_length
+    read = predictor.model_input
     found: list[UnlabelledRow | DataError] = []
     for raw in chunk:
         try:
             found.append(raw.error if isinstance(raw, BadRow) else unlabelled_row(raw, read))
         except DataError as error:
             found.append(error)
-    crowded = crowded_criteria((row for row in found if isinstance(row, UnlabelledRow)), predictor.tokenizer, most)
-    for index, row in enumerate(found):
-        if isinstance(row, UnlabelledRow) and row.criterion in crowded:
-            error = crowded[row.criterion]
-            found[index] = DataError(f"tokenising {row.place}", error.found, error.allowed)
+    places = [index for index, row in enumerate(found) if isinstance(row, UnlabelledRow)]
+    rows = [row for row in found if isinstance(row, UnlabelledRow)]
+    for index, error in (predictor.task.unfit(rows, predictor.tokenizer) if rows else {}).items():
+        found[places[index]] = error
     return found
-
-
-def _prediction(probabilities_C: list[float], read: ModelInput) -> dict[str, Any]:
-    if read.multi_label:
-        label: Any = [index for index, value in enumerate(probabilities_C) if value >= _TRUE_FROM]
-    else:
-        label = max(range(len(probabilities_C)), key=probabilities_C.__getitem__)
-    return {"label": label, "probabilities": probabilities_C}
 
 
 def _id_of(raw: RawRow | BadRow, read: ModelInput) -> str | None:

@@ -17,10 +17,10 @@ from torch import nn
 from dryfit.core.choices import Precision
 from dryfit.core.memory import StepPhase
 from dryfit.memory.events import Shape
-from dryfit.tasks.base import MODEL_INPUTS, Batch
+from dryfit.tasks.base import DTYPES, Batch
 from dryfit.train.optim import OptimizerPlan
 from dryfit.train.step import backward_batch
-from dryfit.train.subjects import DTYPES, StepParts
+from dryfit.train.subjects import StepParts
 
 
 class Rehearsal:
@@ -44,8 +44,7 @@ class Rehearsal:
 
     def batch(self, shape: Shape) -> Batch:
         """A batch on the device, its values unset."""
-        tokens = dict.fromkeys(self.parts.inputs, (shape.rows, shape.length))
-        sizes = tokens | {"labels": self.parts.labels.size(shape.rows, shape.length)}
+        sizes = self.parts.batch_sizes(shape.rows, shape.length)
         return {name: torch.empty(size, dtype=torch.int64, device=self.device) for name, size in sizes.items()}
 
     def micro(self, batch: Batch, phases: Callable[[StepPhase], None]) -> None:
@@ -62,9 +61,9 @@ class Rehearsal:
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
         phases(StepPhase.FORWARD)
-        rows = len(batch["labels"])
+        rows = len(batch["attention_mask"])
         backward_batch(
-            self.parts.model, batch, self.parts.loss, micro_batch=rows, backward=backward, autocast=nullcontext
+            self.parts.model, batch, self.parts.task, micro_batch=rows, backward=backward, autocast=nullcontext
         )
 
     def update(self, phases: Callable[[StepPhase], None]) -> None:
@@ -89,8 +88,10 @@ class Rehearsal:
         """Score one validation batch."""
         self.parts.model.eval()
         # Inference mode of the real run keeps no more and no less; fake tensors know this one better.
+        task = self.parts.task
         with torch.no_grad():
-            self.parts.model(**{name: batch[name] for name in MODEL_INPUTS if name in batch}).float().cpu()
+            outputs = self.parts.model(**{name: batch[name] for name in task.inputs if name in batch})
+            task.keep(outputs, batch).cpu()
 
     def save(self) -> None:
         """Bring everything that a checkpoint holds to the host."""

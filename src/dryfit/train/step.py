@@ -1,13 +1,13 @@
 """One step's gradients: the effective batch in micro-batches, equal to the whole batch up to rounding."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from dryfit.tasks.base import MODEL_INPUTS, Batch, Loss
+from dryfit.tasks.base import Batch, Loss, Outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def backward_batch(
     micro_batch: int,
     backward: Callable[[torch.Tensor], None],
     autocast: Callable[[], AbstractContextManager[object]],
-    check: Callable[[torch.Tensor, int, int], None] | None = None,
+    check: Callable[[Outputs, int, int], None] | None = None,
 ) -> StepLoss:
     """Add the gradients of an effective batch to the model's.
 
@@ -50,21 +50,28 @@ def backward_batch(
     weight = task.batch_weight(batch)
     losses: list[torch.Tensor] = []
     first = 0
-    for micro in micro_batches(batch, micro_batch):
+    for micro in micro_batches(batch, micro_batch, task.padded):
         with autocast():
-            outputs = model(**{name: micro[name] for name in MODEL_INPUTS if name in micro})
+            outputs = model(**{name: micro[name] for name in task.inputs if name in micro})
             if check is not None:
                 check(outputs, first, len(micro["attention_mask"]))
             first += len(micro["attention_mask"])
-            loss_sum = task.loss_sum(outputs, micro)
-            loss = loss_sum / weight.to(loss_sum.dtype)  # scores may be in fp16, which has no 2049 and no 65 520
+            parts = task.loss_sum(outputs, micro)
+            loss = parts / weight.to(parts.dtype)
+            loss = loss if loss.ndim == 0 else loss.sum()
         backward(loss)
         losses.append(loss.detach())
     return StepLoss(loss=torch.stack(losses).sum(), micro_batches=len(losses))
 
 
-def micro_batches(batch: Batch, rows: int) -> Iterator[Batch]:
-    """Cut a batch into micro-batches, each trimmed to its own longest row; the last one may be short."""
+def micro_batches(batch: Batch, rows: int, padded: Sequence[str]) -> Iterator[Batch]:
+    """Cut a batch into micro-batches; the last one may be short.
+
+    Args:
+        batch: The effective batch.
+        rows: Of each micro-batch.
+        padded: Entries that are trimmed to the longest row of each.
+    """
     count = len(batch["attention_mask"])
     if rows >= count:
         yield batch
@@ -74,6 +81,6 @@ def micro_batches(batch: Batch, rows: int) -> Iterator[Batch]:
     for start in range(0, count, rows):
         width = max(lengths[start : start + rows])
         yield {
-            name: values[start : start + rows, :width] if name in MODEL_INPUTS else values[start : start + rows]
+            name: values[start : start + rows, :width] if name in padded else values[start : start + rows]
             for name, values in batch.items()
         }

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -14,10 +15,11 @@ from dryfit.core.wire import Checkpointed, FirstStep, Phase, Progress
 from dryfit.meta.sanity import check_process
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.load import save_trained
+from dryfit.tasks.model_input import model_input
 from dryfit.train.batches import EpochBatchSampler
 from dryfit.train.checkpoint import save_checkpoint
 from dryfit.train.device import taken_of_device
-from dryfit.train.evaluate import evaluate, evaluation_rows, evaluation_steps, stopped_early
+from dryfit.train.evaluate import Evaluated, evaluate, evaluation_rows, evaluation_steps, stopped_early
 from dryfit.train.parts import RunState, TrialParts
 from dryfit.train.whereabouts import Whereabouts
 
@@ -123,7 +125,7 @@ class Steward(TrainerCallback):
         parts, run = self._parts, self._run
         config = parts.request.config
         parts.channel.send(Phase(name="evaluate", step=step))
-        metrics = evaluate(
+        found = evaluate(
             parts.model,
             parts.validation,
             parts.task,
@@ -137,13 +139,13 @@ class Steward(TrainerCallback):
             n=len(run.points),
             step=step,
             epoch=step / parts.steps_per_epoch,
-            value=metrics[config.metric],
-            metrics=metrics,
+            value=found.metrics[config.metric],
+            metrics=found.metrics,
         )
         before = best_point(run.points, config.direction)
         run.points = (*run.points, point)
         if better(point.value, before.value if before else math.nan, config.direction):
-            self._save_best(point)  # before the report: what the ledger knows of can be loaded
+            self._save_best(point, found)  # before the report: what the ledger knows of can be loaded
         proceed = parts.channel.report(point, timeout_s=parts.request.verdict_timeout_s)
         parts.channel.send(Phase(name="train", step=step))
         if not proceed:
@@ -153,8 +155,9 @@ class Steward(TrainerCallback):
             return StopReason.EARLY_STOPPING
         return None
 
-    def _save_best(self, point: MetricPoint) -> None:
+    def _save_best(self, point: MetricPoint, found: Evaluated) -> None:
         config = self._parts.request.config
+        given = replace(self._parts.task.given, fitted=found.fitted)
         self._parts.channel.send(Phase(name="save", step=point.step))
         facts = {
             "task": config.task,
@@ -163,7 +166,7 @@ class Steward(TrainerCallback):
             "value": point.value,
             "step": point.step,
             "metrics": point.metrics,
-            "input": self._parts.model_input.model_dump(mode="json"),
+            "input": model_input(config.task, given).model_dump(mode="json"),
         }
         save_trained(
             Path(self._parts.request.best_dir),

@@ -8,7 +8,7 @@ from pydantic import Field
 from dryfit.core.choices import Task
 from dryfit.core.jobs.names import Job
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan
-from dryfit.core.settings import DataSettings, ModelSettings, ObjectiveSettings
+from dryfit.core.settings import DataSettings, ModelSettings, ObjectiveSettings, TrialSettings
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.wire import Wire
 
@@ -19,6 +19,9 @@ class ResolveRequest(Wire):
     job: Literal[Job.RESOLVE] = Job.RESOLVE
     task: Task
     data: DataSettings
+    settings: TrialSettings = Field(
+        description="the study file's own; of a pair, its model and length take their place"
+    )
     pairs: tuple[tuple[ModelSettings, int], ...] = Field(description="models and lengths to prepare")
     cache_dir: str
     device: str

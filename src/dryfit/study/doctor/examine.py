@@ -158,7 +158,14 @@ def _function(own: ObjectiveSettings, room: Room, on_note: OnNote) -> Finding:
 
 def _rows(config: StudyConfig, cache_dir: Path, room: Room) -> ResolveResult:
     """Read and check all rows; models are looked at later, each in a child of its own."""
-    body = ResolveRequest(task=config.study.task, data=config.data, pairs=(), cache_dir=str(cache_dir), device="cpu")
+    body = ResolveRequest(
+        task=config.study.task,
+        data=config.data,
+        settings=config.trial_settings,
+        pairs=(),
+        cache_dir=str(cache_dir),
+        device="cpu",
+    )
     result = run_errand(Errand("reading every row", body, room.folder / "rows", PATIENT), room.supervisor)
     if result is None or result.resolve is None:
         raise InternalError("reading every row", "the child's answer is of another job")

@@ -1,0 +1,21 @@
+"""Which class is which task."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dryfit.core.choices import Task as TaskName
+from dryfit.core.errors import InternalError
+from dryfit.tasks.causal_lm import CausalLmTask
+from dryfit.tasks.classification import CriteriaTask
+
+_CLASSES: Final[Mapping[TaskName, Any]] = {
+    TaskName.CRITERIA: CriteriaTask,
+    TaskName.CAUSAL_LM: CausalLmTask,
+}
+
+
+def task_class(name: TaskName) -> Any:
+    """The class of a task: made from a :class:`~dryfit.tasks.base.Given`, it is a :class:`~dryfit.tasks.base.Task`."""
+    if name not in _CLASSES:
+        raise InternalError(f"looking for the task {name}", "it has no model")
+    return _CLASSES[name]
