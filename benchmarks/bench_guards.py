@@ -16,9 +16,10 @@ import torch
 from transformers import BertConfig, BertModel
 from transformers.utils import logging
 
-from dryfit.core.settings import HeadSettings, LossSettings, OptimSettings
+from dryfit.core.settings import DataSettings, HeadSettings, OptimSettings, TrialSettings
 from dryfit.meta.pretrained import load_encoder
 from dryfit.meta.source import FolderSource
+from dryfit.tasks.base import Given
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
@@ -61,7 +62,7 @@ def measure(layers: int, width: int, rows: int, length: int, repeats: int) -> tu
     """Median seconds of a step without its checks, and of the checks of its batch."""
     with tempfile.TemporaryDirectory() as folder:
         model = encoder(layers, width, Path(folder)).train()
-    task = CriteriaTask(LossSettings(), num_labels=2, train_counts={}, pad_id=0)
+    task = CriteriaTask(Given(TrialSettings(), DataSettings()))
     optimizer = make_optimizer(model, OptimSettings(), OptimizerPlan())
     tokens = split_of(4 * rows, length)
     guard = BatchGuard("train", tokens, model_bounds(model))

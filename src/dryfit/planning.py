@@ -112,9 +112,7 @@ class _Planner:
             lengths=self.lengths[place],
             optimizer_impls=implementations(settings.optim.name, spec.kind),
             evaluation_rows=evaluation_rows,
-            cannot_checkpoint=cannot_checkpoint(
-                config, task_class(subject.task).kind, reentrant=self.body.wishes.reentrant
-            ),
+            cannot_checkpoint=cannot_checkpoint(config, kind, reentrant=self.body.wishes.reentrant),
             cannot_offload=cannot_offload(settings.optim, spec.kind),
             lora_rank=subject.lora.r if subject.lora is not None else None,
         )

@@ -10,14 +10,12 @@ from torch.utils._pytree import tree_leaves
 
 import encoders
 import tiny
-from dryfit.core.choices import Task
-from dryfit.core.plan import PlanSubject
 from dryfit.tasks.guard import BatchGuard
 from dryfit.train import loop
 from dryfit.train.optim import optimizer_plan
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.step import micro_batches
-from dryfit.train.subjects import StepParts, step_parts
+from dryfit.train.subjects import StepParts
 from trials import Trial, small
 
 _STEP = 2
@@ -73,16 +71,12 @@ def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[Any]:
     """The same step, rehearsed with the trial's own model and data."""
     plan = optimizer_plan(trial.plan)
-    subject = PlanSubject(task=Task.CRITERIA, settings=trial.settings)
-    built = step_parts(subject, checkpointing=trial.plan.checkpointing, reentrant=trial.plan.reentrant)
     model = parts.model
     if "forward" in vars(model):
         del model.forward  # the Trainer's wrapping; the rehearsal does its own
     step = StepParts(
         model,
         parts.task,
-        built.inputs,
-        built.labels,
         lambda how: loop.make_optimizer(model, trial.settings.optim, how),
         trial.settings,
     )
@@ -91,7 +85,7 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
     for _ in range(_STEP):
         rehearsal.micro(batch, lambda _: None)
         rehearsal.update(lambda _: None)
-    micros = list(micro_batches(batch, trial.plan.micro_batch))
+    micros = list(micro_batches(batch, trial.plan.micro_batch, parts.task.padded))
     with Operators() as mode:
         for micro in micros:
             rehearsal.micro(micro, lambda _: None)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import encoders
+import tasks
 import tiny
 import trials
 from dryfit.core.choices import Task
@@ -17,7 +18,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import PlanRequest
 from dryfit.core.memory import MemoryCategory, StepPhase, VerdictKind
 from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import DataSettings, HeadSettings, LossSettings, ModelSettings, OptimSettings, TrialSettings
+from dryfit.core.settings import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
 from dryfit.meta.configs import load_tokenizer, most_tokens
 from dryfit.meta.pretrained import encoder_config, load_encoder
 from dryfit.meta.source import FolderSource, local_folder
@@ -27,7 +28,7 @@ from dryfit.tasks.heads import EncoderWithHead, HeadSpec, encoder_parts, freeze
 from dryfit.tasks.load import load
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import load_splits
-from dryfit.tasks.tokens import Tokens, TokenSet, tokenise
+from dryfit.tasks.tokens import Tokens, TokenSet
 from dryfit.train.evaluate import evaluate, evaluation_rows
 from dryfit.train.optim import parameter_groups
 
@@ -55,7 +56,7 @@ def made(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Made:
 
 def tokens_of(folder: Path, place: Path) -> Tokens:
     splits = load_splits(DataSettings(**tiny.data(place)))
-    return tokenise(splits, load_tokenizer(FolderSource.of(folder)), 64)
+    return tasks.criteria(max_length=64).tokenise(splits, load_tokenizer(FolderSource.of(folder)))
 
 
 def test_a_trial_resumes_and_its_best_weights_score_the_same_bit_for_bit(tmp_path: Path, made: Made) -> None:
@@ -77,16 +78,14 @@ def test_a_trial_resumes_and_its_best_weights_score_the_same_bit_for_bit(tmp_pat
     assert model.spec.cls_last == (name in LAST_CLS)
     resolved = straight.resolve()
     tokens = prepared_tokens(
-        straight.data,
-        straight.settings.model,
-        64,
+        tasks.reading(straight.data, straight.settings.model, 64),
         cache_dir=straight.folder / "cache",
         data_fingerprint=resolved.data_fingerprint,
         only=("validation",),
     )
-    task = CriteriaTask(LossSettings(), num_labels=2, train_counts={0: 1, 1: 1}, pad_id=tokens.pad_id)
+    task = tasks.criteria(num_labels=2, train_counts={0: 1, 1: 1}, pad_id=tokens.pad_id)
     rows = evaluation_rows(straight.plan.micro_batch)
-    found = evaluate(model, tokens.splits["validation"], task, batch_rows=rows, beat=lambda: None)
+    found = evaluate(model, tokens.splits["validation"], task, batch_rows=rows, beat=lambda: None).metrics
     assert whole.best is not None
     assert found == seen.points[whole.best].metrics
     whole_encoder_changed(name, folder, model)
@@ -131,7 +130,7 @@ def in_fp64(folder: Path, pooling: str, tokens: Tokens) -> tuple[EncoderWithHead
     encoder, _ = load_encoder(FolderSource.of(folder), dtype=torch.float64)
     spec = HeadSpec(HeadSettings(pooling=pooling), num_outputs=2, cls_last=tokens.cls_last)
     torch.manual_seed(0)
-    task = CriteriaTask(LossSettings(), num_labels=2, train_counts={0: 20, 1: 20}, pad_id=tokens.pad_id)
+    task = tasks.criteria(num_labels=2, train_counts={0: 20, 1: 20}, pad_id=tokens.pad_id)
     return EncoderWithHead(encoder, spec).double().eval(), task
 
 

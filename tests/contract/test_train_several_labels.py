@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import dryfit
+import tasks
 import tiny
 import trials
-from dryfit.core.choices import Metric, metrics_of
+from dryfit.core.choices import Metric
 from dryfit.core.errors import ConfigError
+from dryfit.core.tasks import class_metrics
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import pad_rows
@@ -31,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> trials.T
     trial = trials.Trial(folder, encoder=encoder, data=tiny.multi_label_data(folder / "data"), **TABLES)
     result, channel = trial.run()
     assert result.value == min(point.metrics["loss"] for point in channel.points)
-    assert set(channel.points[0].metrics) == set(metrics_of(3, multi_label=True))
+    assert set(channel.points[0].metrics) == set(class_metrics(3, multi_label=True))
     return trial
 
 
@@ -50,9 +52,7 @@ def test_the_best_weights_load_and_score_as_they_did(trained: trials.Trial) -> N
     names = {name for name, _ in model.named_parameters() if name.startswith("head.0.")}
     assert names == {"head.0.project.weight", "head.0.project.bias", "head.0.query.weight"}
     tokens = prepared_tokens(
-        trained.data,
-        trained.settings.model,
-        trained.settings.train.max_length,
+        tasks.reading(trained.data, trained.settings.model, trained.settings.train.max_length),
         cache_dir=trained.folder / "cache",
         data_fingerprint=trained.resolve().data_fingerprint,
         only=("validation",),
@@ -111,7 +111,7 @@ def test_micro_batches_learn_the_same(tmp_path: Path, encoder: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("metric", sorted(set(Metric) - set(metrics_of(3, multi_label=True))))
+@pytest.mark.parametrize("metric", sorted(set(Metric) - set(class_metrics(3, multi_label=True))))
 def test_a_metric_of_one_guess_for_each_row_is_refused(tmp_path: Path, encoder: Path, metric: Metric) -> None:
     data = tiny.multi_label_data(tmp_path / "data")
     with pytest.raises(ConfigError, match=f"{metric} with 3 classes, any number of them to a row"):

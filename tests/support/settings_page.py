@@ -9,9 +9,10 @@ from pathlib import Path
 
 from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import TABLES, key_description, legal_values
-from dryfit.core.choices import Metric, metrics_of
+from dryfit.core.choices import Metric, Task
 from dryfit.core.needs import TRIAL_NEEDS
 from dryfit.core.settings import Settings, TrialSettings
+from dryfit.core.tasks import UNREAD, class_metrics, reads, task_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -112,21 +113,30 @@ _METRICS = {
         "expected calibration error, 15 bins of equal width, l1 (Guo et al. 2017, arXiv:1706.04599): of the guess's "
         "probability; with `multi_label` of each class's presence, over all (row, class) pairs"
     ),
-    Metric.LOSS: "plain cross entropy (binary with `multi_label`), whatever the training loss: trials compare by it",
+    Metric.LOSS: (
+        "plain cross entropy (binary with `multi_label`), whatever the training loss: trials compare by it; of "
+        "causal-lm the mean over the learned tokens"
+    ),
+    Metric.TOKEN_F1: "F1 over the words of the span found and of the best-matching true one; 1 where both are none",
+    Metric.EXACT_MATCH: "share of rows whose span, or whose generated answer, is exactly a true one; none for none",
+    Metric.SPAN_IOU: "intersection over union of the characters of the span found and of the best-matching true one",
+    Metric.NULL_PRECISION: "of the rows where no span was found, the share that has none",
+    Metric.NULL_RECALL: "of the rows that have no span, the share where none was found",
+    Metric.COMBINED: "`f1_macro` and `token_f1`, weighed by `multitask.criteria_weight`",
 }
 
 
 def render() -> str:
     """The whole page."""
     tables = [_table(table) for table in ("data", *TrialSettings.model_fields)]
-    metrics = ["| metric | what | one class of several | `multi_label` |", "|---|---|---|---|"]
-    metrics += [f"| `{metric}` | {_METRICS[metric]} | {_whose(metric)} |" for metric in Metric]
+    metrics = ["| metric | what | tasks | one class of several | `multi_label` |", "|---|---|---|---|---|"]
+    metrics += [f"| `{metric}` | {_METRICS[metric]} | {_tasks(metric)} | {_whose(metric)} |" for metric in Metric]
     source = "\nscikit-learn computes them, torchmetrics the calibration error, torch the loss.\n"
     return _INTRODUCTION + "\n".join(tables) + "\n" + _DEFINITIONS + "\n".join(metrics) + "\n" + source
 
 
 def _table(table: str) -> str:
-    lines = [f"## `[{table}]`", "", key_description((table,)).capitalize(), ""]
+    lines = [f"## `[{table}]`", "", key_description((table,)).capitalize() + _readers(table), ""]
     lines += ["| key | default | takes | what |", "|---|---|---|---|"]
     needs = {one.key: one.condition for one in TRIAL_NEEDS}
     for key in TABLES[table]:
@@ -145,9 +155,22 @@ def _default(table: str, key: str) -> str:
     return f"`{json.dumps(value.value if isinstance(value, Enum) else value)}`"
 
 
+def _readers(table: str) -> str:
+    """The tasks that read a table, where not all do."""
+    if table not in TrialSettings.model_fields or all(reads(task, table) for task in UNREAD):
+        return ""
+    return f" Read by {', '.join(task for task in UNREAD if reads(task, table))}."
+
+
+def _tasks(metric: Metric) -> str:
+    return ", ".join(task for task in Task if metric in task_metrics(task, 2, multi_label=False))
+
+
 def _whose(metric: Metric) -> str:
-    of_two, of_more = (metric in metrics_of(classes, multi_label=False) for classes in (2, 3))
-    several = metric in metrics_of(3, multi_label=True)
+    if metric not in class_metrics(2, multi_label=False):
+        return "|"
+    of_two, of_more = (metric in class_metrics(classes, multi_label=False) for classes in (2, 3))
+    several = metric in class_metrics(3, multi_label=True)
     return f"{'yes' if of_more else 'two classes' if of_two else 'no'} | {'yes' if several else 'no'}"
 
 

@@ -11,7 +11,7 @@ from dryfit.tasks.tiny_lm import train_tokenizer
 TEXTS = (
     "I sleep badly and feel sad. They never eat, we always walk!",
     "Ich schlafe schlecht und fühle mich müde. Größe, Straße, Äpfel.",
-    "我睡得不好，感觉很难过。他们从来不吃饭。",
+    "我睡得不好. 他们从来不吃饭。",
     "أنام بشكل سيئ وأشعر بالحزن. نمشي دائما",
     "Я плохо сплю и грущу. Мы всегда гуляем.",
     "मुझे नींद नहीं आती और मैं दुखी हूँ।",

@@ -87,6 +87,7 @@ class Trial:
         body = ResolveRequest(
             task=Task.CRITERIA,
             data=self.data,
+            settings=self.settings,
             pairs=((self.settings.model, self.settings.train.max_length),),
             cache_dir=str(self.folder / "cache"),
             device=str(self.plan.device),

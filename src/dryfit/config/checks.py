@@ -48,7 +48,7 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     if config.study.task is Task.OBJECTIVE:
         own = objective_problems(config, planned=use is Use.PLAN)
         return [*own, *_unread(config), *_unread_by_patient(config)]
-    problems = [*_task(config), *_data(config, use), *_classes(config), *_metric(config)]
+    problems = [*_task(config), *_data(config, use), *_classes(config)]
     problems += [*_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
     problems += [*_unread(config), *_unread_by_patient(config)]
     return [*problems, *(_plannable(config) if use is Use.PLAN else _trainable(config))]
@@ -67,11 +67,15 @@ def _task(config: StudyConfig) -> list[Problem]:
     return problems + [Problem(("space", key), found) for key in unread if key in config.space]
 
 
+_TRAINED: Final = (Task.CRITERIA,)
+
+
 def _trainable(config: StudyConfig) -> list[Problem]:
-    if config.study.task is not Task.CAUSAL_LM:
-        return []
-    found = f"is {Task.CAUSAL_LM}, which can be planned, not trained yet"
-    return [Problem(("study", "task"), found, str(Task.CRITERIA), "ask for its memory with `dryfit plan`")]
+    task = config.study.task
+    if task in _TRAINED:
+        return _metric(config)
+    found = f"is {task}, which cannot be trained yet"
+    return [Problem(("study", "task"), found, ", ".join(_TRAINED), "ask for its memory with `dryfit plan`")]
 
 
 def _plannable(config: StudyConfig) -> list[Problem]:

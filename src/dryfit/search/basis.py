@@ -10,6 +10,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.choices import Task
 from dryfit.core.needs import TRIAL_NEEDS
 from dryfit.core.settings import DataSettings, TrialSettings
+from dryfit.core.tasks import reads
 from dryfit.core.trial import Scalar
 from dryfit.search.fields import searchable_keys, setting
 from dryfit.search.params import Distribution, is_one_of
@@ -103,6 +104,8 @@ class Ground:
         if self.basis.task is Task.OBJECTIVE:
             return True  # of a function of the user's own nobody knows
         needs = [need for need in TRIAL_NEEDS if need.key == name]
+        if not reads(self.basis.task, name):
+            return False
         return all(is_one_of(values.get(need.switch, self.own.get(need.switch)), need.values) for need in needs)
 
 

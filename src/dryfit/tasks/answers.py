@@ -11,7 +11,8 @@ from torch import nn
 from transformers import GenerationConfig
 
 from dryfit.core.seeds import derive_seed
-from dryfit.tasks.prompt_tokens import PROMPT_TOKENS, PromptTokenizer
+from dryfit.meta.configs import most_tokens
+from dryfit.tasks.prompt_tokens import ROLES, PromptTokenizer, Role
 from dryfit.tasks.tokens import TokenSet
 
 
@@ -43,7 +44,7 @@ def matches(
 
     Args:
         decoder: On its device, in eval mode; see :func:`answer`.
-        tokens: The split.
+        tokens: The split; each row is one example.
         examples: Which ones.
         prompts: Makes text of ids.
         max_new_tokens: Longest answer that is generated.
@@ -54,7 +55,8 @@ def matches(
     wanted: list[str] = []
     for example in examples:
         first, end = int(tokens.starts_R[example]), int(tokens.starts_R[example + 1])
-        answer_at = first + int(tokens.labels_R[example, PROMPT_TOKENS])
+        answered_T = tokens.extra[ROLES][first:end] & Role.ANSWER != 0
+        answer_at = first + int(answered_T.int().argmax())
         asked.append(tokens.ids_T[first:answer_at].tolist())
         wanted.append(prompts.text_of(tokens.ids_T[answer_at:end].tolist()))
     found = answer(decoder, asked, prompts, max_new_tokens=max_new_tokens, batch_rows=batch_rows, beat=beat)
@@ -83,14 +85,7 @@ def answer(
     model: Any = decoder
     # What comes with a model (a temperature, a penalty of repetition) would fill what this leaves open.
     model.generation_config = GenerationConfig()
-    greedy = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        num_beams=1,
-        use_cache=True,
-        eos_token_id=prompts.end_id,
-        pad_token_id=prompts.pad_id,
-    )
+    limit = most_tokens(model.config)
     device = next(decoder.parameters()).device
     order = sorted(range(len(asked)), key=lambda index: -len(asked[index]))
     texts = [""] * len(asked)
@@ -98,6 +93,15 @@ def answer(
         for start in range(0, len(order), batch_rows):
             rows = order[start : start + batch_rows]
             ids_BL, mask_BL = _padded_left([asked[row] for row in rows], prompts.pad_id)
+            room = max_new_tokens if limit is None else max(1, limit - ids_BL.shape[1] + 1)
+            greedy = GenerationConfig(
+                max_new_tokens=min(max_new_tokens, room),  # each but the last needs a position of its own
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                eos_token_id=prompts.end_id,
+                pad_token_id=prompts.pad_id,
+            )
             found_BL = model.generate(
                 input_ids=ids_BL.to(device), attention_mask=mask_BL.to(device), generation_config=greedy
             )

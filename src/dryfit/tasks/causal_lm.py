@@ -294,5 +294,6 @@ class CausalLmTask(EncoderTask):
         return PromptTokenizer(tokenizer, self._lm, self.given.settings.train.max_length)
 
     def _asked(self, row: UnlabelledRow, prompts: PromptTokenizer) -> list[list[int]]:
-        """The ids of a row's prompts; answers may go on behind the length that the model was trained with."""
-        return [prompts.question(one, room=0)[0] for one in questions(row, self._lm)]
+        """The ids of a row's prompts, with room behind them for an answer."""
+        room = min(self._lm.max_new_tokens, self.given.settings.train.max_length // 2)
+        return [prompts.question(one, room=room)[0] for one in questions(row, self._lm)]

@@ -8,7 +8,7 @@ Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` example
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -77,11 +77,12 @@ class PromptTokenizer:
             )
         self.end_id = end
         self.pad_id = tokenizer.pad_token_id if isinstance(tokenizer.pad_token_id, int) else end
-        self._tokenizer = tokenizer
+        self._tokenizer: Any = tokenizer  # its annotations leave open what is given back
         self._chat = _chats(tokenizer, lm)
         self._max_length = max_length
         alone = tokenizer("", add_special_tokens=True)["input_ids"]
-        self._start = [tokenizer.bos_token_id] if alone[:1] == [tokenizer.bos_token_id] else []
+        begin = tokenizer.bos_token_id
+        self._start = [begin] if isinstance(begin, int) and alone[:1] == [begin] else []
 
     def examples(self, exchanges: Iterable[Exchange]) -> Iterator[Example]:
         """One example of each exchange; of one without a prompt as many as its text needs.
@@ -110,7 +111,7 @@ class PromptTokenizer:
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of an answer's ids, without the token that ends it."""
         kept = [one for one in ids if one != self.end_id]
-        return self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _asked(self, exchange: Exchange) -> Example:
         answer = [*self._plain(exchange.answer), self.end_id]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -53,6 +54,7 @@ def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
     tokenizer.save_pretrained(folder)
+    ids: Any = tokenizer.convert_tokens_to_ids([END, PAD])
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -63,8 +65,8 @@ def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: 
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=ids[0],
+        pad_token_id=ids[1],
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -10,11 +10,11 @@ from dryfit.core.errors import ConfigError
 
 DATA = '[data]\ntrain = "a.jsonl"\nvalidation = "b.jsonl"\n'
 PLANNED = [
-    ('[study]\ntask = "causal-lm"\n', "planned, not trained yet"),
+    ('[study]\ntask = "causal-lm"\n', "cannot be trained yet"),
     ("", "has no train"),
 ]
 NEVER = [
-    ("[lora]\nr = 8\n", "read only with study.task = causal-lm"),
+    ("[lora]\nr = 8\n", "not read by study.task = criteria"),
     ('[study]\ntask = "causal-lm"\n[head]\nlayers = 1\n', "not read by study.task = causal-lm"),
     ('[study]\ntask = "causal-lm"\n[space]\n"loss.gamma" = [1.0, 2.0]\n', "not read by study.task = causal-lm"),
     ('[execution]\nmemory_limit = "0GiB"\n', "execution.memory_limit is '0GiB'"),

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 import tiny_lms
 from dryfit.core.settings import LmSettings
 from dryfit.tasks.answers import answer, exact_match, matches, sampled
-from dryfit.tasks.prompt_tokens import Example, PromptTokenizer, example_set
+from dryfit.tasks.prompt_tokens import Example, PromptTokenizer, sequences
 from dryfit.tasks.prompts import Part
 from dryfit.tasks.tiny_lm import write_tiny_lm
 
@@ -55,7 +55,7 @@ def test_the_exact_match_of_a_split_compares_answers_as_text(tmp_path: Path) -> 
         Example(str(number), (*ids, *(good if number % 3 else bad), prompts.end_id), len(ids), Part.CRITERIA)
         for number, (ids, good, bad) in enumerate(zip(asked, right, wrong, strict=True))
     ]
-    tokens = example_set(examples)
+    tokens = sequences(examples)
     for rows, share in (([0, 1, 2, 3, 4, 5], 4 / 6), ([1, 2], 1.0), ([0], 0.0)):
         found = matches(model, tokens, rows, prompts, max_new_tokens=6, batch_rows=4, beat=lambda: None)
         assert found == pytest.approx(share)

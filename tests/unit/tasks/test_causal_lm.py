@@ -13,20 +13,30 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import tiny_lms
+from dryfit.core.choices import BaseFormat, Precision
 from dryfit.core.errors import ConfigError
-from dryfit.tasks.base import Batch
-from dryfit.tasks.causal_lm import CausalLm, CausalLmLoss, check_packing, collate_examples
-from dryfit.tasks.packs import epoch_packs
-from dryfit.tasks.prompt_tokens import Example, example_set
+from dryfit.core.settings import DataSettings, LmSettings, TrialSettings
+from dryfit.tasks.base import Given
+from dryfit.tasks.causal_lm import CausalLm, CausalLmTask
+from dryfit.tasks.decoder import check_base, check_packing
+from dryfit.tasks.packs import pack
+from dryfit.tasks.prompt_tokens import Example, sequences
 from dryfit.tasks.prompts import Part
-from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.tokens import TokenFacts
 from dryfit.train.step import backward_batch
 
 EXAMPLES = 14
 CAPACITY = 48
 
 
-def examples(*, count: int = EXAMPLES, seed: int = 5) -> TokenSet:
+def task_of(*, learn_prompt: bool = False, mix: float | None = None, packing: bool = True) -> CausalLmTask:
+    lm = LmSettings(
+        format="criteria" if mix is None else "both", mix=mix or 0.5, learn_prompt=learn_prompt, packing=packing
+    )
+    return CausalLmTask(Given(TrialSettings(lm=lm), DataSettings(), TokenFacts(pad_id=1)))
+
+
+def examples(*, count: int = EXAMPLES, seed: int = 5) -> list[Example]:
     draw = torch.Generator().manual_seed(seed)
     found: list[Example] = []
     for number in range(count):
@@ -34,7 +44,7 @@ def examples(*, count: int = EXAMPLES, seed: int = 5) -> TokenSet:
         ids = tuple(torch.randint(2, 300, (length,), generator=draw).tolist())
         prompt = int(torch.randint(0, length, (1,), generator=draw))
         found.append(Example(f"e{number}", ids, prompt, Part.CRITERIA if number % 3 else Part.EVIDENCE))
-    return example_set(found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -68,23 +78,22 @@ def double_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "softmax", lambda scores, dim, dtype=None: softmax(scores, dim=dim))
 
 
-def inputs(batch: Batch) -> Batch:
-    return {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-
-
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
     return found
 
 
-def alone(model: CausalLm, tokens: TokenSet, *, learn_prompt: bool, mix: float | None) -> torch.Tensor:
+def packs_of(found: list[Example]) -> list[list[int]]:
+    return pack([len(one.ids) for one in found], CAPACITY, seed=1)
+
+
+def alone(model: CausalLm, found: list[Example], *, learn_prompt: bool, mix: float | None) -> torch.Tensor:
     """The loss of each example in a batch of its own, written down anew from the definition."""
     total, weights = torch.zeros((), dtype=torch.float64), 0.0
-    for number in range(len(tokens)):
-        ids = tokens.ids_T[tokens.starts_R[number] : tokens.starts_R[number + 1]].long()
-        prompt, part = tokens.labels_R[number].tolist()
-        weight = 1.0 if mix is None else mix if part == Part.CRITERIA else 1 - mix
+    for example in found:
+        ids, prompt = torch.tensor(example.ids), example.prompt_tokens
+        weight = 1.0 if mix is None else mix if example.part is Part.CRITERIA else 1 - mix
         log_p = F.log_softmax(model.decoder(input_ids=ids[None], use_cache=False).logits[0], dim=-1)
         for place in range(1 if learn_prompt else max(1, prompt), len(ids)):
             total = total - weight * log_p[place - 1, ids[place]]
@@ -92,35 +101,40 @@ def alone(model: CausalLm, tokens: TokenSet, *, learn_prompt: bool, mix: float |
     return total / weights
 
 
-@pytest.mark.parametrize(("learn_prompt", "mix"), [(False, None), (True, None), (False, 0.8)])
 @pytest.mark.parametrize(
-    ("architecture", "attention"),
-    [("qwen2", "sdpa"), ("qwen2", "eager"), ("llama", "sdpa"), ("llama", "eager"), ("mistral", "sdpa")],
+    ("architecture", "attention", "learn_prompt", "mix"),
+    [
+        ("qwen2", "sdpa", False, None),
+        ("qwen2", "sdpa", True, None),
+        ("qwen2", "eager", False, 0.8),
+        ("llama", "sdpa", False, 0.8),
+        ("llama", "eager", True, None),
+        ("mistral", "sdpa", False, None),
+    ],
 )
 @pytest.mark.usefixtures("double_softmax")
 def test_packed_examples_are_the_examples_alone(
     decoder: Callable[..., CausalLm], architecture: str, attention: str, learn_prompt: bool, mix: float | None
 ) -> None:
-    model, tokens, loss = decoder(architecture, attention), examples(), CausalLmLoss()
-    wanted = alone(model, tokens, learn_prompt=learn_prompt, mix=mix)
+    model, found, task = decoder(architecture, attention), examples(), task_of(learn_prompt=learn_prompt, mix=mix)
+    wanted = alone(model, found, learn_prompt=learn_prompt, mix=mix)
     wanted.backward()
     expected = gradients(model)
-    packs = epoch_packs(tokens.lengths_R, CAPACITY, seed=1, epoch=0)
+    packs = packs_of(found)
     assert len(packs) < EXAMPLES / 2
-    batch = collate_examples(tokens, packs, pad_id=1, learn_prompt=learn_prompt, mix=mix)
-    outputs = model(**inputs(batch))
-    found = loss.loss_sum(outputs, batch) / loss.batch_weight(batch)
-    assert float((found - wanted).detach().abs()) < 1e-10
-    found.backward()
+    batch = task.collate(sequences(found, packs), range(len(packs)))
+    outputs = model(**{name: batch[name] for name in task.inputs})
+    loss = task.loss_sum(outputs, batch) / task.batch_weight(batch)
+    assert float((loss - wanted).detach().abs()) < 1e-10
+    loss.backward()
     for name, gradient in gradients(model).items():
         assert float((gradient - expected[name]).abs().max()) < 1e-10, name
-    for row, pack in enumerate(packs):  # the scores themselves, one example after the other
+    for row, one in enumerate(packs):  # the scores themselves, one example after the other
         end = 0
-        for example in pack:
-            first, end = end, end + int(tokens.lengths_R[example])
-            ids = tokens.ids_T[tokens.starts_R[example] : tokens.starts_R[example + 1]].long()
+        for number in one:
+            first, end = end, end + len(found[number].ids)
             with torch.no_grad():
-                scores = model.decoder(input_ids=ids[None], use_cache=False).logits[0]
+                scores = model.decoder(input_ids=torch.tensor([found[number].ids]), use_cache=False).logits[0]
             assert float((outputs[row, first:end].detach() - scores).abs().max()) < 1e-10
 
 
@@ -130,16 +144,16 @@ def test_packed_examples_are_the_examples_alone(
 def test_a_batch_in_micro_batches_is_the_whole_batch(
     decoder: Callable[..., CausalLm], packed: bool, mix: float | None, rows: int
 ) -> None:
-    model, tokens, loss = decoder("qwen2"), examples(), CausalLmLoss()
-    packs = epoch_packs(tokens.lengths_R, CAPACITY, seed=1, epoch=0) if packed else [[one] for one in range(EXAMPLES)]
-    batch = collate_examples(tokens, packs, pad_id=1, learn_prompt=False, mix=mix)
-    wanted = alone(model, tokens, learn_prompt=False, mix=mix)
+    model, examples_, task = decoder("qwen2"), examples(), task_of(mix=mix, packing=packed)
+    tokens = sequences(examples_, packs_of(examples_) if packed else None)
+    batch = task.collate(tokens, range(len(tokens)))
+    wanted = alone(model, examples_, learn_prompt=False, mix=mix)
     wanted.backward()
     expected = gradients(model)
     found = backward_batch(
-        model, batch, loss, micro_batch=rows, backward=lambda value: value.backward(), autocast=nullcontext
+        model, batch, task, micro_batch=rows, backward=lambda value: value.backward(), autocast=nullcontext
     )
-    assert found.micro_batches == -(-len(packs) // rows)
+    assert found.micro_batches == -(-len(tokens) // rows)
     assert float((found.loss - wanted.detach()).abs()) < 1e-10
     for name, gradient in gradients(model).items():
         assert float((gradient - expected[name]).abs().max()) < 1e-10, name
@@ -161,7 +175,7 @@ def test_the_normaliser_of_many_tokens_is_exact_where_scores_are_in_half_precisi
         "labels": torch.zeros(1, width, dtype=torch.int64),
     }
     found = backward_batch(
-        Half(), batch, CausalLmLoss(), micro_batch=1, backward=lambda value: value.backward(), autocast=nullcontext
+        Half(), batch, task_of(), micro_batch=1, backward=lambda value: value.backward(), autocast=nullcontext
     )
     assert float(found.loss) == pytest.approx(float(torch.tensor(4.0).log()), rel=1e-6)
 
@@ -196,3 +210,35 @@ def test_packing_is_refused_where_examples_see_each_other(decoder: Callable[...,
 
     with pytest.raises(ConfigError, match="see each other"):
         check_packing(CausalLm(Deaf()))
+
+
+def test_a_validation_loss_is_the_answers_whatever_is_learned(decoder: Callable[..., CausalLm]) -> None:
+    model, found = decoder("qwen2").eval(), examples()
+    wanted = float(alone(model, found, learn_prompt=False, mix=None).detach())
+    tokens = sequences(found)
+    for task in (task_of(), task_of(learn_prompt=True, packing=False), task_of(mix=0.9)):
+        batch = task.collate(tokens, range(len(tokens)))
+        with torch.no_grad():
+            outputs = model(**{name: batch[name] for name in task.inputs if name in batch})
+        kept = task.keep(outputs, batch)
+        assert kept.shape == (EXAMPLES, 2)
+        assert task.metrics(kept, tokens, {})["loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_batches_have_the_entries_that_are_planned(decoder: Callable[..., CausalLm]) -> None:
+    tokens = sequences(examples())
+    for task in (task_of(packing=False), task_of(learn_prompt=True), task_of(mix=0.9)):
+        batch = task.collate(tokens, [3, 1])
+        sizes = task.batch_sizes(2, batch["input_ids"].shape[1], segments=False)
+        assert {name: tuple(values.shape) for name, values in batch.items()} == sizes
+        assert all(values.element_size() == 8 for values in batch.values())  # planned as int64
+
+
+@pytest.mark.parametrize(("base", "allowed"), [("fp16", False), ("int8", False), ("bf16", True), ("fp32", True)])
+def test_a_base_in_fp16_needs_a_scale(base: Any, allowed: bool) -> None:
+    for precision in Precision:
+        if allowed or precision is not Precision.FP32:
+            check_base(BaseFormat(base), precision)
+        else:
+            with pytest.raises(ConfigError, match="without a scale"):
+                check_base(BaseFormat(base), precision)

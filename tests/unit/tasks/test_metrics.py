@@ -5,11 +5,10 @@ import pytest
 import torch
 from sklearn import metrics as reference
 
-from dryfit.core.choices import Metric, metrics_of
+import tasks
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import LossSettings
-from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.metrics import check_metric, multi_label_metrics, one_class_metrics
+from dryfit.core.tasks import class_metrics
+from dryfit.tasks.metrics import check_metrics, multi_label_metrics, one_class_metrics
 from dryfit.tasks.tokens import TokenSet
 
 
@@ -32,8 +31,8 @@ def test_metrics_are_scikit_learns(classes: int) -> None:
     torch.manual_seed(0)
     labels = torch.randint(0, classes, (57,))
     logits = torch.randn(57, classes)
-    task = CriteriaTask(LossSettings(), num_labels=classes, train_counts=dict.fromkeys(range(classes), 1), pad_id=0)
-    found = task.metrics(logits, split_of(labels))
+    task = tasks.criteria(num_labels=classes, train_counts=dict.fromkeys(range(classes), 1))
+    found = task.metrics(logits, split_of(labels), {})
     truth, guess, p = labels.numpy(), logits.argmax(-1).numpy(), logits.double().softmax(-1).numpy()
     assert found["f1_macro"] == pytest.approx(reference.f1_score(truth, guess, average="macro"))
     assert found["accuracy"] == pytest.approx(reference.accuracy_score(truth, guess))
@@ -43,7 +42,7 @@ def test_metrics_are_scikit_learns(classes: int) -> None:
     score = {"y_score": p[:, 1]} if classes == 2 else {"y_score": p, "multi_class": "ovr"}
     assert found["auroc"] == pytest.approx(reference.roc_auc_score(truth, **score))
     assert found["ece"] == pytest.approx(calibration_error(p.max(-1), truth == guess), rel=1e-5)
-    assert set(found) == set(metrics_of(classes, multi_label=False))
+    assert set(found) == set(class_metrics(classes, multi_label=False))
     if classes == 2:
         assert found["f1"] == pytest.approx(reference.f1_score(truth, guess))
 
@@ -55,10 +54,8 @@ def test_metrics_of_several_labels_are_scikit_learns(classes: int) -> None:
     labels[0] = 0  # a row may have none
     logits = torch.randn(57, classes)
     counts = dict.fromkeys(range(classes), 1)
-    task = CriteriaTask(
-        LossSettings(), num_labels=classes, train_counts=counts, train_rows=57, multi_label=True, pad_id=0
-    )
-    found = task.metrics(logits, split_of(labels))
+    task = tasks.criteria(num_labels=classes, train_counts=counts, train_rows=57, multi_label=True)
+    found = task.metrics(logits, split_of(labels), {})
     truth, p = labels.numpy(), logits.double().sigmoid().numpy()
     guess = p > 0.5
     each = [reference.f1_score(truth[:, label], guess[:, label]) for label in range(classes)]
@@ -68,7 +65,7 @@ def test_metrics_of_several_labels_are_scikit_learns(classes: int) -> None:
     assert found["auroc"] == pytest.approx(np.mean(ranked))
     assert found["ece"] == pytest.approx(calibration_error(p.flatten(), truth.flatten()), rel=1e-5)
     assert found["loss"] == pytest.approx(reference.log_loss(truth.flatten(), p.flatten()), rel=1e-5)
-    assert set(found) == set(metrics_of(classes, multi_label=True))
+    assert set(found) == set(class_metrics(classes, multi_label=True))
 
 
 def test_metrics_of_one_guess_and_of_an_absent_class_do_not_warn() -> None:
@@ -112,11 +109,10 @@ def test_scores_that_are_no_numbers_give_no_number() -> None:
 )
 def test_a_metric_that_the_classes_do_not_have_is_refused(metric: str, classes: int, multi_label: bool) -> None:
     with pytest.raises(ConfigError, match=f"{metric} with {classes} classes") as caught:
-        check_metric(Metric(metric), classes, multi_label=multi_label)
+        check_metrics(tasks.criteria(num_labels=classes, multi_label=multi_label), [metric])
     assert "f1_macro" in caught.value.allowed
     assert metric not in caught.value.allowed.split(", ")
 
 
 def test_two_classes_have_every_metric() -> None:
-    for metric in Metric:
-        check_metric(metric, 2)
+    check_metrics(tasks.criteria(), class_metrics(2, multi_label=False))

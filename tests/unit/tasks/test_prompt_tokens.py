@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import tiny_lms
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.settings import LmSettings
-from dryfit.tasks.causal_lm import IGNORED, collate_examples
-from dryfit.tasks.prompt_tokens import PromptTokenizer, example_set
+from dryfit.tasks.lm_batch import IGNORED, labelled
+from dryfit.tasks.prompt_tokens import PromptTokenizer, sequences
 from dryfit.tasks.prompts import answer_words, exchanges, questions
 from dryfit.tasks.rows import Row, UnlabelledRow
 from dryfit.tasks.tiny_lm import END, train_tokenizer
@@ -31,7 +31,7 @@ def row_of(text: str, *, criterion: str | None = "sad?", label: int = 1, spans: 
 
 
 def learned_text(tokenizer: Any, example: Any, *, learn_prompt: bool = False) -> str:
-    batch = collate_examples(example_set([example]), [[0]], pad_id=0, learn_prompt=learn_prompt, mix=None)
+    batch = labelled(sequences([example]), [0], pad_id=0, learn_prompt=learn_prompt, packing=False, mix=None)
     kept = batch["labels"][0][batch["labels"][0] != IGNORED].tolist()
     return tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 

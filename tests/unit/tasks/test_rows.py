@@ -8,7 +8,7 @@ import pytest
 import tiny
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.settings import DataSettings
-from dryfit.tasks.rows import fingerprint, label_counts, load_splits
+from dryfit.tasks.rows import check_classes, fingerprint, label_counts, load_splits
 
 
 def splits_of(folder: Path, train: list[dict], validation: list[dict], **settings):
@@ -102,7 +102,7 @@ def test_empty_split_and_absent_class(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"validation.jsonl: it has no rows"):
         splits_of(tmp_path, good(), [])
     with pytest.raises(DataError, match="no row has label 2, 3"):
-        splits_of(tmp_path, good(), good(4, start=6), num_labels=4)
+        check_classes(splits_of(tmp_path, good(), good(4, start=6), num_labels=4), DataSettings(num_labels=4))
 
 
 def test_criterion_in_some_splits_only(tmp_path: Path) -> None:
@@ -291,7 +291,9 @@ def test_a_class_that_no_row_has_or_every_row_has(tmp_path: Path) -> None:
     everyone = several()
     for row in everyone:
         row["label"] = sorted({*row["label"], 1})
+    splits = splits_of(tmp_path / "a", everyone, several(4, start=6), multi_label=True, num_labels=3)
     with pytest.raises(DataError, match="every row has label 1"):
-        splits_of(tmp_path / "a", everyone, several(4, start=6), multi_label=True, num_labels=3)
+        check_classes(splits, DataSettings(multi_label=True, num_labels=3))
+    splits = splits_of(tmp_path / "b", several(), several(4, start=6), multi_label=True, num_labels=4)
     with pytest.raises(DataError, match="no row has label 3"):
-        splits_of(tmp_path / "b", several(), several(4, start=6), multi_label=True, num_labels=4)
+        check_classes(splits, DataSettings(multi_label=True, num_labels=4))

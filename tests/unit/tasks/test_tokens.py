@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tasks
 import tiny
 from dryfit.core.errors import ConfigError, DataError, LoadError
 from dryfit.core.settings import DataSettings, ModelSettings
@@ -12,7 +13,9 @@ from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.prepare import cache_tokens, prepared_tokens
 from dryfit.tasks.rows import Splits, fingerprint, load_splits
-from dryfit.tasks.tokens import load_tokens, save_tokens, token_folder, tokenise
+from dryfit.tasks.tokens import load_tokens, save_tokens, token_folder
+
+DATA = DataSettings()
 
 
 def prepared(folder: Path) -> Splits:
@@ -22,7 +25,7 @@ def prepared(folder: Path) -> Splits:
 def test_tokens_are_the_tokenizers_own(tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer(tmp_path)
     splits = prepared(tmp_path)
-    tokens = tokenise(splits, tokenizer, 20).splits["train"]
+    tokens = tasks.criteria(max_length=20).tokenise(splits, tokenizer).splits["train"]
     for index, row in enumerate(splits["train"]):
         want = tokenizer(row.criterion, row.text, truncation="only_second", max_length=20)
         start, end = tokens.starts_R[index], tokens.starts_R[index + 1]
@@ -35,7 +38,7 @@ def test_tokens_are_the_tokenizers_own(tmp_path: Path) -> None:
 
 def test_only_the_text_is_cut(tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer(tmp_path)
-    tokens = tokenise(prepared(tmp_path), tokenizer, 8).splits["train"]
+    tokens = tasks.criteria(max_length=8).tokenise(prepared(tmp_path), tokenizer).splits["train"]
     for start in tokens.starts_R[:-1].tolist():
         text = tokenizer.decode(tokens.ids_T[start : start + 4].tolist())
         assert text in ("[CLS] feel sad [SEP]", "[CLS] sleep bad [SEP]")
@@ -44,7 +47,7 @@ def test_only_the_text_is_cut(tmp_path: Path) -> None:
 def test_text_alone(tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer(tmp_path)
     splits = {name: tuple(replace(row, criterion=None) for row in rows) for name, rows in prepared(tmp_path).items()}
-    tokens = tokenise(splits, tokenizer, 12).splits["validation"]
+    tokens = tasks.criteria(max_length=12).tokenise(splits, tokenizer).splits["validation"]
     want = tokenizer(splits["validation"][0].text, truncation=True, max_length=12)["input_ids"]
     assert tokens.ids_T[: len(want)].tolist() == want
 
@@ -55,14 +58,14 @@ def test_a_criterion_without_room_for_text_is_named(tmp_path: Path) -> None:
     rows = list(splits["train"])
     rows[4] = replace(rows[4], criterion="very " * 30)
     with pytest.raises(DataError, match="has 30 tokens") as caught:
-        tokenise(splits | {"train": tuple(rows)}, tokenizer, 16)
+        tasks.criteria(max_length=16).tokenise(splits | {"train": tuple(rows)}, tokenizer)
     assert "train.jsonl, line 5" in caught.value.doing
     assert "at most 12 " in caught.value.allowed
 
 
 def test_cache_keeps_everything_and_no_text(tmp_path: Path) -> None:
     splits = prepared(tmp_path)
-    tokens = tokenise(splits, tiny.tokenizer(tmp_path), 20)
+    tokens = tasks.criteria(max_length=20).tokenise(splits, tiny.tokenizer(tmp_path))
     folder = tmp_path / "cache" / "key"
     save_tokens(folder, tokens)
     save_tokens(folder, tokens)  # a second process with the same content
@@ -80,7 +83,7 @@ def test_cache_keeps_everything_and_no_text(tmp_path: Path) -> None:
 
 
 def test_a_half_written_cache_is_not_seen(tmp_path: Path) -> None:
-    tokens = tokenise(prepared(tmp_path), tiny.tokenizer(tmp_path), 20)
+    tokens = tasks.criteria(max_length=20).tokenise(prepared(tmp_path), tiny.tokenizer(tmp_path))
     folder = tmp_path / "cache" / "key"
     leftover = folder.with_name(".key.1.tmp")
     leftover.mkdir(parents=True)
@@ -103,25 +106,27 @@ def test_prepared_tokens_come_from_the_cache_or_are_made_again(tmp_path: Path) -
     splits = load_splits(data)
     found = fingerprint(splits)
     where = {"cache_dir": tmp_path / "cache", "data_fingerprint": found}
-    made = cache_tokens(splits, model, 16, **where)
+    made = cache_tokens(tasks.reading(data, model, 16), splits, **where)
     (tmp_path / "train.jsonl").rename(tmp_path / "away.jsonl")
-    cached = prepared_tokens(data, model, 16, **where, only=("train",))
+    cached = prepared_tokens(tasks.reading(data, model, 16), **where, only=("train",))
     assert torch.equal(cached.splits["train"].ids_T, made.splits["train"].ids_T)
     (tmp_path / "away.jsonl").rename(tmp_path / "train.jsonl")
-    again = prepared_tokens(data, model, 17, **where, only=("train",))
+    again = prepared_tokens(tasks.reading(data, model, 17), **where, only=("train",))
     assert again.splits["train"].lengths_R.max() == 17
     tiny.write_jsonl(tmp_path / "train.jsonl", tiny.rows(40, seed=9))
     with pytest.raises(DataError, match="the rows have changed"):
-        prepared_tokens(data, model, 18, **where, only=("train",))
+        prepared_tokens(tasks.reading(data, model, 18), **where, only=("train",))
 
 
 def test_length_beyond_the_models_positions(tmp_path: Path) -> None:
     splits = prepared(tmp_path)
     for architecture, limit in (("bert", 72), ("roberta", 71)):
         model = ModelSettings(name=str(tiny.model(tmp_path / architecture, architecture)))
-        cache_tokens(splits, model, limit, cache_dir=tmp_path / "cache", data_fingerprint="x")
+        cache_tokens(tasks.reading(DATA, model, limit), splits, cache_dir=tmp_path / "cache", data_fingerprint="x")
         with pytest.raises(ConfigError, match=f"max_length is {limit + 1}") as caught:
-            cache_tokens(splits, model, limit + 1, cache_dir=tmp_path / "cache", data_fingerprint="x")
+            cache_tokens(
+                tasks.reading(DATA, model, limit + 1), splits, cache_dir=tmp_path / "cache", data_fingerprint="x"
+            )
         assert f"at most {limit}" in caught.value.allowed
 
 
@@ -132,7 +137,7 @@ def test_tokenizer_of_a_folder_without_one(tmp_path: Path) -> None:
 
 
 def test_ids_of_rows_are_kept_beside_the_tokens_and_read_for_messages_only(tmp_path: Path) -> None:
-    tokens = tokenise(prepared(tmp_path), tiny.tokenizer(tmp_path), 20)
+    tokens = tasks.criteria(max_length=20).tokenise(prepared(tmp_path), tiny.tokenizer(tmp_path))
     folder = tmp_path / "cache" / "key"
     save_tokens(folder, tokens)
     found = load_tokens(folder)

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+import tasks
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import LossSettings
-from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import EpochBatchSampler, RowDataset, epoch_batches, train_loader
 from dryfit.train.evaluate import evaluation_steps
@@ -43,7 +42,7 @@ def loader_parts(workers: int = 0):
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     ids = torch.arange(int(starts[-1]), dtype=torch.int32)
     tokens = TokenSet(ids, None, starts, torch.arange(20) % 2)
-    task = CriteriaTask(LossSettings(), num_labels=2, train_counts={0: 10, 1: 10}, pad_id=0)
+    task = tasks.criteria(num_labels=2, train_counts={0: 10, 1: 10}, pad_id=0)
     sampler = EpochBatchSampler(lengths, seed=4, batch_size=6, group_by_length=True)
     return sampler, train_loader(RowDataset(tokens, task), sampler, workers=workers, seed=1)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tasks
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError
@@ -144,9 +145,7 @@ def test_the_row_is_named_rightly_after_a_resume_within_an_epoch(
 
 def _epoch(trial: trials.Trial, epoch: int) -> list[list[int]]:
     tokens = prepared_tokens(
-        trial.data,
-        trial.settings.model,
-        trial.settings.train.max_length,
+        tasks.reading(trial.data, trial.settings.model, trial.settings.train.max_length),
         cache_dir=trial.folder / "cache",
         data_fingerprint=trial.resolve().data_fingerprint,
         only=("train",),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import tasks
 import tiny
 import trials
 from dryfit.core.errors import NonFiniteError
@@ -102,13 +103,15 @@ def test_weights_that_are_no_numbers_are_named_and_a_sound_model_names_nothing()
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
             return super().forward(input_ids)
 
-    model = Scores(4, 2)
+    model, task = Scores(4, 2), tasks.criteria()
     batch = {"input_ids": torch.zeros(1, 1, dtype=torch.int64), "attention_mask": torch.ones(1, 1)}
-    assert loss_origin(model, batch, 1) == ""
-    assert loss_origin(model, batch | {"input_ids": batch["input_ids"] + 9}, 1) == "", "a pass that fails names nothing"
+    assert loss_origin(model, batch, task, 1) == ""
+    assert loss_origin(model, batch | {"input_ids": batch["input_ids"] + 9}, task, 1) == "", (
+        "a pass that fails names nothing"
+    )
     with torch.no_grad():
         model.weight[1, 1] = math.inf
-    assert loss_origin(model, batch, 1) == "the weights weight are not finite themselves"
+    assert loss_origin(model, batch, task, 1) == "the weights weight are not finite themselves"
     assert model.training
 
 

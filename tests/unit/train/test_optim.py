@@ -12,6 +12,7 @@ from dryfit.core.plan import DeviceKind, OptimizerImpl
 from dryfit.core.settings import HeadSettings, OptimSettings, SchedSettings
 from dryfit.meta.pretrained import load_encoder
 from dryfit.meta.source import FolderSource
+from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
 from dryfit.train.optim import (
     IMPLEMENTATIONS,
@@ -252,12 +253,19 @@ def test_where_the_state_cannot_lie_on_the_host(model: EncoderWithHead) -> None:
 
 
 def test_the_head_alone_has_its_factor() -> None:
-    """Also where the rest of the model is not called encoder."""
-    model = torch.nn.ModuleDict({"model": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 2)})
+    """All that is not pretrained is the head, whatever it is called."""
+
+    class Two(TaskModel):
+        encoder_paths = ("inner.model",)
+
+    model = Two()
+    model.inner = torch.nn.ModuleDict({"model": torch.nn.Linear(2, 2), "spans": torch.nn.Linear(2, 2)})
+    model.scale = torch.nn.Parameter(torch.ones(()))
     found = by_name(model, OptimSettings(lr=1.0, head_lr_factor=5.0))
     assert {name: lr for name, (lr, _) in found.items()} == {
-        "model.weight": 1.0,
-        "model.bias": 1.0,
-        "head.weight": 5.0,
-        "head.bias": 5.0,
+        "inner.model.weight": 1.0,
+        "inner.model.bias": 1.0,
+        "inner.spans.weight": 5.0,
+        "inner.spans.bias": 5.0,
+        "scale": 5.0,
     }

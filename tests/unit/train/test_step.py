@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import tasks
 import tiny
 from dryfit.core.settings import HeadSettings, LossSettings, OptimSettings
 from dryfit.meta.pretrained import load_encoder
@@ -39,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> EncoderWithHead:
 
 
 def task_of(loss: LossSettings) -> CriteriaTask:
-    return CriteriaTask(loss, num_labels=CLASSES, train_counts=COUNTS, pad_id=0)
+    return tasks.criteria(loss, num_labels=CLASSES, train_counts=COUNTS, pad_id=0)
 
 
 def batch_of(task: CriteriaTask, *, seed: int = 1) -> Batch:
@@ -129,7 +130,7 @@ def test_a_mean_of_micro_batch_means_is_another_gradient(model: EncoderWithHead,
     task = task_of(loss)
     batch = batch_of(task)
     want, _, _ = step(model, batch, task, ROWS)
-    parts = list(micro_batches(batch, 5))
+    parts = list(micro_batches(batch, 5, task.padded))
     for micro in parts:
         outputs = model(micro["input_ids"], micro["attention_mask"])
         (task.loss_sum(outputs, micro) / task.batch_weight(micro) / len(parts)).backward()
@@ -149,8 +150,9 @@ def test_weighted_loss_is_torchs_own_mean(model: EncoderWithHead) -> None:
 
 
 def test_micro_batches_are_trimmed_and_lose_nothing() -> None:
-    batch = batch_of(task_of(LossSettings()))
-    parts = list(micro_batches(batch, 4))
+    task = task_of(LossSettings())
+    batch = batch_of(task)
+    parts = list(micro_batches(batch, 4, task.padded))
     assert [len(part["labels"]) for part in parts] == [4, 4, 4, 4, 4, 3]
     for part in parts:
         assert int(part["attention_mask"].sum(dim=1).max()) == part["input_ids"].shape[1]

@@ -1,0 +1,31 @@
+"""Tasks for tests that need no study: criteria with any loss and counts, models of folders."""
+
+from collections.abc import Mapping
+
+from dryfit.core.settings import DataSettings, LossSettings, ModelSettings, TrainSettings, TrialSettings
+from dryfit.tasks.base import Given
+from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.tokens import TokenFacts
+
+NO_LOSS = LossSettings()
+
+
+def criteria(
+    loss: LossSettings = NO_LOSS,
+    *,
+    num_labels: int = 2,
+    train_counts: Mapping[int, int] | None = None,
+    pad_id: int = 0,
+    train_rows: int = 0,
+    multi_label: bool = False,
+    max_length: int = 64,
+) -> CriteriaTask:
+    """The task with this loss, as after its rows were tokenised."""
+    facts = TokenFacts(pad_id=pad_id, train_rows=train_rows, label_counts=dict(train_counts or {}))
+    data = DataSettings(num_labels=num_labels, multi_label=multi_label)
+    return CriteriaTask(Given(TrialSettings(loss=loss, train=TrainSettings(max_length=max_length)), data, facts))
+
+
+def reading(data: DataSettings, model: ModelSettings, max_length: int) -> CriteriaTask:
+    """The task before its rows were tokenised: it knows its data, its model and its length."""
+    return CriteriaTask(Given(TrialSettings(model=model, train=TrainSettings(max_length=max_length)), data))
