@@ -4,6 +4,7 @@ import re
 from enum import Enum, auto
 from typing import Final
 
+from dryfit.config.language import language_problems
 from dryfit.config.objective import objective_problems
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
@@ -49,7 +50,7 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
         own = objective_problems(config, planned=use is Use.PLAN)
         return [*own, *_unread(config), *_unread_by_patient(config)]
     problems = [*_task(config), *_data(config, use), *_classes(config)]
-    problems += [*_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
+    problems += [*language_problems(config), *_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
     problems += [*_unread(config), *_unread_by_patient(config)]
     return [*problems, *(_plannable(config) if use is Use.PLAN else _trainable(config))]
 
@@ -67,7 +68,7 @@ def _task(config: StudyConfig) -> list[Problem]:
     return problems + [Problem(("space", key), found) for key in unread if key in config.space]
 
 
-_TRAINED: Final = (Task.CRITERIA,)
+_TRAINED: Final = (Task.CRITERIA, Task.CAUSAL_LM)
 
 
 def _trainable(config: StudyConfig) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,12 +10,15 @@ from typing import Final
 from dryfit.config.schema_json import key_description, legal_values
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
+from dryfit.core.tasks import reads
 from dryfit.core.wire import write_text_atomic
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
 from dryfit.starter.preset import preset_study
 
 STUDY_FILE: Final = "study.toml"
 DATA_FOLDER: Final = "data"
+MODEL_FOLDER: Final = "model"
+"""Where ``init --task causal-lm`` writes its toy of a model; the study file names it."""
 
 _DATA_FILES: Final = {split: f"{DATA_FOLDER}/{split}.jsonl" for split in ("train", "validation", "test")}
 
@@ -77,6 +81,9 @@ _EXAMPLES: Final[dict[str, Written]] = {
     "loss.class_balance": "effective",
     "loss.effective_beta": 0.99,
     "regularization.freeze_layers": 2,
+    "lora.base": "bf16",
+    "lm.chat": "off",
+    "lm.learn_prompt": False,
     "execution.micro_batch": 8,
     "execution.threads": 2,
     "runtime.retries": 3,
@@ -103,6 +110,39 @@ _SPACE: Final = """\
 "head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
 """
 
+# Where the starter file of causal-lm differs. The model is a toy, drawn at random: it learns fast, and from nothing.
+_LM_INSTEAD: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    "study": {"trials": 3, "metric": "loss"},
+    "data": {"num_labels": 2},
+    "model": {"name": MODEL_FOLDER},
+    "train": {"epochs": 1, "max_length": 320},
+    "optim": {"lr": 2e-3},
+}
+_LORA_KEYS: Final[Mapping[str, Written | None]] = {
+    "r": 8,
+    "alpha": 16.0,
+    "dropout": 0.05,
+    "targets": "all-linear",
+    "base": None,
+}
+_LM_KEYS: Final[Mapping[str, Written | None]] = {
+    "format": "criteria",
+    "answers": "no,yes",
+    "chat": None,
+    "learn_prompt": None,
+    "packing": False,
+    "generate_rows": 32,
+    "max_new_tokens": 4,
+}
+_LM_SPACE: Final = """\
+# What is searched: any key of the tables from [model] to [lm] but lm.format, by dotted name. A list is categorical; low
+# and high are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
+[space]
+"optim.lr" = {low = 5e-4, high = 5e-3, log = true}
+"lora.r" = [4, 8, 16]
+"lora.dropout" = [0.0, 0.1]
+"""
+
 _WIDTH: Final = 116
 _COMMENT_COLUMN: Final = 34
 
@@ -116,15 +156,29 @@ def study_toml(task: Task, name: str) -> str:
     """
     given: dict[str, Written] = {"study.name": name, "study.task": task.value}
     parts = [_HEAD]
-    for table, keys in _KEYS.items():
+    for table, keys in _tables(task).items():
         if table == "search":
-            parts.append(_SPACE)
+            parts.append(_LM_SPACE if task is Task.CAUSAL_LM else _SPACE)
         lines = [f"# {key_description((table,)).capitalize()}", f"[{table}]"]
         for key, own in keys.items():
             value = given.get(f"{table}.{key}", own)
             lines += _line(table, key, value)
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def _tables(task: Task) -> Mapping[str, Mapping[str, Written | None]]:
+    """What the starter file of a task sets, table by table."""
+    if task is not Task.CAUSAL_LM:
+        return _KEYS
+    tables: dict[str, Mapping[str, Written | None]] = {}
+    for table, keys in _KEYS.items():
+        if table == "search":
+            tables |= {"lora": _LORA_KEYS, "lm": _LM_KEYS}
+        if reads(task, table):
+            kept = {key: value for key, value in keys.items() if reads(task, f"{table}.{key}")}
+            tables[table] = kept | _LM_INSTEAD.get(table, {})
+    return tables
 
 
 def _line(table: str, key: str, value: Written | None) -> list[str]:
@@ -178,15 +232,13 @@ def init_folder(
             str(Task.CRITERIA),
             "call dryfit.tune(objective=..., space=...); docs/objective.md has an example",
         )
-    if task is Task.CAUSAL_LM:
-        raise ConfigError(
-            f"writing a study to {folder}",
-            f"{task} can be planned, not trained yet",
-            str(Task.CRITERIA),
-            f"ask for its memory: dryfit plan --set study.task={task}",
-        )
     if preset is None:
         text = study_toml(task, _name(folder))
+        if task is Task.CAUSAL_LM and (folder / MODEL_FOLDER).exists() and not force:
+            found = f"{folder / MODEL_FOLDER} exists"
+            raise ConfigError(
+                f"writing a study to {folder}", found, "a new or an empty folder", "another one, or --force"
+            )
     else:
         text = f"{_HEAD}#\n{preset_study(preset, _name(folder), _DATA_FILES)}"
     study = folder / STUDY_FILE

@@ -1,5 +1,6 @@
 """A causal language model to try things with: tiny, random, with a tokenizer that was trained on some texts."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from dryfit.core.channel import ChildChannel
+from dryfit.core.jobs import ChildResult, TinyLmRequest, TinyLmResult
+from dryfit.core.wire import Phase
+
 END, PAD = "<|endoftext|>", "<|pad|>"
+_MOST_TOKENS = 800
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
@@ -39,7 +45,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     )
 
 
-def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: int) -> int:
+def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: int) -> tuple[int, int]:
     """Write a Qwen2 of random weights and its tokenizer into a folder.
 
     Args:
@@ -49,7 +55,7 @@ def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: 
         seed: Of the weights.
 
     Returns:
-        How many weights the model has.
+        How many weights the model has, and how many tokens the tokenizer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
@@ -72,4 +78,14 @@ def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: 
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
-    return model.num_parameters()
+    return model.num_parameters(), len(tokenizer)
+
+
+def write(body: TinyLmRequest, channel: ChildChannel) -> ChildResult:
+    """Child job TINY_LM: what ``init --task causal-lm`` writes beside the data."""
+    torch.set_num_threads(1)
+    channel.send(Phase(name="load"))
+    rows = [json.loads(line) for line in Path(body.source).read_text(encoding="utf-8").splitlines()]
+    texts = [f"{row['criterion']}\n{row['text']}" for row in rows]
+    weights, tokens = write_tiny_lm(Path(body.folder), texts, vocab_size=_MOST_TOKENS, seed=body.seed)
+    return ChildResult(tiny_lm=TinyLmResult(weights=weights, tokens=tokens), error=None)

@@ -34,6 +34,8 @@ from dryfit.core.jobs.training import (
     ResolveResult,
     SplitFacts,
     StopReason,
+    TinyLmRequest,
+    TinyLmResult,
     TrainRequest,
     TrainResult,
 )
@@ -71,6 +73,8 @@ __all__ = [
     "StopReason",
     "StudyTokens",
     "Stumble",
+    "TinyLmRequest",
+    "TinyLmResult",
     "TrainRequest",
     "TrainResult",
 ]

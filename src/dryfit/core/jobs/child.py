@@ -24,6 +24,8 @@ from dryfit.core.jobs.training import (
     PredictResult,
     ResolveRequest,
     ResolveResult,
+    TinyLmRequest,
+    TinyLmResult,
     TrainRequest,
     TrainResult,
 )
@@ -43,6 +45,7 @@ class ChildResult(Wire):
     imported: ImportResult | None = None
     final: FinalResult | None = None
     predict: PredictResult | None = None
+    tiny_lm: TinyLmResult | None = None
     fault: ChildFault | None = None
     error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
 
@@ -59,6 +62,7 @@ Body: TypeAlias = (
     | ObjectiveRequest
     | FinalRequest
     | PredictRequest
+    | TinyLmRequest
 )
 """A job."""
 

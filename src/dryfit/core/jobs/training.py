@@ -187,6 +187,28 @@ class PredictResult(Wire):
     device: DeviceKind
 
 
+class TinyLmRequest(Wire):
+    """Write a tiny random language model, with a tokenizer trained on the rows of a file, to try things with.
+
+    Attributes:
+        folder: Where to; made if absent.
+        source: JSONL rows, of which ``criterion`` and ``text`` are read.
+        seed: Of the weights.
+    """
+
+    job: Literal[Job.TINY_LM] = Job.TINY_LM
+    folder: str
+    source: str
+    seed: int = Field(ge=0)
+
+
+class TinyLmResult(Wire):
+    """What was written: how many weights the model has, and how many tokens its tokenizer."""
+
+    weights: int
+    tokens: int
+
+
 class ImportRequest(Wire):
     """Look whether a function of the user's own can be called; it is not."""
 
