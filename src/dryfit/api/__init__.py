@@ -2,7 +2,7 @@
 
 from dryfit.api.doctor import doctor
 from dryfit.api.files import layout_of
-from dryfit.api.models import check, predict
+from dryfit.api.models import check, merge, predict
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
 from dryfit.api.reports import export, write_report
 from dryfit.api.studies import (
@@ -33,6 +33,7 @@ __all__ = [
     "in_process",
     "init",
     "layout_of",
+    "merge",
     "open_study",
     "owner",
     "plan",

@@ -17,6 +17,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings import ModelSettings
 from dryfit.core.wire import canonical_json, write_text_atomic
 from dryfit.meta.adapters import (
+    ADAPTER_FILE,
     ADAPTER_WEIGHTS,
     attach_adapter,
     base_of_adapter,
@@ -39,7 +40,9 @@ from dryfit.tasks.registry import task_class
 
 WEIGHTS_FILE = "model.safetensors"
 _CONFIG_FILE = "config.json"
-_NOT_OURS = frozenset({_CONFIG_FILE, DRYFIT_FILE, "README.md", "modules.json", "config_sentence_transformers.json"})
+_NOT_OURS = frozenset(
+    {_CONFIG_FILE, DRYFIT_FILE, ADAPTER_FILE, "README.md", "modules.json", "config_sentence_transformers.json"}
+)
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".py"})
 
 

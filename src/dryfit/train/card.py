@@ -14,8 +14,10 @@ from dryfit.core.settings import PACKAGED_MODEL, Settings
 from dryfit.core.trial import TrialConfig
 from dryfit.core.version import VERSION
 from dryfit.tasks.base import TaskModel
+from dryfit.tasks.causal_lm import CausalLm
 from dryfit.tasks.heads import AttentionPooling, EncoderWithHead
 from dryfit.tasks.model_input import ModelInput
+from dryfit.train.lm_card import lm_example, lm_story
 
 README_FILE = "README.md"
 EXAMPLE_FILE = "example.py"
@@ -82,6 +84,8 @@ class Trained:
 def example(trained: Trained) -> str:
     """A program that opens the folder without dryfit and classifies one row; run it inside the folder."""
     read, model = trained.model_input, trained.model
+    if isinstance(model, CausalLm):
+        return lm_example(read, model, trust=trained.config.settings.model.trust_remote_code)
     assert isinstance(model, EncoderWithHead)
     names = ["input_ids", "attention_mask"]
     if model.takes_types:
@@ -139,7 +143,7 @@ def model_card(trained: Trained) -> str:
     base = _base_model(config.settings.model.name)
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-classification",
+        pipeline_tag=_pipeline(trained),
         base_model=base if base and "/" in base else None,
         tags=["dryfit", str(config.task)],
         metrics=sorted(result.test or result.validation or {}),
@@ -159,6 +163,10 @@ def model_card(trained: Trained) -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def _pipeline(trained: Trained) -> str:
+    return "text-generation" if isinstance(trained.model, CausalLm) else "text-classification"
+
+
 def _base_model(name: str) -> str | None:
     """The encoder's public name; of a folder its last part only, as the path is nobody's business."""
     if name == PACKAGED_MODEL:
@@ -170,7 +178,7 @@ def _evaluations(trained: Trained) -> list[EvalResult]:
     splits = (("validation", trained.result.validation), ("test", trained.result.test))
     return [
         EvalResult(
-            task_type="text-classification",
+            task_type=_pipeline(trained),
             dataset_type="private",
             dataset_name=f"data {trained.config.data_fingerprint}",
             dataset_split=split,
@@ -185,10 +193,15 @@ def _evaluations(trained: Trained) -> list[EvalResult]:
 def _story(trained: Trained, base: str | None) -> str:
     config, result, read = trained.config, trained.result, trained.model_input
     reads = f"`{read.text}`" if read.criterion is None else f"`{read.criterion}` and `{read.text}`"
-    weights = f"the weights are those of step {result.step} of {result.training.steps}"
-    lines = [
+    about = [
         f"{base or 'An encoder'} with a head for {config.data.num_labels} classes, fine-tuned by dryfit {VERSION}.",
         f"It reads {reads}, cut to {read.max_length} tokens.",
+    ]
+    if isinstance(trained.model, CausalLm):
+        about = lm_story(read, trained.model, base)
+    weights = f"the weights are those of step {result.step} of {result.training.steps}"
+    lines = [
+        *about,
         f"Trained on {result.rows['trained']} rows with seed {config.seed}; {weights}.",
     ]
     if result.validation is None:

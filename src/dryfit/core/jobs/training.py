@@ -187,6 +187,30 @@ class PredictResult(Wire):
     device: DeviceKind
 
 
+class MergeRequest(Wire):
+    """Merge a saved model's adapters into its base.
+
+    Attributes:
+        model_dir: A folder that a trial, or FINAL, saved.
+        out: The new folder.
+        threads: CPU threads.
+        trust: Run code that comes with the model.
+    """
+
+    job: Literal[Job.MERGE] = Job.MERGE
+    model_dir: str
+    out: str
+    threads: int = Field(ge=1)
+    trust: bool = False
+
+
+class MergeResult(Wire):
+    """Where the merged model lies, and how large it is."""
+
+    out: str
+    size_bytes: int
+
+
 class TinyLmRequest(Wire):
     """Write a tiny random language model, with a tokenizer trained on the rows of a file, to try things with.
 
