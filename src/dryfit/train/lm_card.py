@@ -55,8 +55,8 @@ def _opening(model: CausalLm, code: str) -> list[str]:
         "from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer",
         "",
         f'model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("."{code}){code}).eval()',
-        'weights = load_file("model.safetensors")',
-        'model.load_state_dict({name.removeprefix("decoder."): value for name, value in weights.items()}, strict=False)',
+        'weights = {name.removeprefix("decoder."): value for name, value in load_file("model.safetensors").items()}',
+        "model.load_state_dict(weights, strict=False)",
         "model.tie_weights()",
     ]
 
