@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.choices import Precision
@@ -21,10 +22,12 @@ from dryfit.core.jobs import (
     SplitFacts,
 )
 from dryfit.core.plan import DeviceKind, DeviceSpec
+from dryfit.core.settings import ModelSettings
 from dryfit.core.wire import Phase
-from dryfit.meta.pretrained import stack_bytes
+from dryfit.meta.construction import build
+from dryfit.meta.pretrained import Kind, make_model, pretrained_config, stack_bytes
 from dryfit.meta.source import model_identity
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import Given, Task
 from dryfit.tasks.health import folder_health
 from dryfit.tasks.prepare import cache_tokens, checked_splits
 from dryfit.tasks.registry import task_class
@@ -58,7 +61,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found)
         revisions[model.name] = model_identity(model)
         if model.name not in weights_bytes:
-            weights_bytes[model.name] = stack_bytes(model, task.kind)
+            weights_bytes[model.name] = saved_bytes(task)
         channel.beat()
     facts = {name: SplitFacts(rows=len(rows), label_counts=label_counts(rows)) for name, rows in splits.items()}
     result = ResolveResult(
@@ -73,6 +76,21 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         device_uuids=device_uuids(count) if device is DeviceKind.CUDA else (),
     )
     return ChildResult(resolve=result, error=None)
+
+
+def saved_bytes(task: Task) -> int:
+    """What a trial's weights take on disk: those of its pretrained model, or of its adapters alone."""
+    settings = task.given.settings
+    if task.kind is not Kind.CAUSAL_LM or settings.lora.r == 0:
+        return stack_bytes(settings.model, task.kind)
+
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+        del part, dtype
+        config = pretrained_config(source, kind)
+        return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+
+    learned = [one for one in task.model(make).parameters() if one.requires_grad]
+    return sum(one.numel() * one.element_size() for one in learned)
 
 
 def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:

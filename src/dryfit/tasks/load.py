@@ -42,6 +42,7 @@ WEIGHTS_FILE = "model.safetensors"
 _CONFIG_FILE = "config.json"
 _NOT_OURS = frozenset(
     {_CONFIG_FILE, DRYFIT_FILE, ADAPTER_FILE, "README.md", "modules.json", "config_sentence_transformers.json"}
+    | {"example.py"}  # which the card speaks of
 )
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".py"})
 
