@@ -131,17 +131,8 @@ def test_predictions_are_what_the_model_writes(done: trials.Trial, tmp_path: Pat
         {"id": "c", "text": "we walk"},
     ]
     source = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
-    body = PredictRequest(
-        model_dir=str(done.folder / "best"),
-        source=str(source),
-        out=str(tmp_path / "out.jsonl"),
-        temporary=str(tmp_path / "out.tmp"),
-        batch_rows=4,
-        device="cpu",
-        threads=1,
-    )
-    predict(body, trials.ScriptedChannel(tmp_path / "channel"))
-    first, second, third = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    _predict(done.folder / "best", source)
+    first, second, third = [json.loads(line) for line in source.with_suffix(".out").read_text("utf-8").splitlines()]
     assert set(first) == {"row", "id", "answer", "label", "evidence"}
     assert "tokens without its text" in second["error"] and "column 'criterion' is missing" in third["error"]
     # The same by hand, from the folder alone.
@@ -222,3 +213,42 @@ def _answer(folder: Path, tokens: int) -> int:
     model: Any = dryfit.load(folder)
     prompts = PromptTokenizer(AutoTokenizer.from_pretrained(folder), LmSettings(), 160)
     return len(answer(model.decoder, [[5, 6, 7]], prompts, max_new_tokens=tokens, batch_rows=1, beat=lambda: None)[0])
+
+
+def test_an_instruction_is_all_that_a_row_to_predict_must_have(tmp_path: Path, model: Path) -> None:
+    made = trial(tmp_path, model, lm={"format": "instruction", "generate_rows": 2}, lora={"r": 0})
+    _, channel = made.run()
+    assert set(channel.points[0].metrics) == {"loss", "exact_match"}
+    assert (tmp_path / "best" / "model.safetensors").is_file() and (tmp_path / "best" / "config.json").is_file()
+    source = tiny.write_jsonl(tmp_path / "rows.jsonl", [{"criterion": "feel sad"}])
+    assert set(_predicted(tmp_path / "best", source)) == {"row", "id", "text"}
+
+
+def test_plain_text_needs_neither_labels_nor_criteria(tmp_path: Path, model: Path) -> None:
+    made = trial(tmp_path, model, lm={"format": "text"})
+    for name in ("train", "validation"):
+        path = tmp_path / "data" / f"{name}.jsonl"
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        tiny.write_jsonl(path, [{"text": row["text"]} for row in rows])
+    _, channel = made.run()
+    assert set(channel.points[0].metrics) == {"loss"}
+    source = tiny.write_jsonl(tmp_path / "rows.jsonl", [{"text": "we never"}])
+    assert set(_predicted(tmp_path / "best", source)) == {"row", "id", "text"}
+
+
+def _predicted(folder: Path, source: Path) -> dict[str, Any]:
+    _predict(folder, source)
+    return json.loads(source.with_suffix(".out").read_text("utf-8"))
+
+
+def _predict(folder: Path, source: Path) -> None:
+    body = PredictRequest(
+        model_dir=str(folder),
+        source=str(source),
+        out=str(source.with_suffix(".out")),
+        temporary=str(source.with_suffix(".tmp")),
+        batch_rows=4,
+        device="cpu",
+        threads=1,
+    )
+    predict(body, trials.ScriptedChannel(source.parent / "predicting"))

@@ -16,7 +16,7 @@ import tiny
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ENTRY_POINTS, Job
 from dryfit.core.memory import VerdictKind
-from study_runs import command, run, write_study
+from study_runs import command, write_study
 
 SUPPORT = Path(plan_stand_in.__file__).parent
 START = (
@@ -227,16 +227,6 @@ def test_lengths_of_the_data_are_used_where_it_can_be_resolved(tmp_path: Path) -
     broken = plan(study, "--device", "24GiB")
     assert broken.returncode == 2
     assert "[DATA]" in broken.stderr
-
-
-def test_a_task_that_can_only_be_planned_is_not_trained(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study")
-    for words in (["tune", study, "--set", "study.task=causal-lm"], ["init", tmp_path / "x", "--task", "causal-lm"]):
-        done = run(*words)
-        assert done.returncode == 2
-        assert "planned, not trained yet" in done.stderr
-    assert not (tmp_path / "x").exists()
-    assert not (tmp_path / "study/ledger.jsonl").exists()
 
 
 def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:
