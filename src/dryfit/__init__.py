@@ -12,6 +12,7 @@ from dryfit.core.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from dryfit.api import (
+        TuneAllResult,
         TuneResult,
         calibrate,
         check,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         train,
         train_top,
         tune,
+        tune_all,
         write_report,
     )
     from dryfit.core.errors import DryfitError, LoadError
@@ -38,6 +40,7 @@ _HOMES = {
     "DryfitError": "dryfit.core.errors",
     "LoadError": "dryfit.core.errors",
     "Trial": "dryfit.objective.trial",
+    "TuneAllResult": "dryfit.api",
     "TuneResult": "dryfit.api",
     "calibrate": "dryfit.api",
     "check": "dryfit.api",
@@ -54,6 +57,7 @@ _HOMES = {
     "train": "dryfit.api",
     "train_top": "dryfit.api",
     "tune": "dryfit.api",
+    "tune_all": "dryfit.api",
     "write_report": "dryfit.api",
     "load": "dryfit.tasks.load",
 }
@@ -62,6 +66,7 @@ __all__ = [
     "DryfitError",
     "LoadError",
     "Trial",
+    "TuneAllResult",
     "TuneResult",
     "__version__",
     "calibrate",
@@ -80,6 +85,7 @@ __all__ = [
     "train",
     "train_top",
     "tune",
+    "tune_all",
     "write_report",
 ]
 

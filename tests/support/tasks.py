@@ -1,10 +1,20 @@
 """Tasks for tests that need no study: criteria with any loss and counts, models of folders."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from dryfit.core.settings import DataSettings, LossSettings, ModelSettings, TrainSettings, TrialSettings
+from dryfit.core.choices import Task
+from dryfit.core.settings import (
+    DataSettings,
+    HeadSettings,
+    LossSettings,
+    ModelSettings,
+    TrainSettings,
+    TrialSettings,
+)
 from dryfit.tasks.base import Given
 from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.model_input import model_input
 from dryfit.tasks.tokens import TokenFacts
 
 NO_LOSS = LossSettings()
@@ -29,3 +39,9 @@ def criteria(
 def reading(data: DataSettings, model: ModelSettings, max_length: int) -> CriteriaTask:
     """The task before its rows were tokenised: it knows its data, its model and its length."""
     return CriteriaTask(Given(TrialSettings(model=model, train=TrainSettings(max_length=max_length)), data))
+
+
+def saved_input(head: HeadSettings, num_labels: int) -> dict[str, Any]:
+    """What ``dryfit.json`` says of the rows and the head of a model for ``criteria``."""
+    given = Given(TrialSettings(head=head), DataSettings(num_labels=num_labels))
+    return model_input(Task.CRITERIA, given).model_dump(mode="json")

@@ -5,6 +5,7 @@ from dryfit.api.files import layout_of
 from dryfit.api.models import check, merge, predict
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
 from dryfit.api.reports import export, write_report
+from dryfit.api.several import StudyRun, TuneAllResult, Turn, tune_all
 from dryfit.api.studies import (
     TuneResult,
     follow,
@@ -22,9 +23,12 @@ from dryfit.api.studies import (
 from dryfit.api.training import TopOutcome, TrainOutcome, in_process, train, train_top
 
 __all__ = [
+    "StudyRun",
     "TopOutcome",
     "TrainOutcome",
+    "TuneAllResult",
     "TuneResult",
+    "Turn",
     "calibrate",
     "check",
     "doctor",
@@ -48,6 +52,7 @@ __all__ = [
     "train_top",
     "trial_of",
     "tune",
+    "tune_all",
     "with_total",
     "write_report",
 ]

@@ -120,7 +120,7 @@ def tune(
             folder=folder,
             overrides=with_total(overrides, trials),
         )
-        return _result(run_session(loaded.config, space_of(loaded), layout, observers))
+        return result_of(run_session(loaded.config, space_of(loaded), layout, observers))
     if study_file is None or space is not None or direction is not None or tables:
         given = ", ".join(tables) or "no study file"
         found = "a space or a direction" if space is not None or direction is not None else given
@@ -128,7 +128,7 @@ def tune(
     path = study_file_of(Path(study_file))
     loaded = load_study_file(path, with_total(overrides, trials))
     layout = StudyLayout(Path(folder).resolve()) if folder is not None else layout_of(path)
-    return _result(run_session(loaded.config, space_of(loaded), layout, observers))
+    return result_of(run_session(loaded.config, space_of(loaded), layout, observers))
 
 
 def resume(
@@ -147,7 +147,7 @@ def resume(
     layout = layout_of(folder)
     read_study(layout)
     loaded = load_study_file(layout.frozen_file, with_total(overrides, trials))
-    return _result(run_session(loaded.config, space_of(loaded), layout, observers))
+    return result_of(run_session(loaded.config, space_of(loaded), layout, observers))
 
 
 def open_study(folder: Path | str) -> StudyState:
@@ -239,7 +239,8 @@ def with_total(overrides: Sequence[str], trials: int | None) -> tuple[str, ...]:
     return (*overrides, f"study.trials={trials}") if trials is not None else tuple(overrides)
 
 
-def _result(session: SessionResult) -> TuneResult:
+def result_of(session: SessionResult) -> TuneResult:
+    """How a session ended, in the words of this module."""
     return TuneResult(
         end=session.end,
         summary=summarise(session.state),

@@ -5,13 +5,16 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from dryfit.cli.output import console
+from dryfit.api import StudyRun, Turn
+from dryfit.cli.output import console, run_text
 from dryfit.cli.panel import StudyPanel, progress_line, study_line
+from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action
 from dryfit.core.memory import VerdictKind
 from dryfit.core.trial import MetricPoint, Outcome
@@ -99,6 +102,22 @@ def _planned_line(trial: TrialState) -> str | None:
     return f"trial {trial.number}: plan {plan_text(plan)}{run_with}"
 
 
+class Watcher(Observer, Protocol):
+    """Watches one study, or several in turn."""
+
+    def on_turn(self, turn: Turn) -> None:
+        """Of several studies, this one is next."""
+        ...
+
+    def on_end(self, run: StudyRun) -> None:
+        """This is what became of it."""
+        ...
+
+
+def _turn_text(turn: Turn) -> str:
+    return f"{turn.number} of {turn.of}"
+
+
 class PlainLines:
     """One line an event, for logs and pipes, and now and then one on how far a trial or the study is.
 
@@ -111,6 +130,18 @@ class PlainLines:
         self._clock = clock
         self._study = study or LiveStudy()
         self._told_s: dict[int | None, float] = {None: clock()}
+        self._turn = ""
+
+    def on_turn(self, turn: Turn) -> None:
+        """Forget the study before, and say which one is next."""
+        self._study = LiveStudy()
+        self._told_s = {None: self._clock()}
+        self._turn = _turn_text(turn)
+        self._print(f"study {self._turn}: {turn.name}")
+
+    def on_end(self, run: StudyRun) -> None:
+        """Say what became of the study."""
+        self._print(f"study {self._turn}: {run.turn.name}: {run_text(run)}")
 
     def on_open(self, layout: StudyLayout) -> None:
         """Learn where the trials' folders are."""
@@ -128,7 +159,7 @@ class PlainLines:
             case TrialFinished(number=number):
                 self._told_s.pop(number, None)
                 if self._due(None):
-                    self._print(study_line(self._study.view()))
+                    self._print(study_line(self._study.view(), self._turn))
             case _:
                 pass
 
@@ -165,6 +196,7 @@ class LivePanel:
 
     def __init__(self, out: Console | None = None) -> None:
         self._study = LiveStudy()
+        self._title = ""
         # The panel is drawn by a thread of its own: nothing it reads from disk delays the study.
         self._lock = threading.Lock()
         self._live = Live(
@@ -176,6 +208,17 @@ class LivePanel:
         """Show the panel while the block runs."""
         with self._live:
             yield
+
+    def on_turn(self, turn: Turn) -> None:
+        """Forget the study before, and show which one is next."""
+        with self._lock:
+            self._study = LiveStudy()
+            self._title = f"study {_turn_text(turn)}: {turn.name}"
+
+    def on_end(self, run: StudyRun) -> None:
+        """Print what became of the study."""
+        style = "green" if run.status is ExitStatus.DONE else "red"
+        self._live.console.print(Text(f"{self._title}: {run_text(run)}", style=style))
 
     def on_open(self, layout: StudyLayout) -> None:
         """Learn where the trials' folders are."""
@@ -206,7 +249,7 @@ class LivePanel:
     def render(self) -> RenderableType:
         """The panel as it is now."""
         with self._lock:
-            return StudyPanel(self._study.view())
+            return StudyPanel(self._study.view(), self._title)
 
 
 def _line_style(event: Event) -> str:
@@ -222,7 +265,7 @@ def _line_style(event: Event) -> str:
 
 
 @contextmanager
-def watching(*, quiet: bool) -> Generator[Observer | None, None, None]:
+def watching(*, quiet: bool) -> Generator[Watcher | None, None, None]:
     """The observer that fits where stderr goes; none if ``quiet``."""
     if quiet:
         yield None

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dryfit.api import TuneResult
-from dryfit.core.errors import DryfitError, InternalError
+from dryfit.api import StudyRun, TuneAllResult, TuneResult
+from dryfit.core.errors import DryfitError, ExitStatus, InternalError
 from dryfit.core.health import Health
 from dryfit.core.jobs import CalibrateResult, PlanAnswer
 from dryfit.core.memory import VerdictKind
@@ -32,6 +32,7 @@ from dryfit.report.plan_tables import (
     trust_text,
 )
 from dryfit.report.plans import plan_totals, totals_text
+from dryfit.report.several import several_table
 from dryfit.report.summary import StudySummary
 from dryfit.report.tables import (
     Table,
@@ -266,11 +267,39 @@ def print_advice(result: TuneResult) -> None:
 
 def print_end(result: TuneResult) -> None:
     """One line on how the session ended, and what to type next if something is left to do."""
+    err = console(stderr=True)
+    err.print(_end_text(result), highlight=False)
+    if not result.end.is_final:
+        err.print(f"go on with: dryfit resume {result.folder}", highlight=False)
+
+
+def _end_text(result: TuneResult) -> str:
     counts = result.summary.trials
     said = f"{_SENTENCES[result.end]}: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed"
     said += f", {counts.refused} refused" if counts.refused else ""
-    said += f" of {counts.total}, {duration_text(result.summary.wall_s)}"
+    return f"{said} of {counts.total}, {duration_text(result.summary.wall_s)}"
+
+
+def run_text(run: StudyRun) -> str:
+    """What became of one of several studies, in a line."""
+    if run.result is not None:
+        return f"{'' if run.worked_on else 'before: '}{_end_text(run.result)}"
+    if run.error is None:
+        return "not begun"
+    first = redacted(str(run.error), secrets_of(os.environ)).splitlines()[0]
+    return f"could not run: {first}"
+
+
+def print_several(result: TuneAllResult) -> None:
+    """A row for each study; what went wrong, and what to type next, goes to stderr."""
+    print_table(several_table(result.summary))
     err = console(stderr=True)
-    err.print(said, highlight=False)
-    if not result.end.is_final:
-        err.print(f"go on with: dryfit resume {result.folder}", highlight=False)
+    for run in result.studies:
+        if run.error is not None:
+            err.print(f"study {run.turn.name} could not run", highlight=False)
+            print_error(run.error)
+        elif run.result is not None and run.result.advice:
+            err.print(f"study {run.turn.name}", highlight=False)
+            print_advice(run.result)
+    if result.status in (ExitStatus.STOPPED, ExitStatus.INTERRUPTED):
+        err.print("the same command goes on", highlight=False)

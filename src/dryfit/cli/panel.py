@@ -51,9 +51,9 @@ def progress_line(trial: TrialView, goals: Sequence[str]) -> str:
     return f"trial {trial.number}: {', '.join(parts)}"
 
 
-def study_line(view: StudyView) -> str:
-    """How far a study is, in one line."""
-    return f"study: {', '.join(_study_parts(view))}"
+def study_line(view: StudyView, turn: str = "") -> str:
+    """How far a study is, in one line; of several, which of them it is (``2 of 3``)."""
+    return f"study{turn and ' '}{turn}: {', '.join(_study_parts(view))}"
 
 
 def _study_parts(view: StudyView) -> list[str]:
@@ -96,9 +96,14 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class StudyPanel:
-    """Draws a study: a row for each trial that is worked on, then how far the whole is."""
+    """Draws a study: a row for each trial that is worked on, then how far the whole is.
+
+    Attributes:
+        title: Which of several studies it is; empty of a lone one.
+    """
 
     view: StudyView
+    title: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw it as wide as there is room."""
@@ -107,8 +112,10 @@ class StudyPanel:
             yield _table(_fitting(_columns(shown, self.view.goals, plain=options.ascii_only), options.max_width))
         if len(self.view.trials) > len(shown):
             yield _cut(Text(f"and {len(self.view.trials) - len(shown)} more trials", style="dim"), options)
-        if self.view.total:
-            line = Text("  |  ".join(_study_parts(self.view)), style="bold")
+        if self.view.total or self.title:
+            parts = [self.title] if self.title else []
+            parts += _study_parts(self.view) if self.view.total else []
+            line = Text("  |  ".join(parts), style="bold")
             yield from line.wrap(console, options.max_width)
         if self.view.note:
             yield _cut(Text(self.view.note, style="dim"), options)

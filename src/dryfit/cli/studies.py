@@ -1,8 +1,9 @@
 """Commands about studies: begin, run, go on, look at, stop."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -34,7 +35,10 @@ def init(
 
 
 def tune(
-    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="A study file, or its folder.")],
+    studies: Annotated[
+        list[Path],
+        typer.Argument(metavar="STUDY.toml...", help="A study file, or its folder; several run one after another."),
+    ],
     trials: TrialsOption = None,
     overrides: SetOption = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where the study lives.")] = None,
@@ -46,6 +50,10 @@ def tune(
     import dryfit.api as api
     from dryfit.cli.live import watching
 
+    if len(studies) > 1:
+        _refuse_for_several({"--dir": folder is not None, "--dry-run": dry_run})
+        _tune_all(studies, overrides or (), trials, as_json=as_json, quiet=quiet)
+    (study,) = studies
     if dry_run:
         asked = api.with_total(overrides or (), trials)
         examine(study, asked, folder, machine=False, as_json=as_json, quiet=quiet)
@@ -141,6 +149,37 @@ def schema() -> None:
     from dryfit.config.schema_json import study_json_schema
 
     typer.echo(json.dumps(study_json_schema(), indent=2))
+
+
+def _tune_all(
+    studies: Sequence[Path], overrides: Sequence[str], trials: int | None, *, as_json: bool, quiet: bool
+) -> NoReturn:
+    import dryfit.api as api
+    from dryfit.cli.live import watching
+    from dryfit.cli.output import print_json, print_several
+
+    with watching(quiet=quiet) as watcher:
+        if watcher is None:
+            result = api.tune_all(studies, overrides=overrides, trials=trials)
+        else:
+            result = api.tune_all(
+                studies,
+                overrides=overrides,
+                trials=trials,
+                observers=[watcher],
+                on_turn=watcher.on_turn,
+                on_end=watcher.on_end,
+            )
+    print_json(result.summary) if as_json else print_several(result)
+    raise typer.Exit(result.status)
+
+
+def _refuse_for_several(options: dict[str, bool]) -> None:
+    given = [name for name, is_given in options.items() if is_given]
+    if given:
+        raise ConfigError(
+            "starting several studies", f"{', '.join(given)} beside them", f"{', '.join(given)} with one study"
+        )
 
 
 def _finish(result: "TuneResult", *, as_json: bool) -> None:

@@ -110,7 +110,7 @@ class MirrorProcess:
         except FileNotFoundError:
             return True
         deadline_s = time.monotonic() + timeout_s
-        while self._offset() < size:
+        while mirrored_bytes(self._status) < size:
             self.keep_alive()
             if not self.alive or time.monotonic() >= deadline_s:
                 return False
@@ -131,9 +131,11 @@ class MirrorProcess:
             with suppress(subprocess.TimeoutExpired):  # stuck in the kernel; it dies with us
                 self._process.wait(_KILL_GRACE_S)
 
-    def _offset(self) -> int:
-        try:
-            status: dict[str, Any] = json.loads(self._status.read_bytes())
-            return int(status["offset"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return -1
+
+def mirrored_bytes(status: Path) -> int:
+    """How much of the ledger the mirror has, from the file in which it says so; -1: it has not said."""
+    try:
+        said: dict[str, Any] = json.loads(status.read_bytes())
+        return int(said["offset"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1

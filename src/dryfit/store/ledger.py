@@ -40,14 +40,21 @@ class StudyLock:
                 f"process {lock_owner(self._path) or 'unknown'} is running it",
                 hint=f"wait for it, or stop it with `dryfit stop {self._path.parent}`",
             )
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError:  # a full disk: whoever goes on after that must not keep the lock
+            self._release()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._release()
+
+    def _release(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

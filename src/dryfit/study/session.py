@@ -13,7 +13,7 @@ from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
 from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
-from dryfit.core.errors import LedgerError
+from dryfit.core.errors import LedgerError, MachineError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.version import VERSION
 from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
@@ -38,10 +38,11 @@ from dryfit.study.machine import End
 from dryfit.study.observers import Observer
 from dryfit.study.occupancy import Machine
 from dryfit.study.prepare import prepare
-from dryfit.study.stops import StopRequests, stacks_on_request
+from dryfit.study.stops import StopRequests, StopSignals, stacks_on_request
 
 _MIRROR_FLUSH_S = 10.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,11 @@ def folded(events: Iterable[Event], layout: StudyLayout) -> StudyState:
 
 
 def run_session(
-    config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer] = ()
+    config: StudyConfig,
+    space: Space,
+    layout: StudyLayout,
+    observers: Sequence[Observer] = (),
+    signals: StopSignals | None = None,
 ) -> SessionResult:
     """Work on a study until it is done or a stop is asked for.
 
@@ -90,25 +95,28 @@ def run_session(
         space: Its search space.
         layout: Where the study lies; made when absent.
         observers: Who is told.
+        signals: What hears the signals to stop; None: the session itself, for as long as it lasts.
 
     Raises:
-        DryfitError: It could not start: bad data, another process, another study in the folder.
+        DryfitError: It could not start: bad data, another process, another study in the folder, no room for it.
         OSError: The ledger could not be written for another reason than a full disk; what it holds is safe.
     """
     storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
-    layout.folder.mkdir(parents=True, exist_ok=True)
-    with StudyLock(layout.lock), ExitStack() as stack:
-        for observer in observers:
-            observer.on_open(layout)
-        work = _open(config, space, layout, observers)
-        stack.push(closing(work.ledger.close))
-        devices = NvmlDevices(work.created.id)
-        stack.push(closing(devices.close))
-        around = Surroundings(devices, layout.folder)
-        supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
-        stack.enter_context(stacks_on_request(layout.logs / STACKS_FILE))
-        stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake))
-        keepers = stack.enter_context(_mirror(work))
+    with ExitStack() as stack:
+        with _opening(layout):
+            layout.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(StudyLock(layout.lock))
+            for observer in observers:
+                observer.on_open(layout)
+            work = _open(config, space, layout, observers)
+            stack.push(closing(work.ledger.close))
+            devices = NvmlDevices(work.created.id)
+            stack.push(closing(devices.close))
+            around = Surroundings(devices, layout.folder)
+            supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
+            stack.enter_context(stacks_on_request(layout.logs / STACKS_FILE))
+            stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake, signals))
+            keepers = stack.enter_context(_mirror(work))
         try:
             machine = Machine(devices, placed=around.placed)
             end = _work(work, supervisor, stops, (*observers, *keepers), machine)
@@ -119,6 +127,21 @@ def run_session(
             end = End.PAUSED
             _note(observers, f"the disk is full, the study is paused: {error}")
     return SessionResult(end, work.state, layout)
+
+
+@contextmanager
+def _opening(layout: StudyLayout) -> Generator[None, None, None]:
+    """A folder that cannot be written to is nobody's bug."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (*_DISK_FULL, *_NOT_WRITABLE):
+            raise
+        raise MachineError(
+            f"opening the study in {layout.folder}",
+            f"{error.strerror}" + (f": {error.filename}" if error.filename else ""),
+            "a folder that can be written to, on a disk with room",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

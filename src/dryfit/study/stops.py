@@ -4,7 +4,7 @@ import faulthandler
 import signal
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -24,29 +24,20 @@ _REASONS = {
 """SIGUSR2 is the warning that a batch system sends some time before it takes the machine away."""
 
 
-class StopRequests:
-    """Collects requests while it is entered; the study's loop looks at them between any two steps.
+class StopSignals:
+    """Hears signals that ask to stop, while it is entered, and passes them on to whoever works meanwhile.
 
-    The first request means: checkpoint and stop. A SIGINT after it, as of a person who presses Ctrl-C once more, or
-    ``dryfit stop --now``, means: now. Other signals may come as often as they like: the terminal and the shell send a
-    SIGHUP each, ``timeout`` sends SIGTERM to the process and to its group, a batch system warns before it ends a job.
-    Handlers are only installed in the main thread, because Python allows it nowhere else. SIGHUP stays ignored where
-    it is: that is how ``nohup`` works.
-
-    Args:
-        request_file: What ``dryfit stop`` writes.
-        wake: Makes the loop look; called from signal handlers.
+    One of it may span several studies that run one after another: a signal between two of them is not lost, and a
+    Ctrl-C after it ends the process. Handlers are only installed in the main thread, because Python allows it nowhere
+    else. SIGHUP stays ignored where it is: that is how ``nohup`` works.
     """
 
-    def __init__(self, request_file: Path, wake: Callable[[], None]) -> None:
-        self._file = request_file
-        self._wake = wake
+    def __init__(self) -> None:
         self._old: dict[signal.Signals, object] = {}
+        self.listener: Callable[[signal.Signals], None] | None = None
         self.why: End | None = None
-        self.at_once = False
 
     def __enter__(self) -> Self:
-        self._file.unlink(missing_ok=True)
         if threading.current_thread() is threading.main_thread():
             for number in _REASONS:
                 if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -60,6 +51,52 @@ class StopRequests:
             for number, handler in self._old.items():
                 signal.signal(number, handler)  # pyright: ignore[reportArgumentType]  # what signal() itself returned
             self._old.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        heard, first = signal.Signals(number), self.why is None
+        self.why = self.why or _REASONS[heard]
+        if self.listener is not None:
+            self.listener(heard)
+        elif heard is signal.SIGINT and not first:
+            raise KeyboardInterrupt  # nobody works who could end at once: a person must not have to wait
+
+
+class StopRequests:
+    """Collects requests while it is entered; the study's loop looks at them between any two steps.
+
+    The first request means: checkpoint and stop. A SIGINT after it, as of a person who presses Ctrl-C once more, or
+    ``dryfit stop --now``, means: now. Other signals may come as often as they like: the terminal and the shell send a
+    SIGHUP each, ``timeout`` sends SIGTERM to the process and to its group, a batch system warns before it ends a job.
+
+    Args:
+        request_file: What ``dryfit stop`` writes.
+        wake: Makes the loop look; called from signal handlers.
+        signals: What hears signals already; None: only this does, and only while it is entered.
+    """
+
+    def __init__(self, request_file: Path, wake: Callable[[], None], signals: StopSignals | None = None) -> None:
+        self._file = request_file
+        self._wake = wake
+        self._signals = signals or StopSignals()
+        self._own = ExitStack()
+        self._hears_itself = signals is None
+        self.why: End | None = None
+        self.at_once = False
+
+    def __enter__(self) -> Self:
+        self._file.unlink(missing_ok=True)
+        self._signals.listener = self._on_signal
+        self.why = self.why or self._signals.why
+        if self._hears_itself:
+            self._own.enter_context(self._signals)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with first_error_wins(error):
+            self._own.close()
+            self._signals.listener = None
             self._file.unlink(missing_ok=True)
 
     def look(self) -> None:
@@ -71,10 +108,10 @@ class StopRequests:
         self.why = self.why or End.STOPPED
         self.at_once = self.at_once or text == NOW
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.why is not None and number == signal.SIGINT:
+    def _on_signal(self, heard: signal.Signals) -> None:
+        if self.why is not None and heard is signal.SIGINT:
             self.at_once = True
-        self.why = self.why or _REASONS[signal.Signals(number)]
+        self.why = self.why or _REASONS[heard]
         self._wake()
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from dryfit.api import StudyRun, Turn
 from dryfit.cli import live
 from dryfit.cli.live import LivePanel, PlainLines, watching
 from dryfit.cli.panel import StudyPanel, left_text
 from dryfit.core.choices import Direction, Task
+from dryfit.core.errors import DataError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.trial import Goal, MetricPoint, Outcome
 from dryfit.core.wire import Message, Note, Phase, Progress
@@ -306,6 +308,54 @@ def test_a_line_on_a_trial_comes_once_a_minute(capsys):
         "trial 0: train, step 20/100 (20 %), loss 0.4123, memory 512 MiB, beat 0.3 s ago, about 4 min left",
         "trial 0: train, step 40/100 (40 %), loss 0.4123, memory 512 MiB, beat 0.3 s ago, about 3 min left",
     ]
+
+
+def test_of_several_studies_the_lines_say_which(capsys):
+    clock = Clock()
+    lines = PlainLines(clock)
+    for number in (1, 2):
+        turn = Turn(number, 3, f"toy-{number}", Path("/study"))
+        lines.on_turn(turn)
+        script = Script(lines)
+        script.ask(0)
+        script.place(0)
+        clock.now_s += 60
+        script.finish(0, Outcome.COMPLETE, 0.5, 100)
+        lines.on_end(StudyRun(turn, error=DataError("reading rows", "there are none", "some")))
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("trial 0: ")]
+    failed = "could not run: reading rows: there are none    [DATA]"
+    progress = ["study N of 3: 1/6 trials (1 complete), best f1_macro 0.5000 (trial 0)".replace("N", n) for n in "12"]
+    assert [line.partition("(trial 0)")[0] + "(trial 0)" if "1/6" in line else line for line in told] == [
+        "study 1 of 3: toy-1",
+        "study toy: 6 trials",
+        progress[0],
+        f"study 1 of 3: toy-1: {failed}",
+        "study 2 of 3: toy-2",
+        "study toy: 6 trials",
+        progress[1],
+        f"study 2 of 3: toy-2: {failed}",
+    ]
+
+
+def test_of_several_studies_the_panel_shows_which_and_forgets_the_one_before():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    panel = LivePanel(Console(width=100, record=True, file=stream, force_terminal=True))
+
+    def drawn() -> list[str]:
+        out = Console(width=100, record=True, file=stream, force_terminal=True)
+        out.print(panel.render())
+        return [line.rstrip() for line in out.export_text().splitlines()]
+
+    panel.on_turn(Turn(1, 2, "first", Path("/first")))
+    script = Script(panel)
+    script.ask(0)
+    script.place(0)
+    panel.on_note("checking")
+    assert len(drawn()) == 4 and drawn()[2].startswith("study 1 of 2: first  |  0/6 trials  |  ")
+    panel.on_turn(Turn(2, 2, "second", Path("/second")))
+    assert drawn() == ["study 2 of 2: second"]
+    Script(panel, total=9)
+    assert len(drawn()) == 1 and drawn()[0].startswith("study 2 of 2: second  |  0/9 trials  |  ")
 
 
 def test_terms_devices_and_parallelism_are_lines(capsys):

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BertForPreTraining
 
+import tasks
 import tiny
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.health import Health, Subject
@@ -240,8 +241,9 @@ def test_pickles_are_looked_at_too_and_unused_files_noted(folder: Path) -> None:
 
 def saved(folder: Path, tmp_path: Path) -> Path:
     encoder, _ = load_encoder(FolderSource.of(folder))
-    model = EncoderWithHead(encoder, HeadSpec(HeadSettings(layers=2, hidden=5), num_outputs=3))
-    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts={"step": 7})
+    head = HeadSettings(layers=2, hidden=5)
+    model = EncoderWithHead(encoder, HeadSpec(head, num_outputs=3))
+    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts={"input": tasks.saved_input(head, 3)})
     return tmp_path / "best"
 
 

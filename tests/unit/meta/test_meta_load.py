@@ -1,12 +1,14 @@
 import importlib.util
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tasks
 import tiny
 from dryfit.core.errors import ConfigError, LoadError, MachineError
 from dryfit.core.settings import HeadSettings, ModelSettings
@@ -87,10 +89,22 @@ def test_identity_is_the_content_and_not_the_place(folder: Path, tmp_path: Path)
 
 def saved(folder: Path, tmp_path: Path) -> tuple[EncoderWithHead, Path]:
     encoder, _ = load_encoder(FolderSource.of(folder))
-    spec = HeadSpec(HeadSettings(layers=2, hidden=5, activation="tanh", pooling="max"), num_outputs=3)
-    model = EncoderWithHead(encoder, spec)
-    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts={"metric": "f1", "step": 7})
+    head = HeadSettings(layers=2, hidden=5, activation="tanh", pooling="max")
+    model = EncoderWithHead(encoder, HeadSpec(head, num_outputs=3))
+    facts = {"metric": "f1", "step": 7, "input": tasks.saved_input(head, 3)}
+    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts=facts)
     return model, tmp_path / "best"
+
+
+def test_a_model_that_an_earlier_version_saved_is_the_same(folder: Path, tmp_path: Path) -> None:
+    model, best = saved(folder, tmp_path)
+    spec = model.spec
+    old = {"format": 1, "head": spec.settings.model_dump(mode="json"), "num_outputs": 3, "cls_last": True}
+    (best / "dryfit.json").write_text(json.dumps(old), encoding="utf-8")
+    found = load(best)
+    assert isinstance(found, EncoderWithHead)
+    assert found.spec == replace(spec, cls_last=True)
+    assert all(torch.equal(value, found.state_dict()[name]) for name, value in model.state_dict().items())
 
 
 def test_a_saved_model_comes_back_whole(folder: Path, tmp_path: Path) -> None:
@@ -108,7 +122,9 @@ def test_saving_again_replaces_weights_and_facts_only(folder: Path, tmp_path: Pa
     model, best = saved(folder, tmp_path)
     with torch.no_grad():
         model.head[-1].bias.add_(1)
-    save_trained(best, model, tokenizer_folder=folder, facts={"step": 9})
+    save_trained(
+        best, model, tokenizer_folder=folder, facts=json.loads((best / "dryfit.json").read_text()) | {"step": 9}
+    )
     assert torch.equal(load(best).head[-1].bias, model.head[-1].bias)
     assert json.loads((best / "dryfit.json").read_text())["step"] == 9
     assert sorted(path.name for path in best.iterdir()) == [

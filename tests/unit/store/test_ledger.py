@@ -1,5 +1,6 @@
 """The ledger: nothing written is lost, nothing torn is read, one writer."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -121,6 +122,20 @@ def test_one_writer_at_a_time_and_the_lock_dies_with_its_process(tmp_path: Path)
         holder.kill()
         holder.communicate()
     assert lock_owner(path) is None
+    with StudyLock(path):
+        assert lock_owner(path) == os.getpid()
+
+
+def test_a_lock_that_cannot_be_written_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock"
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left"), StudyLock(path):
+            pass
     with StudyLock(path):
         assert lock_owner(path) == os.getpid()
 

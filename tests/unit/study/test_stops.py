@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.study.machine import End
-from dryfit.study.stops import StopRequests, stacks_on_request
+from dryfit.study.stops import StopRequests, StopSignals, stacks_on_request
 
 
 @pytest.fixture
@@ -75,6 +75,29 @@ def test_handlers_are_given_back(tmp_path: Path) -> None:
         pass
     after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)]
     assert before == after
+
+
+def test_signals_that_are_heard_already_are_not_taken_over(tmp_path: Path, woken: list[int]) -> None:
+    """Several studies in a row: what comes between two of them is heard, and the next one knows of it."""
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        heard_by = signal.getsignal(signal.SIGTERM)
+        with StopRequests(tmp_path / "stop", lambda: woken.append(1), signals) as first:
+            assert signal.getsignal(signal.SIGTERM) == heard_by
+            (tmp_path / "stop").write_text("graceful")
+            first.look()
+        assert (first.why, signals.why) == (End.STOPPED, None)  # `dryfit stop` is for that study alone
+        assert signal.getsignal(signal.SIGTERM) == heard_by
+        send(signal.SIGTERM)
+        assert (signals.why, woken) == (End.STOPPED, [])
+        with StopRequests(tmp_path / "stop", lambda: woken.append(1), signals) as second:
+            assert (second.why, second.at_once, woken) == (End.STOPPED, False, [])
+            send(signal.SIGINT)
+            assert (second.why, second.at_once, woken) == (End.STOPPED, True, [1])
+        send(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):  # nobody works: it ends at once
+            send(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_sighup_that_is_ignored_stays_ignored(tmp_path: Path) -> None:

@@ -202,8 +202,9 @@ def test_each_class_of_a_multi_label_model_has_a_probability_of_its_own(model: P
     logits = torch.log(probabilities(one, rows))  # softmax leaves the differences of the scores
     odds = torch.logit(probabilities(several, rows))
     torch.testing.assert_close(odds[:, 0] - odds[:, 1], logits[:, 0] - logits[:, 1], rtol=0, atol=1e-6)
-    label = predicting._prediction([0.6, 0.5, 0.4], several.model_input)["label"]
-    assert label == [0, 1]
+    tokens = several.task.tokenise_unlabelled(rows[:1], several.tokenizer)
+    said = list(several.task.predictions(torch.logit(torch.tensor([[0.6, 0.5, 0.4]])), tokens, rows[:1]))
+    assert [one["label"] for one in said] == [[0, 1]]
 
 
 def test_a_folder_that_does_not_say_what_it_reads_is_refused(model: Path, tmp_path: Path) -> None:

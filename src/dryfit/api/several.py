@@ -1,0 +1,250 @@
+"""Several studies one after another, each in a session of its own."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dryfit.api.files import layout_of, space_of, study_file_of
+from dryfit.api.studies import TuneResult, result_of, with_total
+from dryfit.config.load import load_study_file
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
+from dryfit.core.secrets import redacted, secrets_of
+from dryfit.report.several import FAILED, NOT_BEGUN, SeveralSummary, StudyEntry
+from dryfit.report.summary import StudySummary, summarise
+from dryfit.search.mirror import storage_url
+from dryfit.search.space import Space
+from dryfit.store.layout import StudyLayout
+from dryfit.study.finished import finished
+from dryfit.study.machine import End
+from dryfit.study.observers import Observer
+from dryfit.study.session import read_study, run_session
+from dryfit.study.stops import StopSignals
+
+_GRAVEST_FIRST: Final = (
+    ExitStatus.INTERRUPTED,
+    ExitStatus.BUG,
+    ExitStatus.STOPPED,
+    ExitStatus.CANNOT_RUN,
+    ExitStatus.ANSWER_IS_NO,
+    ExitStatus.DONE,
+)
+"""A study that may be gone on with (3) comes before those for which the same command again does nothing (2, 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which of the studies it is.
+
+    Attributes:
+        number: From 1.
+        of: How many there are.
+        name: ``study.name``.
+        folder: Where it lives.
+    """
+
+    number: int
+    of: int
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRun:
+    """What became of one of the studies.
+
+    Attributes:
+        turn: Which one.
+        result: How its session ended; None where there was none.
+        error: Why it could not run.
+        worked_on: False where it was done before, or its turn did not come.
+    """
+
+    turn: Turn
+    result: TuneResult | None = None
+    error: DryfitError | None = None
+    worked_on: bool = True
+
+    @property
+    def status(self) -> ExitStatus | None:
+        """What the command line exits with for this study alone; None where its turn did not come."""
+        if self.error is not None:
+            return self.error.exit_status
+        return None if self.result is None else self.result.status
+
+
+@dataclass(frozen=True, slots=True)
+class TuneAllResult:
+    """What became of several studies.
+
+    Attributes:
+        studies: One for each, in the order in which they were given.
+        stopped: What a signal stopped the row with before its last study; None: none did.
+        summary: All of them in numbers.
+    """
+
+    studies: tuple[StudyRun, ...]
+    stopped: End | None
+    summary: SeveralSummary
+
+    @property
+    def status(self) -> ExitStatus:
+        """What the command line exits with."""
+        return self.summary.status
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A study that was read and checked, and has not begun."""
+
+    turn: Turn
+    config: StudyConfig
+    space: Space
+    layout: StudyLayout
+
+
+def tune_all(
+    studies: Sequence[Path | str],
+    *,
+    overrides: Sequence[str] = (),
+    trials: int | None = None,
+    observers: Sequence[Observer] = (),
+    on_turn: Callable[[Turn], None] = lambda _: None,
+    on_end: Callable[[StudyRun], None] = lambda _: None,
+) -> TuneAllResult:
+    """Search several studies one after another, going on where an earlier run stopped.
+
+    All files are read and checked before the first study begins. Each has a session of its own, which lets go of all it
+    had before the next one begins. One that fails, pauses or cannot run keeps none of the others from running. A signal
+    stops the one that runs, and no further one begins; so does an internal error. The same call goes on: a study that
+    is done, and whose file and rows are as they were, is told of as it is, and no process is started for it.
+
+    Args:
+        studies: Study files, or folders with a ``study.toml``; each lives where :func:`layout_of` says.
+        overrides: ``key=value`` pairs that replace keys of every file.
+        trials: Each study's total of counted trials; replaces ``study.trials``.
+        observers: Who is told of what happens; each is told of every study in turn.
+        on_turn: Hears whose turn it is, before anything is done for that study.
+        on_end: Hears what became of a study.
+
+    Raises:
+        ConfigError: A file is wrong, or two studies are one; all problems of all files at once. Nothing has begun.
+    """
+    rows = _checked(studies, with_total(overrides, trials))
+    runs: list[StudyRun] = []
+    stopped = None
+    with StopSignals() as signals:
+        for ready in rows:
+            stopped = signals.why
+            if stopped is not None or any(run.status is ExitStatus.BUG for run in runs):
+                runs.append(StudyRun(ready.turn, worked_on=False))
+                continue
+            on_turn(ready.turn)
+            run = _run(ready, observers, signals)
+            runs.append(run)
+            on_end(run)
+    return TuneAllResult(tuple(runs), stopped, _summary(rows, runs, stopped))
+
+
+def overall(statuses: Sequence[ExitStatus]) -> ExitStatus:
+    """The one exit status of several: the gravest.
+
+    3 comes before 2 and 1: whoever starts the command again on a 3 must not be kept from it by another study's fault.
+    """
+    return next(status for status in _GRAVEST_FIRST if status in statuses)
+
+
+def _run(ready: _Ready, observers: Sequence[Observer], signals: StopSignals) -> StudyRun:
+    try:
+        before = finished(ready.config, ready.layout)
+        if before is not None:
+            return StudyRun(ready.turn, result_of(before), worked_on=False)
+        session = run_session(ready.config, ready.space, ready.layout, observers, signals)
+        return StudyRun(ready.turn, result_of(session))
+    except DryfitError as error:
+        return StudyRun(ready.turn, error=error)
+
+
+def _checked(studies: Sequence[Path | str], overrides: Sequence[str]) -> list[_Ready]:
+    """Every study, read; nothing is started, and nothing written.
+
+    Raises:
+        ConfigError: All that is wrong.
+    """
+    if not studies:
+        raise ConfigError("starting several studies", "none was named", "study files, or folders with a study.toml")
+    rows: list[_Ready] = []
+    problems: list[DryfitError] = []
+    folders: dict[Path, Path | str] = {}
+    for number, study in enumerate(studies, start=1):
+        try:
+            file = study_file_of(Path(study))
+            layout = layout_of(file)
+            if layout.folder in folders:
+                raise _same_folder(study, folders[layout.folder], layout)
+            folders[layout.folder] = study
+            loaded = load_study_file(file, overrides)
+            storage_url(loaded.config.search.mirror, os.environ)
+            turn = Turn(number, len(studies), loaded.config.study.name, layout.folder)
+            rows.append(_Ready(turn, loaded.config, space_of(loaded), layout))
+        except DryfitError as error:
+            problems.append(_naming(study, error))
+    if problems:
+        raise _all_problems(problems, len(studies))
+    return rows
+
+
+def _same_folder(study: Path | str, first: Path | str, layout: StudyLayout) -> ConfigError:
+    return ConfigError(
+        f"looking for a study at {study}",
+        f"it lives in {layout.folder}, and so does {first}, which was named before it",
+        "each study once, and a folder for each",
+    )
+
+
+def _naming(study: Path | str, error: DryfitError) -> DryfitError:
+    """An error that says which of the studies it is about: they may all be called study.toml."""
+    if str(study) in error.doing:
+        return error
+    return type(error)(f"{error.doing}, of {study}", error.found, error.allowed, error.hint)
+
+
+def _all_problems(problems: Sequence[DryfitError], of: int) -> DryfitError:
+    """One error for all that is wrong, each with its parts."""
+    if len(problems) == 1:
+        return problems[0]
+    texts = [line for problem in problems for line in str(problem).splitlines()]
+    found = [f"{len(problems)} cannot run:", *(f"  {line}" for line in texts), "none has begun"]
+    return ConfigError(f"reading {of} studies", "\n".join(found))
+
+
+def _summary(rows: Sequence[_Ready], runs: Sequence[StudyRun], stopped: End | None) -> SeveralSummary:
+    statuses = [run.status for run in runs if run.status is not None]
+    if stopped is not None:
+        statuses.append(ExitStatus.INTERRUPTED if stopped is End.INTERRUPTED else ExitStatus.STOPPED)
+    entries = tuple(_entry(ready.layout, run) for ready, run in zip(rows, runs, strict=True))
+    return SeveralSummary(status=overall(statuses), studies=entries)
+
+
+def _entry(layout: StudyLayout, run: StudyRun) -> StudyEntry:
+    result, error = run.result, run.error
+    return StudyEntry(
+        study=run.turn.name,
+        folder=str(run.turn.folder),
+        status=run.status,
+        end=str(result.end) if result is not None else FAILED if error is not None else NOT_BEGUN,
+        worked_on=run.worked_on,
+        error=None if error is None else redacted(str(error), secrets_of(os.environ)),
+        advice="" if result is None else result.advice,
+        summary=_so_far(layout) if result is None else result.summary,
+    )
+
+
+def _so_far(layout: StudyLayout) -> StudySummary | None:
+    """What earlier runs came to; None where there was none, or the ledger cannot be read."""
+    try:
+        return summarise(read_study(layout))
+    except (DryfitError, OSError):
+        return None
