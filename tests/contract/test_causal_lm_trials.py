@@ -37,6 +37,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trial(folder: Path, model: Path, *, study: dict[str, Any] | None = None, **tables: dict[str, Any]) -> trials.Trial:
     merged = {"train": TRAIN, "lm": LM, "lora": {"r": 4, "dropout": 0.1}}
     merged = {name: {**merged.get(name, {}), **tables.get(name, {})} for name in {*merged, *tables}}
+    unread = {"text": {"answers", "generate_rows"}, "instruction": {"answers"}, "evidence": {"answers"}}
+    merged["lm"] = {k: v for k, v in merged["lm"].items() if k not in unread.get(merged["lm"]["format"], set())}
     rows = tiny.data(folder / "data", train=24, validation=8)
     return trials.Trial(folder, encoder=model, data=rows, study={"task": "causal-lm", **(study or {})}, **merged)
 
