@@ -39,6 +39,8 @@ def trial(folder: Path, model: Path, *, study: dict[str, Any] | None = None, **t
     merged = {name: {**merged.get(name, {}), **tables.get(name, {})} for name in {*merged, *tables}}
     unread = {"text": {"answers", "generate_rows"}, "instruction": {"answers"}, "evidence": {"answers"}}
     merged["lm"] = {k: v for k, v in merged["lm"].items() if k not in unread.get(merged["lm"]["format"], set())}
+    if merged["lora"]["r"] == 0:
+        merged["lora"] = {"r": 0}
     rows = tiny.data(folder / "data", train=24, validation=8)
     return trials.Trial(folder, encoder=model, data=rows, study={"task": "causal-lm", **(study or {})}, **merged)
 
