@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.core.calibration import MemoryCase
-from dryfit.core.choices import Precision, Task
+from dryfit.core.choices import BaseFormat, Task
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import Allocator, OptimizerImpl, PlanSubject
 from dryfit.core.settings import LoraSettings, TrialSettings
@@ -127,7 +127,7 @@ def parse(line: str) -> Entry:
     lora = None
     if "lora" in values:
         rank = int(values["lora"])
-        lora = LoraSettings(r=rank, alpha=2.0 * rank, base=Precision(values.get("base", precision)))
+        lora = LoraSettings(r=rank, alpha=2.0 * rank, base=BaseFormat(values.get("base", precision)))
     subject = PlanSubject(
         task=Task.CAUSAL_LM if decoder else Task.CRITERIA,
         settings=TrialSettings.model_validate_json(json.dumps(tables)),

@@ -30,6 +30,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.memory.attention:_scaled_dot_product_efficient_attention": "torch's operator",
     "dryfit.api.studies:tune": "the public face of searching: of a study file or of a function, each with its keywords",
     "dryfit.cli.training:train": "a command's options are its parameters",
+    "dryfit.cli.importing:import_rows": "a command's options are its parameters",
     "dryfit.cli.training:predict": "a command's options are its parameters",
     "dryfit.api.models:predict": "the public face of predicting, as of loading",
     "dryfit.tasks.load:load": "the public face of loading: each argument is a question only the caller can answer",
@@ -44,6 +45,7 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit": "the public names load lazily, so that the command line never imports torch",
     "dryfit.cli.app": "errors are printed by what is imported then: help stays fast",
     "dryfit.cli.doctor": "commands import what they need: help stays fast",
+    "dryfit.cli.importing": "commands import what they need: help stays fast",
     "dryfit.cli.models": "commands import what they need: help stays fast",
     "dryfit.cli.planning": "commands import what they need: help stays fast",
     "dryfit.cli.reports": "commands import what they need: help stays fast",
@@ -56,7 +58,7 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.tasks.sources": "pyarrow and datasets cost a second and threads: only rows of those kinds pay for them",
 }
 
-CONTROL_PLANE = ("core", "config", "store", "starter", "search", "runtime", "study", "report", "cli")
+CONTROL_PLANE = ("core", "config", "store", "starter", "importers", "search", "runtime", "study", "report", "cli")
 HEAVY = (
     "torch",
     "torchmetrics",

@@ -12,7 +12,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import ExecutionSettings, PlanSubject
-from dryfit.core.settings import ModelSettings
+from dryfit.core.settings import DataSettings, ModelSettings
 from dryfit.core.wire import Phase
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations
@@ -25,7 +25,7 @@ from dryfit.memory.store import TraceStore
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import cannot_checkpoint
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import Given, Task
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
@@ -63,7 +63,7 @@ class _Planner:
     sources: dict[tuple[ModelSettings, str], SegmentSource] = field(
         default_factory=dict[tuple[ModelSettings, str], SegmentSource]
     )
-    lengths: dict[tuple[str, int], Lengths] = field(default_factory=dict[tuple[str, int], Lengths])
+    lengths: dict[tuple[str, int, str], Lengths] = field(default_factory=dict[tuple[str, int, str], Lengths])
 
     def prepare(self, trials: Sequence[Trial]) -> None:
         """Say which batches will be asked for, so that a whole space needs few traces."""
@@ -95,7 +95,7 @@ class _Planner:
             ConfigError: The model has no positions for such a length.
         """
         settings, spec = subject.settings, self.body.device
-        config, kind = planning_config(settings.model), task_class(subject.task).kind
+        config, task = planning_config(settings.model), _task(self.body.tokens, subject)
         max_length = settings.train.max_length
         limit = most_tokens(config)
         if limit is not None and max_length > limit:
@@ -104,15 +104,15 @@ class _Planner:
                 f"train.max_length is {max_length}",
                 allowed=f"at most {limit}: the model has no more positions",
             )
-        place = (settings.model.name, max_length)
+        place = (settings.model.name, max_length, task.token_key())
         if place not in self.lengths:
-            self.lengths[place] = Lengths.of(max_length, _row_lengths(self.body.tokens, subject))
+            self.lengths[place] = Lengths.of(max_length, _row_lengths(self.body.tokens, task))
         return Trial(
             effective_batch=settings.train.batch_size,
             lengths=self.lengths[place],
             optimizer_impls=implementations(settings.optim.name, spec.kind),
             evaluation_rows=evaluation_rows,
-            cannot_checkpoint=cannot_checkpoint(config, kind, reentrant=self.body.wishes.reentrant),
+            cannot_checkpoint=cannot_checkpoint(config, task.kind, reentrant=self.body.wishes.reentrant),
             cannot_offload=cannot_offload(settings.optim, spec.kind),
             lora_rank=subject.lora.r if subject.lora is not None else None,
         )
@@ -167,12 +167,18 @@ def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]
     return AllocatorSettings.of(wishes.allocator)
 
 
-def _row_lengths(tokens: StudyTokens | None, subject: PlanSubject) -> list[int] | None:
+def _task(tokens: StudyTokens | None, subject: PlanSubject) -> Task:
+    """What a subject learns, from the study's data where there is any."""
+    dummy = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
+    return task_class(subject.task)(Given(subject.settings, dummy if tokens is None else tokens.data))
+
+
+def _row_lengths(tokens: StudyTokens | None, task: Task) -> list[int] | None:
     """Tokens of every row that is trained on or scored; None where they are not known."""
     if tokens is None:
         return None
     found = prepared_tokens(
-        task_class(subject.task)(Given(subject.settings, tokens.data)),
+        task,
         cache_dir=Path(tokens.cache_dir),
         data_fingerprint=tokens.data_fingerprint,
         only=(TRAIN, VALIDATION),

@@ -20,6 +20,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
     named = [line.split()[0] for line in done.stdout.split("Commands:")[1].splitlines() if line.strip()]
     assert named == [
         "init",
+        "import",
         "doctor",
         "plan",
         "calibrate",

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import encoders
+import spans
 import tiny
 import tiny_lms
 from dryfit.core.choices import Task
@@ -118,6 +119,22 @@ def test_rehearsal_runs_the_operators_of_the_live_trainer(tmp_path: Path, live: 
     seen = rehearsed(trial, live["parts"], live["batch"])
     assert len(seen) > 100
     assert seen == live["seen"]
+
+
+@pytest.mark.parametrize("loss", [{}, {"label_smoothing": 0.1}, {"name": "focal"}], ids=str)
+def test_so_it_does_for_spans(tmp_path: Path, live: dict[str, Any], loss: Any) -> None:
+    data = spans.evidence_data(tmp_path / "data")
+    tables: Any = {"train": {"max_length": 28}, "span": {"doc_stride": 6}, "loss": loss}
+    trial = Trial(tmp_path, encoder=tiny.model(tmp_path / "m"), data=data, study={"task": "evidence"}, **tables)
+    trial.run()
+    seen = rehearsed(trial, live["parts"], live["batch"])
+    assert len(seen) > 100
+    assert seen == live["seen"]
+    # The planner makes the same batch from its sizes alone.
+    rows, length = live["batch"]["input_ids"].shape
+    sizes = live["parts"].task.batch_sizes(rows, length, segments=True)
+    assert sizes == {name: tuple(values.shape) for name, values in live["batch"].items()}
+    assert {values.dtype for values in live["batch"].values()} == {torch.int64}
 
 
 @pytest.mark.slow

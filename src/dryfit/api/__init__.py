@@ -2,6 +2,7 @@
 
 from dryfit.api.doctor import doctor
 from dryfit.api.files import layout_of
+from dryfit.api.imports import import_rows
 from dryfit.api.models import check, merge, predict
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
 from dryfit.api.reports import export, write_report
@@ -34,6 +35,7 @@ __all__ = [
     "doctor",
     "export",
     "follow",
+    "import_rows",
     "in_process",
     "init",
     "layout_of",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import doctor, models, planning, reports, studies, training
+from dryfit.cli import doctor, importing, models, planning, reports, studies, training
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.version import VERSION
@@ -35,6 +35,7 @@ def _root(
 
 for command in (
     studies.init,
+    importing.import_rows,
     doctor.doctor,
     planning.plan,
     planning.calibrate,
@@ -50,7 +51,7 @@ for command in (
     models.load,
     studies.schema,
 ):
-    app.command()(command)
+    app.command("import" if command is importing.import_rows else None)(command)
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ class Metric(StrEnum):
     SPAN_IOU = "span_iou"
     NULL_PRECISION = "null_precision"
     NULL_RECALL = "null_recall"
+    TOKEN_F1_HAS = "token_f1_has"
     COMBINED = "combined"
 
 

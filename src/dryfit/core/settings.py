@@ -17,6 +17,9 @@ PACKAGED_MODEL: Final = "minilm"
 HUB_PREFIX: Final = "hub:"
 """What the name of a hub data set begins with, where any other source is a file."""
 
+HUB_DEFAULT_SPLIT: Final = "train"
+"""The split of a hub data set that is meant where none is named."""
+
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 

@@ -84,6 +84,8 @@ _EXAMPLES: Final[dict[str, Written]] = {
     "lora.base": "bf16",
     "lm.chat": "off",
     "lm.learn_prompt": False,
+    "span.null_threshold": 0.0,
+    "span.negatives": 3.0,
     "execution.micro_batch": 8,
     "execution.threads": 2,
     "runtime.retries": 3,
@@ -110,38 +112,65 @@ _SPACE: Final = """\
 "head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
 """
 
-# Where the starter file of causal-lm differs. The model is a toy, drawn at random: it learns fast, and from nothing.
-_LM_INSTEAD: Final[Mapping[str, Mapping[str, Written | None]]] = {
-    "study": {"trials": 3, "metric": "loss"},
-    "data": {"num_labels": 2},
-    "model": {"name": MODEL_FOLDER},
-    "train": {"epochs": 1, "max_length": 320},
-    "optim": {"lr": 2e-3},
+# Where the starter file of another task differs, what it has more, and what it searches.
+_INSTEAD: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
+    Task.EVIDENCE: {"study": {"metric": "token_f1"}},
+    # The model is a toy, drawn at random: it learns fast, and from nothing.
+    Task.CAUSAL_LM: {
+        "study": {"trials": 3, "metric": "loss"},
+        "data": {"num_labels": 2},
+        "model": {"name": MODEL_FOLDER},
+        "train": {"epochs": 1, "max_length": 320},
+        "optim": {"lr": 2e-3},
+    },
 }
-_LORA_KEYS: Final[Mapping[str, Written | None]] = {
-    "r": 8,
-    "alpha": 16.0,
-    "dropout": 0.05,
-    "targets": "all-linear",
-    "base": None,
+_MORE: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
+    Task.EVIDENCE: {
+        "span": {
+            "doc_stride": 32,
+            "max_answer_len": 64,
+            "null_policy": "calibrated",
+            "null_threshold": None,
+            "reranker": "sum",
+            "negatives": None,
+        },
+    },
+    Task.CAUSAL_LM: {
+        "lora": {"r": 8, "alpha": 16.0, "dropout": 0.05, "targets": "all-linear", "base": None},
+        "lm": {
+            "format": "criteria",
+            "answers": "no,yes",
+            "chat": None,
+            "learn_prompt": None,
+            "packing": False,
+            "generate_rows": 32,
+            "max_new_tokens": 4,
+        },
+    },
 }
-_LM_KEYS: Final[Mapping[str, Written | None]] = {
-    "format": "criteria",
-    "answers": "no,yes",
-    "chat": None,
-    "learn_prompt": None,
-    "packing": False,
-    "generate_rows": 32,
-    "max_new_tokens": 4,
-}
-_LM_SPACE: Final = """\
+_SPACES: Final[Mapping[Task, str]] = {
+    Task.EVIDENCE: """\
+# What is searched: any key of the tables from [model] to [span], by dotted name. A list is categorical; low and high
+# are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
+[space]
+"optim.lr" = {low = 1e-4, high = 1e-3, log = true}
+"optim.weight_decay" = [0.0, 0.01, 0.1]
+"train.batch_size" = [16, 24]
+"sched.name" = ["linear", "cosine"]
+"head.dropout" = {low = 0.0, high = 0.3, step = 0.1}
+"head.layers" = [0, 1]
+"head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
+"span.negatives" = [1.0, 3.0]  # windows without a span for each with one
+""",
+    Task.CAUSAL_LM: """\
 # What is searched: any key of the tables from [model] to [lm] but lm.format, by dotted name. A list is categorical; low
 # and high are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
 [space]
 "optim.lr" = {low = 5e-4, high = 5e-3, log = true}
 "lora.r" = [4, 8, 16]
 "lora.dropout" = [0.0, 0.1]
-"""
+""",
+}
 
 _WIDTH: Final = 116
 _COMMENT_COLUMN: Final = 34
@@ -158,7 +187,7 @@ def study_toml(task: Task, name: str) -> str:
     parts = [_HEAD]
     for table, keys in _tables(task).items():
         if table == "search":
-            parts.append(_LM_SPACE if task is Task.CAUSAL_LM else _SPACE)
+            parts.append(_SPACES.get(task, _SPACE))
         lines = [f"# {key_description((table,)).capitalize()}", f"[{table}]"]
         for key, own in keys.items():
             value = given.get(f"{table}.{key}", own)
@@ -168,16 +197,14 @@ def study_toml(task: Task, name: str) -> str:
 
 
 def _tables(task: Task) -> Mapping[str, Mapping[str, Written | None]]:
-    """What the starter file of a task sets, table by table."""
-    if task is not Task.CAUSAL_LM:
-        return _KEYS
+    """What the starter file of a task sets, table by table: nothing that it does not read."""
     tables: dict[str, Mapping[str, Written | None]] = {}
     for table, keys in _KEYS.items():
         if table == "search":
-            tables |= {"lora": _LORA_KEYS, "lm": _LM_KEYS}
+            tables |= _MORE.get(task, {})
         if reads(task, table):
             kept = {key: value for key, value in keys.items() if reads(task, f"{table}.{key}")}
-            tables[table] = kept | _LM_INSTEAD.get(table, {})
+            tables[table] = kept | _INSTEAD.get(task, {}).get(table, {})
     return tables
 
 

@@ -163,6 +163,22 @@ class Task(Loss, Protocol):
         """Make rows to predict tokens; their labels are not looked at."""
         ...
 
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens that a row must have room for beside its criterion, and one more: those that two windows share."""
+        ...
+
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """What whoever made the data should know of its tokens, though training goes on; may be empty."""
+        ...
+
+    def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
+        """Rows of the training split that an epoch (from 0) trains on, as many in each; None: all of them.
+
+        A pure function, so that a resumed trial goes on with the same rows.
+        """
+        ...
+
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The model; what is not pretrained is on the meta device, and drawn by the seed when it is materialised."""
         ...

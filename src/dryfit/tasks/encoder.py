@@ -67,6 +67,21 @@ class EncoderTask(Task):
         """Tokenise rows without labels in the same way."""
         return token_set(rows, torch.full((len(rows),), -1), tokenizer, self.given.settings.train.max_length)
 
+    @property
+    def shared_tokens(self) -> int:
+        """A text is cut, not split into windows."""
+        return 0
+
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """Nothing."""
+        del tokens
+        return ()
+
+    def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
+        """Each epoch trains on all rows."""
+        del tokens, seed, epoch
+        return None
+
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The encoder with its head."""
         settings, facts = self.given.settings, self.given.facts
@@ -120,7 +135,7 @@ class EncoderTask(Task):
 
     def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
         """Rows whose criterion leaves no room for any text."""
-        crowded = crowded_criteria(rows, tokenizer, self.given.settings.train.max_length)
+        crowded = crowded_criteria(rows, tokenizer, self.given.settings.train.max_length, shared=self.shared_tokens)
         return {
             index: DataError(f"tokenising {row.place}", crowded[row.criterion].found, crowded[row.criterion].allowed)
             for index, row in enumerate(rows)

@@ -115,6 +115,21 @@ class _Look:
             allowed = f"0 to {limit - 1}" + (f" (data.num_labels = {classes})" if labels_N.ndim == 1 else "")
             self.refuse(f"label {_worst(labels_N[bad_N])}", _named(rows(), bad_N), allowed)
 
+    def check_places(self, places_RN: NDArray[Any], lengths_R: NDArray[Any], rows: Callable[[], Sequence[int]]) -> None:
+        """Look at labels that are places of tokens.
+
+        Args:
+            places_RN: Places of each row, (rows, any).
+            lengths_R: Tokens of each row.
+            rows: Which rows of the split these are; called for a message only.
+
+        Raises:
+            DataError: A row has no such token.
+        """
+        bad_RN = (places_RN < 0) | (places_RN >= lengths_R[:, None])
+        if bad_RN.any():
+            self.refuse(f"place {_worst(places_RN[bad_RN])}", _named(rows(), bad_RN), "places of the row's own tokens")
+
 
 def check_tokens(split: str, tokens: TokenSet, bounds: Bounds, *, hint: str = _CACHE_HINT) -> None:
     """Look at a whole split.
@@ -152,6 +167,9 @@ def check_tokens(split: str, tokens: TokenSet, bounds: Bounds, *, hint: str = _C
             bad_T = _bad(values.numpy(), limit)
             refuse(_worst(values.numpy()[bad_T]), rows_of(bad_T))
     look.check_labels(tokens.labels_R.numpy(), lambda: range(len(tokens)))
+    if "nulls" in tokens.extra:
+        places_RN = np.concatenate([tokens.labels_R.numpy(), tokens.extra["nulls"].numpy()[:, None]], axis=1)
+        look.check_places(places_RN, lengths_R, lambda: range(len(tokens)))
 
 
 @final
@@ -197,6 +215,9 @@ class BatchGuard:
             bad_BL = _bad(types_BL, bounds.segments)
             look.refuse_segment(_worst(types_BL[bad_BL]), _named(rows(), bad_BL))
         look.check_labels(labels_N, rows)
+        if "nulls" in arrays:
+            places_BN = np.concatenate([labels_N, arrays["nulls"][:, None]], axis=1)
+            look.check_places(places_BN, mask_BL.sum(axis=1), rows)
         if _outside(mask_BL, 2):
             bad_BL = _bad(mask_BL, 2)
             found = f"attention mask {_worst(mask_BL[bad_BL])}"

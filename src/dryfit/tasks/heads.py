@@ -1,6 +1,6 @@
-"""An encoder with a head on its pooled token vectors.
+"""An encoder with a head on its pooled token vectors, or on each of them.
 
-Dimension suffixes: ``B`` rows, ``L`` tokens, ``D`` encoder width, ``C`` classes.
+Dimension suffixes: ``B`` rows, ``L`` tokens, ``D`` encoder width, ``C`` scores.
 """
 
 import inspect
@@ -27,12 +27,14 @@ class HeadSpec:
         num_outputs: Scores per row.
         cls_last: The classification token is each row's last one.
         multi_label: Each score is of a class for itself: its probability is the score's sigmoid, not a softmax.
+        per_token: The scores are of each token and not of the row: nothing is pooled.
     """
 
     settings: HeadSettings
     num_outputs: int
     cls_last: bool = False
     multi_label: bool = False
+    per_token: bool = False
 
 
 @final
@@ -64,7 +66,7 @@ class AttentionPooling(nn.Module):
 
 
 class EncoderWithHead(TaskModel):
-    """Scores of each row from an encoder's last hidden states.
+    """Scores of each row, or of each of its tokens, from an encoder's last hidden states.
 
     Pooling sees no padding. The head runs in fp32 whatever the encoder's precision: its few operations cost nothing
     there, and small score differences survive.
@@ -92,7 +94,7 @@ class EncoderWithHead(TaskModel):
             token_type_ids: (B, L); left out for encoders without segments.
 
         Returns:
-            (B, C) in the head's own dtype.
+            (B, C), or (B, L, C) with ``per_token``, in the head's own dtype.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None and self.takes_types:
@@ -107,6 +109,8 @@ class EncoderWithHead(TaskModel):
 
     def pool(self, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """What the head starts from: one vector for each row, padding left out, or all where the head itself pools."""
+        if self.spec.per_token:
+            return hidden_BLD
         match self.spec.settings.pooling:
             case "cls":
                 if not self.spec.cls_last:
@@ -235,7 +239,8 @@ def _unneeded_outputs(encoder: PreTrainedModel) -> dict[str, bool]:
 
 def _head(width: int, spec: HeadSpec) -> nn.Sequential:
     settings = spec.settings
-    steps: list[nn.Module] = [AttentionPooling(width)] if settings.pooling == "attention" else []
+    pools = settings.pooling == "attention" and not spec.per_token
+    steps: list[nn.Module] = [AttentionPooling(width)] if pools else []
     for _ in range(settings.layers):
         steps += [nn.Dropout(settings.dropout), nn.Linear(width, settings.hidden), _ACTIVATIONS[settings.activation]()]
         width = settings.hidden

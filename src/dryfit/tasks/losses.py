@@ -69,7 +69,7 @@ class ClassificationLoss:
                 outputs, labels_B, weight=weights_C, label_smoothing=self._loss.label_smoothing, reduction="sum"
             )
         log_p_B = F.log_softmax(outputs, dim=-1).gather(1, labels_B.unsqueeze(1)).squeeze(1)
-        loss_B = _focal(log_p_B, labels_B, self._loss)
+        loss_B = focal(log_p_B, labels_B, self._loss)
         return (loss_B if weights_C is None else loss_B * weights_C[labels_B]).sum()
 
 
@@ -107,7 +107,7 @@ class MultiLabelLoss:
             targets_BC = targets_BC * (1 - smoothing) + smoothing / 2
         loss_BC = F.binary_cross_entropy_with_logits(outputs, targets_BC, reduction="none")
         if self._loss.name == "focal":
-            loss_BC = _focal(-loss_BC, labels_BC, self._loss)
+            loss_BC = focal(-loss_BC, labels_BC, self._loss)
         if self._weights_CN is not None:
             loss_BC = loss_BC * _of_side(self._weights_CN.to(outputs), labels_BC)
         return loss_BC.sum()
@@ -148,7 +148,7 @@ def class_weights(counts: torch.Tensor, loss: LossSettings) -> torch.Tensor | No
     return weights * counts.sum(dim=-1, keepdim=True) / (weights * counts).sum(dim=-1, keepdim=True)
 
 
-def _focal(log_p: torch.Tensor, labels: torch.Tensor, loss: LossSettings) -> torch.Tensor:
+def focal(log_p: torch.Tensor, labels: torch.Tensor, loss: LossSettings) -> torch.Tensor:
     """``alpha * (1 - p)**gamma * -log p`` of the truth's probability (Lin et al. 2017, arXiv:1708.02002, equation 5).
 
     Args:

@@ -7,9 +7,11 @@ from dryfit.core.choices import Task as TaskName
 from dryfit.core.errors import InternalError
 from dryfit.tasks.causal_lm import CausalLmTask
 from dryfit.tasks.classification import CriteriaTask
+from dryfit.tasks.evidence import EvidenceTask
 
 _CLASSES: Final[Mapping[TaskName, Any]] = {
     TaskName.CRITERIA: CriteriaTask,
+    TaskName.EVIDENCE: EvidenceTask,
     TaskName.CAUSAL_LM: CausalLmTask,
 }
 

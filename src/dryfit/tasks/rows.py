@@ -11,11 +11,10 @@ from typing import Any, Final, Protocol
 import xxhash
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import DataSettings
+from dryfit.core.splits import SPLITS, TEST, TRAIN, VALIDATION, SplitRule, split_groups
 from dryfit.tasks.sources import RawRow, read_rows
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _OPTIONAL: Final = ("id", "criterion", "group", "evidence")
 """Columns that are read where they are there."""
 
@@ -131,31 +130,18 @@ def load_splits(data: DataSettings, required: Set[str] = LABELLED, further: tupl
 
 
 def split_by_group(rows: tuple[Row, ...], data: DataSettings) -> Splits:
-    """Cut one source into splits so that no group is in two.
-
-    Groups are ordered by a hash of (seed, group) and the first ones go to validation, the next to test: adding rows
-    to a group, or groups to the file, moves as little as possible.
-    """
-    groups = sorted({row.group for row in rows}, key=lambda group: (derive_seed(data.split_seed, group), group))
-    wanted = {VALIDATION: data.validation_fraction, TEST: data.test_fraction}
-    sizes = {name: max(1, round(part * len(groups))) if part > 0 else 0 for name, part in wanted.items()}
-    if sizes[VALIDATION] == 0 or sum(sizes.values()) >= len(groups):
-        raise DataError(
-            f"splitting {data.file} by {data.group}",
-            f"{len(groups)} groups, of which validation takes {sizes[VALIDATION]} and test {sizes[TEST]}",
-            allowed="at least one group for each of train and validation",
-            hint="change data.validation_fraction and data.test_fraction, or add rows",
-        )
-    last_validation = sizes[VALIDATION]
-    last_test = last_validation + sizes[TEST]
-    of_group = {
-        group: VALIDATION if index < last_validation else TEST if index < last_test else TRAIN
-        for index, group in enumerate(groups)
-    }
+    """Cut one source into splits so that no group is in two; see :func:`dryfit.core.splits.split_groups`."""
+    rule = SplitRule(data.validation_fraction, data.test_fraction, data.split_seed)
+    of_group = split_groups(
+        (row.group for row in rows),
+        rule,
+        doing=f"splitting {data.file} by {data.group}",
+        hint="change data.validation_fraction and data.test_fraction, or add rows",
+    )
     splits = {
         name: tuple(row for row in rows if of_group[row.group] == name)
-        for name in (TRAIN, VALIDATION, TEST)
-        if name != TEST or sizes[TEST]
+        for name in SPLITS
+        if name != TEST or rule.test > 0
     }
     splits[TRAIN] = splits[TRAIN][: data.train_limit]
     splits[VALIDATION] = splits[VALIDATION][: data.validation_limit]

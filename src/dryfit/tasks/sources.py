@@ -1,7 +1,6 @@
 """Read raw rows from JSONL, CSV, Parquet and hub data sets, each with the place it came from."""
 
 import csv
-import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dryfit.core.errors import DataError
-from dryfit.core.settings import HUB_PREFIX
+from dryfit.core.settings import HUB_DEFAULT_SPLIT, HUB_PREFIX
+from dryfit.core.text_lines import decoded, existing_file, without_mark
 
 _READERS = (".jsonl", ".csv", ".parquet")
 _PARQUET_ROWS = 1024
@@ -53,7 +53,7 @@ def read_rows(source: str) -> list[RawRow]:
     """Read every row of a source.
 
     Args:
-        source: A ``.jsonl``, ``.csv`` or ``.parquet`` file, or ``hub:NAME[:SPLIT]``.
+        source: A ``.jsonl``, ``.csv`` or ``.parquet`` file, or ``hub:NAME[:SPLIT[:CONFIG]]``.
 
     Raises:
         DataError: The source is absent, of another kind, not UTF-8, or a line is no object.
@@ -75,16 +75,7 @@ def stream_rows(source: str) -> Iterator[RawRow | BadRow]:
     """
     if source.startswith(HUB_PREFIX):
         return _hub(source)
-    path = Path(source).expanduser()
-    if not path.is_file():
-        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, n=1)
-        raise DataError(
-            f"reading {source}",
-            "there is no such file",
-            allowed="a .jsonl, .csv or .parquet file, or hub:NAME[:SPLIT]",
-            hint=f"did you mean {path.parent / near[0]}?" if near else "check the path",
-        )
+    path = existing_file(source, allowed="a .jsonl, .csv or .parquet file, or hub:NAME[:SPLIT[:CONFIG]]")
     match path.suffix:
         case ".jsonl":
             return _jsonl(path, source)
@@ -113,7 +104,7 @@ def _jsonl(path: Path, source: str) -> Iterator[RawRow | BadRow]:
 def _json_row(line: bytes, source: str, number: int) -> RawRow | BadRow:
     where = f"reading {source}, line {number}"
     try:
-        values = json.loads(_utf8(line, where))
+        values = json.loads(decoded(line, where))
     except DataError as error:
         return BadRow(number, error)
     except json.JSONDecodeError as error:
@@ -127,8 +118,8 @@ def _json_row(line: bytes, source: str, number: int) -> RawRow | BadRow:
 
 def _csv(path: Path, source: str) -> Iterator[RawRow | BadRow]:
     with path.open("rb") as file:
-        lines = (_utf8(line, f"reading {source}, line {number}") for number, line in enumerate(file, start=1))
-        reader = csv.DictReader(_without_mark(lines), strict=True)
+        lines = (decoded(line, f"reading {source}, line {number}") for number, line in enumerate(file, start=1))
+        reader = csv.DictReader(without_mark(lines), strict=True)
         try:
             for values in reader:
                 number = reader.line_num
@@ -141,14 +132,6 @@ def _csv(path: Path, source: str) -> Iterator[RawRow | BadRow]:
                     yield RawRow(dict(values), source, number)
         except csv.Error as error:
             raise DataError(f"reading {source}, line {reader.line_num}", f"not CSV: {error}") from error
-
-
-def _without_mark(lines: Iterator[str]) -> Iterator[str]:
-    """The lines without the byte order mark that some programs begin a file with."""
-    for first in lines:
-        yield first.removeprefix("\ufeff")
-        break
-    yield from lines
 
 
 def _parquet(path: Path, source: str) -> Iterator[RawRow]:
@@ -170,25 +153,14 @@ def _hub(source: str) -> Iterator[RawRow]:
     import datasets  # heavy, and only such sources need it
     from datasets.exceptions import DatasetNotFoundError
 
-    name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
+    name, split, config = [*source.removeprefix(HUB_PREFIX).split(":", 2), "", ""][:3]
     try:
-        rows = datasets.load_dataset(name, split=split or "train")
-    except (ValueError, DatasetNotFoundError) as error:
+        rows = datasets.load_dataset(name, config or None, split=split or HUB_DEFAULT_SPLIT)
+    except (ValueError, FileNotFoundError, DatasetNotFoundError) as error:
         raise DataError(
-            f"reading {source}", str(error).splitlines()[0], allowed="hub:NAME:SPLIT; without SPLIT: train"
+            f"reading {source}",
+            str(error).splitlines()[0],
+            allowed=f"hub:NAME[:SPLIT[:CONFIG]]; without SPLIT: {HUB_DEFAULT_SPLIT}",
         ) from error
     for number, values in enumerate(rows):
         yield RawRow(dict(values), source, number)
-
-
-def _utf8(line: bytes, where: str) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        bad = line[error.start : error.start + 4]
-        raise DataError(
-            where,
-            f"byte {bad[0]:#04x} at position {error.start} is not UTF-8",
-            allowed="UTF-8",
-            hint="convert the file",
-        ) from error

@@ -187,11 +187,13 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
         check_tokens(split, tokens, bounds)
     refuse_offload(parts.model, doing=f"training trial {config.number}")
     run = RunState(points=checkpoint.points if checkpoint else (), step=checkpoint.step if checkpoint else 0)
+    seed = derive_seed(config.seed, "batches")
     sampler = EpochBatchSampler(
         parts.train.lengths_R,
-        seed=derive_seed(config.seed, "batches"),
+        seed=seed,
         batch_size=parts.request.plan.effective_batch,
         group_by_length=config.settings.train.group_by_length,
+        chosen=lambda epoch: parts.task.epoch_rows(parts.train, seed=seed, epoch=epoch),
     )
     if run.step >= parts.last_step:
         return run

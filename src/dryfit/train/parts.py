@@ -28,6 +28,7 @@ class TrialParts:
     """All that one training run is made of.
 
     Attributes:
+        epoch_rows: Rows of the training split that each epoch trains on.
         length: None: all epochs, validated on the way.
     """
 
@@ -38,12 +39,13 @@ class TrialParts:
     train: TokenSet
     validation: TokenSet
     tokenizer_folder: Path
+    epoch_rows: int
     length: FixedLength | None = None
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one pass over the data."""
-        return -(-len(self.train) // self.request.plan.effective_batch)
+        return -(-self.epoch_rows // self.request.plan.effective_batch)
 
     @property
     def total_steps(self) -> int:

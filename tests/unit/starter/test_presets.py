@@ -27,7 +27,8 @@ def load(name: str, use: Use = Use.PLAN, overrides: tuple[str, ...] = ()) -> Loa
     return load_study_text(preset_text(name), Path(f"preset {name}"), overrides, use)
 
 
-TRAINABLE = ("max", "smoke", "standard", "supermax")
+OF_CRITERIA = ("max", "smoke", "standard", "supermax")
+TRAINABLE = ("evidence", *OF_CRITERIA)
 # Keys that no trial of supermax varies, each with its reason.
 NOT_SEARCHED = {
     "model.revision": "which files a model is, is no matter of luck",
@@ -49,7 +50,7 @@ def test_every_preset_is_legal_for_all_it_is_for() -> None:
 
 
 def test_what_the_presets_promise() -> None:
-    configs = {name: load(name, Use.TRAIN, DATA).config for name in TRAINABLE}
+    configs = {name: load(name, Use.TRAIN, DATA).config for name in OF_CRITERIA}
     trials = {name: config.study.trials for name, config in configs.items()}
     assert trials == {"smoke": 2, "standard": 20, "max": 200, "supermax": 5000}
     assert {configs[name].model.name for name in ("smoke", "standard")} == {"minilm"}
@@ -74,8 +75,8 @@ def test_what_the_presets_promise() -> None:
 
 def test_supermax_searches_every_key_but_a_few() -> None:
     config = load("supermax", Use.TRAIN, DATA).config
-    own = {key for key in SEARCHABLE if reads(Task.CRITERIA, key)}
-    assert own - set(config.space) == NOT_SEARCHED.keys()
+    read = {key for key in SEARCHABLE if reads(Task.CRITERIA, key)}
+    assert read - set(config.space) == NOT_SEARCHED.keys()
     space = Space.from_config(config)
     names = ("model.name", "train.max_length", "train.batch_size")
     points = space.points(names, 1000)
@@ -92,7 +93,9 @@ def test_supermax_searches_every_value_there_is(key: str) -> None:
     assert set(choices) == set(there_are)
 
 
-@pytest.mark.parametrize(("name", "count"), [("supermax", 300), ("max", 60), ("standard", 60), ("smoke", 10)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("supermax", 300), ("max", 60), ("standard", 60), ("smoke", 10), ("evidence", 60)]
+)
 def test_random_points_are_valid_trials(name: str, count: int) -> None:
     config = load(name, Use.TRAIN, DATA).config
     space, base = Space.from_config(config), config.trial_settings

@@ -26,6 +26,8 @@ from dryfit.core.jobs.training import (
     PredictResult,
     ResolveRequest,
     ResolveResult,
+    RowsRequest,
+    RowsResult,
     TinyLmRequest,
     TinyLmResult,
     TrainRequest,
@@ -49,6 +51,7 @@ class ChildResult(Wire):
     predict: PredictResult | None = None
     merge: MergeResult | None = None
     tiny_lm: TinyLmResult | None = None
+    rows: RowsResult | None = None
     fault: ChildFault | None = None
     error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
 
@@ -67,6 +70,7 @@ Body: TypeAlias = (
     | PredictRequest
     | MergeRequest
     | TinyLmRequest
+    | RowsRequest
 )
 """A job."""
 

@@ -19,6 +19,7 @@ class Job(StrEnum):
     PREDICT = "predict"
     MERGE = "merge"
     TINY_LM = "tiny-lm"
+    ROWS = "rows"
 
 
 ENTRY_POINTS: dict[Job, str] = {
@@ -35,5 +36,6 @@ ENTRY_POINTS: dict[Job, str] = {
     Job.PREDICT: "dryfit.train.predict:predict",
     Job.MERGE: "dryfit.tasks.merging:merge",
     Job.TINY_LM: "dryfit.tasks.tiny_lm:write",
+    Job.ROWS: "dryfit.tasks.copying:copy_rows",
 }
 """Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""

@@ -29,10 +29,11 @@ class ResolveRequest(Wire):
 
 
 class SplitFacts(Wire):
-    """Size and label counts of one split."""
+    """Size of one split, and how many rows have each label or any evidence, as far as the task reads these."""
 
     rows: int
     label_counts: dict[int, int]
+    with_evidence: int | None = None
 
 
 class ResolveResult(Wire):
@@ -49,6 +50,7 @@ class ResolveResult(Wire):
     )
     device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
     device_uuids: tuple[str, ...] = Field(default=(), description="of each CUDA device, as CUDA counts them")
+    remarks: tuple[str, ...] = Field(default=(), description="what should be known of the rows, and is no error")
 
 
 class TrainRequest(Wire):
@@ -231,6 +233,27 @@ class TinyLmResult(Wire):
 
     weights: int
     tokens: int
+
+
+class RowsRequest(Wire):
+    """Copy columns of a source's rows, where reading it takes libraries that the control process does not import.
+
+    Attributes:
+        source: As in ``[data]``.
+        columns: Which; the first row must have them.
+        out: A new file: a line for each row, ``{"row", "values"}``, or ``{"row", "error"}`` where it cannot be read.
+    """
+
+    job: Literal[Job.ROWS] = Job.ROWS
+    source: str
+    columns: tuple[str, ...]
+    out: str
+
+
+class RowsResult(Wire):
+    """What ROWS did."""
+
+    rows: int
 
 
 class ImportRequest(Wire):

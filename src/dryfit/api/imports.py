@@ -1,0 +1,152 @@
+"""Data sets in formats of their own, as rows of dryfit's."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, Unpack
+
+from dryfit.core.errors import ConfigError, InternalError, MachineError
+from dryfit.core.jobs import RowsRequest
+from dryfit.core.settings import HUB_DEFAULT_SPLIT, HUB_PREFIX
+from dryfit.core.wire import Message, Progress
+from dryfit.importers.columns import hub_rows, table_rows
+from dryfit.importers.contractnli import Cutting, contractnli_rows
+from dryfit.importers.files import base_name, csv_records, read_json, text_file_lines, tsv_records
+from dryfit.importers.items import Item
+from dryfit.importers.options import (
+    Format,
+    ImportOptions,
+    check_options,
+    column_map,
+    negatives_of,
+    split_rule,
+)
+from dryfit.importers.redsm5 import ANNOTATION_COLUMNS, POST_COLUMNS, read_criteria, redsm5_rows
+from dryfit.importers.squad import squad_rows
+from dryfit.importers.writing import ImportSummary, refuse_taken, target_of, write_rows
+from dryfit.study.errand import run_alone
+
+_PASSAGE_CHARS: Final = 900
+OnNote = Callable[[str], None]
+
+
+def import_rows(
+    form: Format | str,
+    *sources: Path | str,
+    out: Path | str,
+    force: bool = False,
+    on_note: OnNote = lambda _: None,
+    **options: Unpack[ImportOptions],
+) -> ImportSummary:
+    """Write a data set in a format of its own as rows of dryfit's; see docs/importing.md.
+
+    What does not fit gives no row. It is counted, has a line in the summary's ``rejected_file``, and the first twenty
+    are told to ``on_note``. Files appear when they are complete, or not at all.
+
+    Args:
+        form: ``contractnli``, ``squad``, ``redsm5``, ``glue`` or ``hub``.
+        sources: Its files: of redsm5 the posts and the annotations, of hub the name, else one.
+        out: A ``.jsonl`` file for all rows, or a folder: rows are split by group into its train, validation and test,
+            as a study splits ``data.file``.
+        force: Write over files that are there.
+        on_note: Hears what does not fit, a line at a time.
+        options: See :class:`dryfit.importers.options.ImportOptions`.
+
+    Raises:
+        ConfigError: There is no such format, an option is not of this format, or a file is there already.
+        DataError: A source is absent or of another format, or no row of it fits.
+        MachineError: A file cannot be read or written.
+        ChildError: The process that reads a data set of the hub ended without an answer.
+    """
+    if form not in set(Format):
+        raise ConfigError("importing rows", f"there is no format {form!r}", ", ".join(Format))
+    form = Format(form)
+    names = tuple(map(str, sources))
+    target = target_of(out)
+    check_options(form, names, options, into_folder=target.is_folder)
+    if not force:
+        refuse_taken(target)
+    rule = split_rule(options)
+    try:
+        with _items(form, names, options, on_note) as items:
+            files, rejected, left_out = write_rows(items, target, rule, on_note)
+    except OSError as error:
+        hint = "look at the path, its rights and the disk"
+        raise MachineError(f"importing {form} to {out}", str(error), hint=hint) from error
+    return ImportSummary(
+        format=form,
+        sources=names,
+        files=files,
+        rejected=rejected,
+        rejected_file=str(target.rejected) if rejected else None,
+        left_out=left_out,
+    )
+
+
+@contextmanager
+def _items(
+    form: Format, sources: tuple[str, ...], options: ImportOptions, on_note: OnNote
+) -> Generator[Iterator[Item]]:
+    """What the reader of a format yields."""
+    source = sources[0]
+    match form:
+        case Format.CONTRACTNLI:
+            passage_chars = options.get("passage_chars", _PASSAGE_CHARS)
+            if passage_chars < 1:
+                raise ConfigError("cutting contracts", f"passage_chars is {passage_chars}", "1 or more")
+            cutting = Cutting(passage_chars, negatives_of(options, default=1))
+            yield contractnli_rows(read_json(source), source, cutting)
+        case Format.SQUAD:
+            yield squad_rows(read_json(source), source)
+        case Format.REDSM5:
+            yield _redsm5(source, sources[1], options)
+        case Format.GLUE:
+            columns = column_map(options)
+            header = options.get("header", True)
+            records = tsv_records(source, tuple(columns.columns.values()), header=header)
+            yield table_rows(records, columns, base_name(source))
+        case Format.HUB:
+            with _hub(source, options, on_note) as items:
+                yield items
+
+
+def _redsm5(posts: str, annotations: str, options: ImportOptions) -> Iterator[Item]:
+    if "criteria" not in options:
+        raise ConfigError(
+            "importing redsm5",
+            "no criteria given",
+            "a file with lines SYMPTOM: what it is",
+            "give --criteria FILE",
+        )
+    name = str(options["criteria"])
+    return redsm5_rows(
+        csv_records(posts, POST_COLUMNS),
+        csv_records(annotations, ANNOTATION_COLUMNS),
+        read_criteria(text_file_lines(name, "a text file with a line for each symptom"), name),
+        negatives_of(options, default=None),
+    )
+
+
+@contextmanager
+def _hub(source: str, options: ImportOptions, on_note: OnNote) -> Generator[Iterator[Item]]:
+    """The rows of a data set of the hub, read by a process of its own, as the library that reads them is heavy."""
+    columns = column_map(options)
+    name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
+    local = Path(name).expanduser()
+    full = HUB_PREFIX + (str(local.absolute()) if local.is_dir() else name) + (f":{split}" if split else "")
+    with TemporaryDirectory(prefix="dryfit-rows-") as folder:
+        copied = Path(folder) / "rows.jsonl"
+        wanted = tuple(dict.fromkeys(columns.columns.values()))
+        request = RowsRequest(source=full, columns=wanted, out=str(copied))
+        result = run_alone(f"reading {source}", request, lambda message: _tell(message, on_note))
+        if result.rows is None:
+            raise InternalError(f"reading {source}", "the child's answer is of another job")
+        prefix = f"{Path(name).name}:{split.partition(':')[0] or HUB_DEFAULT_SPLIT}"
+        with copied.open(encoding="utf-8", newline="\n") as lines:
+            yield hub_rows(lines, columns, source, prefix)
+
+
+def _tell(message: Message, on_note: OnNote) -> None:
+    if isinstance(message, Progress):
+        on_note(f"{message.step} rows read")

@@ -1,0 +1,61 @@
+"""Which group goes to which split: decided by hashes of the groups' names, the same wherever it is asked."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from dryfit.core.errors import DataError
+from dryfit.core.seeds import derive_seed
+
+TRAIN: Final = "train"
+VALIDATION: Final = "validation"
+TEST: Final = "test"
+SPLITS: Final = (TRAIN, VALIDATION, TEST)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How groups are divided.
+
+    Attributes:
+        validation: Share of the groups, from 0 to below 1.
+        test: Share of the groups, from 0 to below 1; 0: there is no such split.
+        seed: Another seed, other groups.
+    """
+
+    validation: float
+    test: float
+    seed: int
+
+
+def split_groups(groups: Iterable[str], rule: SplitRule, *, doing: str, hint: str) -> dict[str, str]:
+    """The split of each group.
+
+    Groups are ordered by a hash of (seed, group) and the first ones go to validation, the next to test: adding rows
+    to a group, or groups to the data, moves as little as possible.
+
+    Args:
+        groups: Their names; those that are there twice count once.
+        rule: How to divide them.
+        doing: For the error: ``splitting rows.jsonl by author``.
+        hint: For the error: what to change.
+
+    Raises:
+        DataError: A split would have no group.
+    """
+    ordered = sorted(set(groups), key=lambda group: (derive_seed(rule.seed, group), group))
+    wanted = {VALIDATION: rule.validation, TEST: rule.test}
+    sizes = {name: max(1, round(part * len(ordered))) if part > 0 else 0 for name, part in wanted.items()}
+    if sizes[VALIDATION] == 0 or sum(sizes.values()) >= len(ordered):
+        raise DataError(
+            doing,
+            f"{len(ordered)} groups, of which validation takes {sizes[VALIDATION]} and test {sizes[TEST]}",
+            allowed="at least one group for each of train and validation",
+            hint=hint,
+        )
+    last_validation = sizes[VALIDATION]
+    last_test = last_validation + sizes[TEST]
+    return {
+        group: VALIDATION if index < last_validation else TEST if index < last_test else TRAIN
+        for index, group in enumerate(ordered)
+    }

@@ -1,0 +1,143 @@
+"""What a reader of a format yields: rows, and what could not become one."""
+
+import json
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from pydantic import ValidationError
+
+from dryfit.core.seeds import derive_seed
+
+Span: TypeAlias = tuple[int, int]
+"""[start, end) in characters of a text."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRow:
+    """One row as it will be written; see docs/data.md.
+
+    Attributes:
+        id: Unique in what is written.
+        group: What may not cross splits; None: the row is alone.
+        criterion: What the text is asked for; None: the data set has text alone.
+        text: The text.
+        label: Its class.
+        evidence: Spans of the text, in order; None: the data set has no such thing.
+        place: Where it came from, for messages.
+    """
+
+    id: str
+    group: str | None
+    criterion: str | None
+    text: str
+    label: int
+    evidence: tuple[Span, ...] | None
+    place: str
+
+    def as_json(self) -> str:
+        """One line; what is None is absent."""
+        fields = {
+            "id": self.id,
+            "group": self.group,
+            "criterion": self.criterion,
+            "text": self.text,
+            "label": self.label,
+            "evidence": self.evidence,
+        }
+        return json.dumps({name: value for name, value in fields.items() if value is not None}, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Something of the source that does not fit, and gives no row.
+
+    Attributes:
+        place: File, and line or path in its JSON.
+        reason: What is wrong. Never the text of a row: data sets may hold what people said of themselves.
+    """
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows that fit and were not asked for.
+
+    Attributes:
+        rows: How many.
+    """
+
+    rows: int
+
+
+Item: TypeAlias = ImportedRow | Rejected | LeftOut
+
+
+def fault_of(row: ImportedRow) -> str | None:
+    """What a study would refuse in a row; None where there is nothing."""
+    texts = {"id": row.id, "group": row.group, "criterion": row.criterion, "text": row.text}
+    for name, text in texts.items():
+        if text is None:
+            continue
+        if not text.strip():
+            return f"{name} is empty: {text!r}"
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return f"{name} has half of a surrogate pair, which is no character"
+    if row.label < 0:
+        return f"label is {row.label}, which is below 0"
+    for start, end in row.evidence or ():
+        if not 0 <= start < end <= len(row.text):
+            return f"evidence has [{start}, {end}], outside the text of {len(row.text)} characters"
+    return None
+
+
+def json_fault(error: ValidationError, path: str) -> Rejected:
+    """The first thing that a part of a JSON document is wrong in.
+
+    Args:
+        error: Of validating it.
+        path: Where the part is: ``dev.json, data[3]``.
+    """
+    first = error.errors(include_url=False)[0]
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+    return Rejected(path + steps, first["msg"][:1].lower() + first["msg"][1:])
+
+
+def trimmed(text: str, span: Span) -> Span | None:
+    """A span without the white space at its ends; None where there is nothing else."""
+    start, end = span
+    inside = text[start:end]
+    start += len(inside) - len(inside.lstrip())
+    end -= len(inside) - len(inside.rstrip())
+    return (start, end) if start < end else None
+
+
+def joined(text: str, spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Spans in order; those that overlap, or have nothing but white space between them, become one."""
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and not text[merged[-1][1] : start].strip():
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return tuple(merged)
+
+
+def drawn(candidates: Sequence[T], count: int | None, name: Callable[[T], Hashable]) -> list[T]:
+    """Some of the candidates, in their order: those with the smallest hashes of their names, so the same every time.
+
+    Args:
+        candidates: To draw from.
+        count: How many at most; None: all.
+        name: What a candidate is called by, different for each.
+    """
+    if count is None or count >= len(candidates):
+        return list(candidates)
+    ranked = sorted(range(len(candidates)), key=lambda index: derive_seed("drawn", ascii(name(candidates[index]))))
+    return [candidates[index] for index in sorted(ranked[:count])]

@@ -1,0 +1,230 @@
+"""ReDSM5: posts, and sentences of theirs that speak for or against a symptom.
+
+Format: Bao, Pérez and Parapar, "ReDSM5: A Reddit Dataset for DSM-5 Depression Detection" (CIKM 2025),
+github.com/eliseobao/redsm5: posts with ``post_id, text``; annotations with ``post_id, sentence_id, sentence_text,
+DSM5_symptom, status, explanation``, where status is 1 (evidence for the symptom) or 0 (an explicit negative). Posts may
+also be given sentence by sentence, as ``post_id, sentence_id, sentence_text``.
+
+Every post is annotated for all symptoms, so a symptom that nobody noted of a post is absent from it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from dryfit.core.errors import DataError
+from dryfit.core.words import few
+from dryfit.importers.files import Record
+from dryfit.importers.items import ImportedRow, Item, LeftOut, Rejected, Span, drawn, joined
+
+POST_COLUMNS: Final = ("post_id",)
+ANNOTATION_COLUMNS: Final = ("post_id", "sentence_id", "sentence_text", "DSM5_symptom", "status")
+_PRESENT: Final = "1"
+_ABSENT: Final = "0"
+
+
+@dataclass(slots=True)
+class _Post:
+    """A post: its whole text, or its sentences so far."""
+
+    text: str
+    place: str
+    sentences: dict[str, Span] | None = None
+
+    def add(self, sentence_id: str, sentence: str) -> None:
+        """Put another sentence at the end, after a space."""
+        assert self.sentences is not None
+        start = len(self.text) + 1 if self.text else 0
+        self.text = f"{self.text} {sentence}" if self.text else sentence
+        self.sentences[sentence_id] = (start, start + len(sentence))
+
+
+@dataclass(slots=True)
+class _Noted:
+    """What was noted of a post and a symptom.
+
+    Attributes:
+        present: Spans of its evidence.
+        absent: Somebody noted that the symptom is absent.
+        doubtful: An annotation of it was rejected, so its label is not known.
+    """
+
+    present: list[Span] = field(default_factory=list[Span])
+    absent: bool = False
+    doubtful: bool = False
+
+
+def read_criteria(lines: Iterable[str], source: str) -> dict[str, str]:
+    """What each symptom is, from lines ``SYMPTOM: text`` (or with a tab); ``#`` begins a comment.
+
+    Args:
+        lines: Of the file.
+        source: Its name.
+
+    Raises:
+        DataError: A line is of another form, a symptom is there twice, or there is none.
+    """
+    criteria: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = re.match(r"\s*([^:\t]*[^:\t\s])\s*[:\t]\s*(.*\S)\s*$", line)
+        doing = f"reading {source}, line {number}"
+        if found is None:
+            raise DataError(doing, f"{line[:60]!r} names no symptom", "SYMPTOM: what it is")
+        symptom, text = found.groups()
+        if symptom in criteria:
+            raise DataError(doing, f"{symptom} is there already", "each symptom once")
+        criteria[symptom] = text
+    if not criteria:
+        raise DataError(f"reading {source}", "it names no symptom", "a line for each: SYMPTOM: what it is")
+    return criteria
+
+
+def redsm5_rows(
+    posts: Iterable[Record | Rejected],
+    annotations: Iterable[Record | Rejected],
+    criteria: dict[str, str],
+    negatives: int | None,
+) -> Iterator[Item]:
+    """A row for each post and symptom: label 1 where a sentence speaks for it, and those sentences as evidence.
+
+    Explicit negatives are always rows. Of the symptoms that nobody noted of a post, ``negatives`` are drawn for each
+    that it has, but at least for one.
+
+    Args:
+        posts: Rows of the file of posts.
+        annotations: Rows of the file of annotations.
+        criteria: What each symptom is, by its name.
+        negatives: See above; None: all of them.
+
+    Raises:
+        DataError: The posts have neither text nor sentences.
+    """
+    found: dict[str, _Post] = {}
+    for record in posts:
+        rejected = record if isinstance(record, Rejected) else _add_post(record, found)
+        if rejected is not None:
+            yield rejected
+    noted: dict[tuple[str, str], _Noted] = {}
+    seen: dict[tuple[str, str, str], Record] = {}
+    for record in annotations:
+        rejected = record if isinstance(record, Rejected) else _add_annotation(record, found, criteria, noted, seen)
+        if rejected is not None:
+            yield rejected
+    for post_id, post in found.items():
+        yield from _post_rows(post_id, post, criteria, noted, negatives)
+
+
+def _add_post(record: Record, found: dict[str, _Post]) -> Rejected | None:
+    post_id = record.values["post_id"]
+    if not post_id.strip():
+        return Rejected(record.place, "post_id is empty")
+    post = found.get(post_id)
+    if "text" in record.values:
+        if post is not None:
+            return Rejected(record.place, f"post {post_id} is there already: {post.place}")
+        found[post_id] = _Post(record.values["text"], record.place)
+        return None
+    if not {"sentence_id", "sentence_text"} <= record.values.keys():
+        raise DataError(
+            f"reading {record.place}",
+            f"the columns are {few(record.values)}",
+            "post_id and text, or post_id, sentence_id and sentence_text",
+        )
+    sentence_id, sentence = record.values["sentence_id"], record.values["sentence_text"].strip()
+    if not sentence_id.strip() or not sentence:
+        return Rejected(record.place, "sentence_id or sentence_text is empty")
+    post = post or found.setdefault(post_id, _Post("", record.place, {}))
+    assert post.sentences is not None  # all rows of a file have the same columns
+    if sentence_id in post.sentences:
+        return Rejected(record.place, f"sentence {sentence_id} of post {post_id} is there already")
+    post.add(sentence_id, sentence)
+    return None
+
+
+def _add_annotation(
+    record: Record,
+    posts: dict[str, _Post],
+    criteria: dict[str, str],
+    noted: dict[tuple[str, str], _Noted],
+    seen: dict[tuple[str, str, str], Record],
+) -> Rejected | None:
+    values = record.values
+    post_id, symptom, status = values["post_id"], values["DSM5_symptom"].strip(), values["status"].strip()
+    post = posts.get(post_id)
+    if post is None:
+        return Rejected(record.place, f"there is no post {post_id!r}")
+    if symptom not in criteria:
+        return Rejected(record.place, f"the criteria have no symptom {symptom!r}: {few(criteria, most=12)}")
+    pair = noted.setdefault((post_id, symptom), _Noted())
+    key = (post_id, values["sentence_id"], symptom)
+    first = seen.setdefault(key, record)
+    if first is not record:
+        reason = f"sentence {key[1]} and {symptom} are there already: {first.place}"
+        if first.values["status"].strip() == status:
+            return Rejected(record.place, reason)
+        pair.doubtful = True
+        return Rejected(record.place, f"{reason}, with another status; {_no_row(post_id, symptom)}")
+    span = _located(values["sentence_id"], values["sentence_text"], post)
+    if status == _PRESENT and isinstance(span, tuple):
+        pair.present.append(span)
+    elif status == _ABSENT:
+        pair.absent = True  # where it stands does not matter: a row with label 0 has no evidence
+    else:
+        pair.doubtful = True
+        reason = span if isinstance(span, str) else f"status is {status!r}, not 0 or 1"
+        return Rejected(record.place, f"{reason}; {_no_row(post_id, symptom)}")
+    return None
+
+
+def _no_row(post_id: str, symptom: str) -> str:
+    return f"so there is no row of post {post_id} and {symptom}"
+
+
+def _located(sentence_id: str, sentence: str, post: _Post) -> Span | str:
+    """Where a sentence stands in its post, or why that is not known.
+
+    White space may differ, as posts were cleaned. A sentence that is there several times is taken where it is first,
+    if possible as a whole: not inside of longer words.
+    """
+    words = sentence.split()
+    if not words:
+        return "sentence_text is empty"
+    if post.sentences is not None:
+        span = post.sentences.get(sentence_id)
+        if span is None:
+            return f"the post has no sentence {sentence_id!r}"
+        return span if post.text[slice(*span)].split() == words else f"sentence {sentence_id} of the post is another"
+    pattern = r"\s+".join(map(re.escape, words))
+    found = re.search(rf"(?<!\w){pattern}(?!\w)", post.text) or re.search(pattern, post.text)
+    return found.span() if found is not None else f"sentence {sentence_id} does not stand in the text of its post"
+
+
+def _post_rows(
+    post_id: str,
+    post: _Post,
+    criteria: dict[str, str],
+    noted: dict[tuple[str, str], _Noted],
+    negatives: int | None,
+) -> Iterator[ImportedRow | LeftOut]:
+    pairs = {symptom: noted.get((post_id, symptom), _Noted()) for symptom in criteria}
+    pairs = {symptom: pair for symptom, pair in pairs.items() if not pair.doubtful}
+    unnoted = [symptom for symptom, pair in pairs.items() if not pair.present and not pair.absent]
+    present = sum(bool(pair.present) for pair in pairs.values())
+    count = None if negatives is None else negatives * max(1, present)
+    chosen = set(drawn(unnoted, count, lambda symptom: (post_id, symptom)))
+    for symptom, pair in pairs.items():
+        if pair.present or pair.absent or symptom in chosen:
+            yield ImportedRow(
+                id=f"{post_id}:{symptom}",
+                group=post_id,
+                criterion=criteria[symptom],
+                text=post.text,
+                label=int(bool(pair.present)),
+                evidence=joined(post.text, pair.present),
+                place=f"{post.place}, {symptom}",
+            )
+    if len(unnoted) > len(chosen):
+        yield LeftOut(len(unnoted) - len(chosen))

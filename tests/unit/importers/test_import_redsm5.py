@@ -1,0 +1,153 @@
+from pathlib import Path
+
+import pytest
+
+from dryfit.core.errors import DataError
+from dryfit.importers.files import csv_records
+from dryfit.importers.items import ImportedRow, LeftOut, Rejected
+from dryfit.importers.redsm5 import ANNOTATION_COLUMNS, POST_COLUMNS, read_criteria, redsm5_rows
+from import_files import ANNOTATIONS, CRITERIA, POSTS, write_text
+
+HEADER = ANNOTATIONS.splitlines()[0]
+
+
+def items_of(folder: Path, *, posts=POSTS, annotations=ANNOTATIONS, negatives=None):
+    files = write_text(folder / "posts.csv", posts), write_text(folder / "notes.csv", annotations)
+    return list(
+        redsm5_rows(
+            csv_records(str(files[0]), POST_COLUMNS),
+            csv_records(str(files[1]), ANNOTATION_COLUMNS),
+            read_criteria(CRITERIA.splitlines(), "criteria.txt"),
+            negatives,
+        )
+    )
+
+
+def told(items) -> dict[str, tuple[int, list[str]]]:
+    rows = [item for item in items if isinstance(item, ImportedRow)]
+    return {row.id: (row.label, [row.text[start:end] for start, end in row.evidence]) for row in rows}
+
+
+def test_a_row_for_each_post_and_symptom_with_its_sentences(tmp_path: Path) -> None:
+    items = items_of(tmp_path)
+    assert told(items) == {
+        "s_1_1:FATIGUE": (1, ["I am tired every day."]),
+        "s_1_1:SLEEP_ISSUES": (1, ["I cannot  sleep."]),  # the annotation has one space, the post two
+        "s_2_1:FATIGUE": (0, []),
+        "s_2_1:SLEEP_ISSUES": (0, []),
+        "s_3_1:FATIGUE": (0, []),
+        "s_3_1:SLEEP_ISSUES": (1, ["😴 I sleep all day."]),
+        "s_4_1:FATIGUE": (0, []),
+        "s_4_1:SLEEP_ISSUES": (0, []),
+    }
+    assert {item.group for item in items} == {"s_1_1", "s_2_1", "s_3_1", "s_4_1"}
+    assert items[0].criterion == "Loss of energy nearly every day."
+    assert items[1].criterion == "Too little sleep, or too much."
+    assert items[0].text.endswith('My cat said "no".\nI cannot  sleep.')
+    assert items[2].place == f"{tmp_path}/posts.csv, line 4, FATIGUE"
+
+
+def test_explicit_negatives_are_kept_and_others_drawn(tmp_path: Path) -> None:
+    found = told(items_of(tmp_path, negatives=1))
+    assert found["s_2_1:SLEEP_ISSUES"] == (0, []) and "s_2_1:FATIGUE" in found
+    four = [name for name in found if name.startswith("s_4_1")]
+    assert len(four) == 1  # nothing was noted of it: one of its two symptoms
+    left_out = [item.rows for item in items_of(tmp_path, negatives=1) if isinstance(item, LeftOut)]
+    assert sum(left_out) == 8 - len(found)
+
+
+def test_posts_may_be_given_sentence_by_sentence(tmp_path: Path) -> None:
+    posts = "post_id,sentence_id,sentence_text\np,1,One is here.\nq,1,Other.\np,2, Two is  tired. \np,3,Three.\n"
+    annotations = f"{HEADER}\np,3,Three.,FATIGUE,1,\np,2,Two is tired.,SLEEP_ISSUES,1,\nq,1,Another.,FATIGUE,1,\n"
+    items = items_of(tmp_path, posts=posts, annotations=annotations)
+    assert told(items) == {
+        "p:FATIGUE": (1, ["Three."]),
+        "p:SLEEP_ISSUES": (1, ["Two is  tired."]),
+        "q:SLEEP_ISSUES": (0, []),
+    }
+    (fault,) = [item for item in items if isinstance(item, Rejected)]
+    assert fault.reason == "sentence 1 of the post is another; so there is no row of post q and FATIGUE"
+    assert {item.text for item in items if isinstance(item, ImportedRow)} == {
+        "One is here. Two is  tired. Three.",
+        "Other.",
+    }
+
+
+def test_a_sentence_is_found_as_a_whole_before_it_is_found_inside_of_words(tmp_path: Path) -> None:
+    posts = "post_id,text\np,Casino. No. No.\nq,我很累我睡不着\n"
+    annotations = f"{HEADER}\np,1,no.,FATIGUE,0,\np,2,No.,FATIGUE,1,\nq,1,我睡不着,SLEEP_ISSUES,1,\n"
+    rows = {row.id: row for row in items_of(tmp_path, posts=posts, annotations=annotations)}
+    assert rows["p:FATIGUE"].evidence == ((8, 11),)
+    assert rows["q:SLEEP_ISSUES"].evidence == ((3, 7),)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "lost"),
+    [
+        ("s_1_1,s_1_1_9,I am awake.,FATIGUE,1,x", "sentence s_1_1_9 does not stand in the text", "s_1_1:FATIGUE"),
+        ("s_4_1,s_4_1_1,Nothing here.,FATIGUE,2,x", "status is '2', not 0 or 1", "s_4_1:FATIGUE"),
+        ("s_4_1,s_4_1_1, ,FATIGUE,1,x", "sentence_text is empty", "s_4_1:FATIGUE"),
+        (
+            "s_1_1,s_1_1_1,I am tired every day.,FATIGUE,0,x",
+            "with another status; so there is no row of post s_1_1",
+            "s_1_1:FATIGUE",
+        ),
+        ("s_1_1,s_1_1_1,I am tired every day.,FATIGUE,1,x", "are there already", None),
+        ("s_1_1,s_1_1_1,I am tired every day.,SPECIAL_CASE,1,x", "no symptom 'SPECIAL_CASE': FATIGUE, SLEEP", None),
+        ("s_9_1,s_9_1_1,I am tired every day.,FATIGUE,1,x", "there is no post 's_9_1'", None),
+        ("s_1_1,s_1_1_1,I am tired every day.,FATIGUE,1", "it has 5 columns, not 6", None),
+    ],
+)
+def test_an_annotation_that_does_not_fit_is_told_and_never_makes_a_label(tmp_path: Path, line, reason, lost) -> None:
+    items = items_of(tmp_path, annotations=f"{ANNOTATIONS}{line}\n")
+    (fault,) = [item for item in items if isinstance(item, Rejected)]
+    assert fault.place == f"{tmp_path}/notes.csv, line 6"
+    assert reason in fault.reason
+    assert "tired" not in fault.reason  # what people wrote is not repeated
+    expected = told(items_of(tmp_path))
+    if lost is not None:
+        del expected[lost]
+    assert told(items) == expected
+
+
+@pytest.mark.parametrize(
+    ("posts", "line", "reason"),
+    [
+        ("post_id,text\np,One.\np,Two.\n", 3, "post p is there already"),
+        ("post_id,text\n ,One.\n", 2, "post_id is empty"),
+        ("post_id,sentence_id,sentence_text\np,1,One.\np,1,Two.\n", 3, "sentence 1 of post p is there already"),
+        ("post_id,sentence_id,sentence_text\np,,One.\n", 2, "sentence_id or sentence_text is empty"),
+    ],
+)
+def test_a_post_that_does_not_fit(tmp_path: Path, posts, line, reason) -> None:
+    items = items_of(tmp_path, posts=posts, annotations=HEADER + "\n")
+    (fault,) = [item for item in items if isinstance(item, Rejected)]
+    assert fault.place == f"{tmp_path}/posts.csv, line {line}"
+    assert reason in fault.reason
+
+
+def test_posts_need_text_or_sentences(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="post_id, body") as caught:
+        items_of(tmp_path, posts="post_id,body\np,One.\n")
+    assert "sentence_text" in caught.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "it names no symptom"),
+        ("# nothing\n\n", "it names no symptom"),
+        ("FATIGUE: a\nSLEEP", "line 2: 'SLEEP' names no symptom"),
+        ("FATIGUE:", "names no symptom"),
+        (": what", "names no symptom"),
+        ("FATIGUE: a\n\nFATIGUE: b", "line 3: FATIGUE is there already"),
+    ],
+)
+def test_criteria_that_cannot_be_read(text: str, found: str) -> None:
+    with pytest.raises(DataError, match=found):
+        read_criteria(text.split("\n"), "criteria.txt")
+
+
+def test_criteria_may_hold_colons_and_tabs() -> None:
+    lines = ["  FATIGUE : Loss: of energy  ", "\tSLEEP_ISSUES\ttoo little\tor too much"]
+    assert read_criteria(lines, "c") == {"FATIGUE": "Loss: of energy", "SLEEP_ISSUES": "too little\tor too much"}

@@ -1,0 +1,174 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from dryfit.core.errors import DataError
+from dryfit.importers.columns import hub_rows, mapped_row, table_rows
+from dryfit.importers.files import csv_records, tsv_records
+from dryfit.importers.items import ImportedRow, Rejected, fault_of
+from dryfit.importers.options import ColumnMap
+from import_files import COLA, RTE, write_text
+
+RTE_MAP = ColumnMap(
+    {"criterion": "sentence2", "text": "sentence1", "label": "label"}, labels=("not_entailment", "entailment")
+)
+
+
+def table(path: Path, columns: ColumnMap, *, header: bool = True):
+    records = tsv_records(str(path), tuple(columns.columns.values()), header=header)
+    return list(table_rows(records, columns, path.stem))
+
+
+def test_a_task_of_glue_with_a_header_and_names_of_classes(tmp_path: Path) -> None:
+    rows = table(write_text(tmp_path / "RTE.tsv", RTE), RTE_MAP)
+    assert [row.label for row in rows] == [1, 0, 1, 0]
+    assert rows[0].text == 'He said "no.'  # a quote is a character
+    assert (rows[2].id, rows[2].criterion, rows[2].place) == ("RTE:4", "Apples are red.", f"{tmp_path}/RTE.tsv, line 4")
+    assert {(row.group, row.evidence) for row in rows} == {(None, None)}
+
+
+def test_a_task_of_glue_without_a_header(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "CoLA.tsv", COLA)
+    rows = table(path, ColumnMap({"text": "4", "label": "2", "group": "1"}), header=False)
+    assert [(row.label, row.group) for row in rows] == [(1, "gj04"), (0, "gj04"), (1, "bc01")]
+    assert rows[1].text == "The more books I ask to whom he will give."
+    assert rows[0].id == "CoLA:1"
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows(tmp_path: Path) -> None:
+    path = tmp_path / "RTE.tsv"
+    expected = table(write_text(path, RTE), RTE_MAP)
+    assert table(write_text(path, "\ufeff" + RTE.replace("\n", "\r\n")), RTE_MAP) == expected
+
+
+def test_lines_that_do_not_fit_are_told_and_the_rest_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    lines = RTE.encode().splitlines(keepends=True)
+    lines[1:1] = [b"9\tone\ttwo\n", b"\n", b"9\tone\ttwo\tmaybe\n", b"9\t\xff\ttwo\tentailment\n", b"9\to\tt\te\tl\n"]
+    path.write_bytes(b"".join(lines))
+    items = table(path, RTE_MAP)
+    faults = {item.place: item.reason for item in items if isinstance(item, Rejected)}
+    assert faults == {
+        f"{path}, line 2": "it has 3 columns, not 4",
+        f"{path}, line 4": "label is 'maybe', none of not_entailment, entailment",
+        f"{path}, line 5": "byte 0xff at position 2 is not UTF-8",
+        f"{path}, line 6": "it has 5 columns, not 4",
+    }
+    assert len(items) - len(faults) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (RTE.replace("\t", ","), "separated by commas"),
+        (RTE.replace("\t", ";"), "separated by semicolons"),
+        (RTE.replace("sentence1", "premise"), "no column 'sentence1'"),
+        (RTE.replace("index", "label"), "'label' is there twice"),
+        ("", "it is empty"),
+        ("\n\n", "it is empty"),
+    ],
+)
+def test_a_table_of_another_form_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    with pytest.raises(DataError, match=found):
+        table(write_text(tmp_path / "a.tsv", text), RTE_MAP)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a;b\n1;2\n", "separated by semicolons"),
+        ("a\tb\n1\t2\n", "separated by tabs"),
+        ("a,c\n1,2\n", "no column 'b'"),
+        ("", "it is empty"),
+        ('a,b\n1,2\n1,"2\n3,4\n', "the row from line 3 on: not CSV"),
+        ('a,b\n1,"2"x\n', "the row from line 2 on: not CSV"),
+    ],
+)
+def test_a_csv_file_of_another_form_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    with pytest.raises(DataError, match=found):
+        list(csv_records(str(write_text(tmp_path / "a.csv", text)), ("a", "b")))
+
+
+def test_csv_rows_are_numbered_by_the_line_they_begin_on(tmp_path: Path) -> None:
+    text = '\ufeff"a","b"\r\n1,"x\ny ""z"""\r\n\r\n2,\r\n3\r\n4,w'
+    records = list(csv_records(str(write_text(tmp_path / "a.csv", text)), ("a", "b")))
+    assert [(one.number, one.values) for one in records if not isinstance(one, Rejected)] == [
+        (2, {"a": "1", "b": 'x\ny "z"'}),
+        (5, {"a": "2", "b": ""}),
+        (7, {"a": "4", "b": "w"}),
+    ]
+    assert records[2] == Rejected(f"{tmp_path}/a.csv, line 6", "it has 1 columns, not 2")
+
+
+def test_a_csv_file_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("a,b\n1,é\n".encode("latin-1"))
+    with pytest.raises(DataError, match="line 2: byte 0xe9 at position 2 is not UTF-8"):
+        list(csv_records(str(path), ("a", "b")))
+
+
+GOOD = {"text": "t", "label": 1, "id": 7, "group": "g", "criterion": "c", "evidence": [[0, 1]]}
+SAME = ColumnMap({name: name for name in GOOD})
+
+
+def test_values_of_the_hub_are_taken_as_they_are() -> None:
+    row = mapped_row(GOOD, SAME, place="hub, row 0", unnamed="x")
+    assert row == ImportedRow("7", "g", "c", "t", 1, ((0, 1),), "hub, row 0")
+    assert mapped_row(GOOD | {"evidence": "[[0, 1]]"}, SAME, place="hub, row 0", unnamed="x") == row
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("text", None, "text is of type NoneType"),
+        ("criterion", 3, "criterion is of type int"),
+        ("id", 1.5, "id is of type float"),
+        ("group", True, "group is of type bool"),
+        ("label", 0.5, "label is 0.5, not an integer"),
+        ("label", True, "label is True"),
+        ("label", "yes", "label is 'yes', not an integer"),
+        ("label", "x" * 100, "..."),
+        ("evidence", None, "evidence is of type NoneType"),
+        ("evidence", "[[0,", "evidence is of type str"),
+        ("evidence", [[0]], "evidence has [0]"),
+        ("evidence", [[0, True]], "evidence has [0, True]"),
+        ("evidence", [3], "evidence has 3"),
+    ],
+)
+def test_values_that_do_not_fit(field: str, value: object, reason: str) -> None:
+    fault = mapped_row(GOOD | {field: value}, SAME, place="hub, row 0", unnamed="x")
+    assert isinstance(fault, Rejected) and reason in fault.reason and len(fault.reason) < 150
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("text", " \n", "text is empty"),
+        ("criterion", "", "criterion is empty"),
+        ("id", "", "id is empty"),
+        ("group", " ", "group is empty"),
+        ("text", "a\ud83d", "half of a surrogate pair"),
+        ("label", -1, "label is -1, which is below 0"),
+        ("evidence", [[0, 2]], "outside the text of 1 characters"),
+        ("evidence", [[1, 1]], "outside the text"),
+        ("evidence", [[-1, 1]], "outside the text"),
+    ],
+)
+def test_what_a_study_would_refuse_is_a_fault(field: str, value: object, reason: str) -> None:
+    row = mapped_row(GOOD | {field: value}, SAME, place="hub, row 0", unnamed="x")
+    assert isinstance(row, ImportedRow)
+    assert reason in (fault_of(row) or "")
+
+
+def test_names_of_classes_may_stand_for_any_value() -> None:
+    columns = ColumnMap({"text": "text", "label": "label"}, labels=("False", "True", "3"))
+    found = [mapped_row({"text": "t", "label": value}, columns, place="", unnamed="x") for value in (True, "False", 3)]
+    assert [row.label for row in found] == [1, 0, 2]
+
+
+def test_rows_of_a_job_that_cannot_be_read_are_told() -> None:
+    lines = [json.dumps({"row": 0, "values": GOOD}), json.dumps({"row": 1, "error": "no such column"})]
+    good, bad = hub_rows(lines, ColumnMap({"text": "text", "label": "label"}), "some/set:test", "set:test")
+    assert (good.id, good.place) == ("set:test:0", "some/set:test, row 0")
+    assert bad == Rejected("some/set:test, row 1", "no such column")
