@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.choices import BaseFormat
@@ -37,7 +36,7 @@ def merge(body: MergeRequest, channel: ChildChannel) -> ChildResult:
     if adapted is None:
         raise ConfigError(f"merging the adapters of {folder}", "it holds none", "a model with LoRA adapters")
     channel.beat()
-    whole: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+    whole: Any = adapted.merge_and_unload(safe_merge=True)
     base = read.settings.lora.base or BaseFormat(read.settings.train.precision)
     dtype = torch.float16 if base is BaseFormat.INT8 else BASE_DTYPES[base]
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
