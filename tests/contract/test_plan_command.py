@@ -242,16 +242,6 @@ def test_lengths_of_the_data_are_used_where_it_can_be_resolved(tmp_path: Path) -
     assert "[DATA]" in broken.stderr
 
 
-def test_a_task_that_can_only_be_planned_is_not_trained(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study")
-    for words in (["tune", study, "--set", "study.task=causal-lm"], ["init", tmp_path / "x", "--task", "causal-lm"]):
-        done = run_here(*words)
-        assert done.returncode == 2
-        assert "planned, not trained yet" in done.stderr
-    assert not (tmp_path / "x").exists()
-    assert not (tmp_path / "study/ledger.jsonl").exists()
-
-
 def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:
     notes: list[str] = []
     found = dryfit.plan(device="rtx4090", overrides=["model.name=bert-large-uncased"], on_note=notes.append)

@@ -4,6 +4,7 @@ import re
 from enum import Enum, auto
 from typing import Final
 
+from dryfit.config.language import language_problems
 from dryfit.config.objective import objective_problems
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
@@ -49,9 +50,9 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
         own = objective_problems(config, planned=use is Use.PLAN)
         return [*own, *_unread(config), *_unread_by_patient(config)]
     problems = [*_task(config), *_data(config, use), *_classes(config)]
-    problems += [*_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
+    problems += [*language_problems(config), *_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
     problems += [*_unread(config), *_unread_by_patient(config)]
-    return [*problems, *(_plannable(config) if use is Use.PLAN else _trainable(config))]
+    return [*problems, *(_plannable(config) if use is Use.PLAN else _metric(config))]
 
 
 def _task(config: StudyConfig) -> list[Problem]:
@@ -65,17 +66,6 @@ def _task(config: StudyConfig) -> list[Problem]:
     found = f"is not read by study.task = {task}"
     problems = [Problem(tuple(key.split(".")), found, hint="remove it") for key in unread if _changed(config, key)]
     return problems + [Problem(("space", key), found) for key in unread if key in config.space]
-
-
-_TRAINED: Final = (Task.CRITERIA, Task.EVIDENCE, Task.SHARE, Task.JOINT)
-
-
-def _trainable(config: StudyConfig) -> list[Problem]:
-    task = config.study.task
-    if task in _TRAINED:
-        return _metric(config)
-    found = f"is {task}, which cannot be trained yet"
-    return [Problem(("study", "task"), found, ", ".join(_TRAINED), "ask for its memory with `dryfit plan`")]
 
 
 def _plannable(config: StudyConfig) -> list[Problem]:

@@ -245,9 +245,10 @@ class LoraSettings(Settings):
     targets: str = Field(
         default="all-linear", description="linear layers that get one: all-linear, or names with commas: q_proj,v_proj"
     )
-    base: BaseFormat = Field(
-        default=BaseFormat.FP16,
-        description="number format of the frozen weights: fp32, fp16, bf16, or int8 (CUDA and the extra 8bit only)",
+    base: BaseFormat | None = Field(
+        default=None,
+        description="number format of the frozen weights: fp32, fp16, bf16, or int8 (CUDA and the extra 8bit only); "
+        "unset: that of train.precision",
     )
 
 

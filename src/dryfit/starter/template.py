@@ -17,6 +17,8 @@ from dryfit.starter.preset import preset_study
 
 STUDY_FILE: Final = "study.toml"
 DATA_FOLDER: Final = "data"
+MODEL_FOLDER: Final = "model"
+"""Where ``init --task causal-lm`` writes its toy of a model; the study file names it."""
 
 _DATA_FILES: Final = {split: f"{DATA_FOLDER}/{split}.jsonl" for split in ("train", "validation", "test")}
 
@@ -79,6 +81,9 @@ _EXAMPLES: Final[dict[str, Written]] = {
     "loss.class_balance": "effective",
     "loss.effective_beta": 0.99,
     "regularization.freeze_layers": 2,
+    "lora.base": "bf16",
+    "lm.chat": "off",
+    "lm.learn_prompt": False,
     "span.null_threshold": 0.0,
     "span.negatives": 3.0,
     "multitask.criteria_share": 0.5,
@@ -114,6 +119,14 @@ _INSTEAD: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
     Task.EVIDENCE: {"study": {"metric": "token_f1"}},
     Task.SHARE: {"study": {"metric": "combined"}},
     Task.JOINT: {"study": {"metric": "combined"}},
+    # The model is a toy, drawn at random: it learns fast, and from nothing.
+    Task.CAUSAL_LM: {
+        "study": {"trials": 3, "metric": "loss"},
+        "data": {"num_labels": 2},
+        "model": {"name": MODEL_FOLDER},
+        "train": {"epochs": 1, "max_length": 320},
+        "optim": {"lr": 2e-3},
+    },
 }
 _OF_SPANS: Final[Mapping[str, Mapping[str, Written | None]]] = {
     "span": {
@@ -123,6 +136,18 @@ _OF_SPANS: Final[Mapping[str, Mapping[str, Written | None]]] = {
         "null_threshold": None,
         "reranker": "sum",
         "negatives": None,
+    },
+    Task.CAUSAL_LM: {
+        "lora": {"r": 8, "alpha": 16.0, "dropout": 0.05, "targets": "all-linear", "base": None},
+        "lm": {
+            "format": "criteria",
+            "answers": "no,yes",
+            "chat": None,
+            "learn_prompt": None,
+            "packing": False,
+            "generate_rows": 32,
+            "max_new_tokens": 4,
+        },
     },
 }
 _OF_BOTH: Final[Mapping[str, Mapping[str, Written | None]]] = {
@@ -159,6 +184,14 @@ _SPACES: Final[Mapping[Task, str]] = {
     Task.JOINT: f"""\
 {_SPACE_OF_BOTH.replace("[multitask]", "[joint]")}\
 "joint.fusion" = ["concat", "add", "gate", "attention"]
+""",
+    Task.CAUSAL_LM: """\
+# What is searched: any key of the tables from [model] to [lm] but lm.format, by dotted name. A list is categorical; low
+# and high are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
+[space]
+"optim.lr" = {low = 5e-4, high = 5e-3, log = true}
+"lora.r" = [4, 8, 16]
+"lora.dropout" = [0.0, 0.1]
 """,
 }
 
@@ -249,15 +282,13 @@ def init_folder(
             str(Task.CRITERIA),
             "call dryfit.tune(objective=..., space=...); docs/objective.md has an example",
         )
-    if task is Task.CAUSAL_LM:
-        raise ConfigError(
-            f"writing a study to {folder}",
-            f"{task} can be planned, not trained yet",
-            str(Task.CRITERIA),
-            f"ask for its memory: dryfit plan --set study.task={task}",
-        )
     if preset is None:
         text = study_toml(task, _name(folder))
+        if task is Task.CAUSAL_LM and (folder / MODEL_FOLDER).exists() and not force:
+            found = f"{folder / MODEL_FOLDER} exists"
+            raise ConfigError(
+                f"writing a study to {folder}", found, "a new or an empty folder", "another one, or --force"
+            )
     else:
         text = f"{_HEAD}#\n{preset_study(preset, _name(folder), _DATA_FILES)}"
     study = folder / STUDY_FILE

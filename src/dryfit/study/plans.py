@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from dryfit.config.schema import StudyConfig
-from dryfit.core.choices import Task
 from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, ResolveRequest, StudyTokens
 from dryfit.core.memory import VerdictKind
@@ -290,8 +289,6 @@ def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_not
 
 
 def _has_rows(config: StudyConfig) -> bool:
-    if config.study.task is Task.CAUSAL_LM:
-        return False  # nothing reads rows for it yet
     return config.data.file is not None or (config.data.train is not None and config.data.validation is not None)
 
 

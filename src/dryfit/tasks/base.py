@@ -14,10 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.core.choices import Precision
+from dryfit.core.errors import DataError
 from dryfit.core.settings import DataSettings, ModelSettings, TrialSettings
 from dryfit.meta.pretrained import Kind
 from dryfit.meta.source import FolderSource
-from dryfit.tasks.rows import Readable, Splits
+from dryfit.tasks.rows import Readable, Splits, UnlabelledRow
 from dryfit.tasks.tokens import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
 
 Batch = dict[str, torch.Tensor]
@@ -57,13 +58,16 @@ class Loss(Protocol):
 class MakeBase(Protocol):
     """Makes a pretrained model: with its weights, or for planning and for loading without."""
 
-    def __call__(self, source: ModelSettings, kind: Kind, *, part: str = "") -> PreTrainedModel:
+    def __call__(
+        self, source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None
+    ) -> PreTrainedModel:
         """Make one.
 
         Args:
             source: Which model.
             kind: What stands on it.
             part: Folder within a saved model's own that keeps this one's config; empty: the folder itself.
+            dtype: Of its weights where they are not trained; None: fp32.
         """
         ...
 
@@ -89,6 +93,10 @@ class TaskModel(nn.Module):
     def pretrained(self) -> Mapping[str, PreTrainedModel]:
         """Its pretrained models, by the folder that keeps each one's config within the saved model's own (``""``)."""
         return {"": self.base()}
+
+    def adapted(self) -> nn.Module | None:
+        """PEFT's model, where adapters alone are trained, and saved; None: all of this is."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +203,14 @@ class Task(Loss, Protocol):
         """The model; what is not pretrained is on the meta device, and drawn by the seed when it is materialised."""
         ...
 
+    def check_model(self, model: TaskModel) -> None:
+        """Refuse a model that has its weights and cannot do what is asked.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        ...
+
     def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
         """Make the batch of some rows, labels included."""
         ...
@@ -231,6 +247,30 @@ class Task(Loss, Protocol):
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """What is said of each row, in order, as JSON takes it."""
+        ...
+
+    def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
+        """Rows to predict that the model cannot read, by their index, each with what is wrong."""
+        ...
+
+    def generate(
+        self,
+        model: TaskModel,
+        rows: Sequence[Readable],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_rows: int,
+        beat: Callable[[], None],
+    ) -> Iterator[dict[str, object]] | None:
+        """What a model that writes says of each row; None: :meth:`predictions` says it, after one pass over them.
+
+        Args:
+            model: In eval mode, on its device.
+            rows: Of which none is unfit.
+            tokenizer: Its tokenizer.
+            batch_rows: Rows at once.
+            beat: Called once a batch.
+        """
         ...
 
 

@@ -7,13 +7,14 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from dryfit.core.errors import DataError
 from dryfit.core.settings import ModelSettings
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind
 from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, MakeBase, Outputs, Task, TaskModel, pad_rows
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.rows import Readable, Row, Splits
-from dryfit.tasks.tokens import Tokens, TokenSet, token_set, tokenise
+from dryfit.tasks.rows import Readable, Row, Splits, UnlabelledRow
+from dryfit.tasks.tokens import Tokens, TokenSet, crowded_criteria, token_set, tokenise
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -100,6 +101,9 @@ class EncoderTask(Task):
         )
         return build(lambda: EncoderWithHead(encoder, spec, classes=self.classes), seed=seed)
 
+    def check_model(self, model: TaskModel) -> None:
+        """Any will do."""
+
     def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
         """Pad some rows and add their labels."""
         labels = tokens.labels_R[list(rows)]
@@ -138,3 +142,27 @@ class EncoderTask(Task):
         """The scores themselves."""
         del tokens, rows
         yield from ({"scores": scores} for scores in kept.double().tolist())
+
+    def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
+        """Rows whose criterion leaves no room for any text."""
+        if self.shared_tokens is None:
+            return {}
+        crowded = crowded_criteria(rows, tokenizer, self.given.settings.train.max_length, shared=self.shared_tokens)
+        return {
+            index: DataError(f"tokenising {row.place}", crowded[row.criterion].found, crowded[row.criterion].allowed)
+            for index, row in enumerate(rows)
+            if row.criterion is not None and row.criterion in crowded
+        }
+
+    def generate(
+        self,
+        model: TaskModel,
+        rows: Sequence[Readable],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_rows: int,
+        beat: Callable[[], None],
+    ) -> Iterator[dict[str, object]] | None:
+        """Nothing is written."""
+        del model, rows, tokenizer, batch_rows, beat
+        return None

@@ -72,7 +72,7 @@ def model_input(task: TaskName, given: Given) -> ModelInput:
     return ModelInput(
         task=task,
         id=data.id,
-        text=data.text,
+        text=data.criterion if _instructs(task, given) else data.text,
         criterion=data.criterion if facts.pairs else None,
         max_length=given.settings.train.max_length,
         pad_id=facts.pad_id,
@@ -86,6 +86,11 @@ def model_input(task: TaskName, given: Given) -> ModelInput:
 
 def _without_path(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", "~", ".")) else name
+
+
+def _instructs(task: TaskName, given: Given) -> bool:
+    """Whether the text is an answer: rows to predict have the instruction alone."""
+    return task is TaskName.CAUSAL_LM and given.settings.lm.format == "instruction"
 
 
 def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:

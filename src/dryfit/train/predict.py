@@ -30,7 +30,6 @@ from dryfit.tasks.model_input import ModelInput, read_model_input
 from dryfit.tasks.registry import task_class
 from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
 from dryfit.tasks.sources import BadRow, RawRow, stream_rows
-from dryfit.tasks.tokens import crowded_criteria
 from dryfit.train.device import find_device
 from dryfit.train.evaluate import kept_in_order
 
@@ -75,6 +74,9 @@ class Predictor:
             DataError: A row has tokens that the model has no place for.
         """
         task = self.task
+        written = task.generate(self.model, rows, self.tokenizer, batch_rows=self.batch_rows, beat=beat)
+        if written is not None:
+            return written
         tokens = task.tokenise_unlabelled(rows, self.tokenizer)
         bounds = replace(model_bounds(self.model), labels=None)
         check_tokens("to predict", tokens, bounds, hint="the model's folder is damaged: its tokenizer is not its own")
@@ -151,20 +153,17 @@ def predict_rows(predictor: Predictor, rows: Iterator[RawRow | BadRow], file: Te
 
 def _checked(chunk: list[RawRow | BadRow], predictor: Predictor) -> list[UnlabelledRow | DataError]:
     """Each row as the model reads it, or what is wrong with it."""
-    read, most = predictor.model_input, predictor.model_input.max_length
+    read = predictor.model_input
     found: list[UnlabelledRow | DataError] = []
     for raw in chunk:
         try:
             found.append(raw.error if isinstance(raw, BadRow) else unlabelled_row(raw, read))
         except DataError as error:
             found.append(error)
-    good = [row for row in found if isinstance(row, UnlabelledRow)]
-    shared = predictor.task.shared_tokens
-    crowded = {} if shared is None else crowded_criteria(good, predictor.tokenizer, most, shared=shared)
-    for index, row in enumerate(found):
-        if isinstance(row, UnlabelledRow) and row.criterion in crowded:
-            error = crowded[row.criterion]
-            found[index] = DataError(f"tokenising {row.place}", error.found, error.allowed)
+    places = [index for index, row in enumerate(found) if isinstance(row, UnlabelledRow)]
+    rows = [row for row in found if isinstance(row, UnlabelledRow)]
+    for index, error in (predictor.task.unfit(rows, predictor.tokenizer) if rows else {}).items():
+        found[places[index]] = error
     return found
 
 

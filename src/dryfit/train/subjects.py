@@ -14,6 +14,7 @@ from dryfit.meta.configs import set_dropouts
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import STACKS, Kind, make_model, one_stack
 from dryfit.tasks.base import Given, MakeBase, Task, TaskModel
+from dryfit.tasks.decoder import frozen_in
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.registry import task_class
 from dryfit.train.model import enable_checkpointing
@@ -65,10 +66,11 @@ def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) ->
 def _planned(regularization: RegularizationSettings) -> MakeBase:
     """Makes models that are known by their config alone."""
 
-    def make(source: ModelSettings, kind: Kind, *, part: str = "") -> PreTrainedModel:
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
         del part
         config = one_stack(planning_config(source), source, allowed=STACKS[kind])
         set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
-        return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+        model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+        return model if dtype is None else frozen_in(model, dtype)
 
     return make

@@ -146,7 +146,9 @@ def test_what_is_saved_is_on_the_disk_before_it_has_its_name(
     assert {path.stat().st_ino for path in (best, *best.rglob("*"))} <= set(heard[:at])
     assert best.parent.stat().st_ino in heard[at:]
     heard.clear()
-    save_trained(best, model, tokenizer_folder=folder, facts={"input": tasks.saved_input(model.spec.settings, 3)})
+    save_trained(
+        best, model, tokenizer_folders={"": folder}, facts={"input": tasks.saved_input(model.spec.settings, 3)}
+    )
     weights, facts = best / "model.safetensors", best / "dryfit.json"
     expected = [weights.stat().st_ino, str(weights), facts.stat().st_ino, str(facts), best.stat().st_ino]
     assert heard == expected
