@@ -12,7 +12,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import ExecutionSettings, PlanSubject
-from dryfit.core.settings import ModelSettings
+from dryfit.core.settings import DataSettings, ModelSettings
 from dryfit.core.wire import Phase
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations
@@ -25,12 +25,13 @@ from dryfit.memory.store import TraceStore
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import cannot_checkpoint
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import Given, Task
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.optim import cannot_offload, implementations
+from dryfit.train.subjects import subject_task
 from dryfit.train.tracer import StepTracer, any_shape
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -63,7 +64,7 @@ class _Planner:
     sources: dict[tuple[ModelSettings, str], SegmentSource] = field(
         default_factory=dict[tuple[ModelSettings, str], SegmentSource]
     )
-    lengths: dict[tuple[str, int], Lengths] = field(default_factory=dict[tuple[str, int], Lengths])
+    lengths: dict[tuple[str, int, str], Lengths] = field(default_factory=dict[tuple[str, int, str], Lengths])
 
     def prepare(self, trials: Sequence[Trial]) -> None:
         """Say which batches will be asked for, so that a whole space needs few traces."""
@@ -95,7 +96,7 @@ class _Planner:
             ConfigError: The model has no positions for such a length.
         """
         settings, spec = subject.settings, self.body.device
-        config, kind = planning_config(settings.model), task_class(subject.task).kind
+        config = planning_config(settings.model)
         max_length = settings.train.max_length
         limit = most_tokens(config)
         if limit is not None and max_length > limit:
@@ -104,18 +105,29 @@ class _Planner:
                 f"train.max_length is {max_length}",
                 allowed=f"at most {limit}: the model has no more positions",
             )
-        place = (settings.model.name, max_length)
+        tokens, task = self.body.tokens, _task(self.body.tokens, subject)
+        # Without rows nothing is made of a model's files, and none need be there.
+        place = (settings.model.name, max_length, task.token_key() if tokens is not None else "")
         if place not in self.lengths:
-            self.lengths[place] = Lengths.of(max_length, _row_lengths(self.body.tokens, subject))
+            self.lengths[place] = Lengths.of(max_length, _row_lengths(tokens, task))
         return Trial(
             effective_batch=settings.train.batch_size,
             lengths=self.lengths[place],
             optimizer_impls=implementations(settings.optim.name, spec.kind),
             evaluation_rows=evaluation_rows,
-            cannot_checkpoint=cannot_checkpoint(config, kind, reentrant=self.body.wishes.reentrant),
+            cannot_checkpoint=self.cannot_checkpoint(subject),
             cannot_offload=cannot_offload(settings.optim, spec.kind),
             lora_rank=subject.lora.r if subject.lora is not None else None,
         )
+
+    def cannot_checkpoint(self, subject: PlanSubject) -> str | None:
+        """Why one of a subject's models cannot recompute its activations; None where all can."""
+        task = subject_task(subject)
+        found = (
+            cannot_checkpoint(planning_config(source), task.kind, reentrant=self.body.wishes.reentrant)
+            for source in task.sources().values()
+        )
+        return next((reason for reason in found if reason is not None), None)
 
     def device(self) -> Device:
         """The device with what is known of it."""
@@ -167,12 +179,18 @@ def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]
     return AllocatorSettings.of(wishes.allocator)
 
 
-def _row_lengths(tokens: StudyTokens | None, subject: PlanSubject) -> list[int] | None:
+def _task(tokens: StudyTokens | None, subject: PlanSubject) -> Task:
+    """What a subject learns, from the study's data where there is any."""
+    dummy = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
+    return task_class(subject.task)(Given(subject.settings, dummy if tokens is None else tokens.data))
+
+
+def _row_lengths(tokens: StudyTokens | None, task: Task) -> list[int] | None:
     """Tokens of every row that is trained on or scored; None where they are not known."""
     if tokens is None:
         return None
     found = prepared_tokens(
-        task_class(subject.task)(Given(subject.settings, tokens.data)),
+        task,
         cache_dir=Path(tokens.cache_dir),
         data_fingerprint=tokens.data_fingerprint,
         only=(TRAIN, VALIDATION),

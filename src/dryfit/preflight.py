@@ -24,11 +24,11 @@ from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.wire import Phase
 from dryfit.meta.pretrained import stack_bytes
 from dryfit.meta.source import model_identity
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import Given, Task
 from dryfit.tasks.health import folder_health
 from dryfit.tasks.prepare import cache_tokens, checked_splits
 from dryfit.tasks.registry import task_class
-from dryfit.tasks.rows import fingerprint, label_counts
+from dryfit.tasks.rows import Row, fingerprint, label_counts
 from dryfit.train.device import find_device
 
 _VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "scikit-learn", "numpy")
@@ -51,16 +51,19 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     found = fingerprint(splits)
     revisions: dict[str, str] = {}
     weights_bytes: dict[str, int] = {}
+    remarks: list[str] = []
     for model, max_length in body.pairs:
         train = body.settings.train.model_copy(update={"max_length": max_length})
         settings = body.settings.model_copy(update={"model": model, "train": train})
         task = made(Given(settings, body.data))
-        cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found)
-        revisions[model.name] = model_identity(model)
+        remarks += task.remarks(cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found))
+        sources = task.sources().values()
+        revisions |= {source.name: model_identity(source) for source in sources}
         if model.name not in weights_bytes:
-            weights_bytes[model.name] = stack_bytes(model, task.kind)
+            # Layers that two encoders share are counted twice: a trial of the space may share none.
+            weights_bytes[model.name] = sum(stack_bytes(source, task.kind) for source in sources)
         channel.beat()
-    facts = {name: SplitFacts(rows=len(rows), label_counts=label_counts(rows)) for name, rows in splits.items()}
+    facts = {name: _facts(rows, task) for name, rows in splits.items()}
     result = ResolveResult(
         data_fingerprint=found,
         splits=facts,
@@ -71,8 +74,14 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
         device_spec=smallest_device(count) if device is DeviceKind.CUDA else None,
         device_uuids=device_uuids(count) if device is DeviceKind.CUDA else (),
+        remarks=tuple(remarks),
     )
     return ChildResult(resolve=result, error=None)
+
+
+def _facts(rows: tuple[Row, ...], task: Task) -> SplitFacts:
+    has_evidence = sum(1 for row in rows if row.evidence) if "evidence" in task.required else None
+    return SplitFacts(rows=len(rows), label_counts=label_counts(rows), with_evidence=has_evidence)
 
 
 def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:

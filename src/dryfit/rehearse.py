@@ -139,7 +139,12 @@ def walk_batches(
         if name == TRAIN:
             grouped = trial.settings.train.group_by_length
             order = epoch_batches(
-                split.lengths_R, seed=trial.seed, epoch=0, batch_size=batch_size, group_by_length=grouped
+                split.lengths_R,
+                seed=trial.seed,
+                epoch=0,
+                batch_size=batch_size,
+                group_by_length=grouped,
+                rows=task.epoch_rows(split, seed=trial.seed, epoch=0),
             )
         else:
             order = evaluation_batches(split.lengths_R, evaluation_rows(batch_size))

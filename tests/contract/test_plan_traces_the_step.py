@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import encoders
+import spans
 import tiny
 from dryfit.tasks.guard import BatchGuard
 from dryfit.train import loop
@@ -106,6 +107,28 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         {"execution": {"checkpointing": True}},
         {"loss": {"name": "focal", "class_balance": "weighted"}, "head": {"layers": 1, "pooling": "max"}},
         {"loss": {"name": "focal", "alpha": 0.3}, "head": {"pooling": "attention", "activation": "silu", "layers": 1}},
+        {"study": {"task": "share"}, "span": {"doc_stride": 4}},
+        {
+            "study": {"task": "share"},
+            "multitask": {"weighting": "uncertainty", "criteria_share": 0.5},
+            "loss": {"class_balance": "weighted", "label_smoothing": 0.1},
+            "span": {"doc_stride": 4, "negatives": 1.0},
+            "train": {"precision": "bf16", "max_length": 16},
+            "execution": {"checkpointing": True},
+        },
+        *(
+            {"study": {"task": "joint"}, "span": {"doc_stride": 4}, "joint": {"fusion": fusion, "share_ratio": ratio}}
+            for fusion, ratio in (("concat", 0.0), ("attention", 0.5))
+        ),
+        {
+            "study": {"task": "joint"},
+            "span": {"doc_stride": 4},
+            "joint": {"fusion": "gate", "share_ratio": 0.5},
+            "optim": {"layer_decay": 0.9},
+            "regularization": {"freeze_layers": 1},
+            "train": {"precision": "bf16", "max_length": 16},
+            "execution": {"checkpointing": True},
+        },
     ],
     ids=str,
 )
@@ -115,6 +138,22 @@ def test_rehearsal_runs_the_operators_of_the_live_trainer(tmp_path: Path, live: 
     seen = rehearsed(trial, live["parts"], live["batch"])
     assert len(seen) > 100
     assert seen == live["seen"]
+
+
+@pytest.mark.parametrize("loss", [{}, {"label_smoothing": 0.1}, {"name": "focal"}], ids=str)
+def test_so_it_does_for_spans(tmp_path: Path, live: dict[str, Any], loss: Any) -> None:
+    data = spans.evidence_data(tmp_path / "data")
+    tables: Any = {"train": {"max_length": 28}, "span": {"doc_stride": 6}, "loss": loss}
+    trial = Trial(tmp_path, encoder=tiny.model(tmp_path / "m"), data=data, study={"task": "evidence"}, **tables)
+    trial.run()
+    seen = rehearsed(trial, live["parts"], live["batch"])
+    assert len(seen) > 100
+    assert seen == live["seen"]
+    # The planner makes the same batch from its sizes alone.
+    rows, length = live["batch"]["input_ids"].shape
+    sizes = live["parts"].task.batch_sizes(rows, length, segments=True)
+    assert sizes == {name: tuple(values.shape) for name, values in live["batch"].items()}
+    assert {values.dtype for values in live["batch"].values()} == {torch.int64}
 
 
 @pytest.mark.slow

@@ -66,6 +66,10 @@ effective_beta` (`effective`: Cui et al. 2019, arXiv:1901.05555, equation 2), sc
 one. With `multi_label` each class is a problem of two sides, the rows that have it and those that do not, and each
 side is weighed so; all classes then have the same share in the loss.
 
+Of spans the classes are the tokens that one may start or end with: those of the text, and null
+([tasks.md](tasks.md#evidence)). The loss of a window is the mean of its start's and its end's, that of a batch the
+mean over its windows; `s / C` is spread over these tokens alone.
+
 ## Optimizers
 
 `adamw`, `radam` (Liu et al. 2020, arXiv:1908.03265), `nadam` (Dozat 2016) and `sgd` are torch's, `adafactor`
@@ -115,14 +119,15 @@ _METRICS = {
     ),
     Metric.LOSS: (
         "plain cross entropy (binary with `multi_label`), whatever the training loss: trials compare by it; of "
-        "causal-lm the mean over the learned tokens"
+        "causal-lm the mean over the learned tokens, of share and joint the mean of the class's and the span's"
     ),
     Metric.TOKEN_F1: "F1 over the words of the span found and of the best-matching true one; 1 where both are none",
     Metric.EXACT_MATCH: "share of rows whose span, or whose generated answer, is exactly a true one; none for none",
     Metric.SPAN_IOU: "intersection over union of the characters of the span found and of the best-matching true one",
-    Metric.NULL_PRECISION: "of the rows where no span was found, the share that has none",
-    Metric.NULL_RECALL: "of the rows that have no span, the share where none was found",
-    Metric.COMBINED: "`f1_macro` and `token_f1`, weighed by `multitask.criteria_weight`",
+    Metric.NULL_PRECISION: "of the rows where no span was found, the share that has none; 0 where one was always found",
+    Metric.NULL_RECALL: "of the rows that have no span, the share where none was found; NaN where all have one",
+    Metric.TOKEN_F1_HAS: "`token_f1` of the rows that have a true span; NaN where there is none",
+    Metric.COMBINED: "the mean of `f1_macro` and `token_f1`",
 }
 
 

@@ -55,7 +55,8 @@ class Trial:
 
     def __init__(self, folder: Path, *, encoder: Path | str, data: dict[str, Any], **tables: dict[str, Any]) -> None:
         self.folder = folder
-        metric = Metric(tables.pop("study", {}).get("metric", "loss"))
+        study = tables.pop("study", {})
+        self.task, metric = Task(study.get("task", "criteria")), Metric(study.get("metric", "loss"))
         micro = tables.pop("execution", {})
         self.data = DataSettings(**data)
         settings = {"train": {"epochs": 2, "batch_size": 8, "max_length": 32}, "optim": {"lr": 2e-3}}
@@ -85,7 +86,7 @@ class Trial:
     def resolve(self) -> ResolveResult:
         """Prepare the data."""
         body = ResolveRequest(
-            task=Task.CRITERIA,
+            task=self.task,
             data=self.data,
             settings=self.settings,
             pairs=((self.settings.model, self.settings.train.max_length),),
@@ -102,7 +103,7 @@ class Trial:
         self._attempt += 1
         config = TrialConfig(
             number=0,
-            task=Task.CRITERIA,
+            task=self.task,
             metric=self.metric,
             direction=self.direction,
             data=self.data,

@@ -56,8 +56,8 @@ def init(
         folder: Where; made if absent.
         task: What the model learns.
         force: Replace files that are there.
-        preset: A study file that comes with dryfit: ``smoke``, ``standard``, ``max`` or ``supermax``; None: the
-            starter's own.
+        preset: A study file that comes with dryfit: ``smoke``, ``standard``, ``max``, ``supermax`` or ``evidence``;
+            None: the starter's own.
 
     Returns:
         The files written.

@@ -20,7 +20,8 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made when absent.")],
     task: Annotated[Task, typer.Option(help="What the model learns.")] = Task.CRITERIA,
     preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="smoke, standard, max or supermax; default: a small study.")
+        str | None,
+        typer.Option(metavar="NAME", help="smoke, standard, max, supermax or evidence; default: a small study."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:

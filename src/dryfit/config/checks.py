@@ -60,14 +60,14 @@ def _task(config: StudyConfig) -> list[Problem]:
     if config.objective is not None:
         found = f"is read only with study.task = {Task.OBJECTIVE}, and it is {task}"
         return [Problem(("objective",), found, hint='remove the table, or write study.task = "objective"')]
-    keys = [f"{table}.{key}" for table in TrialSettings.model_fields for key in TABLES[table]]
+    keys = [f"{table}.{key}" for table in ("data", *TrialSettings.model_fields) for key in TABLES[table]]
     unread = [key for key in keys if not reads(task, key)]
     found = f"is not read by study.task = {task}"
     problems = [Problem(tuple(key.split(".")), found, hint="remove it") for key in unread if _changed(config, key)]
     return problems + [Problem(("space", key), found) for key in unread if key in config.space]
 
 
-_TRAINED: Final = (Task.CRITERIA,)
+_TRAINED: Final = (Task.CRITERIA, Task.EVIDENCE, Task.SHARE, Task.JOINT)
 
 
 def _trainable(config: StudyConfig) -> list[Problem]:

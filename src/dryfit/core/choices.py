@@ -36,6 +36,7 @@ class Metric(StrEnum):
     SPAN_IOU = "span_iou"
     NULL_PRECISION = "null_precision"
     NULL_RECALL = "null_recall"
+    TOKEN_F1_HAS = "token_f1_has"
     COMBINED = "combined"
 
 
@@ -61,3 +62,21 @@ class BaseFormat(StrEnum):
     FP16 = "fp16"
     BF16 = "bf16"
     INT8 = "int8"
+
+
+class Weighting(StrEnum):
+    """How the losses of a class and of a span, learned at once, are weighed."""
+
+    FIXED = "fixed"
+    """By a weight of the study file."""
+    UNCERTAINTY = "uncertainty"
+    """By two variances that are learned with the model."""
+
+
+class Fusion(StrEnum):
+    """How the criterion's encoder meets that of the text."""
+
+    CONCAT = "concat"
+    ADD = "add"
+    GATE = "gate"
+    ATTENTION = "attention"

@@ -15,12 +15,13 @@ _OF_CLASSES: Final = (
     Metric.ECE,
     Metric.LOSS,
 )
-_OF_SPANS: Final = (
+SPAN_METRICS: Final = (
     Metric.TOKEN_F1,
     Metric.EXACT_MATCH,
     Metric.SPAN_IOU,
     Metric.NULL_PRECISION,
     Metric.NULL_RECALL,
+    Metric.TOKEN_F1_HAS,
 )
 _OF_TEXT: Final = (Metric.LOSS, Metric.EXACT_MATCH)
 
@@ -34,7 +35,8 @@ UNREAD: Final[Mapping[Task, frozenset[str]]] = {
     Task.EVIDENCE: _DECODER
     | _BOTH
     | _TWO_ENCODERS
-    | {"head.pooling", "loss.alpha", "loss.class_balance", "loss.effective_beta"},
+    | {"head.pooling", "loss.alpha", "loss.class_balance", "loss.effective_beta"}
+    | {"data.label", "data.num_labels", "data.multi_label"},
     Task.SHARE: _DECODER | _TWO_ENCODERS,
     Task.JOINT: _DECODER,
     Task.CAUSAL_LM: _SPANS
@@ -42,7 +44,7 @@ UNREAD: Final[Mapping[Task, frozenset[str]]] = {
     | _TWO_ENCODERS
     | {"head", "loss", "optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"},
 }
-"""Of the tables of a trial, and of their keys, those that a task does not read. Set there, they are an error."""
+"""Of a trial's tables, their keys and those of ``[data]``, what a task does not read. Set there, it is an error."""
 
 
 def reads(task: Task, key: str) -> bool:
@@ -69,9 +71,9 @@ def task_metrics(task: Task, num_labels: int, *, multi_label: bool) -> tuple[Met
         case Task.CRITERIA:
             return class_metrics(num_labels, multi_label=multi_label)
         case Task.EVIDENCE:
-            return _OF_SPANS
+            return (*SPAN_METRICS, Metric.LOSS)
         case Task.SHARE | Task.JOINT:
-            return (Metric.COMBINED, *class_metrics(num_labels, multi_label=multi_label), *_OF_SPANS)
+            return (Metric.COMBINED, *class_metrics(num_labels, multi_label=multi_label), *SPAN_METRICS)
         case Task.CAUSAL_LM:
             return _OF_TEXT
         case Task.OBJECTIVE:

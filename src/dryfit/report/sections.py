@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dryfit.core.jobs import ResolveResult
+from dryfit.core.jobs import ResolveResult, SplitFacts
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.core.units import gib
 from dryfit.core.words import few
@@ -303,6 +303,12 @@ def _trials(records: StudyRecords) -> Section | None:
     return Section("trials", "Trials, the best first", tables=(("", table),), notes=notes)
 
 
+def _kinds(split: SplitFacts) -> str:
+    """Rows of each label, and those with evidence, as far as the task reads these."""
+    found = [f"{label}: {count}" for label, count in split.label_counts.items()]
+    return ", ".join(found if split.with_evidence is None else [*found, f"with evidence: {split.with_evidence}"])
+
+
 def _values(trial: TrialRow, count: int) -> list[float | None]:
     values: list[float | None] = [trial.value, *trial.also]
     return (values + [None] * count)[:count]
@@ -326,10 +332,7 @@ def _facts(state: StudyState, records: StudyRecords) -> Section:
         facts += [("data fingerprint", resolved.data_fingerprint), ("device", _device(resolved))]
     tables = [("", Table(("what", "value"), tuple(facts)))]
     if resolved is not None:
-        splits = tuple(
-            (name, str(split.rows), ", ".join(f"{label}: {count}" for label, count in split.label_counts.items()))
-            for name, split in resolved.splits.items()
-        )
+        splits = tuple((name, str(split.rows), _kinds(split)) for name, split in resolved.splits.items())
         tables.append(("Data", Table(("split", "rows", "rows by label"), splits)))
         tables.append(("Models", Table(("model", "revision or content"), tuple(resolved.revisions.items()))))
         tables.append(("Versions", Table(("package", "version"), tuple(resolved.versions.items()))))

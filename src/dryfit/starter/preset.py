@@ -48,8 +48,8 @@ def preset_study(name: str, study_name: str, data: Mapping[str, str]) -> str:
         ConfigError: There is no such preset, or it can be planned and not trained.
     """
     text = preset_text(name)
-    if _task(name) is not Task.CRITERIA:
-        trainable = [other for other in preset_names() if _task(other) is Task.CRITERIA]
+    if _task(name) is Task.CAUSAL_LM:
+        trainable = [other for other in preset_names() if _task(other) is not Task.CAUSAL_LM]
         raise ConfigError(
             f"writing a study of the preset {name}",
             f"its task {_task(name)} can be planned, not trained yet",

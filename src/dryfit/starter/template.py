@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from dryfit.config.schema_json import key_description, legal_values
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
+from dryfit.core.tasks import reads
 from dryfit.core.wire import write_text_atomic
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
 from dryfit.starter.preset import preset_study
@@ -77,6 +79,10 @@ _EXAMPLES: Final[dict[str, Written]] = {
     "loss.class_balance": "effective",
     "loss.effective_beta": 0.99,
     "regularization.freeze_layers": 2,
+    "span.null_threshold": 0.0,
+    "span.negatives": 3.0,
+    "multitask.criteria_share": 0.5,
+    "joint.criteria_model": "minilm",
     "execution.micro_batch": 8,
     "execution.threads": 2,
     "runtime.retries": 3,
@@ -103,6 +109,59 @@ _SPACE: Final = """\
 "head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
 """
 
+# Where the starter file of another task differs, what it has more, and what it searches.
+_INSTEAD: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
+    Task.EVIDENCE: {"study": {"metric": "token_f1"}},
+    Task.SHARE: {"study": {"metric": "combined"}},
+    Task.JOINT: {"study": {"metric": "combined"}},
+}
+_OF_SPANS: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    "span": {
+        "doc_stride": 32,
+        "max_answer_len": 64,
+        "null_policy": "calibrated",
+        "null_threshold": None,
+        "reranker": "sum",
+        "negatives": None,
+    },
+}
+_OF_BOTH: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    **_OF_SPANS,
+    "multitask": {"criteria_weight": 0.5, "weighting": "fixed", "criteria_share": None},
+}
+_MORE: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
+    Task.EVIDENCE: _OF_SPANS,
+    Task.SHARE: _OF_BOTH,
+    Task.JOINT: {
+        **_OF_BOTH,
+        "joint": {"criteria_model": None, "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0},
+    },
+}
+_SPACE_OF_BOTH: Final = f"""\
+{_SPACE.replace("[regularization]", "[multitask]")}\
+"multitask.criteria_weight" = {{low = 0.3, high = 0.7, step = 0.1}}
+"""
+_SPACES: Final[Mapping[Task, str]] = {
+    Task.EVIDENCE: """\
+# What is searched: any key of the tables from [model] to [span], by dotted name. A list is categorical; low and high
+# are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
+[space]
+"optim.lr" = {low = 1e-4, high = 1e-3, log = true}
+"optim.weight_decay" = [0.0, 0.01, 0.1]
+"train.batch_size" = [16, 24]
+"sched.name" = ["linear", "cosine"]
+"head.dropout" = {low = 0.0, high = 0.3, step = 0.1}
+"head.layers" = [0, 1]
+"head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
+"span.negatives" = [1.0, 3.0]  # windows without a span for each with one
+""",
+    Task.SHARE: _SPACE_OF_BOTH,
+    Task.JOINT: f"""\
+{_SPACE_OF_BOTH.replace("[multitask]", "[joint]")}\
+"joint.fusion" = ["concat", "add", "gate", "attention"]
+""",
+}
+
 _WIDTH: Final = 116
 _COMMENT_COLUMN: Final = 34
 
@@ -116,15 +175,27 @@ def study_toml(task: Task, name: str) -> str:
     """
     given: dict[str, Written] = {"study.name": name, "study.task": task.value}
     parts = [_HEAD]
-    for table, keys in _KEYS.items():
+    for table, keys in _tables(task).items():
         if table == "search":
-            parts.append(_SPACE)
+            parts.append(_SPACES.get(task, _SPACE))
         lines = [f"# {key_description((table,)).capitalize()}", f"[{table}]"]
         for key, own in keys.items():
             value = given.get(f"{table}.{key}", own)
             lines += _line(table, key, value)
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def _tables(task: Task) -> Mapping[str, Mapping[str, Written | None]]:
+    """What the starter file of a task sets, table by table: nothing that it does not read."""
+    tables: dict[str, Mapping[str, Written | None]] = {}
+    for table, keys in _KEYS.items():
+        if table == "search":
+            tables |= _MORE.get(task, {})
+        if reads(task, table):
+            kept = {key: value for key, value in keys.items() if reads(task, f"{table}.{key}")}
+            tables[table] = kept | _INSTEAD.get(task, {}).get(table, {})
+    return tables
 
 
 def _line(table: str, key: str, value: Written | None) -> list[str]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from dryfit.core.settings import ModelSettings
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind
 from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, MakeBase, Outputs, Task, TaskModel, pad_rows
@@ -65,6 +66,30 @@ class EncoderTask(Task):
     def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
         """Tokenise rows without labels in the same way."""
         return token_set(rows, torch.full((len(rows),), -1), tokenizer, self.given.settings.train.max_length)
+
+    def sources(self) -> Mapping[str, ModelSettings]:
+        """One encoder."""
+        return {"": self.given.settings.model}
+
+    @property
+    def shared_tokens(self) -> int | None:
+        """A text is cut, not split into windows."""
+        return 0
+
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """Nothing."""
+        del tokens
+        return ()
+
+    def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
+        """Each epoch trains on all rows."""
+        del tokens, seed, epoch
+        return None
+
+    def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
+        """The same batch of rows is the same in each epoch."""
+        del tokens, seed, epoch
+        return {}
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The encoder with its head."""

@@ -9,8 +9,8 @@ Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows of
 tokens, ``N`` any.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -39,12 +39,14 @@ class Bounds:
         segments: Rows of its embedding of segments.
         length: Positions it has.
         labels: Classes; None where labels are something else.
+        entries: Further entries of a batch, each with what its numbers are below.
     """
 
     tokens: int | None
     segments: int | None
     length: int | None
     labels: int | None
+    entries: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def config_bounds(config: PreTrainedConfig) -> Bounds:
@@ -62,6 +64,7 @@ def model_bounds(model: TaskModel) -> Bounds:
         segments=getattr(config, "type_vocab_size", None) if model.takes_types else None,
         length=most_tokens(config),
         labels=model.classes,
+        entries=model.limits,
     )
 
 
@@ -115,6 +118,21 @@ class _Look:
             allowed = f"0 to {limit - 1}" + (f" (data.num_labels = {classes})" if labels_N.ndim == 1 else "")
             self.refuse(f"label {_worst(labels_N[bad_N])}", _named(rows(), bad_N), allowed)
 
+    def check_places(self, places_RN: NDArray[Any], lengths_R: NDArray[Any], rows: Callable[[], Sequence[int]]) -> None:
+        """Look at labels that are places of tokens.
+
+        Args:
+            places_RN: Places of each row, (rows, any).
+            lengths_R: Tokens of each row.
+            rows: Which rows of the split these are; called for a message only.
+
+        Raises:
+            DataError: A row has no such token.
+        """
+        bad_RN = (places_RN < 0) | (places_RN >= lengths_R[:, None])
+        if bad_RN.any():
+            self.refuse(f"place {_worst(places_RN[bad_RN])}", _named(rows(), bad_RN), "places of the row's own tokens")
+
 
 def check_tokens(split: str, tokens: TokenSet, bounds: Bounds, *, hint: str = _CACHE_HINT) -> None:
     """Look at a whole split.
@@ -152,6 +170,9 @@ def check_tokens(split: str, tokens: TokenSet, bounds: Bounds, *, hint: str = _C
             bad_T = _bad(values.numpy(), limit)
             refuse(_worst(values.numpy()[bad_T]), rows_of(bad_T))
     look.check_labels(tokens.labels_R.numpy(), lambda: range(len(tokens)))
+    if "nulls" in tokens.extra:
+        places_RN = np.concatenate([tokens.labels_R.numpy(), tokens.extra["nulls"].numpy()[:, None]], axis=1)
+        look.check_places(places_RN, lengths_R, lambda: range(len(tokens)))
 
 
 @final
@@ -197,6 +218,13 @@ class BatchGuard:
             bad_BL = _bad(types_BL, bounds.segments)
             look.refuse_segment(_worst(types_BL[bad_BL]), _named(rows(), bad_BL))
         look.check_labels(labels_N, rows)
+        for name, limit in bounds.entries.items():
+            if name in arrays and _outside(arrays[name], limit):
+                bad_N = _bad(arrays[name], limit)
+                look.refuse(f"{name} {_worst(arrays[name][bad_N])}", _named(rows(), bad_N), f"0 to {limit - 1}")
+        if "nulls" in arrays:
+            places_BN = np.concatenate([labels_N, arrays["nulls"][:, None]], axis=1)
+            look.check_places(places_BN, mask_BL.sum(axis=1), rows)
         if _outside(mask_BL, 2):
             bad_BL = _bad(mask_BL, 2)
             found = f"attention mask {_worst(mask_BL[bad_BL])}"

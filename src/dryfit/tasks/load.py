@@ -95,7 +95,7 @@ def save_trained(
     folder: Path,
     model: TaskModel,
     *,
-    tokenizer_folder: Path,
+    tokenizer_folders: Mapping[str, Path],
     facts: Mapping[str, Any],
     texts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
@@ -108,7 +108,8 @@ def save_trained(
     Args:
         folder: Where to.
         model: The model; its weights are written in their own dtype.
-        tokenizer_folder: Where to copy the tokenizer's files from, and the code that comes with the model.
+        tokenizer_folders: Where to copy each pretrained model's tokenizer from, and the code that comes with it; by
+            folder, as :meth:`~dryfit.tasks.base.TaskModel.pretrained`.
         facts: What ``dryfit.json`` shall say; its ``input`` is a :class:`~dryfit.tasks.model_input.ModelInput`, by
             which the model is built again.
         texts: Further files of a new folder, by name.
@@ -129,16 +130,20 @@ def save_trained(
     for part, base in model.pretrained().items():
         (temporary / part).mkdir(exist_ok=True)
         base.config.to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
-    for path in tokenizer_folder.iterdir():
-        ours = path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_OURS
-        if path.is_file() and ours and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, temporary / path.name)
+        _copy_tokenizer(tokenizer_folders[part], temporary / part)
     for name, content in {**texts, DRYFIT_FILE: text}.items():
         (temporary / name).write_text(content, encoding="utf-8")
     sync_tree(temporary)
     shutil.rmtree(folder, ignore_errors=True)  # an empty folder, or one without a model
     temporary.rename(folder)
     sync_folder(folder.parent)
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    for path in source.iterdir():
+        ours = path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_OURS
+        if path.is_file() and ours and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
 
 
 def restore(model: nn.Module, path: Path, wishes: Wishes) -> None:

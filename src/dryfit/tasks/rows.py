@@ -201,7 +201,9 @@ def _checked(source: str, data: DataSettings, required: Set[str], further: tuple
 
 
 def _row(raw: RawRow, data: DataSettings, has: Mapping[str, bool], further: tuple[str, ...]) -> Row:
-    columns = {data.text: True, **{getattr(data, name): wanted for name, wanted in has.items()}}
+    # A label that the task does not read may stand there or not.
+    looked_at = {name: wanted for name, wanted in has.items() if wanted or name != "label"}
+    columns = {data.text: True, **{getattr(data, name): wanted for name, wanted in looked_at.items()}}
     for column, wanted in (columns | dict.fromkeys(further, True)).items():
         if wanted != (column in raw.values):
             found = f"column {column!r} is missing" if wanted else f"column {column!r} is here, not in the first row"

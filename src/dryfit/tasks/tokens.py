@@ -23,6 +23,8 @@ _FORMAT = 2
 _CHUNK_ROWS = 1000
 _META_FILE = "tokens.json"
 _EXTRA = "extra."
+CLASSES: Final = "classes"
+"""Name in :attr:`TokenSet.extra`, and in a batch, of each row's class or classes where its label is something else."""
 # transformers 5 no longer has these number the segments, which their models were pretrained with.
 _SEGMENTED = frozenset({"AlbertTokenizer", "XLNetTokenizer"})
 
@@ -60,16 +62,22 @@ class TokenSet:
         return tuple(ids[row] if 0 <= row < len(ids) else f"row {row}" for row in rows)
 
     @property
+    def sources(self) -> int:
+        """Rows of the data."""
+        return len(self) if self.source_R is None else int(self.source_R[-1]) + 1
+
+    @property
     def lengths_R(self) -> torch.Tensor:
         """Tokens of each row."""
         return self.starts_R[1:] - self.starts_R[:-1]
 
     def label_counts(self, num_labels: int) -> dict[int, int]:
-        """Rows that have each of some classes; empty where labels are no classes."""
-        if self.labels_R.is_floating_point() or (self.labels_R.ndim > 1 and self.labels_R.dtype != torch.uint8):
+        """Rows that have each of some classes; empty where labels are no classes, and none stand beside them."""
+        labels = self.extra.get(CLASSES, self.labels_R)
+        has_several = labels.ndim > 1
+        if labels.is_floating_point() or (has_several and labels.dtype != torch.uint8):
             return {}
-        has_several = self.labels_R.ndim > 1
-        counts = self.labels_R.sum(dim=0) if has_several else torch.bincount(self.labels_R, minlength=num_labels)
+        counts = labels.sum(dim=0) if has_several else torch.bincount(labels, minlength=num_labels)
         return dict(enumerate(counts.tolist()))
 
 
@@ -144,9 +152,7 @@ def tokenise(
         DataError: A criterion leaves no room for any text.
         ConfigError: The tokenizer has no padding token.
     """
-    crowded = crowded_criteria((row for rows in splits.values() for row in rows), tokenizer, max_length)
-    for error in crowded.values():
-        raise error
+    check_room((row for rows in splits.values() for row in rows), tokenizer, max_length)
     sets = {
         name: replace(token_set(rows, labels[name], tokenizer, max_length), row_ids=tuple(row.id for row in rows))
         for name, rows in splits.items()
@@ -256,28 +262,51 @@ def _read_row_ids(path: Path) -> tuple[str, ...]:
         return ()  # the cache was removed or damaged meanwhile: the message that asks must not fail over it
 
 
+def check_room(rows: Iterable[Row], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Refuse the first criterion that leaves no room for any text.
+
+    Raises:
+        DataError: There is one.
+    """
+    for error in crowded_criteria(rows, tokenizer, max_length).values():
+        raise error
+
+
 def crowded_criteria(
-    rows: Iterable[Row | UnlabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int
+    rows: Iterable[Row | UnlabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int, *, shared: int = 0
 ) -> dict[str, DataError]:
-    """Criteria that leave no room for any text, each with what to say of it: the first row that has it is named."""
+    """Criteria that leave no room for any text, each with what to say of it: the first row that has it is named.
+
+    Args:
+        rows: The rows.
+        tokenizer: The model's.
+        max_length: Tokens of a row.
+        shared: Tokens of the text there must be room for, and one more.
+    """
     places: dict[str, str] = {}
     for row in rows:
         if row.criterion is not None:
             places.setdefault(row.criterion, row.place)
     if not places:
         return {}
-    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - shared - 1
+    windows = f" and span.doc_stride = {shared}" if shared else ""
     encoded = tokenizer(list(places), add_special_tokens=False, verbose=False)
     return {
         criterion: DataError(
             f"tokenising {place}",
             f"criterion {criterion[:60]!r} has {len(ids)} tokens",
-            allowed=f"at most {room} with train.max_length = {max_length}, so that some text is left",
+            allowed=f"at most {room} with train.max_length = {max_length}{windows}, so that some text is left",
             hint="raise train.max_length or shorten the criterion",
         )
         for (criterion, place), ids in zip(places.items(), encoded["input_ids"], strict=True)
         if len(ids) > room
     }
+
+
+def numbers_segments(tokenizer: PreTrainedTokenizerBase) -> bool | None:
+    """Whether a tokenizer must be asked for segments; None: it knows by itself."""
+    return True if type(tokenizer).__name__ in _SEGMENTED else None
 
 
 def class_labels(rows: Sequence[Row], num_labels: int) -> torch.Tensor:
@@ -315,7 +344,7 @@ def token_set(
             truncation="only_second" if criteria else True,
             max_length=max_length,
             return_attention_mask=False,
-            return_token_type_ids=True if type(tokenizer).__name__ in _SEGMENTED else None,
+            return_token_type_ids=numbers_segments(tokenizer),
         )
         for index, row_ids in enumerate(encoded["input_ids"]):
             ids.append(torch.tensor(row_ids, dtype=torch.int32))

@@ -18,9 +18,15 @@ _LEAST_MEGA_BATCHES = 4
 
 
 def epoch_batches(
-    lengths: torch.Tensor, *, seed: int, epoch: int, batch_size: int, group_by_length: bool
+    lengths: torch.Tensor,
+    *,
+    seed: int,
+    epoch: int,
+    batch_size: int,
+    group_by_length: bool,
+    rows: torch.Tensor | None = None,
 ) -> list[list[int]]:
-    """The batches of one epoch; each row is in exactly one.
+    """The batches of one epoch; each row that is trained on is in exactly one.
 
     Grouping shuffles all rows, sorts runs of several batches by length, cuts them into batches and shuffles those:
     rows of a batch have similar lengths, and chance still decides who meets whom. The run length is that of
@@ -32,7 +38,13 @@ def epoch_batches(
         epoch: From 0.
         batch_size: Rows behind one optimizer step; the batch with the rest may be smaller.
         group_by_length: Whether to group; else a plain shuffle.
+        rows: The rows that are trained on; None: all.
     """
+    if rows is not None:
+        among = epoch_batches(
+            lengths[rows], seed=seed, epoch=epoch, batch_size=batch_size, group_by_length=group_by_length
+        )
+        return [rows[batch].tolist() for batch in among]
     count = len(lengths)
     generator = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch))
     order = torch.randperm(count, generator=generator)
@@ -46,6 +58,11 @@ def epoch_batches(
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
+def epoch_size(tokens: TokenSet, task: Task) -> int:
+    """Rows of the training split that each epoch trains on."""
+    return _count(task.epoch_rows(tokens, seed=0, epoch=0), tokens.lengths_R)
+
+
 def evaluation_batches(lengths: torch.Tensor, batch_size: int) -> list[list[int]]:
     """Batches of all rows, longest first: least padding, and the largest batch meets the memory first."""
     order = torch.argsort(lengths, descending=True, stable=True)
@@ -54,13 +71,30 @@ def evaluation_batches(lengths: torch.Tensor, batch_size: int) -> list[list[int]
 
 @final
 class EpochBatchSampler(Sampler[list[int]]):
-    """Batch sampler over :func:`epoch_batches`; set the epoch before iterating."""
+    """Batch sampler over :func:`epoch_batches`; set the epoch before iterating.
 
-    def __init__(self, lengths: torch.Tensor, *, seed: int, batch_size: int, group_by_length: bool) -> None:
+    Args:
+        lengths: Tokens of each row of the training split.
+        seed: Seed of the trial's batch order.
+        batch_size: Rows behind one optimizer step.
+        group_by_length: Whether rows of similar length are batched together.
+        chosen: Rows that an epoch trains on, as many in each; None: all.
+    """
+
+    def __init__(
+        self,
+        lengths: torch.Tensor,
+        *,
+        seed: int,
+        batch_size: int,
+        group_by_length: bool,
+        chosen: Callable[[int], torch.Tensor | None] = lambda _: None,
+    ) -> None:
         self._batches = partial(
             epoch_batches, lengths, seed=seed, batch_size=batch_size, group_by_length=group_by_length
         )
-        self._length = -(-len(lengths) // batch_size)
+        self._chosen = chosen
+        self._length = -(-_count(chosen(0), lengths) // batch_size)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -71,26 +105,44 @@ class EpochBatchSampler(Sampler[list[int]]):
         return self._length
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches(epoch=self._epoch))
+        return iter(self._batches(epoch=self._epoch, rows=self._chosen(self._epoch)))
+
+
+def _count(rows: torch.Tensor | None, lengths: torch.Tensor) -> int:
+    return len(lengths) if rows is None else len(rows)
 
 
 @final
 class RowDataset(Dataset[Batch]):
-    """Makes whole batches: the loader asks for all rows of a batch at once."""
+    """Makes whole batches: the loader asks for all rows of a batch at once. Set the epoch before iterating.
 
-    def __init__(self, tokens: TokenSet, task: Task) -> None:
+    Args:
+        tokens: The training split.
+        task: Makes the batches.
+        seed: Seed of the trial's batch order.
+    """
+
+    def __init__(self, tokens: TokenSet, task: Task, *, seed: int) -> None:
         self._tokens = tokens
         self._task = task
+        self._seed = seed
+        self._entries = task.epoch_entries(tokens, seed=seed, epoch=0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next batches are of."""
+        self._entries = self._task.epoch_entries(self._tokens, seed=self._seed, epoch=epoch)
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def __getitem__(self, row: int) -> Batch:
-        return self._task.collate(self._tokens, [row])
+        return self.__getitems__([row])
 
     def __getitems__(self, rows: Sequence[int]) -> Batch:
         """Make the batch of some rows (the loader's own protocol for batched fetching)."""
-        return self._task.collate(self._tokens, rows)
+        picked = list(rows)
+        entries = {name: values[picked] for name, values in self._entries.items()}
+        return self._task.collate(self._tokens, picked) | entries
 
 
 def train_loader(dataset: RowDataset, sampler: EpochBatchSampler, *, workers: int, seed: int) -> DataLoader[Batch]:

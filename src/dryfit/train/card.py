@@ -3,12 +3,14 @@
 import json
 import platform
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
 from huggingface_hub import EvalResult, ModelCardData
 from torch import nn
 
+from dryfit.core.choices import Task
 from dryfit.core.jobs import FinalRequest, FinalResult
 from dryfit.core.settings import PACKAGED_MODEL, Settings
 from dryfit.core.trial import TrialConfig
@@ -56,6 +58,33 @@ class AttentionPooling(torch.nn.Module):
 
 """
 
+_PIPELINES = {Task.EVIDENCE: "question-answering", Task.CAUSAL_LM: "text-generation"}
+_OF_ROWS = """\
+tokens = TOKENIZER(TEXTS, truncation=TRUNCATION, max_length=LENGTH, padding=True, return_tensors="pt")
+inputs = {name: tokens[name] for name in NAMES if name in tokens}
+with torch.no_grad():
+    hidden_BLD, mask_BL = encoder(**inputs)[0], tokens["attention_mask"]
+    scores_BC = head.eval()(POOLED)
+print(PROBABILITIES.tolist())
+"""
+# Of one window, and its best span: dryfit merges those of all windows of a text, and knows when to answer with none.
+_OF_TOKENS = """\
+text = TEXT
+tokens = TOKENIZER(
+    ASKEDtext, truncation=TRUNCATION, max_length=LENGTH, return_offsets_mapping=True, return_tensors="pt")
+inputs = {name: tokens[name] for name in NAMES if name in tokens}
+with torch.no_grad():
+    starts_L, ends_L = head.eval()(encoder(**inputs)[0])[0].T
+own_L = torch.tensor([part == OWN for part in tokens.sequence_ids(0)])
+pairs_LL = starts_L[:, None] + ends_L[None, :]
+ordered_LL = torch.ones_like(pairs_LL).triu().tril(MOST - 1) > 0
+pairs_LL = pairs_LL.masked_fill(~(ordered_LL & own_L[:, None] & own_L[None, :]), -torch.inf)
+start, end = divmod(int(pairs_LL.argmax()), len(starts_L))
+span = int(tokens["offset_mapping"][0, start, 0]), int(tokens["offset_mapping"][0, end, 1])
+none = float(starts_L[NULL] + ends_L[NULL])
+print({"span": span, "text": text[slice(*span)], "score": float(pairs_LL.max()), "null_score": none})
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Trained:
@@ -79,24 +108,22 @@ class Trained:
         return self.request.training.config
 
 
-def example(trained: Trained) -> str:
-    """A program that opens the folder without dryfit and classifies one row; run it inside the folder."""
-    read, model = trained.model_input, trained.model
-    assert isinstance(model, EncoderWithHead)
-    names = ["input_ids", "attention_mask"]
-    if model.takes_types:
-        names.append("token_type_ids")
-    texts = '["A text."]' if read.criterion is None else '["a criterion"], ["A text."]'
-    truncation = "True" if read.criterion is None else '"only_second"'
-    spec = model.spec
-    pooling = "cls_last" if spec.settings.pooling == "cls" and spec.cls_last else spec.settings.pooling
+def example(trained: Trained) -> str | None:
+    """A program that opens the folder without dryfit and predicts one row; run it inside the folder.
+
+    None for models of which more than one encoder or head would have to be told.
+    """
+    model = trained.model
+    if not isinstance(model, EncoderWithHead):
+        return None
+    pools = model.spec.settings.pooling == "attention" and not model.spec.per_token
     trust = ", trust_remote_code=True" if trained.config.settings.model.trust_remote_code else ""
     lines = [
         "import torch",
         "from safetensors.torch import load_file",
         "from transformers import AutoConfig, AutoModel, AutoTokenizer",
         "",
-        *(_ATTENTION_POOLING.splitlines() if pooling == "attention" else []),
+        *(_ATTENTION_POOLING.splitlines() if pools else []),
         'folder = "."',
         'weights = load_file(f"{folder}/model.safetensors")',
         'parts = {part: {name.removeprefix(f"{part}."): value for name, value in weights.items()',
@@ -107,15 +134,41 @@ def example(trained: Trained) -> str:
         f"head = torch.nn.Sequential({', '.join(_layers(model))})",
         'head.load_state_dict(parts["head"])',
         "",
-        f"tokens = AutoTokenizer.from_pretrained(folder{trust})(",
-        f'    {texts}, truncation={truncation}, max_length={read.max_length}, padding=True, return_tensors="pt")',
-        f"inputs = {{name: tokens[name] for name in {names} if name in tokens}}",
-        "with torch.no_grad():",
-        '    hidden_BLD, mask_BL = encoder(**inputs)[0], tokens["attention_mask"]',
-        f"    scores_BC = head.eval()({_POOLING[pooling]})",
-        f"print({'scores_BC.sigmoid()' if read.multi_label else 'scores_BC.softmax(dim=-1)'}.tolist())",
+        *_prediction(trained, model, trust).splitlines(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _prediction(trained: Trained, model: EncoderWithHead, trust: str) -> str:
+    """The end of the program: from one row to what is said of it."""
+    read, spec = trained.model_input, model.spec
+    alone = read.criterion is None
+    pooling = "cls_last" if spec.settings.pooling == "cls" and spec.cls_last else spec.settings.pooling
+    words = {
+        "TOKENIZER": f"AutoTokenizer.from_pretrained(folder{trust})",
+        "TRUNCATION": "True" if alone else '"only_second"',
+        "LENGTH": str(read.max_length),
+        "NAMES": str(["input_ids", "attention_mask", *(["token_type_ids"] if model.takes_types else [])]),
+    }
+    if spec.per_token:
+        words |= {
+            "TEXT": json.dumps("A text."),
+            "ASKED": "" if alone else f"{json.dumps('a criterion')}, ",
+            "OWN": "0" if alone else "1",
+            "MOST": str(read.settings.span.max_answer_len),
+            "NULL": "-1" if spec.cls_last else "0",
+        }
+        return _filled(_OF_TOKENS, words)
+    words |= {
+        "TEXTS": '["A text."]' if alone else '["a criterion"], ["A text."]',
+        "POOLED": _POOLING[pooling],
+        "PROBABILITIES": "scores_BC.sigmoid()" if read.multi_label else "scores_BC.softmax(dim=-1)",
+    }
+    return _filled(_OF_ROWS, words)
+
+
+def _filled(template: str, words: Mapping[str, str]) -> str:
+    return re.sub("|".join(sorted(words, key=len, reverse=True)), lambda found: words[found[0]], template)
 
 
 def _layers(model: EncoderWithHead) -> list[str]:
@@ -139,7 +192,7 @@ def model_card(trained: Trained) -> str:
     base = _base_model(config.settings.model.name)
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-classification",
+        pipeline_tag=_pipeline(config.task),
         base_model=base if base and "/" in base else None,
         tags=["dryfit", str(config.task)],
         metrics=sorted(result.test or result.validation or {}),
@@ -152,11 +205,21 @@ def model_card(trained: Trained) -> str:
         _story(trained, base),
         "## Scores\n\n" + _scores(trained),
         f"## How to load it\n\nWith dryfit:\n\n```python\n{_WITH_DRYFIT}```",
-        f"Without dryfit (this is `{EXAMPLE_FILE}`, to be run in this folder):\n\n```python\n{example(trained)}```",
+        *_without_dryfit(trained),
         "## Configuration\n\n" + _configuration(config.settings),
         "## Where it comes from\n\n" + _origin(trained),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _without_dryfit(trained: Trained) -> Iterator[str]:
+    program = example(trained)
+    if program is not None:
+        yield f"Without dryfit (this is `{EXAMPLE_FILE}`, to be run in this folder):\n\n```python\n{program}```"
+
+
+def _pipeline(task: Task) -> str:
+    return _PIPELINES.get(task, "text-classification")
 
 
 def _base_model(name: str) -> str | None:
@@ -170,7 +233,7 @@ def _evaluations(trained: Trained) -> list[EvalResult]:
     splits = (("validation", trained.result.validation), ("test", trained.result.test))
     return [
         EvalResult(
-            task_type="text-classification",
+            task_type=_pipeline(trained.config.task),
             dataset_type="private",
             dataset_name=f"data {trained.config.data_fingerprint}",
             dataset_split=split,
@@ -187,8 +250,8 @@ def _story(trained: Trained, base: str | None) -> str:
     reads = f"`{read.text}`" if read.criterion is None else f"`{read.criterion}` and `{read.text}`"
     weights = f"the weights are those of step {result.step} of {result.training.steps}"
     lines = [
-        f"{base or 'An encoder'} with a head for {config.data.num_labels} classes, fine-tuned by dryfit {VERSION}.",
-        f"It reads {reads}, cut to {read.max_length} tokens.",
+        f"{base or 'An encoder'} {_head_words(config)}, fine-tuned by dryfit {VERSION}.",
+        f"It reads {reads}, {_cut_words(config, read)}.",
         f"Trained on {result.rows['trained']} rows with seed {config.seed}; {weights}.",
     ]
     if result.validation is None:
@@ -200,6 +263,23 @@ def _story(trained: Trained, base: str | None) -> str:
         lines.append(f"In the search its {config.metric} on validation was {trained.request.searched:.6f}:")
         lines.append("a value that it was chosen by, and so an optimistic one.")
     return "\n".join(lines)
+
+
+def _head_words(config: TrialConfig) -> str:
+    match config.task:
+        case Task.CRITERIA:
+            return f"with a head for {config.data.num_labels} classes"
+        case Task.EVIDENCE:
+            return "with a head for where spans of a text start and end"
+        case task:
+            return f"for the task {task}"
+
+
+def _cut_words(config: TrialConfig, read: ModelInput) -> str:
+    if config.task is Task.EVIDENCE:
+        shared = config.settings.span.doc_stride
+        return f"in windows of {read.max_length} tokens of which two share {shared} of the text"
+    return f"cut to {read.max_length} tokens"
 
 
 def _scores(trained: Trained) -> str:

@@ -25,6 +25,7 @@ from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens
+from dryfit.train.batches import epoch_size
 from dryfit.train.checkpoint import Checkpoint, newest_good
 from dryfit.train.device import observed_memory, prepare_device
 from dryfit.train.effect import check_effect
@@ -86,6 +87,8 @@ def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -
     check_optimizer(config.settings.optim, optimizer_plan(body.plan), body.plan.device)
     tokens = prepared_tokens(task, cache_dir=Path(body.cache_dir), data_fingerprint=config.data_fingerprint, only=only)
     channel.beat()
+    for remark in task.remarks(tokens):
+        channel.send(Note(text=remark))
     return tokens
 
 
@@ -134,7 +137,8 @@ def trial_parts(
         task=task,
         train=tokens.splits[TRAIN],
         validation=tokens.splits[VALIDATION],
-        tokenizer_folder=model_folder(config.settings.model),
+        tokenizer_folders={part: model_folder(source) for part, source in task.sources().items()},
+        epoch_rows=epoch_size(tokens.splits[TRAIN], task),
         length=length,
     )
     channel.beat()

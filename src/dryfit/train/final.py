@@ -18,8 +18,9 @@ from dryfit.tasks.load import WEIGHTS_FILE, restore, save_trained
 from dryfit.tasks.model_input import model_input, read_model_input
 from dryfit.tasks.rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens, joined
+from dryfit.train.batches import epoch_size
 from dryfit.train.card import EXAMPLE_FILE, README_FILE, Trained, example, model_card
-from dryfit.train.entry import begin, newest_good_of, train_result, trial_parts
+from dryfit.train.entry import begin, newest_good_of, train_result, trial_parts, trial_task
 from dryfit.train.evaluate import evaluate, evaluation_rows
 from dryfit.train.loop import run_training
 from dryfit.train.parts import FixedLength, TrialParts
@@ -36,10 +37,11 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
         DryfitError: As for a trial; or no validation gave a number, so that no weights are the best.
     """
     tokens = begin(body.training, channel, only=(TRAIN, VALIDATION, TEST))
-    rows = {name: len(split) for name, split in tokens.splits.items()}
+    rows = {name: split.sources for name, split in tokens.splits.items()}
     length = None
     if body.last_step is not None:
-        length = FixedLength(_schedule_steps(body, rows[TRAIN]), body.last_step)
+        alone = epoch_size(tokens.splits[TRAIN], trial_task(body.training.config, tokens))
+        length = FixedLength(_schedule_steps(body, alone), body.last_step)
         both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
         tokens = replace(tokens, splits={**tokens.splits, TRAIN: both})
     parts = trial_parts(body.training, channel, tokens, length)
@@ -57,7 +59,7 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
         step=best.step if best is not None else run.step,
         validation=best.metrics if best is not None else None,
         test=test,
-        rows={**rows, "trained": len(parts.train)},
+        rows={**rows, "trained": parts.train.sources},
         model_dir=body.model_dir,
     )
     if body.model_dir is not None:
@@ -66,9 +68,9 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
     return ChildResult(final=result, error=None)
 
 
-def _schedule_steps(body: FinalRequest, train_rows: int) -> int:
+def _schedule_steps(body: FinalRequest, epoch_rows: int) -> int:
     """Steps of the trial's own schedule: those of its training rows alone."""
-    return -(-train_rows // body.training.plan.effective_batch) * body.training.config.settings.train.epochs
+    return -(-epoch_rows // body.training.plan.effective_batch) * body.training.config.settings.train.epochs
 
 
 def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoint:
@@ -124,10 +126,11 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
         "dryfit": VERSION,
         "torch": torch.__version__,
     }
+    program = example(trained)
     save_trained(
         Path(body.model_dir),
         parts.model,
-        tokenizer_folder=parts.tokenizer_folder,
+        tokenizer_folders=parts.tokenizer_folders,
         facts=facts,
-        texts={README_FILE: model_card(trained), EXAMPLE_FILE: example(trained)},
+        texts={README_FILE: model_card(trained)} | ({} if program is None else {EXAMPLE_FILE: program}),
     )

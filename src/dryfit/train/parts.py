@@ -1,5 +1,6 @@
 """What one training run is made of, and what it has come to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class TrialParts:
     """All that one training run is made of.
 
     Attributes:
+        tokenizer_folders: Of each pretrained model, by the folder that keeps it in a saved model's own.
+        epoch_rows: Rows of the training split that each epoch trains on.
         length: None: all epochs, validated on the way.
     """
 
@@ -37,13 +40,14 @@ class TrialParts:
     task: Task
     train: TokenSet
     validation: TokenSet
-    tokenizer_folder: Path
+    tokenizer_folders: Mapping[str, Path]
+    epoch_rows: int
     length: FixedLength | None = None
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one pass over the data."""
-        return -(-len(self.train) // self.request.plan.effective_batch)
+        return -(-self.epoch_rows // self.request.plan.effective_batch)
 
     @property
     def total_steps(self) -> int:

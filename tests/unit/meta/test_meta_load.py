@@ -94,7 +94,7 @@ def saved(folder: Path, tmp_path: Path) -> tuple[EncoderWithHead, Path]:
     head = HeadSettings(layers=2, hidden=5, activation="tanh", pooling="max")
     model = EncoderWithHead(encoder, HeadSpec(head, num_outputs=3))
     facts = {"metric": "f1", "step": 7, "input": tasks.saved_input(head, 3)}
-    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts=facts)
+    save_trained(tmp_path / "best", model, tokenizer_folders={"": folder}, facts=facts)
     return model, tmp_path / "best"
 
 
@@ -157,7 +157,7 @@ def test_saving_again_replaces_weights_and_facts_only(folder: Path, tmp_path: Pa
     with torch.no_grad():
         model.head[-1].bias.add_(1)
     save_trained(
-        best, model, tokenizer_folder=folder, facts=json.loads((best / "dryfit.json").read_text()) | {"step": 9}
+        best, model, tokenizer_folders={"": folder}, facts=json.loads((best / "dryfit.json").read_text()) | {"step": 9}
     )
     assert torch.equal(load(best).head[-1].bias, model.head[-1].bias)
     assert json.loads((best / "dryfit.json").read_text())["step"] == 9

@@ -13,6 +13,7 @@ from dryfit.core.choices import Direction, Precision, Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.needs import TRIAL_NEEDS
 from dryfit.core.settings import TrialSettings
+from dryfit.core.tasks import reads
 from dryfit.search.fields import apply_params
 from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
@@ -26,7 +27,8 @@ def load(name: str, use: Use = Use.PLAN, overrides: tuple[str, ...] = ()) -> Loa
     return load_study_text(preset_text(name), Path(f"preset {name}"), overrides, use)
 
 
-TRAINABLE = ("max", "smoke", "standard", "supermax")
+OF_CRITERIA = ("max", "smoke", "standard", "supermax")
+TRAINABLE = ("evidence", "joint", "share", *OF_CRITERIA)
 # Keys that no trial of supermax varies, each with its reason.
 NOT_SEARCHED = {
     "model.revision": "which files a model is, is no matter of luck",
@@ -48,7 +50,7 @@ def test_every_preset_is_legal_for_all_it_is_for() -> None:
 
 
 def test_what_the_presets_promise() -> None:
-    configs = {name: load(name, Use.TRAIN, DATA).config for name in TRAINABLE}
+    configs = {name: load(name, Use.TRAIN, DATA).config for name in OF_CRITERIA}
     trials = {name: config.study.trials for name, config in configs.items()}
     assert trials == {"smoke": 2, "standard": 20, "max": 200, "supermax": 5000}
     assert {configs[name].model.name for name in ("smoke", "standard")} == {"minilm"}
@@ -73,7 +75,8 @@ def test_what_the_presets_promise() -> None:
 
 def test_supermax_searches_every_key_but_a_few() -> None:
     config = load("supermax", Use.TRAIN, DATA).config
-    assert set(SEARCHABLE) - set(config.space) == NOT_SEARCHED.keys()
+    read = {key for key in SEARCHABLE if reads(Task.CRITERIA, key)}
+    assert read - set(config.space) == NOT_SEARCHED.keys()
     space = Space.from_config(config)
     names = ("model.name", "train.max_length", "train.batch_size")
     points = space.points(names, 1000)
@@ -90,7 +93,9 @@ def test_supermax_searches_every_value_there_is(key: str) -> None:
     assert set(choices) == set(there_are)
 
 
-@pytest.mark.parametrize(("name", "count"), [("supermax", 300), ("max", 60), ("standard", 60), ("smoke", 10)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("supermax", 300), ("max", 60), ("standard", 60), ("smoke", 10), ("evidence", 60)]
+)
 def test_random_points_are_valid_trials(name: str, count: int) -> None:
     config = load(name, Use.TRAIN, DATA).config
     space, base = Space.from_config(config), config.trial_settings
@@ -130,7 +135,7 @@ def test_init_refuses_presets_that_cannot_be_trained_or_are_not_there(tmp_path: 
     with pytest.raises(ConfigError, match="causal-lm can be planned, not trained yet") as caught:
         init_folder(tmp_path / "a", preset="lora-7b-24gb")
     assert "dryfit plan --preset lora-7b-24gb" in caught.value.hint
-    assert caught.value.allowed == "max, smoke, standard, supermax"
+    assert caught.value.allowed == "evidence, joint, max, share, smoke, standard, supermax"
     with pytest.raises(ConfigError, match="did you mean standard"):
         init_folder(tmp_path / "a", preset="standart")
     assert not (tmp_path / "a").exists()
@@ -143,7 +148,7 @@ def test_the_seven_billion_preset() -> None:
     assert (config.lora.r, config.lora.alpha, config.lora.base) == (128, 256.0, Precision.FP16)
     assert (config.train.batch_size, config.train.max_length, config.execution.micro_batch) == (16, 512, 1)
     assert config.execution.checkpointing is True
-    with pytest.raises(ConfigError, match="planned, not trained yet"):
+    with pytest.raises(ConfigError, match="cannot be trained yet"):
         load("lora-7b-24gb", Use.TRAIN, DATA)
 
 

@@ -6,6 +6,7 @@ from dryfit.config.load import load_study_file
 from dryfit.config.schema_json import TABLES
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
+from dryfit.core.tasks import reads
 from dryfit.starter.template import SplitSizes, init_folder, study_toml
 
 SMALL = SplitSizes(train=20, validation=8, test=8)
@@ -26,6 +27,21 @@ def test_a_new_folder_holds_a_study_that_loads(tmp_path):
     assert len((folder / "data/train.jsonl").read_text("utf-8").splitlines()) == 20
 
 
+def test_a_study_of_evidence_sets_what_its_task_reads(tmp_path):
+    init_folder(tmp_path, task=Task.EVIDENCE, sizes=SMALL)
+    config = load_study_file(tmp_path).config
+    assert (config.study.task, config.study.metric) == ("evidence", "token_f1")
+    text = (tmp_path / "study.toml").read_text("utf-8")
+    tables = tomllib.loads(text)
+    assert not {"num_labels", "pooling"} & (tables["data"].keys() | tables["head"].keys())
+    assert tables["loss"].keys() == {"name"}
+    assert config.span.doc_stride == 32
+    assert "span.negatives" in config.space
+    shown = text.replace("# null_threshold =", "null_threshold =").replace("# negatives =", "negatives =")
+    (tmp_path / "study.toml").write_text(shown.replace('"calibrated"', '"threshold"'), encoding="utf-8")
+    assert load_study_file(tmp_path).config.span.negatives == 3.0
+
+
 def test_nothing_is_overwritten_without_force(tmp_path):
     init_folder(tmp_path, sizes=SMALL)
     before = (tmp_path / "data/train.jsonl").read_bytes()
@@ -39,7 +55,9 @@ def test_nothing_is_overwritten_without_force(tmp_path):
 
 def test_every_table_is_there_and_what_is_commented_out_is_legal_too(tmp_path):
     text = study_toml(Task.CRITERIA, "x")
-    assert set(tomllib.loads(text)) == {*TABLES, "space"} - {"lora", "objective"}  # each read by another task alone
+    # What is not there is read by other tasks alone.
+    read = {table for table in TABLES if reads(Task.CRITERIA, table)} - {"objective"}
+    assert set(tomllib.loads(text)) == {"space", *read}
     assert max(map(len, text.splitlines())) <= 120
     lines = text.splitlines()
     hidden = [line for line in lines if line.startswith("# ") and " = " in line.split("  #")[0]]

@@ -55,6 +55,36 @@ def test_a_damaged_split(damage: Callable[[TokenSet], TokenSet], found: str, all
     assert found in caught.value.found and allowed in caught.value.allowed and hint in caught.value.hint
 
 
+def with_places(labels: list[list[int]], nulls: list[int]) -> TokenSet:
+    """The same rows with spans for labels."""
+    return replace(token_set(), labels_R=torch.tensor(labels), extra={"nulls": torch.tensor(nulls)})
+
+
+@pytest.mark.parametrize(
+    ("labels", "nulls", "found"),
+    [
+        ([[1, 2], [7, 8], [4, 4], [0, 0]], [0, 0, 0, 0], "place 8 in 1 row: b"),
+        ([[1, 2], [6, 7], [4, 4], [-1, 0]], [0, 0, 0, 0], "place -1 in 1 row: d"),
+        ([[1, 2], [6, 7], [4, 4], [0, 0]], [2, 7, 5, 0], "place 5 in 1 row: c"),
+    ],
+)
+def test_spans_that_are_not_in_their_rows(labels: list[list[int]], nulls: list[int], found: str) -> None:
+    """A place beyond its row would be read from padding, or end the device's kernel."""
+    good, bounds = with_places([[1, 2], [6, 7], [4, 4], [0, 0]], [2, 7, 4, 0]), replace(BOUNDS, labels=None)
+    check_tokens("train", good, bounds)
+    bad = with_places(labels, nulls)
+    with pytest.raises(DataError, match=found):
+        check_tokens("train", bad, bounds)
+    guard = BatchGuard("train", good, bounds)
+    for one in (good, bad):
+        batch = pad_rows(one, range(4), pad_id=0) | {"labels": one.labels_R, "nulls": one.extra["nulls"]}
+        if one is good:
+            guard.check_batch(batch, lambda: range(4))
+    with pytest.raises(DataError, match=found) as caught:
+        guard.check_batch(batch, lambda: range(4))
+    assert "set execution.loader_workers = 0" in caught.value.hint
+
+
 def test_the_last_values_that_are_allowed() -> None:
     tokens = replace(
         token_set(),

@@ -29,10 +29,11 @@ class ResolveRequest(Wire):
 
 
 class SplitFacts(Wire):
-    """Size and label counts of one split."""
+    """Size of one split, and how many rows have each label or any evidence, as far as the task reads these."""
 
     rows: int
     label_counts: dict[int, int]
+    with_evidence: int | None = None
 
 
 class ResolveResult(Wire):
@@ -49,6 +50,7 @@ class ResolveResult(Wire):
     )
     device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
     device_uuids: tuple[str, ...] = Field(default=(), description="of each CUDA device, as CUDA counts them")
+    remarks: tuple[str, ...] = Field(default=(), description="what should be known of the rows, and is no error")
 
 
 class TrainRequest(Wire):

@@ -31,7 +31,17 @@ from dryfit.study.doctor.study_checks import Drawn
 
 DATA: Final = "data"
 
-_COVERED: Final = ("loss.", "head.", "optim.name", "sched.name", "train.precision", "regularization.freeze_layers")
+_COVERED: Final = (
+    "loss.",
+    "head.",
+    "span.",
+    "multitask.",
+    "joint.",
+    "optim.name",
+    "sched.name",
+    "train.precision",
+    "regularization.freeze_layers",
+)
 """Keys each of whose values is tried: they choose code or shapes, where others only choose numbers."""
 
 _MOST_POINTS: Final = 8
@@ -86,17 +96,24 @@ def device_of(config: StudyConfig, probe: ProbeResult) -> DeviceKind:
     return DeviceKind.CUDA if config.execution.device != "cpu" and probe.devices else DeviceKind.CPU
 
 
-def data_findings(splits: dict[str, SplitFacts], num_labels: int) -> Iterator[Finding]:
-    """What the splits hold, by label; every row has been read and checked."""
+def data_findings(splits: dict[str, SplitFacts], num_labels: int, remarks: Sequence[str] = ()) -> Iterator[Finding]:
+    """What the splits hold of what the task reads, and what it remarks; every row has been read and checked."""
+    labelled = any(facts.label_counts for facts in splits.values())
     for name, facts in splits.items():
-        counts = ", ".join(f"{label}: {count}" for label, count in facts.label_counts.items())
-        found = f"{facts.rows} rows; by label {counts}"
-        absent = [label for label in range(num_labels) if label not in facts.label_counts]
-        if absent:
-            fix = f"add rows of label {few(map(str, absent))}: scores of this split say nothing of it"
-            yield warned(DATA, name, found, fix)
+        found, missing = [f"{facts.rows} rows"], list[str]()
+        if labelled:
+            found.append("by label " + ", ".join(f"{label}: {count}" for label, count in facts.label_counts.items()))
+            missing += [f"of label {label}" for label in range(num_labels) if label not in facts.label_counts]
+        if facts.with_evidence is not None:
+            found.append(f"{facts.with_evidence} with evidence")
+            missing += [] if facts.with_evidence else ["with evidence"]
+        if missing:
+            fix = f"add rows {few(missing)}: scores of this split say nothing of it"
+            yield warned(DATA, name, "; ".join(found), fix)
         else:
-            yield passed(DATA, name, found)
+            yield passed(DATA, name, "; ".join(found))
+    for remark in remarks:
+        yield warned(DATA, "rows", remark, "raise the limit that it names, or leave these rows as they are")
 
 
 def rehearsals(ground: Ground, drawn: Drawn) -> dict[str, RehearseRequest]:
@@ -205,7 +222,7 @@ def model_findings(
         name: The model's, for people.
         asked: The request.
         answer: What came of it; an error where the process ended without an answer.
-        train_rows: Rows of the training split.
+        train_rows: Rows of the training split; where they were cut into windows, the answer knows how many.
     """
     about = f"model {name}"
     if isinstance(answer, ChildError):
@@ -218,7 +235,8 @@ def model_findings(
     yield from _batches(about, found)
     if found.step is not None:
         yield _gradients(about, found.step)
-        yield from _time(about, asked, found.step, train_rows)
+        windows = max((walk.rows for walk in found.walks if walk.split == "train"), default=train_rows)
+        yield from _time(about, asked, found.step, windows)
     yield from _points(about, found.points)
 
 
@@ -243,7 +261,7 @@ def _gradients(about: str, step: StepFacts) -> Finding:
     if step.not_finite:
         found = f"{what}; {len(step.not_finite)} gradients are infinite or NaN: {few(step.not_finite, most=3)}"
         return failed(about, "step", found, broken)
-    of_head = [one for one in step.untouched if one.startswith("head.")]
+    of_head = [one for one in step.untouched if one.startswith(("head.", "fusion."))]
     untouched = f"{what}; {len(step.untouched)} parameters got no gradient: {few(step.untouched, most=3)}"
     if of_head:
         return failed(about, "step", untouched, "another head.pooling or head.activation: this head learns nothing")

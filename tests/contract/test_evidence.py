@@ -1,0 +1,295 @@
+"""The task evidence, from rows to a folder that predicts: windows, decoding, a fitted threshold, going on."""
+
+import ast
+import json
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import spans
+import study_runs
+import tiny
+import trials
+from dryfit.core.errors import ConfigError, DataError
+from dryfit.core.jobs import FinalRequest, PredictRequest, StopReason
+from dryfit.core.tasks import task_metrics
+from dryfit.core.wire import Note
+from dryfit.meta.configs import load_tokenizer
+from dryfit.meta.source import FolderSource
+from dryfit.tasks.characters import word_spans
+from dryfit.tasks.load import load
+from dryfit.tasks.model_input import read_model_input
+from dryfit.tasks.rows import UnlabelledRow
+from dryfit.tasks.span_metrics import span_metrics
+from dryfit.tasks.windows import Ragged
+from dryfit.train.final import final
+from dryfit.train.predict import Predictor, predict
+
+TABLES = {
+    "train": {"epochs": 3, "evals_per_epoch": 2, "max_length": 28},
+    "optim": {"lr": 5e-3},
+    "span": {"doc_stride": 6, "topk": 5, "negatives": 1.5},
+    "regularization": {"dropout": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("model"))
+
+
+def trial_in(folder: Path, model: Path, *, rows: dict[str, int] | None = None, **tables: Any) -> trials.Trial:
+    study = {"task": "evidence", "metric": "token_f1"} | tables.pop("study", {})
+    merged = {name: TABLES.get(name, {}) | tables.get(name, {}) for name in TABLES.keys() | tables.keys()}
+    data = spans.evidence_data(folder / "data", **(rows or {}))
+    return trials.Trial(folder, encoder=model, data=data, study=study, **merged)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, model: Path):
+    trial = trial_in(tmp_path_factory.mktemp("whole"), model, rows={"test": 20})
+    result, channel = trial.run()
+    return trial, result, channel.points
+
+
+def read(path: str | None) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path or "").read_text(encoding="utf-8").splitlines()]
+
+
+def predicted(folder: Path, rows: list[dict[str, Any]], *, batch_rows: int = 4) -> list[dict[str, Any]]:
+    tokenizer = load_tokenizer(FolderSource(str(folder)))
+    predictor = Predictor(load(folder), tokenizer, read_model_input(folder), batch_rows)
+    return list(predictor.predict([UnlabelledRow(row["id"], row["text"], row["criterion"], "") for row in rows]))
+
+
+def scored(rows: list[dict[str, Any]], said: list[dict[str, Any]]) -> dict[str, float]:
+    """Metrics of what was predicted for rows with evidence."""
+    answers = np.array([one["span"] or (0, 0) for one in said], dtype=np.int64)
+    golds = Ragged.of([np.array(row["evidence"], dtype=np.int32).reshape(-1, 2) for row in rows])
+    return span_metrics(answers, golds, Ragged.of([word_spans(row["text"]) for row in rows]))
+
+
+def assert_same(have: dict[str, float], want: dict[str, float]) -> None:
+    for name, value in want.items():
+        assert have[name] == pytest.approx(value, abs=1e-9, nan_ok=True), name
+
+
+def test_it_reports_all_metrics_of_the_task(whole) -> None:
+    _, result, points = whole
+    assert len(points) == 6
+    assert set(points[0].metrics) == set(task_metrics(trials.Task.EVIDENCE, 2, multi_label=False))
+    assert result.value == max(point.metrics["token_f1"] for point in points)
+    assert points[-1].metrics["loss"] < points[0].metrics["loss"]
+
+
+def test_what_the_best_weights_predict_scores_as_they_did(whole) -> None:
+    """From the folder alone, the threshold that was fitted with these weights included; whatever the batches."""
+    trial, _, _ = whole
+    folder = trial.folder / "best"
+    facts = json.loads((folder / "dryfit.json").read_text("utf-8"))
+    assert math.isfinite(facts["input"]["fitted"]["null_threshold"])
+    rows = read(trial.data.validation)
+    said = predicted(folder, rows)
+    found = scored(rows, said)
+    assert_same({**facts["metrics"]}, found)
+    for one, row in zip(said, rows, strict=True):
+        best = one["candidates"][0]
+        without = one["null_score"] - best["score"] > facts["input"]["fitted"]["null_threshold"]
+        assert one["span"] == (None if without else best["span"])
+        assert one["text"] == (None if without else row["text"][slice(*best["span"])])
+    for one, other in zip(said, predicted(folder, rows, batch_rows=16), strict=True):
+        assert one["span"] == other["span"]
+
+
+@pytest.mark.parametrize("step", [5, 7])
+def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path: Path, model: Path, whole, step: int) -> None:
+    """With other windows without a span in each epoch."""
+    trial, result, points = whole
+    parts = trial_in(tmp_path, model, rows={"test": 20})
+    first, before = parts.run(stop_at=step)
+    assert (first.stopped_by, first.steps) == (StopReason.REQUEST, step)
+    second, after = parts.run()
+    assert before.points + after.points == points
+    assert second == result
+    have, want = parts.best_weights(), trial.best_weights()
+    assert have.keys() == want.keys()
+    assert all(torch.equal(have[name], want[name]) for name in want)
+
+
+def test_micro_batches_learn_the_same(tmp_path: Path, model: Path, whole) -> None:
+    """Up to fp32's rounding."""
+    found = []
+    for rows in (8, 3):
+        still = {"regularization": {"dropout": 0.0, "attention_dropout": 0.0}, "head": {"dropout": 0.0}}
+        trial = trial_in(tmp_path / str(rows), model, **still, execution={"micro_batch": rows})
+        found.append([point.metrics["loss"] for point in trial.run()[1].points])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def once_more(whole):
+    """The trial's configuration trained once more, and evaluated on test."""
+    trial, _, _ = whole
+    own = trial.folder / "final"
+    paths = {"checkpoint_dir": str(own / "checkpoints"), "best_dir": str(own / "best")}
+    training = trial.request().model_copy(update=paths)
+    request = FinalRequest(training=training, model_dir=str(own / "model"), study="s")
+    done = final(request, trials.ScriptedChannel(own)).final
+    assert done is not None
+    return done, own / "model"
+
+
+def test_test_rows_are_judged_by_the_threshold_of_validation(whole, once_more) -> None:
+    trial, _, _ = whole
+    done, folder = once_more
+    best = json.loads((trial.folder / "best" / "dryfit.json").read_text("utf-8"))
+    assert read_model_input(folder).fitted == best["input"]["fitted"]
+    assert done.validation == best["metrics"]
+    rows = read(trial.data.test)
+    assert done.test is not None
+    assert_same(done.test, scored(rows, predicted(folder, rows)))
+    assert done.rows == {"train": 24, "validation": 16, "test": 20, "trained": 24}
+
+
+def test_the_folder_says_what_it_is_and_opens_without_dryfit(once_more, capsys, monkeypatch) -> None:
+    _, folder = once_more
+    card = (folder / "README.md").read_text("utf-8")
+    assert "pipeline_tag: question-answering" in card
+    assert "in windows of 28 tokens of which two share 6 of the text" in card
+    monkeypatch.chdir(folder)
+    runpy.run_path("example.py")
+    printed = ast.literal_eval(capsys.readouterr().out)
+    row = {"id": "a", "criterion": "a criterion", "text": "A text."}
+    (said,) = predicted(folder, [row])
+    assert said["candidates"][0]["span"] == list(printed["span"])
+    assert said["candidates"][0]["score"] == pytest.approx(printed["score"], abs=1e-4)
+    assert said["null_score"] == pytest.approx(printed["null_score"], abs=1e-4)
+
+
+def test_rows_without_room_for_a_next_window_have_lines_of_their_own(whole, tmp_path: Path) -> None:
+    trial, _, _ = whole
+    rows = [
+        {"id": "a", "criterion": "feel sad", "text": "i feel sad " * 30},
+        {"id": "b", "criterion": "feel " * 20, "text": "i feel sad"},
+        {"id": "c", "criterion": "sleep bad", "text": "we sleep bad"},
+    ]
+    source, out = tiny.write_jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl"
+    body = PredictRequest(
+        model_dir=str(trial.folder / "best"),
+        source=str(source),
+        out=str(out),
+        temporary=str(tmp_path / ".temporary"),
+        batch_rows=4,
+        device="cpu",
+        threads=1,
+    )
+    done = predict(body, trials.ScriptedChannel(tmp_path / "channel")).predict
+    assert done is not None
+    assert (done.rows, done.bad) == (3, 1)
+    lines = read(str(out))
+    assert [line["id"] for line in lines] == ["a", "b", "c"]
+    assert "has 20 tokens" in lines[1]["error"]
+    for row, line in ((rows[0], lines[0]), (rows[2], lines[2])):
+        assert line["text"] is None or line["text"] == row["text"][slice(*line["span"])]
+        assert line["candidates"] and line["score"] == line["candidates"][0]["score"]
+
+
+def test_rows_of_which_nothing_can_be_learned_are_refused(tmp_path: Path, model: Path) -> None:
+    trial = trial_in(tmp_path, model)
+    rows = read(trial.data.train)
+    tiny.write_jsonl(Path(trial.data.train or ""), [row | {"evidence": []} for row in rows])
+    with pytest.raises(DataError, match="none of its 24 rows has any evidence"):
+        trial.resolve()
+    rows[3] |= {"text": "i sleep", "evidence": [[1, 2]]}
+    tiny.write_jsonl(Path(trial.data.train or ""), rows)
+    with pytest.raises(DataError, match=r"evidence \[1, 2\] is white space alone") as caught:
+        trial.resolve()
+    assert "line 4" in caught.value.doing
+    del rows[3]["evidence"]
+    tiny.write_jsonl(Path(trial.data.train or ""), rows)
+    with pytest.raises(DataError, match="column 'evidence' is missing"):
+        trial.resolve()
+
+
+def test_evidence_that_fits_no_window_is_told(tmp_path: Path, model: Path) -> None:
+    trial = trial_in(tmp_path, model, span={"max_answer_len": 1})
+    rows = read(trial.data.train)
+    text = "i feel sad " * 20
+    rows.append({"id": "long", "criterion": "feel sad", "text": text, "evidence": [[0, len(text)]], "label": 7})
+    tiny.write_jsonl(Path(trial.data.train or ""), [{"label": None} | row for row in rows])  # not read, not looked at
+    found = trial.resolve()
+    has = found.splits["train"].with_evidence
+    assert found.splits["train"].label_counts == {}
+    train, validation = ([one for one in found.remarks if one.startswith(split)] for split in ("train", "validation"))
+    assert any(f"of {has} rows with evidence 1 have none that lies wholly in a window of 28" in one for one in train)
+    assert any(f"of {has} rows with evidence {has - 1} have a span of more than" in one for one in train)
+    assert len(validation) == 1
+    _, channel = trial.run(stop_at=1)
+    assert [m.text for m in channel.messages() if isinstance(m, Note)][: len(found.remarks)] == list(found.remarks)
+
+
+def test_windows_without_anything_new_are_refused(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(ConfigError, match="span.doc_stride is 64, and a window with train.max_length = 28 has room"):
+        trial_in(tmp_path, model, span={"doc_stride": 64}).resolve()
+
+
+STUDY = """
+[study]
+task = "evidence"
+metric = "token_f1"
+trials = 3
+seed = 11
+
+[data]
+train = "data/train.jsonl"
+validation = "data/validation.jsonl"
+
+[model]
+name = "model"
+
+[train]
+epochs = 3
+batch_size = 8
+max_length = 28
+evals_per_epoch = 2
+
+[space]
+"optim.lr" = {low = 1e-3, high = 1e-2, log = true}
+"span.doc_stride" = [3, 6]
+"span.negatives" = [1.0, 2.0]
+"span.reranker" = ["sum", "product", "softmax"]
+
+[search]
+mirror = "none"
+
+[execution]
+threads = 1
+
+[runtime]
+checkpoint_every_s = 0.001
+"""
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """With windows of another stride than the one that was prepared, which a trial makes for itself."""
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        tiny.model(folder / "model")
+        spans.evidence_data(folder / "data")
+        (folder / "study.toml").write_text(STUDY, encoding="utf-8")
+    done = study_runs.run("tune", tmp_path / "whole", "--quiet")
+    assert done.returncode == 0, done.stderr
+    want = study_runs.ends(tmp_path / "whole")
+    assert len({one.params["span.doc_stride"] for one in want}) == 2
+    for events in (8, 14, 19):
+        process = study_runs.start("tune", tmp_path / "killed", "--quiet")
+        study_runs.wait_for_events(tmp_path / "killed", events, process)
+        study_runs.kill_now(process)
+    study_runs.resume_to_end(tmp_path / "killed")
+    assert study_runs.ends(tmp_path / "killed") == want
