@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.core.calibration import MemoryCase
-from dryfit.core.choices import BaseFormat, Precision, Task
+from dryfit.core.choices import BaseFormat, Task
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import Allocator, OptimizerImpl, PlanSubject
 from dryfit.core.settings import LoraSettings, TrialSettings
