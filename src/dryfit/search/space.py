@@ -163,7 +163,7 @@ class Space:
         Trials with another one prepare their rows themselves.
         """
         found = self.points((_STRIDE,), _MOST_PAIRS) or []
-        strides = [point[_STRIDE] for point in found if isinstance(point.get(_STRIDE), int)]
+        strides = [value for point in found if isinstance(value := point.get(_STRIDE), int)]
         return apply_params(base, {_STRIDE: max(strides)}) if strides else base
 
     def _pairs(self, base: TrialSettings) -> list[tuple[ModelSettings, int]]:
