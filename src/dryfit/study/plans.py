@@ -273,7 +273,7 @@ def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_not
         body = ResolveRequest(
             task=config.study.task,
             data=config.data,
-            settings=config.trial_settings,
+            settings=asked.space.as_prepared(config.trial_settings),
             pairs=tuple(pairs),
             cache_dir=str(layout.cache),
             device="cpu",

@@ -46,7 +46,7 @@ def prepare(
     body = ResolveRequest(
         task=config.study.task,
         data=config.data,
-        settings=config.trial_settings,
+        settings=space.as_prepared(config.trial_settings),
         pairs=tuple(space.model_length_pairs(config.trial_settings)),
         cache_dir=str(layout.cache),
         device=config.execution.device,
