@@ -60,7 +60,8 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         settings = body.settings.model_copy(update={"model": model, "train": train})
         task = made(Given(settings, body.data))
         remarks += task.remarks(cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found))
-        revisions[model.name] = model_identity(model)
+        sources = task.sources().values()
+        revisions |= {source.name: model_identity(source) for source in sources}
         if model.name not in weights_bytes:
             weights_bytes[model.name] = saved_bytes(task)
         channel.beat()
@@ -84,7 +85,8 @@ def saved_bytes(task: Task) -> int:
     """What a trial's weights take on disk: those of its pretrained model, or of its adapters alone."""
     settings = task.given.settings
     if task.kind is not Kind.CAUSAL_LM or settings.lora.r == 0:
-        return stack_bytes(settings.model, task.kind)
+        # Layers that two encoders share are counted twice: a trial of the space may share none.
+        return sum(stack_bytes(source, task.kind) for source in task.sources().values())
 
     def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
         del part, dtype

@@ -110,6 +110,28 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         {"execution": {"checkpointing": True}},
         {"loss": {"name": "focal", "class_balance": "weighted"}, "head": {"layers": 1, "pooling": "max"}},
         {"loss": {"name": "focal", "alpha": 0.3}, "head": {"pooling": "attention", "activation": "silu", "layers": 1}},
+        {"study": {"task": "share"}, "span": {"doc_stride": 4}},
+        {
+            "study": {"task": "share"},
+            "multitask": {"weighting": "uncertainty", "criteria_share": 0.5},
+            "loss": {"class_balance": "weighted", "label_smoothing": 0.1},
+            "span": {"doc_stride": 4, "negatives": 1.0},
+            "train": {"precision": "bf16", "max_length": 16},
+            "execution": {"checkpointing": True},
+        },
+        *(
+            {"study": {"task": "joint"}, "span": {"doc_stride": 4}, "joint": {"fusion": fusion, "share_ratio": ratio}}
+            for fusion, ratio in (("concat", 0.0), ("attention", 0.5))
+        ),
+        {
+            "study": {"task": "joint"},
+            "span": {"doc_stride": 4},
+            "joint": {"fusion": "gate", "share_ratio": 0.5},
+            "optim": {"layer_decay": 0.9},
+            "regularization": {"freeze_layers": 1},
+            "train": {"precision": "bf16", "max_length": 16},
+            "execution": {"checkpointing": True},
+        },
     ],
     ids=str,
 )

@@ -68,7 +68,7 @@ def _task(config: StudyConfig) -> list[Problem]:
     return problems + [Problem(("space", key), found) for key in unread if key in config.space]
 
 
-_TRAINED: Final = (Task.CRITERIA, Task.EVIDENCE, Task.CAUSAL_LM)
+_TRAINED: Final = (Task.CRITERIA, Task.EVIDENCE, Task.SHARE, Task.JOINT, Task.CAUSAL_LM)
 
 
 def _trainable(config: StudyConfig) -> list[Problem]:

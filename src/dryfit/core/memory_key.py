@@ -26,9 +26,7 @@ IRRELEVANT: Final = frozenset(
         "span.null_policy",
         "span.null_threshold",
         "span.null_ratio",
-        "span.negatives",
         "multitask.criteria_weight",
-        "multitask.criteria_share",
         "lora.alpha",
         "lm.mix",
         "lm.generate_rows",
@@ -55,7 +53,7 @@ Then a mask, a momentum, a norm or a group of parameters (the unit in which opti
 Unset is a state of its own: the pretrained configuration decides.
 """
 
-SET_OR_UNSET: Final = frozenset({"loss.alpha"})
+SET_OR_UNSET: Final = frozenset({"loss.alpha", "span.negatives", "multitask.criteria_share"})
 """Keys of which only matters whether they are set."""
 
 

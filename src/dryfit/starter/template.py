@@ -86,6 +86,8 @@ _EXAMPLES: Final[dict[str, Written]] = {
     "lm.learn_prompt": False,
     "span.null_threshold": 0.0,
     "span.negatives": 3.0,
+    "multitask.criteria_share": 0.5,
+    "joint.criteria_model": "minilm",
     "execution.micro_batch": 8,
     "execution.threads": 2,
     "runtime.retries": 3,
@@ -115,6 +117,8 @@ _SPACE: Final = """\
 # Where the starter file of another task differs, what it has more, and what it searches.
 _INSTEAD: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
     Task.EVIDENCE: {"study": {"metric": "token_f1"}},
+    Task.SHARE: {"study": {"metric": "combined"}},
+    Task.JOINT: {"study": {"metric": "combined"}},
     # The model is a toy, drawn at random: it learns fast, and from nothing.
     Task.CAUSAL_LM: {
         "study": {"trials": 3, "metric": "loss"},
@@ -124,16 +128,26 @@ _INSTEAD: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
         "optim": {"lr": 2e-3},
     },
 }
+_OF_SPANS: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    "span": {
+        "doc_stride": 32,
+        "max_answer_len": 64,
+        "null_policy": "calibrated",
+        "null_threshold": None,
+        "reranker": "sum",
+        "negatives": None,
+    },
+}
+_OF_BOTH: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    **_OF_SPANS,
+    "multitask": {"criteria_weight": 0.5, "weighting": "fixed", "criteria_share": None},
+}
 _MORE: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
-    Task.EVIDENCE: {
-        "span": {
-            "doc_stride": 32,
-            "max_answer_len": 64,
-            "null_policy": "calibrated",
-            "null_threshold": None,
-            "reranker": "sum",
-            "negatives": None,
-        },
+    Task.EVIDENCE: _OF_SPANS,
+    Task.SHARE: _OF_BOTH,
+    Task.JOINT: {
+        **_OF_BOTH,
+        "joint": {"criteria_model": None, "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0},
     },
     Task.CAUSAL_LM: {
         "lora": {"r": 8, "alpha": 16.0, "dropout": 0.05, "targets": "all-linear", "base": None},
@@ -148,6 +162,10 @@ _MORE: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
         },
     },
 }
+_SPACE_OF_BOTH: Final = f"""\
+{_SPACE.replace("[regularization]", "[multitask]")}\
+"multitask.criteria_weight" = {{low = 0.3, high = 0.7, step = 0.1}}
+"""
 _SPACES: Final[Mapping[Task, str]] = {
     Task.EVIDENCE: """\
 # What is searched: any key of the tables from [model] to [span], by dotted name. A list is categorical; low and high
@@ -161,6 +179,11 @@ _SPACES: Final[Mapping[Task, str]] = {
 "head.layers" = [0, 1]
 "head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
 "span.negatives" = [1.0, 3.0]  # windows without a span for each with one
+""",
+    Task.SHARE: _SPACE_OF_BOTH,
+    Task.JOINT: f"""\
+{_SPACE_OF_BOTH.replace("[multitask]", "[joint]")}\
+"joint.fusion" = ["concat", "add", "gate", "attention"]
 """,
     Task.CAUSAL_LM: """\
 # What is searched: any key of the tables from [model] to [lm] but lm.format, by dotted name. A list is categorical; low

@@ -6,6 +6,7 @@ of it for one encoder with a head; a task of that kind says little more than wha
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Final, Protocol, Self, TypeAlias
 
 import torch
@@ -16,6 +17,7 @@ from dryfit.core.choices import Precision
 from dryfit.core.errors import DataError
 from dryfit.core.settings import DataSettings, ModelSettings, TrialSettings
 from dryfit.meta.pretrained import Kind
+from dryfit.meta.source import FolderSource
 from dryfit.tasks.rows import Readable, Splits, UnlabelledRow
 from dryfit.tasks.tokens import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
 
@@ -79,6 +81,8 @@ class TaskModel(nn.Module):
     """Patterns of what no file has: it is drawn at random before training."""
     classes: int | None = None
     """Classes that a row's label is one of, or has any number of; None: labels are something else."""
+    limits: Mapping[str, int] = MappingProxyType({})
+    """Entries of a batch, beside ids, segments and labels, whose numbers are from 0 to below a limit."""
     takes_types: bool = False
     """Whether the segment of each token is read."""
 
@@ -104,12 +108,14 @@ class Given:
         data: What the rows are like.
         facts: What is known of their tokens; nothing before they were made.
         fitted: What :meth:`Task.fit` has chosen.
+        saved: The folder of the saved model that is used; None: it is still to be trained.
     """
 
     settings: TrialSettings
     data: DataSettings
     facts: TokenFacts = NOT_TOKENISED
     fitted: Mapping[str, float] = field(default_factory=dict[str, float])
+    saved: FolderSource | None = None
 
     def knowing(self, facts: TokenFacts) -> Self:
         """The same, with its rows tokenised."""
@@ -164,8 +170,15 @@ class Task(Loss, Protocol):
         ...
 
     @property
-    def shared_tokens(self) -> int:
-        """Tokens that a row must have room for beside its criterion, and one more: those that two windows share."""
+    def shared_tokens(self) -> int | None:
+        """Tokens that a row must have room for beside its criterion, and one more: those that two windows share.
+
+        None: a criterion takes no room of its text.
+        """
+        ...
+
+    def sources(self) -> Mapping[str, ModelSettings]:
+        """Which pretrained models it builds on, by the folders of :meth:`TaskModel.pretrained`."""
         ...
 
     def remarks(self, tokens: Tokens) -> tuple[str, ...]:
@@ -176,6 +189,13 @@ class Task(Loss, Protocol):
         """Rows of the training split that an epoch (from 0) trains on, as many in each; None: all of them.
 
         A pure function, so that a resumed trial goes on with the same rows.
+        """
+        ...
+
+    def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
+        """Entries that batches of an epoch (from 0) have beside those of :meth:`collate`; for all rows of the split.
+
+        A pure function, as :meth:`epoch_rows`. Usually there are none.
         """
         ...
 

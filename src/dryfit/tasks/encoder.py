@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.errors import DataError
+from dryfit.core.settings import ModelSettings
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind
 from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, MakeBase, Outputs, Task, TaskModel, pad_rows
@@ -67,8 +68,12 @@ class EncoderTask(Task):
         """Tokenise rows without labels in the same way."""
         return token_set(rows, torch.full((len(rows),), -1), tokenizer, self.given.settings.train.max_length)
 
+    def sources(self) -> Mapping[str, ModelSettings]:
+        """One encoder."""
+        return {"": self.given.settings.model}
+
     @property
-    def shared_tokens(self) -> int:
+    def shared_tokens(self) -> int | None:
         """A text is cut, not split into windows."""
         return 0
 
@@ -81,6 +86,11 @@ class EncoderTask(Task):
         """Each epoch trains on all rows."""
         del tokens, seed, epoch
         return None
+
+    def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
+        """The same batch of rows is the same in each epoch."""
+        del tokens, seed, epoch
+        return {}
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The encoder with its head."""
@@ -135,7 +145,10 @@ class EncoderTask(Task):
 
     def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
         """Rows whose criterion leaves no room for any text."""
-        crowded = crowded_criteria(rows, tokenizer, self.given.settings.train.max_length, shared=self.shared_tokens)
+        if self.shared_tokens is None:
+            return {}
+        most = self.given.settings.train.max_length
+        crowded = crowded_criteria(rows, tokenizer, most, shared=self.shared_tokens)
         return {
             index: DataError(f"tokenising {row.place}", crowded[row.criterion].found, crowded[row.criterion].allowed)
             for index, row in enumerate(rows)

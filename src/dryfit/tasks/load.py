@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import ModelSettings
-from dryfit.core.wire import canonical_json, write_text_atomic
+from dryfit.core.wire import canonical_json, sync_file, sync_folder, sync_tree, write_text_atomic
 from dryfit.meta.adapters import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
@@ -109,19 +109,21 @@ def save_trained(
     folder: Path,
     model: TaskModel,
     *,
-    tokenizer_folder: Path,
+    tokenizer_folders: Mapping[str, Path],
     facts: Mapping[str, Any],
     texts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Save a model so that :func:`load` can build it again; atomic, also over an earlier one.
 
     A new folder appears by one rename. In a folder that is already there only the weights and ``dryfit.json`` change,
-    each by one rename, weights first: at every moment the folder can be loaded.
+    each by one rename, weights first: at every moment the folder can be loaded. It is on the disk when this returns:
+    what is told of it afterwards stays true over a power cut.
 
     Args:
         folder: Where to.
         model: The model; its weights are written in their own dtype.
-        tokenizer_folder: Where to copy the tokenizer's files from, and the code that comes with the model.
+        tokenizer_folders: Where to copy each pretrained model's tokenizer from, and the code that comes with it; by
+            folder, as :meth:`~dryfit.tasks.base.TaskModel.pretrained`.
         facts: What ``dryfit.json`` shall say; its ``input`` is a :class:`~dryfit.tasks.model_input.ModelInput`, by
             which the model is built again.
         texts: Further files of a new folder, by name.
@@ -132,8 +134,9 @@ def save_trained(
     if (folder / DRYFIT_FILE).is_file():
         temporary = folder / f".{weights}.{suffix}"
         save_weights(model, temporary)
+        sync_file(temporary)
         temporary.replace(folder / weights)
-        write_text_atomic(folder / DRYFIT_FILE, text, durable=False)
+        write_text_atomic(folder / DRYFIT_FILE, text)
         return
     temporary = folder.with_name(f".{folder.name}.{suffix}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -142,15 +145,17 @@ def save_trained(
     adapted = model.adapted()
     if adapted is not None:
         save_adapter_config(adapted, temporary, revision=_revision(facts))
-    else:
-        for part, base in model.pretrained().items():
-            (temporary / part).mkdir(exist_ok=True)
+    for part, base in model.pretrained().items():
+        (temporary / part).mkdir(exist_ok=True)
+        if adapted is None:
             base.config.to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
-    copy_tokenizer(tokenizer_folder, temporary)
+        copy_tokenizer(tokenizer_folders[part], temporary / part)
     for name, content in {**texts, DRYFIT_FILE: text}.items():
         (temporary / name).write_text(content, encoding="utf-8")
+    sync_tree(temporary)
     shutil.rmtree(folder, ignore_errors=True)  # an empty folder, or one without a model
     temporary.rename(folder)
+    sync_folder(folder.parent)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

@@ -8,10 +8,14 @@ from dryfit.core.errors import InternalError
 from dryfit.tasks.causal_lm import CausalLmTask
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.evidence import EvidenceTask
+from dryfit.tasks.joint import JointTask
+from dryfit.tasks.share import ShareTask
 
 _CLASSES: Final[Mapping[TaskName, Any]] = {
     TaskName.CRITERIA: CriteriaTask,
     TaskName.EVIDENCE: EvidenceTask,
+    TaskName.SHARE: ShareTask,
+    TaskName.JOINT: JointTask,
     TaskName.CAUSAL_LM: CausalLmTask,
 }
 

@@ -129,7 +129,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
     save_trained(
         Path(body.model_dir),
         parts.model,
-        tokenizer_folder=parts.tokenizer_folder,
+        tokenizer_folders=parts.tokenizer_folders,
         facts=facts,
         texts={README_FILE: model_card(trained)} | ({} if program is None else {EXAMPLE_FILE: program}),
     )

@@ -45,7 +45,7 @@ class TrialTrainer(Trainer):
         self._at = at
         self._batch: Batch = {}
         self.step_loss = torch.tensor(0.0)
-        dataset = RowDataset(parts.train, parts.task)
+        dataset = RowDataset(parts.train, parts.task, seed=derive_seed(parts.request.config.seed, "batches"))
         super().__init__(model=parts.model, args=_arguments(parts), train_dataset=dataset)
         self.remove_callback(PrinterCallback)
         self._dataset = dataset
@@ -55,6 +55,11 @@ class TrialTrainer(Trainer):
         config = self._parts.request.config
         workers = self._parts.request.plan.loader_workers
         return train_loader(self._dataset, self._sampler, workers=workers, seed=derive_seed(config.seed, "loader"))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Choose the batches of an epoch."""
+        self._sampler.set_epoch(epoch)
+        self._dataset.set_epoch(epoch)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The study's optimizer over its own parameter groups."""
@@ -202,7 +207,7 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
     at.step = run.step
     with at:
         trainer = TrialTrainer(parts, sampler, guards[0], at)
-        trainer.add_callback(Steward(parts, sampler, run, trainer, guards[1], at))
+        trainer.add_callback(Steward(parts, run, trainer, guards[1], at))
         parts.channel.send(Phase(name="train", step=run.step))
         trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
     return run

@@ -46,17 +46,20 @@ class Predictor:
         tokenizer: Its tokenizer.
         model_input: What it reads.
         batch_rows: Rows at once.
+        source: Its folder; tasks with a tokenizer of their own beside the model's look for it there.
     """
 
     model: TaskModel
     tokenizer: PreTrainedTokenizerBase
     model_input: ModelInput
     batch_rows: int
+    source: FolderSource | None = None
 
     @property
     def task(self) -> Task:
         """What the model learned."""
-        return task_class(self.model_input.task)(self.model_input.given)
+        given = replace(self.model_input.given, saved=self.source)
+        return task_class(self.model_input.task)(given)
 
     def predict(
         self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None
@@ -96,11 +99,13 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
     model_input = read_model_input(folder)
     device, _ = find_device(body.device)
     rows = stream_rows(body.source)  # absent sources are told before the model is loaded
+    source = FolderSource(str(folder), trust_remote_code=body.trust)
     predictor = Predictor(
         model=cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust)),
-        tokenizer=load_tokenizer(FolderSource(str(folder), trust_remote_code=body.trust)),
+        tokenizer=load_tokenizer(source),
         model_input=model_input,
         batch_rows=body.batch_rows,
+        source=source,
     )
     channel.send(Phase(name="evaluate"))
     with Path(body.temporary).open("w", encoding="utf-8") as file:

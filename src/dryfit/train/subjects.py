@@ -41,16 +41,20 @@ class StepParts:
         return self.task.batch_sizes(rows, length, segments=self.model.takes_types)
 
 
+def subject_task(subject: PlanSubject) -> Task:
+    """The task that is planned; nothing is known of its rows."""
+    data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
+    adapted = subject.settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
+    return task_class(subject.task)(Given(adapted, data))
+
+
 def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:
     """Build what is planned; nothing takes memory, no weight is read.
 
     Raises:
         ConfigError: The model is unknown, or has no part that a setting names.
     """
-    settings = subject.settings
-    data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
-    adapted = settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
-    task = task_class(subject.task)(Given(adapted, data))
+    settings, task = subject.settings, subject_task(subject)
     model = task.model(_planned(settings.regularization))
     if checkpointing:
         for part in model.pretrained().values():

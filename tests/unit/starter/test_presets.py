@@ -28,7 +28,7 @@ def load(name: str, use: Use = Use.PLAN, overrides: tuple[str, ...] = ()) -> Loa
 
 
 OF_CRITERIA = ("max", "smoke", "standard", "supermax")
-TRAINABLE = ("evidence", *OF_CRITERIA)
+TRAINABLE = ("evidence", "joint", "share", *OF_CRITERIA)
 # Keys that no trial of supermax varies, each with its reason.
 NOT_SEARCHED = {
     "model.revision": "which files a model is, is no matter of luck",

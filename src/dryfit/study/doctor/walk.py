@@ -35,6 +35,8 @@ _COVERED: Final = (
     "loss.",
     "head.",
     "span.",
+    "multitask.",
+    "joint.",
     "optim.name",
     "sched.name",
     "train.precision",
@@ -259,7 +261,7 @@ def _gradients(about: str, step: StepFacts) -> Finding:
     if step.not_finite:
         found = f"{what}; {len(step.not_finite)} gradients are infinite or NaN: {few(step.not_finite, most=3)}"
         return failed(about, "step", found, broken)
-    of_head = [one for one in step.untouched if one.startswith("head.")]
+    of_head = [one for one in step.untouched if one.startswith(("head.", "fusion."))]
     untouched = f"{what}; {len(step.untouched)} parameters got no gradient: {few(step.untouched, most=3)}"
     if of_head:
         return failed(about, "step", untouched, "another head.pooling or head.activation: this head learns nothing")
