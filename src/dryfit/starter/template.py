@@ -137,18 +137,6 @@ _OF_SPANS: Final[Mapping[str, Mapping[str, Written | None]]] = {
         "reranker": "sum",
         "negatives": None,
     },
-    Task.CAUSAL_LM: {
-        "lora": {"r": 8, "alpha": 16.0, "dropout": 0.05, "targets": "all-linear", "base": None},
-        "lm": {
-            "format": "criteria",
-            "answers": "no,yes",
-            "chat": None,
-            "learn_prompt": None,
-            "packing": False,
-            "generate_rows": 32,
-            "max_new_tokens": 4,
-        },
-    },
 }
 _OF_BOTH: Final[Mapping[str, Mapping[str, Written | None]]] = {
     **_OF_SPANS,
@@ -160,6 +148,18 @@ _MORE: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
     Task.JOINT: {
         **_OF_BOTH,
         "joint": {"criteria_model": None, "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0},
+    },
+    Task.CAUSAL_LM: {
+        "lora": {"r": 8, "alpha": 16.0, "dropout": 0.05, "targets": "all-linear", "base": None},
+        "lm": {
+            "format": "criteria",
+            "answers": "no,yes",
+            "chat": None,
+            "learn_prompt": None,
+            "packing": False,
+            "generate_rows": 32,
+            "max_new_tokens": 4,
+        },
     },
 }
 _SPACE_OF_BOTH: Final = f"""\

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 from dryfit.core.choices import BaseFormat, Precision
-from dryfit.core.errors import ConfigError, LoadError, MachineError
+from dryfit.core.errors import ConfigError, LoadError, MachineError, TraceError
 from dryfit.core.words import few
 from dryfit.meta.source import ModelSource, weights_folder
 from dryfit.tasks.base import TaskModel
@@ -79,10 +79,10 @@ def frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Give a model without data the number format its weights are frozen in, for planning.
 
     Raises:
-        ConfigError: The format is of 8 bits.
+        TraceError: The format is of 8 bits, whose kernels are not modelled.
     """
     if dtype is torch.int8:
-        raise ConfigError("planning frozen weights", 'lora.base is "int8"', '"fp32", "fp16" or "bf16"')
+        raise TraceError("planning frozen weights", 'lora.base is "int8"', '"fp32", "fp16" or "bf16"')
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model

@@ -9,9 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiny_lms
-from dryfit.core.choices import BaseFormat, Precision
-from dryfit.core.errors import ConfigError, LoadError, MachineError
+from dryfit.core.choices import BaseFormat, Precision, Task
+from dryfit.core.errors import ConfigError, LoadError, MachineError, TraceError
 from dryfit.core.load_report import LoadReport
+from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import DataSettings, LoraSettings, ModelSettings, TrainSettings, TrialSettings
 from dryfit.meta.filling import materialise
 from dryfit.meta.pretrained import Kind, load_stack
@@ -22,6 +23,7 @@ from dryfit.tasks.decoder import check_packing, load_int8
 from dryfit.tasks.tokens import TokenFacts
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.step import backward_batch
+from dryfit.train.subjects import step_parts
 
 FORMATS = [BaseFormat.FP32, BaseFormat.FP16, BaseFormat.BF16]
 
@@ -146,6 +148,16 @@ def test_an_int8_base_needs_cuda_and_its_package(folders: dict[str, Path], monke
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="bitsandbytes is not installed"):
         load_int8(model, config, "cuda")
+
+
+def test_the_memory_of_an_int8_base_is_unknown(folders: dict[str, Path]) -> None:
+    lora = LoraSettings(base=BaseFormat.INT8)
+    settings = TrialSettings(
+        model=ModelSettings(name=str(folders["qwen2"])), train=TrainSettings(precision=Precision.BF16), lora=lora
+    )
+    subject = PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=lora)
+    with pytest.raises(TraceError, match="int8"):
+        step_parts(subject, checkpointing=False, reentrant=False)
 
 
 def test_an_int8_base_is_read_by_transformers(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
