@@ -39,8 +39,8 @@ _BEST = 50
 _LAST = 650
 """What TPE reads of the finished trials: all up to 700, as many as it can at the cost that docs/search.md promises. It
 draws candidates around the best 25 and takes the one with the fewest trials near it, so the best are never forgotten;
-and what it proposes is near what it proposed lately, so the last trials say most about what has been tried there. More
-of the best, and a sample of all instead of the last, are worse on Ackley's function (docs/benchmarks.md)."""
+and what it proposes is near what it proposed lately, so the last trials say most about what has been tried there.
+docs/benchmarks.md compares windows."""
 
 _GENERATION = "NSGAIISampler:generation"
 """What Optuna's NSGA-II calls the generation of a trial in its system attributes."""
