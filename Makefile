@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 # Test files run side by side, so many at a time; each library has one thread, and cores go to processes first. The long
 # tests run one by one: they train real encoders on all cores, and two of those at once wait for each other.
+# Files are begun in their order: by their number of tests, xdist's own, the few long tests would be the last.
 WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
@@ -30,7 +31,7 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 	HF_HUB_OFFLINE=1 $(BIN)/dryfit tune demo/study.toml
 
 test: $(STAMP) ## unit, property, contract and chaos tests, under ten minutes on two cores
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not chaos_long and not gpu'
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow and not chaos_long and not gpu'
 
 proof: $(STAMP) ## the tests that take longer, under half an hour
 	@$(TEST_ENV) $(BIN)/python -m pytest -m 'slow and not chaos_long and not gpu'; status=$$?; \

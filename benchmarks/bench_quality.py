@@ -1,13 +1,13 @@
 """Whether reading a window of the history costs quality: dryfit's TPE against Optuna's own, on public functions.
 
-    python benchmarks/bench_quality.py [--trials 800] [--seeds 20] [--jobs 2] [--out quality.csv]
+    python benchmarks/bench_quality.py [--trials 800] [--seeds 20] [--jobs 2] [--out quality.csv] [--sides Optuna]
 
 Both with the same options (multivariate, grouped, 10 random trials first) and the same budgets; Optuna as its users
 call it, with a study in memory. Regret is what the best value so far lies above the function's minimum. A row of the
 table compares, after some of the trials, 20 searches with 20: quartiles of the regret, and the p of a two-sided
-Mann-Whitney test that neither tends to be the lower. The window drops trials from the 401st on. Searches are kept in
---out as they are done, and not repeated. Sources of the functions: Surjanovic and Bingham, Virtual Library of
-Simulation Experiments.
+Mann-Whitney test that neither tends to be the lower. The window drops trials from the 701st on. Searches are kept in
+--out as they are done, and not repeated; --sides and --cases run some of them only. Sources of the functions:
+Surjanovic and Bingham, Virtual Library of Simulation Experiments.
 """
 
 import argparse
@@ -214,6 +214,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="a file of the runs that are done; it is added to")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     options = parser.parse_args()
     at = sorted({options.trials // 4, options.trials // 2, options.trials})
     done: dict[tuple[str, str, int], list[float]] = {}
@@ -222,7 +224,7 @@ def main() -> None:
             for name, side, seed, trials, *found in csv.reader(file):
                 if int(trials) == options.trials and int(seed) < options.seeds:
                     done[name, side, int(seed)] = [float(value) for value in found]
-    wanted = [(name, side, seed) for seed in range(options.seeds) for name in CASES for side in SIDES]
+    wanted = [(name, side, seed) for seed in range(options.seeds) for name in options.cases for side in options.sides]
     with ProcessPoolExecutor(options.jobs) as pool:
         runs = {pool.submit(regrets, *run, options.trials, at): run for run in wanted if run not in done}
         for future in as_completed(runs):

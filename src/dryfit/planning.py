@@ -32,6 +32,7 @@ from dryfit.tasks.registry import make_task, task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.optim import cannot_offload, implementations
+from dryfit.train.subjects import subject_task
 from dryfit.train.tracer import StepTracer, any_shape
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -103,7 +104,7 @@ class _Planner:
             ConfigError: The model has no positions for such a length.
         """
         settings, spec = subject.settings, self.body.device
-        config, task = planning_config(settings.model), _task(self.body.tokens, subject)
+        config = planning_config(settings.model)
         max_length = settings.train.max_length
         limit = most_tokens(config)
         if limit is not None and max_length > limit:
@@ -112,18 +113,29 @@ class _Planner:
                 f"train.max_length is {max_length}",
                 allowed=f"at most {limit}: the model has no more positions",
             )
-        place = (settings.model.name, max_length, task.token_key())
+        tokens, task = self.body.tokens, _task(self.body.tokens, subject)
+        # Without rows nothing is made of a model's files, and none need be there.
+        place = (settings.model.name, max_length, task.token_key() if tokens is not None else "")
         if place not in self.lengths:
-            self.lengths[place] = Lengths.of(max_length, _row_lengths(self.body.tokens, task))
+            self.lengths[place] = Lengths.of(max_length, _row_lengths(tokens, task))
         return Trial(
             effective_batch=settings.train.batch_size,
             lengths=self.lengths[place],
             optimizer_impls=implementations(settings.optim.name, spec.kind),
             evaluation_rows=evaluation_rows,
-            cannot_checkpoint=cannot_checkpoint(config, task.kind, reentrant=self.body.wishes.reentrant),
+            cannot_checkpoint=self.cannot_checkpoint(subject),
             cannot_offload=cannot_offload(settings.optim, spec.kind),
             lora_rank=subject.lora.r if subject.lora is not None else None,
         )
+
+    def cannot_checkpoint(self, subject: PlanSubject) -> str | None:
+        """Why one of a subject's models cannot recompute its activations; None where all can."""
+        task = subject_task(subject)
+        found = (
+            cannot_checkpoint(planning_config(source), task.kind, reentrant=self.body.wishes.reentrant)
+            for source in task.sources().values()
+        )
+        return next((reason for reason in found if reason is not None), None)
 
     def device(self) -> Device:
         """The device with what is known of it."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.choices import Precision
@@ -21,9 +22,11 @@ from dryfit.core.jobs import (
     SplitFacts,
 )
 from dryfit.core.plan import DeviceKind, DeviceSpec
+from dryfit.core.settings import ModelSettings
 from dryfit.core.tasks import is_own, task_word
 from dryfit.core.wire import Phase
-from dryfit.meta.pretrained import stack_bytes
+from dryfit.meta.construction import build
+from dryfit.meta.pretrained import Kind, make_model, pretrained_config, stack_bytes
 from dryfit.meta.source import model_identity
 from dryfit.tasks.base import Given, Task
 from dryfit.tasks.health import folder_health
@@ -63,9 +66,11 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         settings = body.settings.model_copy(update={"model": model, "train": train})
         task = make_task(body.task, Given(settings, body.data))
         remarks += task.remarks(cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found))
-        revisions[model.name] = model_identity(model)
+        sources = task.sources().values()
+        revisions |= {source.name: model_identity(source) for source in sources}
         if model.name not in weights_bytes:
-            weights_bytes[model.name] = stack_bytes(model, task.kind)
+            # Layers that two encoders share are counted twice: a trial of the space may share none.
+            weights_bytes[model.name] = saved_bytes(task)
         channel.beat()
     facts = {name: _facts(rows, task) for name, rows in splits.items()}
     result = ResolveResult(
@@ -81,6 +86,21 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         remarks=tuple(remarks),
     )
     return ChildResult(resolve=result, error=None)
+
+
+def saved_bytes(task: Task) -> int:
+    """What a trial's weights take on disk: those of its pretrained models, or of its adapters alone."""
+    settings = task.given.settings
+    if task.kind is not Kind.CAUSAL_LM or settings.lora.r == 0:
+        return sum(stack_bytes(source, task.kind) for source in task.sources().values())
+
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+        del part, dtype
+        config = pretrained_config(source, kind)
+        return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+
+    learned = [one for one in task.model(make).parameters() if one.requires_grad]
+    return sum(one.numel() * one.element_size() for one in learned)
 
 
 def _facts(rows: tuple[Row, ...], task: Task) -> SplitFacts:

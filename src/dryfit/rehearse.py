@@ -70,6 +70,7 @@ def rehearse(body: RehearseRequest, channel: ChildChannel) -> ChildResult:
             made = _tokens(trial, length)
             encoder = encoder_config(trial.config.settings.model)
             found.walks += walk_batches(trial.config, made, encoder, length, channel.beat)
+            found.remarks += trial_task(_of_length(trial.config, length)).remarks(made)
             if length == trial.config.settings.train.max_length:
                 tokens = made
     model: TaskModel | None = None
@@ -93,6 +94,7 @@ class _Findings:
 
     def __init__(self) -> None:
         self.walks: list[BatchWalk] = []
+        self.remarks: list[str] = []
         self.step: StepFacts | None = None
         self.points: list[PointFacts] = []
         self.stumbles: list[Stumble] = []
@@ -107,17 +109,25 @@ class _Findings:
 
     def result(self) -> RehearseResult:
         return RehearseResult(
-            walks=tuple(self.walks), step=self.step, points=tuple(self.points), stumbles=tuple(self.stumbles)
+            walks=tuple(self.walks),
+            remarks=tuple(self.remarks),
+            step=self.step,
+            points=tuple(self.points),
+            stumbles=tuple(self.stumbles),
         )
 
 
 def _tokens(trial: TrainRequest, max_length: int) -> Tokens:
     """All splits, from the cache or made now."""
-    config = trial.config
+    config = _of_length(trial.config, max_length)
+    cache_dir, data_fingerprint = Path(trial.cache_dir), config.data_fingerprint
+    return prepared_tokens(trial_task(config), cache_dir=cache_dir, data_fingerprint=data_fingerprint, only=None)
+
+
+def _of_length(config: TrialConfig, max_length: int) -> TrialConfig:
     settings = config.settings
     train = settings.train.model_copy(update={"max_length": max_length})
-    task = trial_task(config.model_copy(update={"settings": settings.model_copy(update={"train": train})}))
-    return prepared_tokens(task, cache_dir=Path(trial.cache_dir), data_fingerprint=config.data_fingerprint, only=None)
+    return config.model_copy(update={"settings": settings.model_copy(update={"train": train})})
 
 
 def walk_batches(

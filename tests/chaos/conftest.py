@@ -11,7 +11,7 @@ import pytest
 from chaos import carriers
 
 _OWNER = "DRYFIT_CHAOS_TEST"
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 
 
 @pytest.fixture(autouse=True)

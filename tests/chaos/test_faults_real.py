@@ -32,7 +32,18 @@ from dryfit.store.state import TrialState
 from dryfit.study.machine import End
 from fenced import in_own_mounts, memory_group
 from runtime_jobs import alive
-from study_runs import command, ends, events_of, fold, marked_processes, run, start, summary_of, write_study
+from study_runs import (
+    DEADLINE_S,
+    command,
+    ends,
+    events_of,
+    fold,
+    marked_processes,
+    run,
+    start,
+    summary_of,
+    write_study,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
@@ -305,7 +316,7 @@ def test_what_the_kernel_kills_for_want_of_memory_is_told_as_such(tmp_path: Path
     folder = study_file(tmp_path / "study", "takes memory", more="[runtime]\nretries = 3").parent
     with memory_group(400 * 2**20) as group:
         script = f'echo $$ > "{group}/cgroup.procs" && exec {shell("tune", folder, "--quiet")}'
-        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert done.returncode == 0, done.stderr
     for trial in assert_ended(folder, 2):
         assert (trial.outcome, followed(trial)) == (Outcome.COMPLETE, [(FailureKind.OOM_HOST, "lighter")])

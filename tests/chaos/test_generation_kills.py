@@ -14,8 +14,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import dryfit
+import dying_control
 import objectives
-from study_runs import DEADLINE_S, events_of, fold, marked_processes, resume_to_end, run
+from study_runs import DEADLINE_S, events_of, fold, marked_processes, resume_to_end, run, run_here
 
 SUPPORT = str(Path(objectives.__file__).parent)
 TRIALS = 6
@@ -36,27 +37,6 @@ kind = {kinds}
 
 [search]
 startup_trials = 3
-"""
-KILLED = """
-import os, signal, sys
-from dryfit.cli.app import main
-from dryfit.store.ledger import Ledger
-
-append, when = Ledger.append, sys.argv[1]
-
-def dying(self, event):
-    if event.type == "generation_began":
-        if when == "after":
-            append(self, event)
-        if when == "midway":
-            line = event.model_copy(update={"seq": self._next, "at": 1.0}).model_dump_json().encode()
-            os.pwrite(self._fd, line[: len(line) // 2], self._size)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return append(self, event)
-
-Ledger.append = dying
-sys.argv = ["dryfit", "tune", sys.argv[2], "--quiet"]
-main()
 """
 
 
@@ -114,7 +94,7 @@ def test_both_generations_are_plain_optuna_and_every_command_reads_them(undistur
     assert optuna.load_study(study_name="own", storage=again).best_value == old.best_value
     page = dryfit.write_report(undisturbed).read_text(encoding="utf-8")
     assert "Generations of the study" in page and "own-g2" in page
-    assert "trial 2: complete" in run("show", undisturbed, "2").stdout
+    assert "trial 2: complete" in run_here("show", undisturbed, "2").stdout
 
 
 @pytest.mark.parametrize(
@@ -125,7 +105,7 @@ def test_a_kill_around_the_line_that_begins_it(begun: Path, undisturbed: Path, t
     shutil.copytree(begun, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
     narrowed(folder)
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, when, str(folder)],
+        [sys.executable, dying_control.__file__, "generation_began", when, "tune", str(folder), "--quiet"],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

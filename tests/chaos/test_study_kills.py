@@ -24,6 +24,7 @@ from study_runs import (
     marked_processes,
     resume_to_end,
     run,
+    run_here,
     start,
     summary_of,
     wait_for,
@@ -215,8 +216,8 @@ def test_changed_data_begins_a_generation_and_earlier_trials_can_still_be_used(
     summary = summary_of(folder)
     assert (summary["trials"]["complete"], summary["trials"]["total"]) == (2, 2)
     assert (summary["generation"]["number"], summary["generation"]["earlier"]) == (2, TRIALS)
-    assert "generation 2 (since " in run("status", folder).stdout
-    assert run("show", folder, "0").returncode == 0
+    assert "generation 2 (since " in run_here("status", folder).stdout
+    assert run_here("show", folder, "0").returncode == 0
     assert run("report", folder).returncode == 0
     complete = [trial for trial in fold(folder).trials[:TRIALS] if trial.value is not None]
     again = run("train", folder, "--trial", str(complete[0].number), "--json")

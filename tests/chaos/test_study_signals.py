@@ -10,43 +10,27 @@ from pathlib import Path
 
 import pytest
 
-import objectives
-from dryfit.store.events import AttemptEnded
-from study_runs import command, ends, events_of, fold, marked_processes, resume_to_end, run, start, wait_for
+from dryfit.store.events import AttemptEnded, SessionClosed
+from study_runs import (
+    command,
+    ends,
+    events_of,
+    fold,
+    marked_processes,
+    resume_to_end,
+    run,
+    start,
+    wait_for,
+    write_stepwise,
+)
 
-SUPPORT = str(Path(objectives.__file__).parent)
-STUDY = f"""
-[study]
-task = "objective"
-trials = 3
-seed = 5
-
-[objective]
-function = "objectives:stepwise"
-paths = ["{SUPPORT}"]
-
-[space]
-x = {{low = -3.0, high = 3.0}}
-
-[search]
-sampler = "random"
-mirror = "none"
-
-[runtime]
-parallel = 2
-"""
+PARALLEL = "parallel = 2\n"
 AS_ASKED = "stopped as asked; it goes on from its checkpoint"
-
-
-def write(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "study.toml").write_text(STUDY, encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write(tmp_path_factory.mktemp("undisturbed") / "study")
+    folder = write_stepwise(tmp_path_factory.mktemp("undisturbed") / "study", runtime=PARALLEL)
     done = run("tune", folder, "--quiet")
     assert done.returncode == 0, done.stderr
     return folder
@@ -56,7 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A study whose trials take a while, each step of them."""
     monkeypatch.setenv("STEP_PAUSE_S", "0.15")
-    return write(tmp_path / "study")
+    return write_stepwise(tmp_path / "study", runtime=PARALLEL)
 
 
 def running(folder: Path, *, progressed: bool = True) -> list[int]:
@@ -175,12 +159,25 @@ def test_sigterm_to_one_trial_makes_it_checkpoint_and_start_again(study: Path, u
     assert ends(study) == ends(undisturbed)
 
 
+def test_a_signal_that_comes_again_while_the_study_leaves_changes_no_status(
+    study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = begin(study)
+    process.send_signal(signal.SIGTERM)
+    assert wait_for(lambda: isinstance(events_of(study)[-1], SessionClosed), process)
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    assert left(process, study, 3)
+    monkeypatch.setenv("STEP_PAUSE_S", "0")
+    resume_to_end(study)
+    assert ends(study) == ends(undisturbed)
+
+
 @pytest.mark.slow
 def test_time_in_which_a_study_was_suspended_is_no_hang(
     study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = STUDY + "hang_timeout_s = 3\n"
-    (study / "study.toml").write_text(text, encoding="utf-8")
+    write_stepwise(study, runtime=PARALLEL + "hang_timeout_s = 3\n")
     process = begin(study)
     stopped: Callable[[], list[int]] = lambda: [process.pid, *marked_processes(study)]  # noqa: E731
     for number in (signal.SIGSTOP, signal.SIGCONT):

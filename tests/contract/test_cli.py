@@ -11,7 +11,7 @@ import pytest
 import tiny
 from dryfit.core.errors import MachineError
 from dryfit.core.platforms import refuse_unsupported_platform
-from study_runs import command, run, summary_of, write_study
+from study_runs import command, run, run_here, summary_of, write_study
 
 
 def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
@@ -37,7 +37,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
         "schema",
     ]
     for name in named:
-        assert run(name, "--help").returncode == 0
+        assert run_here(name, "--help").returncode == 0
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -64,10 +64,10 @@ def test_init_writes_a_study_once(tmp_path: Path) -> None:
     written = [Path(line) for line in done.stdout.splitlines()]
     assert {path.name for path in written} == {"study.toml", "train.jsonl", "validation.jsonl", "test.jsonl"}
     assert all(path.stat().st_size > 0 for path in written)
-    again = run("init", tmp_path / "new")
+    again = run_here("init", tmp_path / "new")
     assert again.returncode == 2
     assert "--force" in again.stderr
-    assert run("init", tmp_path / "new", "--force").returncode == 0
+    assert run_here("init", tmp_path / "new", "--force").returncode == 0
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_init_writes_a_preset_that_runs(tmp_path: Path) -> None:
     ran = run("tune", tmp_path / "new", "--set", f"model.name={model}", "--json", "--quiet")
     assert ran.returncode == 0, ran.stderr
     assert summary_of(tmp_path / "new")["trials"]["complete"] == 2
-    refused = run("init", tmp_path / "other", "--preset", "smok")
+    refused = run_here("init", tmp_path / "other", "--preset", "smok")
     assert refused.returncode == 2
     assert "did you mean smoke?" in refused.stderr
 
@@ -96,7 +96,7 @@ def test_init_writes_a_preset_that_runs(tmp_path: Path) -> None:
 )
 def test_bad_settings_end_with_2_and_start_nothing(tmp_path: Path, override: str, said: str) -> None:
     study = write_study(tmp_path / "study")
-    done = run("tune", study, "--set", override)
+    done = run_here("tune", study, "--set", override)
     assert done.returncode == 2
     assert said in done.stderr
     assert "--set" in done.stderr
@@ -141,7 +141,7 @@ def test_a_study_in_which_every_trial_fails_ends_with_1(tmp_path: Path) -> None:
     summary = json.loads(done.stdout)
     assert summary["trials"]["failed"] == 2
     assert summary["best"] is None
-    told = run("show", study, "1")
+    told = run_here("show", study, "1")
     assert "config" in told.stdout
     assert "log.txt" in told.stdout
 
@@ -159,7 +159,7 @@ def test_status_show_and_the_story_of_a_trial(tmp_path: Path) -> None:
     assert set(summary["trials"]) >= {"complete", "pruned", "refused", "failed", "running", "total"}
     shown = run("show", tmp_path / "study")
     assert shown.stdout.splitlines()[0].split("\t")[:3] == ["trial", "outcome", "value"]
-    story = run("show", tmp_path / "study/study.toml", "0").stdout
+    story = run_here("show", tmp_path / "study/study.toml", "0").stdout
     for part in (
         "optim.lr = ",
         "validation 5",
@@ -170,7 +170,7 @@ def test_status_show_and_the_story_of_a_trial(tmp_path: Path) -> None:
         "from file",
     ):
         assert part in story
-    assert run("show", tmp_path / "study", "9").returncode == 2
+    assert run_here("show", tmp_path / "study", "9").returncode == 2
     best = run("load", "--check", tmp_path / "study/trials/0000/best")
     assert best.returncode == 0, best.stdout
     assert "an encoder with its head, saved by a trial" in best.stdout
@@ -188,13 +188,13 @@ def test_a_folder_without_a_study_is_said_to_be_one(tmp_path: Path) -> None:
         ["stop", tmp_path],
         ["tune", tmp_path],
     ):
-        done = run(*words)
+        done = run_here(*words)
         assert done.returncode == 2, words
         assert "dryfit" in done.stderr or "ledger" in done.stderr
 
 
 def test_the_schema_is_json_and_knows_the_tables() -> None:
-    schema = json.loads(run("schema").stdout)
+    schema = json.loads(run_here("schema").stdout)
     assert {"study", "data", "model", "train", "optim", "space", "search", "runtime"} <= set(schema["properties"])
 
 

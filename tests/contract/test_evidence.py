@@ -242,8 +242,8 @@ STUDY = """
 [study]
 task = "evidence"
 metric = "token_f1"
-trials = 3
-seed = 11
+trials = 2
+seed = 12
 
 [data]
 train = "data/train.jsonl"
@@ -276,6 +276,7 @@ checkpoint_every_s = 0.001
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_study_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     """With windows of another stride than the one that was prepared, which a trial makes for itself."""
     for name in ("whole", "killed"):
@@ -286,8 +287,8 @@ def test_a_study_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) ->
     done = study_runs.run("tune", tmp_path / "whole", "--quiet")
     assert done.returncode == 0, done.stderr
     want = study_runs.ends(tmp_path / "whole")
-    assert len({one.params["span.doc_stride"] for one in want}) == 2
-    for events in (8, 14, 19):
+    assert [one.outcome for one in want] == ["complete"] * 2
+    for events in (9, 16):
         process = study_runs.start("tune", tmp_path / "killed", "--quiet")
         study_runs.wait_for_events(tmp_path / "killed", events, process)
         study_runs.kill_now(process)

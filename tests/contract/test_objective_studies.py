@@ -19,7 +19,7 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from dryfit.study.machine import End
-from study_runs import DEADLINE_S, fold, marked_processes, run, start, wait_for
+from study_runs import DEADLINE_S, fold, marked_processes, run, run_here, start, wait_for
 
 RANDOM = {"sampler": "random", "mirror": "none"}
 SUPPORT = str(Path(objectives.__file__).parent)
@@ -56,15 +56,15 @@ def test_values_are_those_of_the_function(finished: Path) -> None:
 
 @pytest.mark.slow
 def test_every_command_reads_such_a_study(finished: Path) -> None:
-    status = json.loads(run("status", finished, "--json").stdout)
+    status = json.loads(run_here("status", finished, "--json").stdout)
     assert (status["task"], status["metric"], status["direction"]) == ("objective", "value", "minimize")
     assert status["trials"]["complete"] == 12
-    shown = run("show", finished).stdout
+    shown = run_here("show", finished).stdout
     assert "best weights" not in shown
     assert "frozen.toml" in shown
-    story = run("show", finished, "3").stdout
+    story = run_here("show", finished, "3").stdout
     assert "trial 3: complete" in story and "kind = " in story
-    assert run("stop", finished).returncode == 1
+    assert run_here("stop", finished).returncode == 1
 
 
 def test_the_mirror_has_the_users_own_names(finished: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_log_has_the_traceback(ways: dict[str, tuple[TrialState, StudyLayout
     trial, layout = ways["exception"]
     log = (layout.trial(trial.number).attempt(1) / LOG_FILE).read_text(encoding="utf-8")
     assert "Traceback" in log and "ValueError: no such luck" in log and "objectives.py" in log
-    story = run("show", layout.folder, str(trial.number)).stdout
+    story = run_here("show", layout.folder, str(trial.number)).stdout
     assert "ValueError: no such luck" in story
 
 
@@ -242,7 +242,7 @@ def test_a_request_to_stop_reaches_the_function_and_the_trial_goes_on(tmp_path: 
     file = study_file(tmp_path, 'function = "objectives:waits"\n', trials=1)
     process = start("tune", file, "--quiet", "--dir", folder)
     assert wait_for(lambda: (folder / "trials/0000/checkpoints/attempt-1").exists(), process)
-    assert run("stop", folder).returncode == 0
+    assert run_here("stop", folder).returncode == 0
     process.communicate()
     assert process.returncode == ExitStatus.STOPPED
     assert fold(folder).trials[0].outcome is None
@@ -362,10 +362,10 @@ def test_a_module_that_is_run_by_name(tmp_path: Path) -> None:
 
 def test_what_runs_no_function_of_ones_own(tmp_path: Path) -> None:
     file = study_file(tmp_path, 'function = "objectives:quadratic"\n')
-    planned = run("plan", file, "--device", "24GiB")
+    planned = run_here("plan", file, "--device", "24GiB")
     assert planned.returncode == ExitStatus.CANNOT_RUN
     assert "cannot be planned" in planned.stderr
-    begun = run("init", tmp_path / "new", "--task", "objective")
+    begun = run_here("init", tmp_path / "new", "--task", "objective")
     assert begun.returncode == ExitStatus.CANNOT_RUN
     assert "dryfit.tune(objective=..., space=...)" in begun.stderr
     assert not (tmp_path / "new").exists()

@@ -5,8 +5,10 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -16,8 +18,9 @@ import tiny
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ENTRY_POINTS, Job
 from dryfit.core.memory import VerdictKind
-from study_runs import command, run, write_study
+from study_runs import command, run_here, write_study
 
+Plan = Callable[..., subprocess.CompletedProcess[str]]
 SUPPORT = Path(plan_stand_in.__file__).parent
 START = (
     "from dryfit.core.jobs import ENTRY_POINTS, Job\n"
@@ -33,19 +36,30 @@ KEYS = (
 ).split()
 
 
+def paths() -> str:
+    """Where children find the stand-in."""
+    return os.pathsep.join([str(SUPPORT), *(path for path in sys.path if path)])
+
+
 def plan(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``dryfit plan`` with the stand-in, in processes of their own."""
-    paths = [str(SUPPORT), *(path for path in sys.path if path)]
+    """``dryfit plan`` with the stand-in, whose processes alone are others than this one."""
+    known = {"PYTHONPATH": paths(), **environment}
+    with patch.dict(os.environ, known), patch.dict(ENTRY_POINTS, {Job.PLAN: "plan_stand_in:plan"}):
+        return run_here("plan", *words)
+
+
+def plan_apart(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", START, "plan", *map(str, words)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        env={**os.environ, "PYTHONPATH": paths()},
         check=False,
     )
 
 
-def answer(*words: str | Path, status: int = 0) -> dict[str, Any]:
+def answer(*words: str | Path, status: int = 0, plan: Plan = plan) -> dict[str, Any]:
     """The one object that ``plan --json`` prints."""
     done = plan(*words, "--json")
     assert done.returncode == status, done.stderr
@@ -56,12 +70,11 @@ def answer(*words: str | Path, status: int = 0) -> dict[str, Any]:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENTRY_POINTS, Job.PLAN, "plan_stand_in:plan")
-    paths = [str(SUPPORT), *(path for path in sys.path if path)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("PYTHONPATH", paths())
 
 
 def test_one_object_without_a_study_file() -> None:
-    found = answer(*LARGE, "--set", "train.precision=bf16", "--device", "24GiB")
+    found = answer(*LARGE, "--set", "train.precision=bf16", "--device", "24GiB", plan=plan_apart)
     assert set(KEYS) <= set(found)
     assert found["schema"] == 1
     assert found["verdict"] == "fits"
@@ -227,16 +240,6 @@ def test_lengths_of_the_data_are_used_where_it_can_be_resolved(tmp_path: Path) -
     broken = plan(study, "--device", "24GiB")
     assert broken.returncode == 2
     assert "[DATA]" in broken.stderr
-
-
-def test_a_task_that_can_only_be_planned_is_not_trained(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study")
-    for words in (["tune", study, "--set", "study.task=causal-lm"], ["init", tmp_path / "x", "--task", "causal-lm"]):
-        done = run(*words)
-        assert done.returncode == 2
-        assert "planned, not trained yet" in done.stderr
-    assert not (tmp_path / "x").exists()
-    assert not (tmp_path / "study/ledger.jsonl").exists()
 
 
 def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ from torch.utils._pytree import tree_leaves
 import encoders
 import spans
 import tiny
+import tiny_lms
+from dryfit.core.choices import Task
+from dryfit.core.plan import PlanSubject, adapters
 from dryfit.tasks.guard import BatchGuard
 from dryfit.train import loop
 from dryfit.train.optim import optimizer_plan
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.step import micro_batches
-from dryfit.train.subjects import StepParts
+from dryfit.train.subjects import StepParts, step_parts
 from trials import Trial, small
 
 _STEP = 2
@@ -107,6 +110,28 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         {"execution": {"checkpointing": True}},
         {"loss": {"name": "focal", "class_balance": "weighted"}, "head": {"layers": 1, "pooling": "max"}},
         {"loss": {"name": "focal", "alpha": 0.3}, "head": {"pooling": "attention", "activation": "silu", "layers": 1}},
+        {"study": {"task": "share"}, "span": {"doc_stride": 4}},
+        {
+            "study": {"task": "share"},
+            "multitask": {"weighting": "uncertainty", "criteria_share": 0.5},
+            "loss": {"class_balance": "weighted", "label_smoothing": 0.1},
+            "span": {"doc_stride": 4, "negatives": 1.0},
+            "train": {"precision": "bf16", "max_length": 16},
+            "execution": {"checkpointing": True},
+        },
+        *(
+            {"study": {"task": "joint"}, "span": {"doc_stride": 4}, "joint": {"fusion": fusion, "share_ratio": ratio}}
+            for fusion, ratio in (("concat", 0.0), ("attention", 0.5))
+        ),
+        {
+            "study": {"task": "joint"},
+            "span": {"doc_stride": 4},
+            "joint": {"fusion": "gate", "share_ratio": 0.5},
+            "optim": {"layer_decay": 0.9},
+            "regularization": {"freeze_layers": 1},
+            "train": {"precision": "bf16", "max_length": 16},
+            "execution": {"checkpointing": True},
+        },
     ],
     ids=str,
 )
@@ -157,3 +182,39 @@ def test_accumulation_adds_nothing_but_the_cutting(tmp_path: Path, live: dict[st
     names = {name for name, _ in [*cutting, *rest]}
     assert names == {"aten.slice.Tensor", "aten.sum.dim_IntList", "aten.stack.default", "aten.sum.default"}
     assert len(live["seen"]) > 2 * 465
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's business
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"lora": {"r": 4}},
+        {"lora": {"r": 0}, "lm": {"format": "both", "learn_prompt": True}},
+        {"lora": {"r": 4, "base": "fp16"}, "train": {"precision": "bf16"}, "lm": {"packing": True}},
+        {"lora": {"r": 4, "dropout": 0.0}, "execution": {"checkpointing": True, "reentrant": True}},
+    ],
+    ids=str,
+)
+def test_so_it_does_for_language_models(tmp_path: Path, live: dict[str, Any], tables: Any) -> None:
+    train = {"max_length": 160, "epochs": 1, "batch_size": 4, **tables.get("train", {})}
+    lm = {"generate_rows": 0, **tables.get("lm", {})}
+    study = {"task": "causal-lm"}
+    folder = tiny_lms.causal_lm(tmp_path / "m")
+    trial = small(tmp_path, encoder=folder, **{**tables, "train": train, "lm": lm, "study": study})
+    trial.run()
+    parts = live["parts"]
+    planned = step_parts(
+        PlanSubject(task=Task.CAUSAL_LM, settings=trial.settings, lora=adapters(Task.CAUSAL_LM, trial.settings)),
+        checkpointing=trial.plan.checkpointing,
+        reentrant=trial.plan.reentrant,
+    )
+    assert facts(planned.model) == facts(parts.model)
+    batch = live["batch"]
+    assert planned.batch_sizes(*batch["input_ids"].shape) == {name: tuple(one.shape) for name, one in batch.items()}
+    seen = rehearsed(trial, parts, batch)
+    assert len(seen) > 100
+    assert seen == live["seen"]
+
+
+def facts(model: torch.nn.Module) -> dict[str, Any]:
+    return {name: (tuple(one.shape), one.dtype, one.requires_grad) for name, one in model.named_parameters()}

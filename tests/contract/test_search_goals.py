@@ -13,7 +13,7 @@ import pytest
 from dryfit.core.trial import Outcome
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from study_runs import fold, run, write_study
+from study_runs import fold, run, run_here, write_study
 
 POINT = {"optim.lr": 5e-3, "head.pooling": "max"}
 SEARCH = """sampler = "nsga2"
@@ -80,11 +80,11 @@ def test_the_front_is_printed_and_in_the_json(tuned: Tuned) -> None:
         {"metric": "loss", "direction": "minimize"},
         {"metric": "accuracy", "direction": "maximize"},
     ]
-    shown = run("show", tuned.folder).stdout
+    shown = run_here("show", tuned.folder).stdout
     assert f"Pareto front: {len(front)} trial(s)" in shown
     assert "trial\toutcome\tf1_macro\tloss\taccuracy\tsteps" in shown
-    assert run("show", tuned.folder, "0").stdout.count(f"{values[0][1]:.4f}") >= 2
-    status = run("status", tuned.folder).stdout
+    assert run_here("show", tuned.folder, "0").stdout.count(f"{values[0][1]:.4f}") >= 2
+    status = run_here("status", tuned.folder).stdout
     assert "f1_macro, loss, accuracy" in status
     assert "Pareto front: trials" in status
     assert "(on the Pareto front)" in tuned.done.stderr
@@ -107,7 +107,7 @@ def test_other_goals_begin_a_generation(tuned: Tuned, tmp_path: Path) -> None:
     done = run("resume", folder, "--trials", "1", "--set", 'study.also=["loss"]')
     assert done.returncode == 0, done.stderr
     assert "generation 2 begins (forks)" in done.stderr
-    summary = json.loads(run("status", folder, "--json").stdout)
+    summary = json.loads(run_here("status", folder, "--json").stdout)
     assert [goal["metric"] for goal in summary["goals"]] == ["f1_macro", "loss"]
     assert summary["trials"]["complete"] == 1
 
@@ -121,7 +121,7 @@ def test_a_ledger_from_before_there_were_goals_can_be_read(tuned: Tuned, tmp_pat
         line.pop("also", None)
         line.pop("given", None)
     old.ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = json.loads(run("status", old.folder, "--json").stdout)
+    summary = json.loads(run_here("status", old.folder, "--json").stdout)
     assert summary["goals"] == [{"metric": "f1_macro", "direction": "maximize"}]
     assert summary["pareto"] is None
     assert summary["trials"]["complete"] == 4

@@ -13,7 +13,7 @@ import objectives
 from dryfit.cli.app import app
 from dryfit.core.errors import ConfigError, LedgerError
 from ledgers import eventful
-from study_runs import command, events_of, run, start, wait_for
+from study_runs import command, events_of, run_here, start, wait_for, write_stepwise
 
 SUPPORT = Path(objectives.__file__).parent
 CRASHED = 7
@@ -64,24 +64,10 @@ def test_options_that_do_not_go_together_are_refused(study: Path, tmp_path: Path
         printed("show", study, "99")
 
 
-STUDY = f"""
-[study]
-task = "objective"
-trials = 3
-[objective]
-function = "objectives:stepwise"
-paths = ["{SUPPORT}"]
-[space]
-x = {{low = -3.0, high = 3.0}}
-[search]
-mirror = "none"
-"""
-
-
 @pytest.mark.slow
 def test_a_running_study_is_watched_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEP_PAUSE_S", "0.3")
-    (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
+    write_stepwise(tmp_path)
     process = start("tune", tmp_path, "--quiet")
     assert wait_for(lambda: (tmp_path / "ledger.jsonl").exists() and len(events_of(tmp_path)) > 4, process)
     left = start("status", tmp_path, "--watch")
@@ -105,4 +91,4 @@ def test_help_of_watching_is_cheap() -> None:
     code = "import sys, dryfit.cli.app; print(sorted({'rich', 'optuna', 'dryfit.cli.watch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "dryfit.cli.watch" not in done.stdout and "optuna" not in done.stdout
-    assert "--watch" in run("status", "--help").stdout
+    assert "--watch" in run_here("status", "--help").stdout

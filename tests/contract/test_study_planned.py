@@ -41,6 +41,12 @@ MIXED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_power_is_cut_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of events are written."""
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
 def outcome_of(state: StudyState) -> list[tuple[Any, ...]]:
     """All that no kill may change: what was asked, what became of it, and how it was run."""
     return [
@@ -269,9 +275,8 @@ def _tables(study: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
-def test_killed_after_every_event(tmp_path: Path, parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_after_every_event(tmp_path: Path, parallel: int) -> None:
     """The same trials, ends, plans and executions; a plan the ledger holds is never made again."""
-    monkeypatch.setattr("os.fsync", lambda fd: None)  # no power is cut here, and thousands of events are written
     search = {"sampler": "tpe" if parallel == 1 else "random"}
     study = instant.config(
         study={"trials": 8},
@@ -339,29 +344,9 @@ def test_a_trial_begun_without_a_plan_goes_on_as_it_began(tmp_path: Path) -> Non
 # ---- with real processes
 
 
-def write(folder: Path, **tables: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True)
-    for name in ("train", "validation"):
-        (folder / f"{name}.jsonl").write_text('{"text": "a", "label": 0}\n', encoding="utf-8")
-    data = 'train = "train.jsonl"\nvalidation = "validation.jsonl"'
-    lines = [
-        "[data]",
-        data,
-        "[search]",
-        'mirror = "none"',
-        "[runtime]",
-        'isolation = "fresh"',
-        "max_refused_in_a_row = 20",
-    ]
-    for table, keys in tables.items():
-        lines += [f"[{table}]", *(f"{key} = {value}" for key, value in keys.items())]
-    (folder / "study.toml").write_text("\n".join(lines), encoding="utf-8")
-    return folder
-
-
 def test_real_children_plan_crash_run_out_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_jobs.use_stand_ins(monkeypatch, Job.PLAN, Job.TRAIN, Job.RESOLVE)
-    folder = write(
+    folder = plan_jobs.write_study(
         tmp_path / "study",
         study={"trials": 4},
         execution={"memory_limit": '"512MiB"'},
@@ -387,7 +372,7 @@ def test_nothing_fits_is_the_answer_no(tmp_path: Path, monkeypatch: pytest.Monke
     from dryfit.cli.output import print_advice, print_end
 
     plan_jobs.use_stand_ins(monkeypatch, Job.PLAN, Job.TRAIN, Job.RESOLVE)
-    folder = write(
+    folder = plan_jobs.write_study(
         tmp_path / "study",
         execution={"memory_limit": '"512MiB"'},
         train={"max_length": 4096},

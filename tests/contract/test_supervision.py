@@ -14,11 +14,11 @@ import yaml
 
 from dryfit.config.schema import RuntimeSettings
 from dryfit.core.errors import ExitStatus
+from study_runs import DEADLINE_S, write_stepwise
 
 PAGE = Path(__file__).parents[2] / "docs" / "supervision.md"
 FILE = re.compile(r"<!-- file: (?P<name>\S+) -->\n```\w+\n(?P<body>.*?)```", re.DOTALL)
 SPARE_S = 30
-DEADLINE_S = 60
 
 
 def recipe(name: str) -> str:
@@ -160,13 +160,8 @@ def test_kubernetes_ends_the_job_where_trying_again_changes_nothing() -> None:
 @pytest.mark.slow
 def test_a_real_study_goes_through_the_queue(place: Path) -> None:
     """Warned in the middle of its trials, put back into the queue, started again, and done."""
-    support = Path(__file__).parents[1] / "support"
     stub(place / "dryfit", f'touch runs; exec {sys.executable} -m dryfit.cli.app "$@"')
-    (place / "study.toml").write_text(
-        '[study]\ntask = "objective"\ntrials = 3\n'
-        f'[objective]\nfunction = "objectives:stepwise"\npaths = ["{support}"]\n'
-        '[space]\nx = {low = -3.0, high = 3.0}\n[search]\nmirror = "none"\n'
-    )
+    write_stepwise(place)
     os.environ["STEP_PAUSE_S"] = "0.3"
     try:
         process = submitted(place)

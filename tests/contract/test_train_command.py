@@ -18,7 +18,7 @@ from dryfit.core.errors import ConfigError, MachineError
 from dryfit.store.ledger import StudyLock
 from dryfit.study.machine import End
 from dryfit.tasks.load import load
-from study_runs import DEADLINE_S, command, fold, run, start, wait_for, write_study
+from study_runs import DEADLINE_S, command, fold, run, run_here, start, wait_for, write_study
 
 OWN_CODE = """
 import os
@@ -175,7 +175,7 @@ def test_predictions_of_a_trials_best_weights(study: Path, tmp_path: Path) -> No
     ],
 )
 def test_what_would_be_ignored_or_is_not_there_is_refused(study: Path, words: list[str], said: str) -> None:
-    done = run("train", study, *words)
+    done = run_here("train", study, *words)
     assert done.returncode == 2
     assert said in done.stderr
 

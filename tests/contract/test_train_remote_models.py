@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+from study_runs import DEADLINE_S
 
 COMMITS = {"main": "a" * 40, "second": "b" * 40}
 OWN_CODE = """
@@ -76,7 +77,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

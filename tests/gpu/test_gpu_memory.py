@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from dryfit.core.calibration import CaseComparison, MemoryCase
+from dryfit.core.choices import Task
 from dryfit.core.jobs import CalibrateRequest, CalibrateResult
+from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Outcome
 from dryfit.memory.constants import read_calibrations
 from dryfit.study.calibrating import calibration_cases
@@ -25,7 +27,11 @@ pytestmark = [
 ]
 
 GIB = 2**30
-NAMES = ("encoder-bf16-fused", "encoder-fp32-checkpointed", "decoder-lora-bf16", "encoder-bf16-native")
+OF_TASKS = {
+    "share-bf16": (Task.SHARE, {}),
+    "joint-bf16": (Task.JOINT, {"joint": {"fusion": "attention", "share_ratio": 0.5}}),
+}
+NAMES = ("encoder-bf16-fused", "encoder-fp32-checkpointed", "decoder-lora-bf16", "encoder-bf16-native", *OF_TASKS)
 
 # In a process of its own: what is set there cannot be taken back.
 CAPPED = """
@@ -67,12 +73,19 @@ print(torch.cuda.is_initialized())
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MemoryCase]:
     folder = tmp_path_factory.mktemp("models")
-    return {case.name: case for case in calibration_cases(folder) if case.name in NAMES}
+    found = {case.name: case for case in calibration_cases(folder)}
+    for name, (task, tables) in OF_TASKS.items():
+        case = found["encoder-bf16-fused"]
+        dumped = case.subject.settings.model_dump(mode="json") | tables
+        settings = TrialSettings.model_validate_json(json.dumps(dumped))
+        subject = case.subject.model_copy(update={"task": task, "settings": settings})
+        found[name] = case.model_copy(update={"name": name, "subject": subject})
+    return {name: found[name] for name in NAMES}
 
 
 @pytest.fixture(scope="module")
 def result(cases: dict[str, MemoryCase], tmp_path_factory: pytest.TempPathFactory) -> CalibrateResult:
-    """The four cases run on the device, then planned without it."""
+    """The cases run on the device, then planned without it."""
     exchange = tmp_path_factory.mktemp("exchange")
     for case in cases.values():
         run_alone("measuring", CalibrateRequest(case=case, folder=str(exchange), visible_device="0"))

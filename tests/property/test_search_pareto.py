@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dryfit.core.choices import Direction, Metric, Task
@@ -44,6 +44,7 @@ def test_the_front_is_that_of_the_definition(points: list[tuple[float, ...]]) ->
 
 @settings(max_examples=100, deadline=None)
 @given(points=points_of(2, st.floats(-2, 2)), count=st.integers(0, 12))
+@example(points=[(1.0, -1.0), (1.0, -1.0), (0.0, 0.0)], count=2)  # a copy of one end is not the other end
 def test_the_best_are_whole_fronts_and_the_ends_of_the_last(points: list[tuple[float, float]], count: int) -> None:
     chosen: list[int] = best_spread(np.array(points).reshape(-1, 2), count).tolist()
     assert len(chosen) == len(set(chosen)) == min(count, len(points))

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from collections.abc import Iterator
 from math import nan
 
 import optuna
@@ -17,13 +16,7 @@ from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.pruning import Rules, judge
 from dryfit.search.throwaway import throw_away_name
 
-
-@pytest.fixture(autouse=True)
-def quiet_optuna() -> Iterator[None]:
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    yield
-    optuna.logging.set_verbosity(before)
+pytestmark = pytest.mark.usefixtures("quiet_optuna")
 
 
 VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([0.0, 1.0, nan, float("inf"), float("-inf")]))

@@ -1,6 +1,5 @@
 """What deciders keep of the history is all that they need of it, in whichever order trials end."""
 
-import hashlib
 from collections.abc import Sequence
 from math import isnan
 
@@ -14,7 +13,7 @@ from dryfit.search.pareto import best_spread
 from dryfit.search.pruning import Curves, middle
 from dryfit.search.told import Window, is_told
 
-BEST, LAST, SAMPLE = 3, 4, 2
+BEST, LAST = 3, 6
 VALUES = st.one_of(st.sampled_from([0.0, 1.0, 2.0, float("nan"), float("inf")]), st.floats(-3, 3))
 
 
@@ -39,7 +38,7 @@ def ended(draw: st.DrawFn) -> tuple[list[TrialRecord], tuple[Direction, ...]]:
 
 def read(told: Sequence[TrialRecord], directions: tuple[Direction, ...]) -> list[int]:
     """The window by its definition, worked out from all trials."""
-    if len(told) <= BEST + LAST + SAMPLE:
+    if len(told) <= BEST + LAST:
         return [record.number for record in told]
     complete = [record for record in told if record.outcome is Outcome.COMPLETE]
     signs = [-1.0 if direction is Direction.MAXIMIZE else 1.0 for direction in directions]
@@ -48,15 +47,14 @@ def read(told: Sequence[TrialRecord], directions: tuple[Direction, ...]) -> list
     else:
         losses = np.array([record.values for record in complete]).reshape(-1, len(directions)) * signs
         best = [complete[index] for index in best_spread(losses, BEST).tolist()]
-    sample = sorted(told, key=lambda record: hashlib.sha256(str(record.number).encode()).digest())[:SAMPLE]
-    return sorted({record.number for record in (*best, *told[-LAST:], *sample)})
+    return sorted({record.number for record in (*best, *told[-LAST:])})
 
 
 @settings(max_examples=300, deadline=None)
 @given(study=ended(), refused=st.booleans(), random=st.randoms(use_true_random=False))
 def test_the_window_is_that_of_all_trials(study, refused, random) -> None:  # type: ignore[no-untyped-def]
     records, directions = study
-    window = Window(directions, refused=refused, best=BEST, last=LAST, sample=SAMPLE)
+    window = Window(directions, refused=refused, best=BEST, last=LAST)
     seen: list[TrialRecord] = []
     for record in random.sample(records, len(records)):
         window.take(record)

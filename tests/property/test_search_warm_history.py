@@ -5,7 +5,6 @@ So what deciders keep between two questions changes nothing, whatever runs side 
 
 import json
 import warnings
-from collections.abc import Iterator
 
 import optuna
 import pytest
@@ -43,12 +42,7 @@ ENDS = [Outcome.COMPLETE, Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED, Outc
 MOST = 4
 
 
-@pytest.fixture(autouse=True)
-def quiet_optuna() -> Iterator[None]:
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    yield
-    optuna.logging.set_verbosity(before)
+pytestmark = pytest.mark.usefixtures("quiet_optuna")
 
 
 @pytest.mark.parametrize("name", SEARCHES)

@@ -3,32 +3,20 @@
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from dryfit.cli.app import main
-from dryfit.store.events import Event
 from dryfit.store.ledger import Ledger
-from kill_points import Way
+from kill_points import Way, deadly
 
 
-def arrange(kind: str, way: Way) -> None:
-    """Let this process kill itself, as nobody can see coming, next to the first event of a kind."""
-    append = Ledger.append
-
-    def deadly(self: Ledger, event: Event) -> Event:
-        if event.type != kind:
-            return append(self, event)
-        if way is Way.MIDWAY:
-            line = event.model_dump_json().encode()
-            os.pwrite(self._fd, line[: len(line) // 2], self.size_bytes)
-        elif way is Way.AFTER:
-            append(self, event)
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("unreachable")
-
-    Ledger.append = deadly
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)  # as nobody can see coming
+    raise AssertionError("unreachable")
 
 
 if __name__ == "__main__":
-    arrange(sys.argv[1], Way(sys.argv[2]))
+    kind, way = sys.argv[1], Way(sys.argv[2])
+    Ledger.append = deadly(lambda _, event: event.type == kind, way, _die)
     sys.argv[1:] = sys.argv[3:]
     main()

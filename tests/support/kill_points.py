@@ -7,11 +7,11 @@ are then as far as the control process has heard of them, or as far as they can 
 import json
 import os
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import pytest
 
@@ -262,18 +262,33 @@ def study_session(
     return run_session(config, Space.from_config(config), StudyLayout(folder))
 
 
-def killed_at(patch: pytest.MonkeyPatch, index: int, way: Way) -> None:
-    """Let the control process die at the ledger's event ``index``."""
+def deadly(at: Callable[[Ledger, Event], bool], way: Way, die: Callable[[], NoReturn]) -> Callable[..., Event]:
+    """What ``Ledger.append`` must be for its process to die.
+
+    Args:
+        at: Whether it dies at this event.
+        way: Where, next to it.
+        die: Ends the process, or what stands for it.
+    """
     append = Ledger.append
 
-    def deadly(self: Ledger, event: Event) -> Event:
-        if self._next != index:
+    def deadly_append(self: Ledger, event: Event) -> Event:
+        if not at(self, event):
             return append(self, event)
         if way is Way.MIDWAY:
             line = event.model_dump_json().encode()
             os.pwrite(self._fd, line[: len(line) // 2], self.size_bytes)
         elif way is Way.AFTER:
             append(self, event)
+        raise AssertionError(die())
+
+    return deadly_append
+
+
+def killed_at(patch: pytest.MonkeyPatch, index: int, way: Way) -> None:
+    """Let the control process die at the ledger's event ``index``."""
+
+    def die() -> NoReturn:
         raise Killed
 
-    patch.setattr(Ledger, "append", deadly)
+    patch.setattr(Ledger, "append", deadly(lambda ledger, _: ledger._next == index, way, die))

@@ -1,7 +1,10 @@
-"""Stand-ins for NVML: the module with its functions, and devices as the study's loop sees them."""
+"""Stand-ins for NVML: the module, here and for other processes; devices as the study's loop sees them."""
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,3 +154,59 @@ class ScriptedDevices:
         listed = tuple(DeviceProcess(pid, size, whose) for pid, size, whose in processes)
         used_bytes = sum(size for _, size, _ in processes) + extra
         self.looks[device] = DeviceLook(total_bytes, used_bytes, listed, memory_errors=0)
+
+
+def read_processes(folder: Path) -> dict[int, int | None]:
+    """Who holds memory of the device of a :class:`Driver`."""
+    file = folder / "processes.json"
+    if not file.exists():
+        return {}
+    return {int(pid): size for pid, size in json.loads(file.read_text(encoding="ascii")).items()}
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A driver that other processes find in the place of NVIDIA's, and what a test does to it meanwhile.
+
+    Attributes:
+        folder: Its state.
+    """
+
+    folder: Path
+
+    @classmethod
+    def install(cls, folder: Path, monkeypatch: Any) -> "Driver":
+        """Let processes that are started from here find it."""
+        support = Path(__file__).parent
+        paths = [str(support / "driver"), str(support), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+        monkeypatch.setenv("DRYFIT_TEST_DRIVER", str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        return cls(folder)
+
+    def set(self, processes: Mapping[int, int | None]) -> None:
+        """Let these processes, and no others, hold memory."""
+        file = self.folder / "processes.json"
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(processes), encoding="ascii")
+        new.replace(file)
+
+    def mark(self, state: str) -> None:
+        """Let it be so from now on: it ``hangs``, it ``dies``, a neighbour ``comes``."""
+        (self.folder / state).touch()
+
+    @property
+    def comes(self) -> bool:
+        """Whether a neighbour is to come."""
+        return (self.folder / "comes").exists()
+
+    @property
+    def came(self) -> bool:
+        """Whether somebody has held memory."""
+        return (self.folder / "processes.json").exists()
+
+    @property
+    def looks(self) -> int:
+        """How often it was asked for memory."""
+        file = self.folder / "looks"
+        return len(file.read_text().splitlines()) if file.exists() else 0

@@ -36,8 +36,9 @@ from dryfit.core.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.plan import DeviceKind, PlanSubject
+from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.trial import MetricPoint
+from nvml import Driver
 
 MIB = 2**20
 UNKNOWN, RAISES, CRASHES = 6, 7, 8
@@ -51,6 +52,24 @@ def use_stand_ins(monkeypatch: Any, *jobs: Job) -> None:
         monkeypatch.setitem(ENTRY_POINTS, job, f"plan_jobs:{entries[job]}")
     paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def write_study(folder: Path, **tables: dict[str, Any]) -> Path:
+    """A study of stand-ins that are real processes, with the keys of these tables as TOML has them."""
+    folder.mkdir(parents=True)
+    for name in ("train", "validation"):
+        (folder / f"{name}.jsonl").write_text('{"text": "a", "label": 0}\n', encoding="utf-8")
+    known = {
+        "data": {"train": '"train.jsonl"', "validation": '"validation.jsonl"'},
+        "search": {"mirror": '"none"'},
+        "runtime": {"isolation": '"fresh"', "max_refused_in_a_row": 20},
+    }
+    lines: list[str] = []
+    for table in known | tables:
+        keys = known.get(table, {}) | tables.get(table, {})
+        lines += [f"[{table}]", *(f"{key} = {value}" for key, value in keys.items())]
+    (folder / "study.toml").write_text("\n".join(lines), encoding="utf-8")
+    return folder
 
 
 def needs(rows: int, length: int, *, checkpointing: bool = False) -> int:
@@ -198,6 +217,22 @@ def resolved() -> ResolveResult:
         device_count=1,
         versions={"torch": "2.0"},
     )
+
+
+def resolve_cuda(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
+    """The same of a machine with one CUDA device, of a GiB."""
+    device = DeviceSpec(name="made up", capacity_bytes=1 << 30)
+    found = {"device": DeviceKind.CUDA, "device_count": 1, "device_spec": device}
+    return ChildResult(resolve=resolved().model_copy(update=found))
+
+
+def train_beside(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+    """A stand-in TRAIN child. In the first of a study somebody comes to its device and takes nearly all of it."""
+    driver = Driver(Path(os.environ["DRYFIT_TEST_DRIVER"]))
+    if driver.comes and not driver.came:
+        driver.set({os.getppid(): 1000 * MIB})  # the control process: it lives, and is none of the study's children
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 100 MiB")
+    return train(body, channel)
 
 
 def fault(error: Exception) -> ChildFault:

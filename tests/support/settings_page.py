@@ -119,7 +119,7 @@ _METRICS = {
     ),
     Metric.LOSS: (
         "plain cross entropy (binary with `multi_label`), whatever the training loss: trials compare by it; of "
-        "causal-lm the mean over the learned tokens"
+        "causal-lm the mean over the learned tokens, of share and joint the mean of the class's and the span's"
     ),
     Metric.TOKEN_F1: "F1 over the words of the span found and of the best-matching true one; 1 where both are none",
     Metric.EXACT_MATCH: "share of rows whose span, or whose generated answer, is exactly a true one; none for none",
@@ -127,7 +127,7 @@ _METRICS = {
     Metric.NULL_PRECISION: "of the rows where no span was found, the share that has none; 0 where one was always found",
     Metric.NULL_RECALL: "of the rows that have no span, the share where none was found; NaN where all have one",
     Metric.TOKEN_F1_HAS: "`token_f1` of the rows that have a true span; NaN where there is none",
-    Metric.COMBINED: "`f1_macro` and `token_f1`, weighed by `multitask.criteria_weight`",
+    Metric.COMBINED: "the mean of `f1_macro` and `token_f1`",
 }
 
 

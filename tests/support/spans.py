@@ -1,5 +1,7 @@
 """Rows of the span tests: texts of every script, tokenizers of every kind."""
 
+import json
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +12,18 @@ import torch
 from hypothesis import strategies as st
 
 import tiny
+from dryfit.meta.configs import load_tokenizer
+from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import Batch
+from dryfit.tasks.characters import word_spans
+from dryfit.tasks.load import load
+from dryfit.tasks.model_input import read_model_input
+from dryfit.tasks.rows import UnlabelledRow
+from dryfit.tasks.span_metrics import span_metrics
 from dryfit.tasks.tokens import TokenSet
 from dryfit.tasks.windows import Ragged, Windows, extras
+from dryfit.train.predict import Predictor
+from trials import Trial
 
 TOKENIZERS = ("bert", "roberta", "xlm-roberta", "deberta-v3", "xlnet", "modernbert")
 """WordPiece; byte-level BPE, with trimmed offsets or not; sentencepiece, the classification token first or last."""
@@ -117,3 +128,36 @@ def evidence_data(folder: Path, *, train: int = 24, validation: int = 16, test: 
         "train": str(tiny.write_jsonl(folder / "train.jsonl", drawn(train, 0))),
         "validation": str(tiny.write_jsonl(folder / "validation.jsonl", drawn(validation, train))),
     }
+
+
+def both_data(folder: Path, *, criterion_repeated: int = 1, **sizes: int) -> dict[str, Any]:
+    """The rows of :func:`evidence_data`, each with a label: whether it has evidence; criteria said so often."""
+    paths = evidence_data(folder, **sizes)
+    for path in map(Path, paths.values()):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for row in rows:
+            row |= {"label": int(bool(row["evidence"])), "criterion": " ".join([row["criterion"]] * criterion_repeated)}
+        tiny.write_jsonl(path, rows)
+    return paths
+
+
+def assert_predicts_as_validated(trial: Trial) -> None:
+    """What the folder of a trial's best weights says of the validation rows scores as it did in training."""
+    folder = trial.folder / "best"
+    source = FolderSource.of(folder)
+    predictor = Predictor(load(folder), load_tokenizer(source), read_model_input(folder), 4, source)
+    path = Path(trial.data.validation or "")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    said: list[Any] = list(
+        predictor.predict([UnlabelledRow(row["id"], row["text"], row["criterion"], "") for row in rows])
+    )
+    answers = np.array([one["span"] or (0, 0) for one in said], dtype=np.int64)
+    golds = Ragged.of([np.array(row["evidence"], dtype=np.int32).reshape(-1, 2) for row in rows])
+    found = span_metrics(answers, golds, Ragged.of([word_spans(row["text"]) for row in rows]))
+    hits = [one["label"] == row["label"] for one, row in zip(said, rows, strict=True)]
+    found["accuracy"] = sum(hits) / len(hits)
+    logs = [math.log(one["probabilities"][row["label"]]) for one, row in zip(said, rows, strict=True)]
+    validated = json.loads((folder / "dryfit.json").read_text(encoding="utf-8"))["metrics"]
+    for name, value in found.items():
+        assert math.isclose(validated[name], value, abs_tol=1e-9) or math.isnan(value), name
+    assert -sum(logs) / len(logs) < 2 * validated["loss"]  # of which the class has one half

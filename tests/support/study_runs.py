@@ -1,25 +1,30 @@
 """Running whole studies as a user does, in real processes, and killing them."""
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
 import tiny
+from dryfit.cli.app import main
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.store.events import Event
 from dryfit.store.ledger import each_event, read_ledger
 from dryfit.store.replay import StudyState
 
-DEADLINE_S = 240
+DEADLINE_S = 600
+"""When a command counts as hung: a machine that others use makes everything many times slower."""
 _POLL_S = 0.005
 
 STUDY = """
@@ -84,6 +89,35 @@ def write_study(
     return file
 
 
+STEPWISE = f"""
+[study]
+task = "objective"
+trials = 3
+seed = 5
+
+[objective]
+function = "objectives:stepwise"
+paths = ["{Path(__file__).parent}"]
+
+[space]
+x = {{{{low = -3.0, high = 3.0}}}}
+
+[search]
+sampler = "random"
+mirror = "none"
+
+[runtime]
+{{runtime}}
+"""
+
+
+def write_stepwise(folder: Path, *, runtime: str = "") -> Path:
+    """A study of a function whose every step takes ``STEP_PAUSE_S``; each step has a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.toml").write_text(STEPWISE.format(runtime=runtime), encoding="utf-8")
+    return folder
+
+
 def command(*words: str | Path) -> list[str]:
     """A dryfit command line."""
     return [sys.executable, "-m", "dryfit.cli.app", *map(str, words)]
@@ -110,9 +144,38 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
+@contextlib.contextmanager
+def _signals_kept() -> Generator[None, None, None]:
+    """A command sets what its process does on signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def run_here(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process: those that look, write a file or refuse.
+
+    An interpreter of its own takes a second for its imports alone.
+    """
+    output, errors, status = io.StringIO(), io.StringIO(), 0
+    argv = ["dryfit", *map(str, words)]
+    with (
+        patch.object(sys, "argv", argv),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        _signals_kept(),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return subprocess.CompletedProcess(argv, status, output.getvalue(), errors.getvalue())
+
+
 def summary_of(folder: Path) -> dict[str, Any]:
     """What ``status --json`` prints."""
-    done = run("status", folder, "--json")
+    done = run_here("status", folder, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

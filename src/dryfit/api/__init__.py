@@ -3,7 +3,7 @@
 from dryfit.api.doctor import doctor
 from dryfit.api.files import layout_of
 from dryfit.api.imports import import_rows
-from dryfit.api.models import check, predict
+from dryfit.api.models import check, merge, predict
 from dryfit.api.planning import calibrate, plan, plan_input, plan_space
 from dryfit.api.reports import export, write_report
 from dryfit.api.several import StudyRun, TuneAllResult, Turn, tune_all
@@ -39,6 +39,7 @@ __all__ = [
     "in_process",
     "init",
     "layout_of",
+    "merge",
     "open_study",
     "owner",
     "plan",

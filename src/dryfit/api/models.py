@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dryfit.core.errors import ConfigError, InternalError, LoadError
 from dryfit.core.health import Health
-from dryfit.core.jobs import CheckRequest, PredictRequest, PredictResult
+from dryfit.core.jobs import CheckRequest, MergeRequest, PredictRequest, PredictResult
 from dryfit.core.settings import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import Message, Note, Progress
 from dryfit.study.devices import available_cores
@@ -102,6 +102,35 @@ def predict(
     if result.predict is None:
         raise InternalError(f"predicting {name}", "the child's answer is of another job")
     return result.predict
+
+
+def merge(model: Path | str, out: Path | str, *, trust: bool = False) -> Path:
+    """Merge the LoRA adapters of a trained model into its base: a folder for plain transformers.
+
+    Args:
+        model: A folder that ``dryfit train`` wrote, or a trial's best weights.
+        out: The new folder.
+        trust: Run code that comes with the model.
+
+    Returns:
+        The new folder.
+
+    Raises:
+        ConfigError: ``out`` is there already, or the model has no adapters.
+        LoadError: The model's folder is absent or not of dryfit, or its base is no longer where it was.
+    """
+    folder, target = Path(model).expanduser().resolve(), Path(out).expanduser().absolute()
+    doing = f"merging the adapters of {model}"
+    if not folder.is_dir():
+        raise LoadError(doing, "there is no such folder", "a trained model's folder", "check the path")
+    if target.exists() or not target.parent.is_dir():
+        found = f"{target} exists" if target.exists() else f"there is no folder {target.parent}"
+        raise ConfigError(doing, found, "a new folder in one that is there")
+    body = MergeRequest(model_dir=str(folder), out=str(target), threads=available_cores(), trust=trust)
+    result = run_alone(doing, body)
+    if result.merge is None:
+        raise InternalError(doing, "the child's answer is of another job")
+    return Path(result.merge.out)
 
 
 def _tell(message: Message, on_note: Callable[[str], None]) -> None:

@@ -10,17 +10,19 @@ from dryfit.api.objectives import Objective, objective_study
 from dryfit.config.load import load_study_file
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
+from dryfit.core.jobs import TinyLmRequest
 from dryfit.core.trial import Outcome
 from dryfit.core.wire import write_text_atomic
 from dryfit.report.story import trial_story
 from dryfit.report.story_view import TrialStory
 from dryfit.report.summary import StudySummary, summarise
 from dryfit.report.watch import StudyFollower
-from dryfit.starter.template import init_folder
+from dryfit.starter.template import DATA_FOLDER, MODEL_FOLDER, init_folder
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import lock_owner, read_ledger
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
+from dryfit.study.errand import run_alone
 from dryfit.study.machine import End
 from dryfit.study.observers import Observer
 from dryfit.study.refusals import nothing_fits_text
@@ -66,7 +68,14 @@ def init(
         ConfigError: A file is already there, and ``force`` is not set; there is no such preset; or the task cannot be
             trained yet.
     """
-    return init_folder(Path(folder), task=task, force=force, preset=preset)
+    target = Path(folder)
+    written = init_folder(target, task=task, force=force, preset=preset)
+    if task is not Task.CAUSAL_LM or preset is not None:
+        return written
+    model = (target / MODEL_FOLDER).absolute()
+    source = (target / DATA_FOLDER / "train.jsonl").absolute()
+    run_alone(f"writing {model}", TinyLmRequest(folder=str(model), source=str(source), seed=1))
+    return [*written, target / MODEL_FOLDER]
 
 
 def tune(

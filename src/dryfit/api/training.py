@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.api.files import layout_of
+from dryfit.api.models import merge
 from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
@@ -81,6 +82,7 @@ def train(
     with_validation: bool = False,
     seed: int | None = None,
     out: Path | str | None = None,
+    merged: bool = False,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> TrainOutcome:
     """Train a trial's configuration once more, evaluate it once on test, and save the model.
@@ -93,6 +95,7 @@ def train(
         with_validation: Train on train and validation together, for as many steps as the trial's best validation had.
         seed: None: the trial's own, which repeats the trial.
         out: Where to put a copy of the saved folder; None: it stays in the study.
+        merged: Put there, instead of a copy, the base with its adapters merged into it.
         on_note: Hears what happens, a line at a time.
 
     Raises:
@@ -116,7 +119,9 @@ def train(
     if isinstance(found, DryfitError):
         raise found
     saved = study.layout.final(run.name).model
-    if target is not None:
+    if target is not None and merged:
+        merge(saved, target, trust=study.config.model.trust_remote_code)
+    elif target is not None:
         copy_model(saved, target)
     return TrainOutcome(End.DONE, _trained(study, run, found, target or saved))
 

@@ -8,6 +8,7 @@ import typer
 from dryfit.cli import doctor, importing, models, planning, reports, studies, training
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.platforms import refuse_unsupported_platform
+from dryfit.core.process import end_by_signals_alone
 from dryfit.core.version import VERSION
 
 app = typer.Typer(
@@ -58,6 +59,7 @@ def main() -> None:
     """Run the command line; every error ends with its own exit status."""
     try:
         refuse_unsupported_platform()
+        end_by_signals_alone()
         app()
     except DryfitError as error:
         from dryfit.cli.output import print_error

@@ -30,6 +30,8 @@ def init(
 
     for path in api.init(folder, task=task, force=force, preset=preset):
         typer.echo(path)
+    if task is Task.CAUSAL_LM and preset is None:
+        typer.echo("the model is a toy: tiny, of random weights, with a tokenizer trained on these rows", err=True)
     typer.echo(f"search with: dryfit tune {folder / 'study.toml'}", err=True)
 
 

@@ -23,6 +23,9 @@ def train(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="MODEL_DIR", help="Copy the saved model to a new folder.")
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="With -o: LoRA adapters merged into their base, for plain transformers.")
+    ] = False,
     top: Annotated[
         int | None, typer.Option(min=1, help="Instead: run so many of the best trials by study.metric ...")
     ] = None,
@@ -36,7 +39,9 @@ def train(
     from dryfit.cli.output import print_json, print_top, print_trained
 
     several = {"--trial": trial != _BEST, "--seed": seed is not None, "-o": out is not None}
-    several |= {"--with-validation": with_validation, "--in-process": in_process}
+    several |= {"--with-validation": with_validation, "--in-process": in_process, "--merge": merge}
+    if merge and out is None:
+        raise ConfigError("merging adapters", "--merge does not come without -o", "--merge -o MODEL_DIR")
     if (top is None) != (seeds is None):
         raise ConfigError("training the best trials", "--top and --seeds do not come alone", "both, or none")
     if top is not None and seeds is not None:
@@ -50,7 +55,13 @@ def train(
         command = api.in_process(study, trial=chosen, seed=seed)
         os.execv(command[0], command)
     done = api.train(
-        study, trial=chosen, with_validation=with_validation, seed=seed, out=out, on_note=notes(quiet=quiet)
+        study,
+        trial=chosen,
+        with_validation=with_validation,
+        seed=seed,
+        out=out,
+        merged=merge,
+        on_note=notes(quiet=quiet),
     )
     if done.model is None:
         typer.echo("stopped; the same command goes on", err=True)

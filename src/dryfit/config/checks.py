@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
+from dryfit.config.language import language_problems
 from dryfit.config.objective import objective_problems
 from dryfit.config.own_task import own_task_problems, unread_own
 from dryfit.config.problems import Problem, shown
@@ -52,10 +53,10 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
         own = objective_problems(config, planned=use is Use.PLAN)
         return [*own, *_unread(config), *_unread_by_patient(config)]
     own = own_task_problems(config) if is_own(config.study.task) else unread_own(config)
-    problems = [*_task(config), *_data(config, use), *_classes(config), *own]
+    problems = [*_task(config), *_data(config, use), *_classes(config), *language_problems(config), *own]
     problems += [*_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
     problems += [*_unread(config), *_unread_by_patient(config)]
-    return [*problems, *(_plannable(config) if use is Use.PLAN else _trainable(config))]
+    return [*problems, *(_plannable(config) if use is Use.PLAN else _metric(config))]
 
 
 def _task(config: StudyConfig) -> list[Problem]:
@@ -69,19 +70,6 @@ def _task(config: StudyConfig) -> list[Problem]:
     found = f"is not read by study.task = {task}"
     problems = [Problem(tuple(key.split(".")), found, hint="remove it") for key in unread if _changed(config, key)]
     return problems + [Problem(("space", key), found) for key in unread if key in config.space]
-
-
-_TRAINED: Final = (Task.CRITERIA, Task.EVIDENCE)
-
-
-def _trainable(config: StudyConfig) -> list[Problem]:
-    task = config.study.task
-    if is_own(task):
-        return []  # its metrics are asked of its class
-    if task in _TRAINED:
-        return _metric(config)
-    found = f"is {task}, which cannot be trained yet"
-    return [Problem(("study", "task"), found, ", ".join(_TRAINED), "ask for its memory with `dryfit plan`")]
 
 
 def _plannable(config: StudyConfig) -> list[Problem]:
@@ -140,6 +128,8 @@ def _classes(config: StudyConfig) -> list[Problem]:
 def _metric(config: StudyConfig) -> list[Problem]:
     data = config.data
     task = config.study.task
+    if is_own(task):
+        return []  # its metrics are asked of its class
     known = task_metrics(task, data.num_labels, multi_label=data.multi_label)
     classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
     given = classes if task is Task.CRITERIA else f"study.task is {task}"

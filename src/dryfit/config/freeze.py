@@ -33,7 +33,7 @@ def dump_toml(config: StudyConfig, folder: Path | None = None) -> str:
 
 
 def _make_relative(document: dict[str, Any], folder: Path) -> None:
-    for table, names in (("data", _SOURCES), ("model", ("name",))):
+    for table, names in (("data", _SOURCES), ("model", ("name",)), ("joint", ("criteria_model",))):
         for name in names if table in document else ():
             document[table][name] = _relative(document[table][name], folder)
     document["study"]["task"] = _relative(document["study"]["task"], folder)

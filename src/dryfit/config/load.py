@@ -34,6 +34,8 @@ FROZEN_FILE: Final = "frozen.toml"
 DEFAULT_ORIGIN: Final = "default"
 SET_ORIGIN: Final = "--set"
 _SOURCES: Final = ("train", "validation", "test", "file")
+_MODELS: Final = ("model.name", "joint.criteria_model")
+"""Keys whose values may be folders of models."""
 
 Document = dict[str, Any]
 
@@ -242,7 +244,7 @@ def _has_own_function(document: Document) -> bool:
 
 
 def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, str]) -> None:
-    """Make relative paths in ``[data]``, ``[model]`` and ``[objective]`` absolute, each from where it was written."""
+    """Make relative paths of rows, models and functions absolute, each from where it was written."""
 
     def base(place: KeyPath) -> Path:
         return Path.cwd() if places.get(place) == SET_ORIGIN else folder
@@ -263,9 +265,10 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
             value = cast("Document", data).get(name)
             if isinstance(value, str) and not value.startswith(HUB_PREFIX):
                 data[name] = _absolute(value, base(("data", name)))
-    model = document.get("model")
-    if isinstance(model, dict) and isinstance(name := cast("Document", model).get("name"), str):
-        model["name"] = _model(name, base(("model", "name")))
+    for table, key in (name.split(".") for name in _MODELS):
+        found = document.get(table)
+        if isinstance(found, dict) and isinstance(name := cast("Document", found).get(key), str):
+            found[key] = _model(name, base((table, key)))
     if _has_own_function(document):
         return  # its names are the user's own: none of them is a model
     search = document.get("search")
@@ -282,24 +285,25 @@ def _searched_models(key: str, value: object, base: Path) -> object:
     if isinstance(value, list):
         return [_searched_models(key, item, base) for item in cast("list[object]", value)]
     if isinstance(value, str):
-        return _model(value, base) if key == "model.name" else value
+        return _model(value, base) if key in _MODELS else value
     if isinstance(value, dict):
         case = cast("Document", value)
         inner = {"choices": key, "when": key}
-        if "model.name" in case:  # the table of a condition
-            return case | {"model.name": _searched_models("model.name", case["model.name"], base)}
+        named = [name for name in _MODELS if name in case]
+        if named:  # the table of a condition
+            return case | {name: _searched_models(name, case[name], base) for name in named}
         return {name: _searched_models(key, item, base) if name in inner else item for name, item in case.items()}
     return value
 
 
 def _enqueued_model(point: object, base: Path) -> object:
-    """A known point under dotted names, with the folder of its model made absolute."""
+    """A known point under dotted names, with the folders of its models made absolute."""
     table = dotted(point)
     if not isinstance(table, dict):
         return table
     names = cast("Document", table)
-    name = names.get("model.name")
-    return names | {"model.name": _model(name, base)} if isinstance(name, str) else names
+    given = {key: names.get(key) for key in _MODELS}
+    return names | {key: _model(name, base) for key, name in given.items() if isinstance(name, str)}
 
 
 def _model(name: str, base: Path) -> str:

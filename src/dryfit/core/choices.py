@@ -62,3 +62,21 @@ class BaseFormat(StrEnum):
     FP16 = "fp16"
     BF16 = "bf16"
     INT8 = "int8"
+
+
+class Weighting(StrEnum):
+    """How the losses of a class and of a span, learned at once, are weighed."""
+
+    FIXED = "fixed"
+    """By a weight of the study file."""
+    UNCERTAINTY = "uncertainty"
+    """By two variances that are learned with the model."""
+
+
+class Fusion(StrEnum):
+    """How the criterion's encoder meets that of the text."""
+
+    CONCAT = "concat"
+    ADD = "add"
+    GATE = "gate"
+    ATTENTION = "attention"

@@ -26,18 +26,9 @@ IRRELEVANT: Final = frozenset(
         "span.null_policy",
         "span.null_threshold",
         "span.null_ratio",
-        "span.negatives",
         "multitask.criteria_weight",
-        "multitask.criteria_share",
         "lora.alpha",
-        "lm.format",
-        "lm.criteria_prompt",
-        "lm.evidence_prompt",
-        "lm.answers",
-        "lm.no_evidence",
         "lm.mix",
-        "lm.chat",
-        "lm.learn_prompt",
         "lm.generate_rows",
         "lm.max_new_tokens",
     }
@@ -62,7 +53,7 @@ Then a mask, a momentum, a norm or a group of parameters (the unit in which opti
 Unset is a state of its own: the pretrained configuration decides.
 """
 
-SET_OR_UNSET: Final = frozenset({"loss.alpha"})
+SET_OR_UNSET: Final = frozenset({"loss.alpha", "span.negatives", "multitask.criteria_share"})
 """Keys of which only matters whether they are set."""
 
 

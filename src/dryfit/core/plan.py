@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from dryfit.core.choices import Task
+from dryfit.core.choices import BaseFormat, Task
 from dryfit.core.settings import LoraSettings, Settings, TrialSettings
 from dryfit.core.tasks import TaskName
 from dryfit.core.units import parse_bytes
@@ -76,8 +76,10 @@ class PlanSubject(Settings):
 
 
 def adapters(task: TaskName, settings: TrialSettings) -> LoraSettings | None:
-    """The adapters that a trial trains; None where it trains the model's own weights."""
-    return settings.lora if task is Task.CAUSAL_LM and settings.lora.r else None
+    """The adapters that a trial trains, with the format of their base; None where it trains the model's own weights."""
+    if task is not Task.CAUSAL_LM or not settings.lora.r:
+        return None
+    return settings.lora.model_copy(update={"base": settings.lora.base or BaseFormat(settings.train.precision)})
 
 
 class ExecutionSettings(Settings):

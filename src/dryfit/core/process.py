@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _WATCH_EVERY_S = 1.0
@@ -41,6 +42,23 @@ def die_with_parent(parent_pid: int) -> None:
         threading.Thread(target=_watch, args=(parent_pid,), name="dryfit-parent-watch", daemon=True).start()
     if os.getppid() != parent_pid:
         os._exit(_PARENT_GONE)
+
+
+def end_of_command(number: int, _frame: FrameType | None) -> None:
+    """A signal handler that does what is done where there is none: end this process.
+
+    That it is installed says that this process lives for one command: once the work it was asked to stop is done, a
+    signal that comes again may be ignored until it ends, so that its exit status is what tells how it ended.
+    """
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def end_by_signals_alone() -> None:
+    """Install :func:`end_of_command` for what a scheduler sends; whoever ignores a signal, as ``nohup``, goes on so."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end_of_command)
 
 
 def peak_rss_bytes() -> int:

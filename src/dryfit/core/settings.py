@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dryfit.core.choices import BaseFormat, Direction, Precision
+from dryfit.core.choices import BaseFormat, Direction, Fusion, Precision, Weighting
 
 PACKAGED_MODEL: Final = "minilm"
 """Name of the encoder that comes with the extra ``demo``."""
@@ -198,13 +198,14 @@ class SpanSettings(Settings):
 class MultitaskSettings(Settings):
     """``[multitask]``: a class and a span learned at once; for the tasks share and joint."""
 
-    criteria_weight: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.5, description="weight of the class's loss, and of its metric in `combined`; the span has the rest"
+    criteria_weight: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="fixed: weight of the class's loss; that of the span has the rest"
     )
-    weighting: Literal["fixed", "uncertainty"] = Field(
-        default="fixed", description="fixed: by criteria_weight; uncertainty: two learned variances weigh the losses"
+    weighting: Weighting = Field(
+        default=Weighting.FIXED,
+        description="fixed: by criteria_weight; uncertainty: two learned variances weigh the losses",
     )
-    criteria_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+    criteria_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="share of an epoch's windows that train the class, the others the span; unset: both"
     )
 
@@ -216,8 +217,8 @@ class JointSettings(Settings):
         default=None, min_length=1, description="the criterion's encoder, as model.name; unset: the same model"
     )
     criterion_length: int = Field(default=64, ge=8, le=131072, description="tokens a criterion is cut to")
-    fusion: Literal["concat", "add", "gate", "attention"] = Field(
-        default="concat", description="how the criterion's vector meets the vectors of the text's tokens"
+    fusion: Fusion = Field(
+        default=Fusion.CONCAT, description="how the criterion's vector meets the vectors of the text's tokens"
     )
     share_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0, description="share of the layers, from the embeddings up, that both encoders have in common"
@@ -246,9 +247,10 @@ class LoraSettings(Settings):
     targets: str = Field(
         default="all-linear", description="linear layers that get one: all-linear, or names with commas: q_proj,v_proj"
     )
-    base: BaseFormat = Field(
-        default=BaseFormat.FP16,
-        description="number format of the frozen weights: fp32, fp16, bf16, or int8 (CUDA and the extra 8bit only)",
+    base: BaseFormat | None = Field(
+        default=None,
+        description="number format of the frozen weights: fp32, fp16, bf16, or int8 (CUDA and the extra 8bit only); "
+        "unset: that of train.precision",
     )
 
 

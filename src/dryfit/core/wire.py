@@ -139,6 +139,22 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def sync_file(path: Path) -> None:
+    """Make what a file holds survive a power cut."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_tree(folder: Path) -> None:
+    """Make what a folder holds survive a power cut, folders in it included."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            sync_tree(path)
+        else:
+            sync_file(path)
+    sync_folder(folder)
+
+
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace ``path`` by ``text`` in one step: a reader, or a kill at any moment, sees the old or the new text.
 

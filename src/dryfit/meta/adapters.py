@@ -1,18 +1,24 @@
 """PEFT adapters, put on a model exactly: every tensor of the file has its place, and every place its tensor."""
 
+import copy
+import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from dryfit.core.errors import ConfigError, LoadError, MachineError
-from dryfit.meta.checkpoint import ADAPTER_STEM, open_checkpoint
+from dryfit.meta.checkpoint import ADAPTER_STEM, Checkpoint, open_checkpoint
 from dryfit.meta.construction import build
 from dryfit.meta.filling import fill
 from dryfit.meta.matching import Wishes, memory_of, places
+from dryfit.meta.source import FolderSource, ModelSource
 
 ADAPTER_FILE = "adapter_config.json"
+ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
 _NAME = "default"
 
 
@@ -43,23 +49,69 @@ def attach_adapter(
     config = peft.PeftConfig.from_pretrained(str(folder))
     config.inference_mode = not trainable
     try:
-        adapted = build(lambda: peft.get_peft_model(model, config, adapter_name=_NAME))
+        adapted = _put_on(model, config)
     except ValueError as error:  # no module has one of the target names
         raise LoadError(doing, str(error).strip().splitlines()[0], allowed="the model it was trained on") from error
-    # PEFT itself says under which key it saves each tensor.
-    saved: dict[str, Any] = peft.get_peft_model_state_dict(adapted, adapter_name=_NAME, save_embedding_layers=False)
-    names = {memory_of(place.tensor): place.name for place in places(adapted)}
-    wishes = Wishes(
-        torch.device(device),
-        aliases={key: names[memory_of(tensor)] for key, tensor in saved.items()},
-        partial=True,
-    )
-    fill(adapted, stored, wishes)
+    fill_adapter(adapted, stored, device=device)
     return adapted.eval()
 
 
-def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targets: str) -> nn.Module:
-    """Put fresh LoRA adapters on a model; all else is frozen.
+def fill_adapter(adapted: nn.Module, stored: Checkpoint, *, device: torch.device | str) -> None:
+    """Give the adapters of PEFT's model the tensors of a file; the base is left alone.
+
+    Raises:
+        LoadError: A tensor is missing, too many, or of another shape.
+    """
+    names = {memory_of(place.tensor): place.name for place in places(adapted)}
+    aliases = {key: names[memory_of(tensor)] for key, tensor in _state(adapted).items()}
+    fill(adapted, stored, Wishes(torch.device(device), aliases=aliases, partial=True))
+
+
+def save_adapter(adapted: nn.Module, path: Path) -> None:
+    """Write the tensors of the adapters as PEFT does: a file for :data:`ADAPTER_WEIGHTS`."""
+    save_file({key: tensor.contiguous() for key, tensor in _state(adapted).items()}, path, metadata={"format": "pt"})
+
+
+def save_adapter_config(adapted: nn.Module, folder: Path, *, revision: str | None) -> None:
+    """Write ``adapter_config.json``, by which PEFT and :func:`base_of_adapter` find the base.
+
+    Args:
+        adapted: PEFT's model.
+        folder: Where to.
+        revision: Of the base on the hub.
+    """
+    model: Any = adapted
+    config = copy.deepcopy(model.peft_config[_NAME])
+    config.inference_mode = True
+    config.base_model_name_or_path = model.get_base_model().config.name_or_path
+    config.revision = revision
+    config.save_pretrained(str(folder))
+
+
+def base_of_adapter(folder: Path, *, trust: bool) -> ModelSource | None:
+    """The model that a folder's adapter stands on; None where the folder holds no adapter.
+
+    Raises:
+        LoadError: ``adapter_config.json`` is damaged.
+    """
+    path = folder / ADAPTER_FILE
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        name, revision = config["base_model_name_or_path"], config.get("revision")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"reading {path}", str(error), allowed="as PEFT saves it") from error
+    return FolderSource(str(name), revision=revision, trust_remote_code=trust)
+
+
+def _state(adapted: nn.Module) -> dict[str, torch.Tensor]:
+    """The adapters' tensors, under the keys that PEFT itself saves them by."""
+    return _peft().get_peft_model_state_dict(adapted, adapter_name=_NAME, save_embedding_layers=False)
+
+
+def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targets: str, seed: int = 0) -> nn.Module:
+    """Put fresh LoRA adapters on a model; all else is frozen. They are without data until they are materialised.
 
     Args:
         model: The base model, with or without memory; it is changed in place.
@@ -67,6 +119,7 @@ def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targe
         alpha: Adapters are scaled by ``alpha / r``.
         dropout: Before the adapters.
         targets: ``all-linear``, or ends of module names with commas between them.
+        seed: Of what they begin with.
 
     Raises:
         ConfigError: No linear layer has such a name.
@@ -76,13 +129,20 @@ def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targe
     names = targets if targets == "all-linear" else [name.strip() for name in targets.split(",")]
     config = peft.LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM")
     try:
-        return build(lambda: peft.get_peft_model(model, config, adapter_name=_NAME))
+        return _put_on(model, config, seed=seed)
     except ValueError as error:
         raise ConfigError(
             f"putting adapters on a {type(model).__name__}",
             str(error).strip().splitlines()[0],
             allowed='lora.targets = "all-linear", or names of its linear layers',
         ) from error
+
+
+def _put_on(model: nn.Module, config: Any, *, seed: int = 0) -> nn.Module:
+    with warnings.catch_warnings():
+        # PEFT 0.21 asks transformers 5 for a property under its old name; to be removed with a PEFT that does not.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        return build(lambda: _peft().get_peft_model(model, config, adapter_name=_NAME), seed=seed)
 
 
 def _peft() -> Any:

@@ -292,4 +292,10 @@ def _fill(tensor: torch.Tensor, background: int) -> None:
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
+    return torch.equal(_bytes_of(one), _bytes_of(other))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    whole = tensor.contiguous()
+    # One element counts as contiguous whatever its stride is, but is no row of bytes then.
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)

@@ -174,8 +174,9 @@ def _forget_secrets(body: Body) -> None:
         return
     data = training.config.data
     sources = (data.train, data.validation, data.test, data.file)
-    name = training.config.settings.model.name
-    of_hub = not Path(name).is_absolute() and name != PACKAGED_MODEL
+    settings = training.config.settings
+    names = [name for name in (settings.model.name, settings.joint.criteria_model) if name is not None]
+    of_hub = any(not Path(name).is_absolute() and name != PACKAGED_MODEL for name in names)
     of_hub = of_hub or any(source is not None and source.startswith(HUB_PREFIX) for source in sources)
     forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
 

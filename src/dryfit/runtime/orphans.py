@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psutil
 
-from dryfit.core.wire import MARKER_VARIABLE
+from dryfit.runtime.processes import carries_marker
 
 _PASSES = 5
 _WAIT_S = 10.0
@@ -15,9 +15,8 @@ _WAIT_S = 10.0
 def _marked(marker: str) -> Iterator[psutil.Process]:
     spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
-            if process.pid not in spared and process.environ().get(MARKER_VARIABLE) == marker:
-                yield process
+        if process.pid not in spared and carries_marker(process.pid, marker):
+            yield process
 
 
 def sweep(marker: str) -> list[int]:

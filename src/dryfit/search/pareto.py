@@ -42,17 +42,19 @@ def _non_dominated_pairs(losses: Floats) -> Indices:
 def crowding_distances(losses: Floats) -> Floats:
     """How much room each row has: the sum over the goals of the gap between its two neighbours.
 
-    The ends of each goal have infinite room. Source: Deb et al., "A fast and elitist multiobjective genetic
-    algorithm: NSGA-II", 2002.
+    The ends of each goal have infinite room. Of equal rows only the first has room: a copy would take the place of
+    another end. Source: Deb et al., "A fast and elitist multiobjective genetic algorithm: NSGA-II", 2002.
     """
     room = np.zeros(len(losses))
-    for column in losses.T:
+    _, firsts = np.unique(losses, axis=0, return_index=True)
+    firsts.sort()
+    for column in losses[firsts].T:
         order = np.argsort(column, kind="stable")
         sorted_values = column[order]
-        room[order[[0, -1]]] = np.inf
+        room[firsts[order[[0, -1]]]] = np.inf
         width = sorted_values[-1] - sorted_values[0]
         if width > 0:
-            room[order[1:-1]] += (sorted_values[2:] - sorted_values[:-2]) / width
+            room[firsts[order[1:-1]]] += (sorted_values[2:] - sorted_values[:-2]) / width
     return room
 
 

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from dryfit.config.schema import SamplerName, SearchSettings
 from dryfit.core.choices import Direction
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import Outcome, Scalar, TrialRecord
 from dryfit.search.params import Distribution
+from dryfit.search.pareto import Floats
 from dryfit.search.space import Space
 from dryfit.search.throwaway import Sealed, ThrowAway, sealed
 from dryfit.search.told import Window, is_told
@@ -32,10 +36,11 @@ Draw: TypeAlias = Callable[[Free], Mapping[str, Scalar]]
 """Draws a group of parameters."""
 
 _BEST = 50
-_LAST = 100
-_SAMPLE = 250
-"""What TPE reads of the finished trials. It takes at most 25 for good ones, the rest stands for the bad ones. When it
-read 200, most of them the last, searches stood still from trial 200 on (benchmarks/bench_quality.py)."""
+_LAST = 650
+"""What TPE reads of the finished trials: all up to 700, as many as it can at the cost that docs/search.md promises. It
+draws candidates around the best 25 and takes the one with the fewest trials near it, so the best are never forgotten;
+and what it proposes is near what it proposed lately, so the last trials say most about what has been tried there.
+docs/benchmarks.md compares windows."""
 
 _GENERATION = "NSGAIISampler:generation"
 """What Optuna's NSGA-II calls the generation of a trial in its system attributes."""
@@ -133,7 +138,7 @@ class TpeMemory:
     def __init__(self, space: Space, directions: tuple[Direction, ...], *, refused: bool) -> None:
         self._space = space
         self._goals = len(directions)
-        self._window = Window(directions, refused=refused, best=_BEST, last=_LAST, sample=_SAMPLE)
+        self._window = Window(directions, refused=refused, best=_BEST, last=_LAST)
         self._trials: dict[int, Sealed] = {}
 
     @property
@@ -166,6 +171,20 @@ class TpeMemory:
                 return sealed(TrialState.PRUNED, params=params)
 
 
+class _Tpe(TPESampler):
+    """Optuna's own, but what each trial's values are in numbers is worked out once, and not in each suggestion.
+
+    Nothing else is changed: were Optuna to rename what is overridden, it would do the same, slower.
+    """
+
+    def _get_internal_repr(
+        self, trials: list[FrozenTrial], search_space: dict[str, BaseDistribution], study: optuna.Study
+    ) -> dict[str, Floats]:
+        rows = [row for trial in trials if isinstance(trial, Sealed) and (row := trial.in_numbers(search_space))]
+        columns = np.array(rows, dtype=np.float64).reshape(-1, len(search_space)).T
+        return dict(zip(search_space, columns, strict=True))
+
+
 def _tpe(asked: Asked) -> Draw | None:
     """TPE; None while it was told of too few trials."""
     space, directions, refused = asked.space, asked.directions, asked.tells_refusals
@@ -174,7 +193,7 @@ def _tpe(asked: Asked) -> Draw | None:
     if memory.told < asked.search.startup_trials:
         return None
     running = asked.history.running
-    sampler = TPESampler(seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(running))
+    sampler = _Tpe(seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(running))
     study = _study(memory.trials(running), asked, sampler)
 
     def draw(free: Free) -> Mapping[str, Scalar]:

@@ -20,6 +20,7 @@ from dryfit.search.keys import keys_of
 from dryfit.search.params import Distribution, Param, enumerated, from_text, public_name, to_text, when_from_json
 
 _MOST_PAIRS = 64
+_STRIDE: Final = "span.doc_stride"
 _MOST_VALUES = 16
 _MOST_BRANCHES = 4096
 _NOTHING: Final[Mapping[str, Scalar]] = MappingProxyType({})
@@ -154,6 +155,16 @@ class Space:
             return self._pairs(base)
         except _NotEnumerableError:
             return [(base.model, base.train.max_length)]
+
+    def as_prepared(self, base: TrialSettings) -> TrialSettings:
+        """The settings that rows are prepared with before the first trial.
+
+        Where windows may share different numbers of tokens: with the largest, which is refused if no text is left.
+        Trials with another one prepare their rows themselves.
+        """
+        found = self.points((_STRIDE,), _MOST_PAIRS) or []
+        strides = [value for point in found if isinstance(value := point.get(_STRIDE), int)]
+        return apply_params(base, {_STRIDE: max(strides)}) if strides else base
 
     def _pairs(self, base: TrialSettings) -> list[tuple[ModelSettings, int]]:
         deciding = [name for name in self._by_name if name.startswith("model.") or name == "train.max_length"]

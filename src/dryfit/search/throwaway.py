@@ -1,9 +1,10 @@
 """A throw-away in-memory Optuna study: filled with what one decision reads, asked once, forgotten."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
@@ -30,13 +31,66 @@ logging.getLogger("optuna.storages._in_memory").addFilter(_not_ours)
 
 
 class Sealed(FrozenTrial):
-    """A trial made for one throw-away study.
+    """A trial made for throw-away studies.
 
-    The storage copies each trial it takes, by far the largest cost of filling a study. Nobody else holds these.
+    Storages copy each trial they take. Nobody else holds these, so they are handed over as they are. Their values are
+    those of one space, so what a group of its parameters is in numbers is worked out once.
     """
+
+    known: dict[tuple[str, ...], tuple[float, ...] | None]
+    """Its values in numbers, of each group that was asked for."""
+
+    def in_numbers(self, group: Mapping[str, BaseDistribution]) -> tuple[float, ...] | None:
+        """Its values of a group as samplers compute with them; None where it does not have them all."""
+        names = tuple(group)
+        if names not in self.known:
+            params = self.params
+            has_all = group.keys() <= params.keys()
+            self.known[names] = (
+                tuple(float(one.to_internal_repr(params[name])) for name, one in group.items()) if has_all else None
+            )
+        return self.known[names]
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Sealed":
         return self
+
+    @property
+    def constraints(self) -> dict[str, float]:
+        """None: TPE asks each trial in each group, and Optuna looks for them among the attributes."""
+        return _NO_CONSTRAINTS
+
+
+_NO_CONSTRAINTS: dict[str, float] = {}
+
+
+class _Filled(InMemoryStorage):
+    """A storage that has its trials from the beginning, but the one that a decision is about.
+
+    Optuna's takes them one by one and compares each with the best so far, which is most of what filling a study costs.
+
+    Args:
+        trials: All trials in order, which become their numbers.
+        place: Where the one that will be created stands among them.
+    """
+
+    def __init__(self, trials: Sequence[FrozenTrial], place: int) -> None:
+        super().__init__()
+        self._before, self._after = trials[:place], trials[place:]
+        for number, trial in enumerate(self._before):
+            trial.number = number
+        for number, trial in enumerate(self._after, place + 1):
+            trial.number = number
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        trial_id = super().create_new_trial(study_id, template_trial)
+        self.get_trial(trial_id).number = len(self._before)
+        return trial_id
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        trials = [*self._before, *super().get_all_trials(study_id, deepcopy), *self._after]
+        return trials if states is None else [trial for trial in trials if trial.state in states]
 
 
 def sealed(
@@ -48,7 +102,7 @@ def sealed(
     system_attrs: Mapping[str, float] | None = None,
 ) -> Sealed:
     """A trial with only what is given. It has no distributions: nothing that reads it here asks for them."""
-    return Sealed(
+    made = Sealed(
         number=-1,
         trial_id=-1,
         state=state,
@@ -62,6 +116,8 @@ def sealed(
         system_attrs=dict(system_attrs or {}),
         intermediate_values=dict(reports or {}),
     )
+    made.known = {}
+    return made
 
 
 class ThrowAway:
@@ -84,7 +140,9 @@ class ThrowAway:
         pruner: BasePruner | None = None,
         label: str = "",
     ) -> None:
-        self._storage = InMemoryStorage()
+        others = list(trials)
+        place = next((place for place, other in enumerate(others) if other is trial), len(others))
+        self._storage = _Filled([other for other in others if other is not trial], place)
         name = throw_away_name(label)
         self.study = optuna.create_study(
             study_name=name,
@@ -94,11 +152,7 @@ class ThrowAway:
             directions=[direction.value for direction in directions],
         )
         self._study_id = self._storage.get_study_id_from_name(name)
-        trial_id: int | None = None
-        for other in trials:
-            created = self._storage.create_new_trial(self._study_id, other)
-            trial_id = created if other is trial else trial_id
-        self._trial_id = self._storage.create_new_trial(self._study_id, trial) if trial_id is None else trial_id
+        self._trial_id = self._storage.create_new_trial(self._study_id, trial)
 
     @property
     def trial(self) -> FrozenTrial:

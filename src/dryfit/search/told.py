@@ -1,6 +1,5 @@
 """What samplers read of the trials that have ended: folds that hold no more of them than is ever asked for."""
 
-import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from math import isfinite, isnan
@@ -41,35 +40,25 @@ def _number(record: TrialRecord) -> int:
     return record.number
 
 
-def _lot(number: int) -> bytes:
-    """What a trial draws: those with the least lots are a sample of all that does not depend on when they ended."""
-    return hashlib.sha256(str(number).encode()).digest()
-
-
 class Window:
-    """The best of the trials that are told, the last ones, and a sample of all of them; the others are forgotten.
+    """The best of the trials that are told, and the last ones; the others are forgotten.
 
-    The sample is what says where bad trials were: without it TPE takes what it has forgotten for what nobody has tried,
-    and goes back there for ever. With several goals the best are those of the first fronts, and of one that is too
-    large those with most room.
+    With several goals the best are those of the first fronts, and of one that is too large those with most room.
 
     Args:
         directions: What is better, of each goal.
         refused: Whether refused trials are told.
         best: How many of the best.
         last: How many of the last.
-        sample: How many of all.
     """
 
-    def __init__(self, directions: Sequence[Direction], *, refused: bool, best: int, last: int, sample: int) -> None:
+    def __init__(self, directions: Sequence[Direction], *, refused: bool, best: int, last: int) -> None:
         self.count = 0
         """How many trials were told in all."""
         self._goals = len(directions)
         self._refused = refused
-        self._most = best + last + sample
+        self._most = best + last
         self._last_most = last
-        self._sample_most = sample
-        self._sample: list[tuple[bytes, int, TrialRecord]] = []
         self._last: list[TrialRecord] = []
         self._best = _BestOfOne(directions[0], best) if len(directions) == 1 else _BestOfSeveral(directions, best)
 
@@ -80,8 +69,6 @@ class Window:
         self.count += 1
         insort(self._last, record, key=_number)
         del self._last[: -self._most]
-        insort(self._sample, (_lot(record.number), record.number, record))
-        del self._sample[self._sample_most :]
         if record.outcome is Outcome.COMPLETE:
             self._best.take(record)
 
@@ -89,8 +76,7 @@ class Window:
         """Those that are read, by number: all, while they are not too many."""
         if self.count <= self._most:
             return list(self._last)
-        sample = [record for _, _, record in self._sample]
-        read = [*self._best.records(), *self._last[-self._last_most :], *sample]
+        read = [*self._best.records(), *self._last[-self._last_most :]]
         return sorted({record.number: record for record in read}.values(), key=_number)
 
 

@@ -4,14 +4,9 @@ import difflib
 import json
 from collections.abc import Mapping
 from importlib.resources import files
-from pathlib import Path
 from typing import Final
 
-from dryfit.config.checks import Use
-from dryfit.config.load import load_study_text
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.tasks import TaskName
 
 _FOLDER: Final = files("dryfit.starter") / "presets"
 _SUFFIX: Final = ".toml"
@@ -46,21 +41,9 @@ def preset_study(name: str, study_name: str, data: Mapping[str, str]) -> str:
         data: Keys of ``[data]`` that name files.
 
     Raises:
-        ConfigError: There is no such preset, or it can be planned and not trained.
+        ConfigError: There is no such preset.
     """
     text = preset_text(name)
-    if _task(name) is Task.CAUSAL_LM:
-        trainable = [other for other in preset_names() if _task(other) is not Task.CAUSAL_LM]
-        raise ConfigError(
-            f"writing a study of the preset {name}",
-            f"its task {_task(name)} can be planned, not trained yet",
-            ", ".join(trainable),
-            f"ask for its memory: dryfit plan --preset {name} --device 24GiB",
-        )
     paths = "".join(f"{key} = {json.dumps(value)}\n" for key, value in data.items())
     named = text.replace(f'[study]\nname = "{name}"', f"[study]\nname = {json.dumps(study_name)}", 1)
     return named.replace("[data]\n", f"[data]\n{paths}", 1)
-
-
-def _task(name: str) -> TaskName:
-    return load_study_text(preset_text(name), Path(f"preset {name}"), use=Use.PLAN).config.study.task

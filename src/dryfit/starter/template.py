@@ -17,6 +17,8 @@ from dryfit.starter.preset import preset_study
 
 STUDY_FILE: Final = "study.toml"
 DATA_FOLDER: Final = "data"
+MODEL_FOLDER: Final = "model"
+"""Where ``init --task causal-lm`` writes its toy of a model; the study file names it."""
 
 _DATA_FILES: Final = {split: f"{DATA_FOLDER}/{split}.jsonl" for split in ("train", "validation", "test")}
 
@@ -79,8 +81,13 @@ _EXAMPLES: Final[dict[str, Written]] = {
     "loss.class_balance": "effective",
     "loss.effective_beta": 0.99,
     "regularization.freeze_layers": 2,
+    "lora.base": "bf16",
+    "lm.chat": "off",
+    "lm.learn_prompt": False,
     "span.null_threshold": 0.0,
     "span.negatives": 3.0,
+    "multitask.criteria_share": 0.5,
+    "joint.criteria_model": "minilm",
     "execution.micro_batch": 8,
     "execution.threads": 2,
     "runtime.retries": 3,
@@ -110,19 +117,55 @@ _SPACE: Final = """\
 # Where the starter file of another task differs, what it has more, and what it searches.
 _INSTEAD: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
     Task.EVIDENCE: {"study": {"metric": "token_f1"}},
+    Task.SHARE: {"study": {"metric": "combined"}},
+    Task.JOINT: {"study": {"metric": "combined"}},
+    # The model is a toy, drawn at random: it learns fast, and from nothing.
+    Task.CAUSAL_LM: {
+        "study": {"trials": 3, "metric": "loss"},
+        "data": {"num_labels": 2},
+        "model": {"name": MODEL_FOLDER},
+        "train": {"epochs": 1, "max_length": 320},
+        "optim": {"lr": 2e-3},
+    },
+}
+_OF_SPANS: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    "span": {
+        "doc_stride": 32,
+        "max_answer_len": 64,
+        "null_policy": "calibrated",
+        "null_threshold": None,
+        "reranker": "sum",
+        "negatives": None,
+    },
+}
+_OF_BOTH: Final[Mapping[str, Mapping[str, Written | None]]] = {
+    **_OF_SPANS,
+    "multitask": {"criteria_weight": 0.5, "weighting": "fixed", "criteria_share": None},
 }
 _MORE: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
-    Task.EVIDENCE: {
-        "span": {
-            "doc_stride": 32,
-            "max_answer_len": 64,
-            "null_policy": "calibrated",
-            "null_threshold": None,
-            "reranker": "sum",
-            "negatives": None,
+    Task.EVIDENCE: _OF_SPANS,
+    Task.SHARE: _OF_BOTH,
+    Task.JOINT: {
+        **_OF_BOTH,
+        "joint": {"criteria_model": None, "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0},
+    },
+    Task.CAUSAL_LM: {
+        "lora": {"r": 8, "alpha": 16.0, "dropout": 0.05, "targets": "all-linear", "base": None},
+        "lm": {
+            "format": "criteria",
+            "answers": "no,yes",
+            "chat": None,
+            "learn_prompt": None,
+            "packing": False,
+            "generate_rows": 32,
+            "max_new_tokens": 4,
         },
     },
 }
+_SPACE_OF_BOTH: Final = f"""\
+{_SPACE.replace("[regularization]", "[multitask]")}\
+"multitask.criteria_weight" = {{low = 0.3, high = 0.7, step = 0.1}}
+"""
 _SPACES: Final[Mapping[Task, str]] = {
     Task.EVIDENCE: """\
 # What is searched: any key of the tables from [model] to [span], by dotted name. A list is categorical; low and high
@@ -136,6 +179,19 @@ _SPACES: Final[Mapping[Task, str]] = {
 "head.layers" = [0, 1]
 "head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
 "span.negatives" = [1.0, 3.0]  # windows without a span for each with one
+""",
+    Task.SHARE: _SPACE_OF_BOTH,
+    Task.JOINT: f"""\
+{_SPACE_OF_BOTH.replace("[multitask]", "[joint]")}\
+"joint.fusion" = ["concat", "add", "gate", "attention"]
+""",
+    Task.CAUSAL_LM: """\
+# What is searched: any key of the tables from [model] to [lm] but lm.format, by dotted name. A list is categorical; low
+# and high are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
+[space]
+"optim.lr" = {low = 5e-4, high = 5e-3, log = true}
+"lora.r" = [4, 8, 16]
+"lora.dropout" = [0.0, 0.1]
 """,
 }
 
@@ -226,15 +282,13 @@ def init_folder(
             str(Task.CRITERIA),
             "call dryfit.tune(objective=..., space=...); docs/objective.md has an example",
         )
-    if task is Task.CAUSAL_LM:
-        raise ConfigError(
-            f"writing a study to {folder}",
-            f"{task} can be planned, not trained yet",
-            str(Task.CRITERIA),
-            f"ask for its memory: dryfit plan --set study.task={task}",
-        )
     if preset is None:
         text = study_toml(task, _name(folder))
+        if task is Task.CAUSAL_LM and (folder / MODEL_FOLDER).exists() and not force:
+            found = f"{folder / MODEL_FOLDER} exists"
+            raise ConfigError(
+                f"writing a study to {folder}", found, "a new or an empty folder", "another one, or --force"
+            )
     else:
         text = f"{_HEAD}#\n{preset_study(preset, _name(folder), _DATA_FILES)}"
     study = folder / STUDY_FILE

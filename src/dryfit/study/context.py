@@ -120,7 +120,7 @@ def resolve_request(
         metrics=(config.study.metric, *config.study.also),
         searched={name: _ends(space, name) for name in space.names} if own else {},
         data=config.data,
-        settings=config.trial_settings,
+        settings=space.as_prepared(config.trial_settings),
         pairs=tuple(pairs),
         cache_dir=str(cache_dir),
         device=device,

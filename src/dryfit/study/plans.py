@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from dryfit.config.schema import StudyConfig
-from dryfit.core.choices import Task
 from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, StudyTokens
 from dryfit.core.memory import VerdictKind
@@ -268,7 +267,8 @@ def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_not
     config, layout = asked.config, asked.layout
     if layout is None or not _has_rows(config):
         return None
-    if all(_is_local(model) for model, _ in pairs):
+    names = (*(model.name for model, _ in pairs), config.joint.criteria_model)
+    if all(name is None or _is_local(name) for name in names):
         on_note("checking data and models")
         body = resolve_request(config, asked.space, pairs=pairs, cache_dir=layout.cache, device="cpu")
         result = run_alone("checking data and models", body)
@@ -283,14 +283,11 @@ def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_not
 
 
 def _has_rows(config: StudyConfig) -> bool:
-    if config.study.task is Task.CAUSAL_LM:
-        return False  # nothing reads rows for it yet
     return config.data.file is not None or (config.data.train is not None and config.data.validation is not None)
 
 
-def _is_local(model: ModelSettings) -> bool:
-    folder = Path(model.name)
-    return model.name == PACKAGED_MODEL or any((folder / name).is_file() for name in _TOKENIZER_FILES)
+def _is_local(model: str) -> bool:
+    return model == PACKAGED_MODEL or any((Path(model) / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def _resolved_before(layout: StudyLayout) -> str | None:

@@ -18,7 +18,7 @@ from dryfit.core.jobs import ResolveResult
 from dryfit.core.tasks import task_word
 from dryfit.core.version import VERSION
 from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
-from dryfit.runtime.devices import NvmlDevices
+from dryfit.runtime.nvml_link import NvmlLink
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
 from dryfit.runtime.supervisor import Supervisor
@@ -111,7 +111,7 @@ def run_session(
                 observer.on_open(layout)
             work = _open(config, space, layout, observers)
             stack.push(closing(work.ledger.close))
-            devices = NvmlDevices(work.created.id)
+            devices = NvmlLink(work.created.id, layout.logs / "nvml.txt", lambda text: _note(observers, text))
             stack.push(closing(devices.close))
             around = Surroundings(devices, layout.folder)
             supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))

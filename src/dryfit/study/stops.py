@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from dryfit.core.cleanup import first_error_wins
+from dryfit.core.process import end_of_command
 from dryfit.study.machine import End
 
 GRACEFUL = "graceful"
@@ -29,7 +30,8 @@ class StopSignals:
 
     One of it may span several studies that run one after another: a signal between two of them is not lost, and a
     Ctrl-C after it ends the process. Handlers are only installed in the main thread, because Python allows it nowhere
-    else. SIGHUP stays ignored where it is: that is how ``nohup`` works.
+    else. SIGHUP stays ignored where it is: that is how ``nohup`` works. After a stop, a command ignores what repeats
+    itself while it ends.
     """
 
     def __init__(self) -> None:
@@ -49,7 +51,9 @@ class StopSignals:
     ) -> None:
         with first_error_wins(error):
             for number, handler in self._old.items():
-                signal.signal(number, handler)  # pyright: ignore[reportArgumentType]  # what signal() itself returned
+                over = self.why is not None and handler is end_of_command
+                restored = signal.SIG_IGN if over else handler
+                signal.signal(number, restored)  # pyright: ignore[reportArgumentType]  # what signal() itself returned
             self._old.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

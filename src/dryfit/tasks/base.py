@@ -14,9 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.core.choices import Precision
+from dryfit.core.errors import DataError
 from dryfit.core.settings import DataSettings, Knob, ModelSettings, TrialSettings
 from dryfit.meta.pretrained import Kind
-from dryfit.tasks.rows import Readable, Splits
+from dryfit.meta.source import FolderSource
+from dryfit.tasks.rows import Readable, Splits, UnlabelledRow
 from dryfit.tasks.tokens import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
 
 Batch = dict[str, torch.Tensor]
@@ -56,13 +58,16 @@ class Loss(Protocol):
 class MakeBase(Protocol):
     """Makes a pretrained model: with its weights, or for planning and for loading without."""
 
-    def __call__(self, source: ModelSettings, kind: Kind, *, part: str = "") -> PreTrainedModel:
+    def __call__(
+        self, source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None
+    ) -> PreTrainedModel:
         """Make one.
 
         Args:
             source: Which model.
             kind: What stands on it.
             part: Folder within a saved model's own that keeps this one's config; empty: the folder itself.
+            dtype: Of its weights where they are not trained; None: fp32.
         """
         ...
 
@@ -76,6 +81,8 @@ class TaskModel(nn.Module):
     """Patterns of what no file has: it is drawn at random before training."""
     classes: int | None = None
     """Classes that a row's label is one of, or has any number of; None: labels are something else."""
+    limits: Mapping[str, int] = MappingProxyType({})
+    """Entries of a batch, beside ids, segments and labels, whose numbers are from 0 to below a limit."""
     takes_types: bool = False
     """Whether the segment of each token is read."""
 
@@ -87,6 +94,10 @@ class TaskModel(nn.Module):
         """Its pretrained models, by the folder that keeps each one's config within the saved model's own (``""``)."""
         return {"": self.base()}
 
+    def adapted(self) -> nn.Module | None:
+        """PEFT's model, where adapters alone are trained, and saved; None: all of this is."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -97,12 +108,14 @@ class Given:
         data: What the rows are like.
         facts: What is known of their tokens; nothing before they were made.
         fitted: What :meth:`Task.fit` has chosen.
+        saved: The folder of the saved model that is used; None: it is still to be trained.
     """
 
     settings: TrialSettings
     data: DataSettings
     facts: TokenFacts = NOT_TOKENISED
     fitted: Mapping[str, float] = field(default_factory=dict[str, float])
+    saved: FolderSource | None = None
 
     @property
     def own(self) -> Mapping[str, Knob]:
@@ -167,8 +180,15 @@ class Task(Loss, Protocol):
         ...
 
     @property
-    def shared_tokens(self) -> int:
-        """Tokens that a row must have room for beside its criterion, and one more: those that two windows share."""
+    def shared_tokens(self) -> int | None:
+        """Tokens that a row must have room for beside its criterion, and one more: those that two windows share.
+
+        None: a criterion takes no room of its text.
+        """
+        ...
+
+    def sources(self) -> Mapping[str, ModelSettings]:
+        """Which pretrained models it builds on, by the folders of :meth:`TaskModel.pretrained`."""
         ...
 
     def remarks(self, tokens: Tokens) -> tuple[str, ...]:
@@ -182,8 +202,23 @@ class Task(Loss, Protocol):
         """
         ...
 
+    def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
+        """Entries that batches of an epoch (from 0) have beside those of :meth:`collate`; for all rows of the split.
+
+        A pure function, as :meth:`epoch_rows`. Usually there are none.
+        """
+        ...
+
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The model; what is not pretrained is on the meta device, and drawn by the seed when it is materialised."""
+        ...
+
+    def check_model(self, model: TaskModel) -> None:
+        """Refuse a model that has its weights and cannot do what is asked.
+
+        Raises:
+            ConfigError: It cannot.
+        """
         ...
 
     def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
@@ -222,6 +257,30 @@ class Task(Loss, Protocol):
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """What is said of each row, in order, as JSON takes it."""
+        ...
+
+    def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
+        """Rows to predict that the model cannot read, by their index, each with what is wrong."""
+        ...
+
+    def generate(
+        self,
+        model: TaskModel,
+        rows: Sequence[Readable],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_rows: int,
+        beat: Callable[[], None],
+    ) -> Iterator[dict[str, object]] | None:
+        """What a model that writes says of each row; None: :meth:`predictions` says it, after one pass over them.
+
+        Args:
+            model: In eval mode, on its device.
+            rows: Of which none is unfit.
+            tokenizer: Its tokenizer.
+            batch_rows: Rows at once.
+            beat: Called once a batch.
+        """
         ...
 
 

@@ -1,26 +1,39 @@
-"""The task ``causal-lm``: each token from those before it. Its training step, for planning.
+"""The task ``causal-lm``: each token from those before it, of a text, or of the answer to a prompt.
 
-Dimension suffixes: ``B`` rows, ``L`` tokens, ``V`` words of the vocabulary.
+Dimension suffixes: ``B`` sequences, ``L`` tokens, ``V`` words of the vocabulary, ``N`` tokens of all sequences, ``R``
+rows of a split.
 """
 
-from typing import ClassVar, cast, final
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
-from peft import PeftModel
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dryfit.core.choices import BaseFormat, Precision
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings import LoraSettings
+from dryfit.core.choices import BaseFormat, Metric
+from dryfit.core.errors import DataError
+from dryfit.core.wire import canonical_json
 from dryfit.meta.adapters import new_adapter
+from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind
-from dryfit.tasks.base import DTYPES, Batch, MakeBase, Outputs, TaskModel
+from dryfit.tasks.answers import answer, matches, sampled
+from dryfit.tasks.base import Batch, Given, MakeBase, Outputs, TaskModel
+from dryfit.tasks.decoder import BASE_DTYPES, check_base, check_packing
 from dryfit.tasks.encoder import EncoderTask
+from dryfit.tasks.lm_batch import IGNORED, INPUTS, PADDED, entries, labelled
+from dryfit.tasks.packs import pack
+from dryfit.tasks.prompt_tokens import PromptTokenizer, sequences
+from dryfit.tasks.prompts import Part, answer_words, exchanges, parts_of, questions
+from dryfit.tasks.rows import TRAIN, Readable, Splits, UnlabelledRow
+from dryfit.tasks.tokens import Tokens, TokenSet
 
-IGNORED = -100
-"""Label of a token that is not learned: padding, or a prompt."""
+_PACK_SEED = 0
+_PROMPTS_AT_ONCE = 8
+_ADAPTERS = ("*lora_*",)
 
 
 @final
@@ -28,72 +41,259 @@ class CausalLm(TaskModel):
     """Scores of the next token; no cache of keys and values is kept.
 
     Args:
-        decoder: A causal language model, with or without adapters.
+        decoder: A causal language model, or PEFT's model around one.
     """
 
-    def __init__(self, decoder: torch.nn.Module) -> None:
+    def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.decoder = decoder
+        self.drawn = _ADAPTERS if self.has_adapters else ()  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained beside frozen weights."""
+        return hasattr(self.decoder, "peft_config")
 
     def base(self) -> PreTrainedModel:
-        """The language model without its adapters."""
-        return cast(
-            "PreTrainedModel", self.decoder.get_base_model() if isinstance(self.decoder, PeftModel) else self.decoder
-        )
+        """The language model, under its adapters."""
+        decoder: Any = self.decoder
+        return cast("PreTrainedModel", decoder.get_base_model() if self.has_adapters else decoder)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def adapted(self) -> nn.Module | None:
+        """PEFT's model, of which adapters alone are saved."""
+        return self.decoder if self.has_adapters else None
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Score the vocabulary after each token.
 
         Args:
             input_ids: (B, L).
             attention_mask: (B, L), 1 for tokens, 0 for padding.
+            position_ids: (B, L), of sequences with several examples: each begins at 0, and so does the padding.
+                transformers then keeps examples from seeing each other, if no mask is given.
 
         Returns:
             (B, L, V).
         """
-        return self.decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+        if position_ids is None:
+            return self.decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+        return self.decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
 
 
+@final
 class CausalLmTask(EncoderTask):
-    """Cross entropy of each token, given those before it."""
+    """Cross entropy of each token that is learned, given those before it.
+
+    Args:
+        given: Settings, rows and tokens.
+    """
 
     kind: ClassVar[Kind] = Kind.CAUSAL_LM
-    required: ClassVar[frozenset[str]] = frozenset()
-    inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")
-    padded: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask", "labels")
+    inputs: ClassVar[tuple[str, ...]] = INPUTS
+    padded: ClassVar[tuple[str, ...]] = PADDED
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self._lm = given.settings.lm
+        self._lora = given.settings.lora
+        self._mix = self._lm.mix if self._lm.format == "both" else None
+
+    @property
+    def required(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]  # here it depends
+        """Columns that the prompts and answers are made of."""
+        parts = parts_of(self._lm)
+        columns = {Part.CRITERIA: "label", Part.EVIDENCE: "evidence"}
+        wanted = {columns[part] for part in parts if part in columns}
+        return frozenset(wanted | ({"criterion"} if self._lm.format == "instruction" else set[str]()))
+
+    def metric_names(self) -> tuple[str, ...]:
+        """The held-out loss of a token of the answers; where answers are generated, how many are exactly right."""
+        generated = self._lm.format != "text" and self._lm.generate_rows > 0
+        return (Metric.LOSS, *((Metric.EXACT_MATCH,) if generated else ()))
+
+    def check_rows(self, splits: Splits) -> None:
+        """Refuse rows without any evidence where it is what is asked for.
+
+        Raises:
+            DataError: No training row has evidence.
+        """
+        if Part.EVIDENCE in parts_of(self._lm) and not any(row.evidence for row in splits[TRAIN]):
+            raise DataError(
+                "preparing the split train",
+                "no row has evidence",
+                allowed=f'rows with evidence (lm.format = "{self._lm.format}" asks for it)',
+                hint='name its column with data.evidence, or take lm.format = "criteria"',
+            )
+
+    def token_key(self) -> str:
+        """The keys that prompts and answers are made by, and whether several share a sequence."""
+        decides = {"format", "criteria_prompt", "evidence_prompt", "answers", "no_evidence", "chat", "packing"}
+        return f"causal-lm {canonical_json(self._lm.model_dump(mode='json', include=decides))}"
+
+    def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+        """Prompts and answers of all rows; those of the training rows share sequences if that is asked for."""
+        most = self.given.settings.train.max_length
+        prompts = PromptTokenizer(tokenizer, self._lm, most)
+        words = answer_words(self._lm, self.given.data.num_labels) if Part.CRITERIA in parts_of(self._lm) else ()
+        sets: dict[str, TokenSet] = {}
+        for name, rows in splits.items():
+            examples = [one for row in rows for one in prompts.examples(exchanges(row, self._lm, words))]
+            packed = self._lm.packing and name == TRAIN
+            packs = pack([len(one.ids) for one in examples], most, seed=_PACK_SEED) if packed else None
+            sets[name] = sequences(examples, packs)
+        return Tokens(sets, pad_id=prompts.pad_id, cls_last=False, pairs=splits[TRAIN][0].criterion is not None)
 
     def model(self, make: MakeBase, *, seed: int = 0) -> CausalLm:
-        """The language model, with adapters where they are asked for: frozen weights in their own number format."""
-        del seed
-        decoder, lora = make(self.given.settings.model, self.kind), self.given.settings.lora
+        """The language model; with adapters, which the seed draws, its weights are frozen, in their own format."""
+        model, lora = self.given.settings.model, self._lora
         if lora.r == 0:
+            decoder = make(model, self.kind)
             return build(lambda: CausalLm(decoder))
-        adapted = new_adapter(decoder, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets)
-        return build(lambda: CausalLm(_frozen_in(adapted, lora)))
+        base = lora.base or BaseFormat(self.given.settings.train.precision)
+        check_base(base, self.given.settings.train.precision)
+        decoder = make(model, self.kind, dtype=BASE_DTYPES[base])
+        adapted = new_adapter(
+            decoder, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets, seed=seed
+        )
+        return build(lambda: CausalLm(adapted))
+
+    def check_model(self, model: TaskModel) -> None:
+        """Refuse to pack sequences for a model in which one example would see another.
+
+        Raises:
+            ConfigError: It would.
+        """
+        if self._lm.packing:
+            check_packing(model)
+
+    def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Pad some sequences, and say what is learned of them."""
+        return labelled(
+            tokens,
+            rows,
+            pad_id=self.given.facts.pad_id,
+            learn_prompt=self._lm.learn_prompt,
+            packing=self._lm.packing,
+            mix=self._mix,
+        )
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
         """All of (rows, length): each token has a label."""
         del segments
-        return dict.fromkeys(self.padded, (rows, length))
+        names = entries(learn_prompt=self._lm.learn_prompt, packing=self._lm.packing, mix=self._mix is not None)
+        return dict.fromkeys(names, (rows, length))
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """Tokens that are learned: all but each row's first."""
-        return (batch["labels"][:, 1:] != IGNORED).sum()
+        """Weights of the tokens that are learned, together; their number where they weigh the same."""
+        learned_BL = batch["labels"][:, 1:] != IGNORED
+        if "weights" in batch:
+            return batch["weights"][:, 1:].masked_fill(~learned_BL, 0).sum()
+        return learned_BL.sum()
 
     def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """Summed over tokens, in fp32. Labels are shifted and not the scores: a shifted view would be copied."""
+        """Summed over tokens, in fp32 or better.
+
+        Labels are shifted and not the scores: a shifted view of them would be copied.
+        """
         assert isinstance(outputs, torch.Tensor)
-        next_BL = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
-        scores = outputs.float().flatten(0, 1)
-        return F.cross_entropy(scores, next_BL.flatten(), ignore_index=IGNORED, reduction="sum")
+        scores = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).flatten(0, 1)
+        next_N = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).flatten()
+        if "weights" not in batch:
+            return F.cross_entropy(scores, next_N, ignore_index=IGNORED, reduction="sum")
+        losses_N = F.cross_entropy(scores, next_N, ignore_index=IGNORED, reduction="none")
+        return (losses_N * F.pad(batch["weights"][:, 1:], (0, 1)).flatten().to(losses_N.dtype)).sum()
 
+    def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """For each row, the loss of its answers' tokens, summed, and how many these are; all tokens weigh the same.
 
-def _frozen_in(adapted: torch.nn.Module, lora: LoraSettings) -> torch.nn.Module:
-    """Give the frozen weights their number format; adapters stay in fp32."""
-    if lora.base is BaseFormat.INT8:
-        raise ConfigError("planning adapters", "lora.base is int8", "fp32, fp16 or bf16")
-    dtype = DTYPES[Precision(lora.base)]
-    for parameter in adapted.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
-    return adapted
+        So a loss compares trials with other weights of the parts, or that learn prompts too. Row by row, as the
+        scores of many are large.
+        """
+        assert isinstance(outputs, torch.Tensor)
+        answers_BL = batch.get("answers", batch["labels"])
+        rows: list[torch.Tensor] = []
+        for scores_LV, answers_L in zip(outputs, answers_BL, strict=True):
+            next_L = answers_L[1:]
+            lost = F.cross_entropy(scores_LV[:-1].float(), next_L, ignore_index=IGNORED, reduction="sum")
+            rows.append(torch.stack([lost, (next_L != IGNORED).sum().to(lost.dtype)]))
+        return torch.stack(rows)
+
+    def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
+        """The mean loss of a token."""
+        del tokens, fitted
+        lost, count = kept.double().sum(dim=0).tolist()
+        return {Metric.LOSS: lost / count if count else math.nan}
+
+    def measure(self, model: TaskModel, tokens: TokenSet, beat: Callable[[], None]) -> Mapping[str, float]:
+        """How many answers to a fixed sample of the rows are exactly right."""
+        assert isinstance(model, CausalLm)
+        if Metric.EXACT_MATCH not in self.metric_names():
+            return {}
+        rows = sampled(len(tokens), self._lm.generate_rows, seed=0)
+        tokenizer = load_tokenizer(self.given.settings.model)
+        share = matches(
+            model.decoder,
+            tokens,
+            rows,
+            PromptTokenizer(tokenizer, self._lm, self.given.settings.train.max_length),
+            max_new_tokens=self._lm.max_new_tokens,
+            batch_rows=_PROMPTS_AT_ONCE,
+            beat=beat,
+        )
+        return {Metric.EXACT_MATCH: share}
+
+    def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
+        """Rows to predict whose prompt has no room even without its text, or that lack a criterion."""
+        prompts, found = self._prompts(tokenizer), dict[int, DataError]()
+        for index, row in enumerate(rows):
+            try:
+                self._asked(row, prompts)
+            except DataError as error:
+                found[index] = error
+        return found
+
+    def generate(
+        self,
+        model: TaskModel,
+        rows: Sequence[Readable],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_rows: int,
+        beat: Callable[[], None],
+    ) -> Iterator[dict[str, object]]:
+        """The answer to each row's prompts; of a plain text, how it goes on."""
+        assert isinstance(model, CausalLm)
+        prompts = self._prompts(tokenizer)
+        asked = [self._asked(cast("UnlabelledRow", row), prompts) for row in rows]
+        texts = iter(
+            answer(
+                model.decoder,
+                [ids for row in asked for ids in row],
+                prompts,
+                max_new_tokens=self._lm.max_new_tokens,
+                batch_rows=batch_rows,
+                beat=beat,
+            )
+        )
+        for _ in rows:
+            found = {part: next(texts).strip() for part in parts_of(self._lm)}
+            yield {"text": found[Part.WHOLE]} if Part.WHOLE in found else dict(self._said(found))
+
+    def _said(self, found: Mapping[Part, str]) -> Iterator[tuple[str, object]]:
+        if Part.CRITERIA in found:
+            words = answer_words(self._lm, self.given.data.num_labels)
+            yield "answer", found[Part.CRITERIA]
+            yield "label", words.index(found[Part.CRITERIA]) if found[Part.CRITERIA] in words else None
+        if Part.EVIDENCE in found:
+            evidence = found[Part.EVIDENCE]
+            yield "evidence", None if evidence == self._lm.no_evidence.strip() else evidence
+
+    def _prompts(self, tokenizer: PreTrainedTokenizerBase) -> PromptTokenizer:
+        return PromptTokenizer(tokenizer, self._lm, self.given.settings.train.max_length)
+
+    def _asked(self, row: UnlabelledRow, prompts: PromptTokenizer) -> list[list[int]]:
+        """The ids of a row's prompts, with room behind them for an answer."""
+        room = min(self._lm.max_new_tokens, self.given.settings.train.max_length // 2)
+        return [prompts.question(one, room=room)[0] for one in questions(row, self._lm)]

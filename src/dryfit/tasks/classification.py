@@ -11,7 +11,7 @@ import torch
 from dryfit.core.tasks import class_metrics
 from dryfit.tasks.base import Batch, Given, Outputs
 from dryfit.tasks.encoder import EncoderTask
-from dryfit.tasks.losses import make_loss
+from dryfit.tasks.losses import ScoreLoss, make_loss
 from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
 from dryfit.tasks.rows import Readable, Row, Splits, check_classes
 from dryfit.tasks.tokens import TokenSet, class_labels
@@ -32,15 +32,7 @@ class CriteriaTask(EncoderTask):
 
     def __init__(self, given: Given) -> None:
         super().__init__(given)
-        data, facts = given.data, given.facts
-        self._loss = make_loss(
-            given.settings.loss,
-            num_labels=data.num_labels,
-            # Before the rows are known, as for planning, any counts do that every class has some of.
-            train_counts=facts.label_counts or dict.fromkeys(range(data.num_labels), 1),
-            train_rows=facts.train_rows or data.num_labels + 1,
-            multi_label=data.multi_label,
-        )
+        self._loss = class_loss(given)
 
     @property
     def num_outputs(self) -> int:
@@ -81,20 +73,56 @@ class CriteriaTask(EncoderTask):
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
         """All metrics of a split that its classes have."""
         del fitted
-        compute = multi_label_metrics if self.given.data.multi_label else one_class_metrics
-        return compute(kept, tokens.labels_R)
+        return metrics_of_classes(kept, tokens.labels_R, multi_label=self.given.data.multi_label)
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """The class, or with ``multi_label`` the classes of at least one half, and each one's probability in fp64."""
         del tokens, rows
-        scores_RC = kept.double()
-        if self.given.data.multi_label:
-            for probabilities in scores_RC.sigmoid().tolist():
-                has = [index for index, value in enumerate(probabilities) if value >= _TRUE_FROM]
-                yield {"label": has, "probabilities": probabilities}
-            return
-        for probabilities in scores_RC.softmax(dim=-1).tolist():
-            label = max(range(len(probabilities)), key=probabilities.__getitem__)
-            yield {"label": label, "probabilities": probabilities}
+        yield from said_of_classes(kept, multi_label=self.given.data.multi_label)
+
+
+def class_loss(given: Given) -> ScoreLoss:
+    """The loss of classes that a task's settings ask for.
+
+    Raises:
+        ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
+    """
+    data, facts = given.data, given.facts
+    return make_loss(
+        given.settings.loss,
+        num_labels=data.num_labels,
+        # Before the rows are known, as for planning, any counts do that every class has some of.
+        train_counts=facts.label_counts or dict.fromkeys(range(data.num_labels), 1),
+        train_rows=facts.train_rows or data.num_labels + 1,
+        multi_label=data.multi_label,
+    )
+
+
+def metrics_of_classes(scores_RC: torch.Tensor, labels: torch.Tensor, *, multi_label: bool) -> dict[str, float]:
+    """All metrics that such classes have.
+
+    Args:
+        scores_RC: Scores before softmax or sigmoid, fp32, on the CPU.
+        labels: Classes, (R,), or (R, C) with ``multi_label``: 1 where a row has a class.
+        multi_label: Each class is decided for itself.
+    """
+    return (multi_label_metrics if multi_label else one_class_metrics)(scores_RC, labels)
+
+
+def said_of_classes(scores_RC: torch.Tensor, *, multi_label: bool) -> Iterator[dict[str, object]]:
+    """What predictions say of each row's class, or with ``multi_label`` of its classes.
+
+    Args:
+        scores_RC: Scores before softmax or sigmoid.
+        multi_label: Each class is decided for itself.
+    """
+    if multi_label:
+        for probabilities in scores_RC.double().sigmoid().tolist():
+            has = [index for index, value in enumerate(probabilities) if value >= _TRUE_FROM]
+            yield {"label": has, "probabilities": probabilities}
+        return
+    for probabilities in scores_RC.double().softmax(dim=-1).tolist():
+        label = max(range(len(probabilities)), key=probabilities.__getitem__)
+        yield {"label": label, "probabilities": probabilities}

@@ -7,12 +7,14 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from dryfit.core.errors import DataError
+from dryfit.core.settings import ModelSettings
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind
 from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, MakeBase, Outputs, Task, TaskModel, pad_rows
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.rows import Readable, Row, Splits
-from dryfit.tasks.tokens import Tokens, TokenSet, token_set, tokenise
+from dryfit.tasks.rows import Readable, Row, Splits, UnlabelledRow
+from dryfit.tasks.tokens import Tokens, TokenSet, crowded_criteria, token_set, tokenise
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -67,8 +69,12 @@ class EncoderTask(Task):
         """Tokenise rows without labels in the same way."""
         return token_set(rows, torch.full((len(rows),), -1), tokenizer, self.given.settings.train.max_length)
 
+    def sources(self) -> Mapping[str, ModelSettings]:
+        """One encoder."""
+        return {"": self.given.settings.model}
+
     @property
-    def shared_tokens(self) -> int:
+    def shared_tokens(self) -> int | None:
         """A text is cut, not split into windows."""
         return 0
 
@@ -82,6 +88,11 @@ class EncoderTask(Task):
         del tokens, seed, epoch
         return None
 
+    def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
+        """The same batch of rows is the same in each epoch."""
+        del tokens, seed, epoch
+        return {}
+
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The encoder with its head."""
         settings, facts = self.given.settings, self.given.facts
@@ -90,6 +101,9 @@ class EncoderTask(Task):
             settings.head, self.num_outputs, cls_last=facts.cls_last, multi_label=self.given.data.multi_label
         )
         return build(lambda: EncoderWithHead(encoder, spec, classes=self.classes), seed=seed)
+
+    def check_model(self, model: TaskModel) -> None:
+        """Any will do."""
 
     def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
         """Pad some rows and add their labels."""
@@ -129,3 +143,27 @@ class EncoderTask(Task):
         """The scores themselves."""
         del tokens, rows
         yield from ({"scores": scores} for scores in kept.double().tolist())
+
+    def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
+        """Rows whose criterion leaves no room for any text."""
+        if self.shared_tokens is None:
+            return {}
+        crowded = crowded_criteria(rows, tokenizer, self.given.settings.train.max_length, shared=self.shared_tokens)
+        return {
+            index: DataError(f"tokenising {row.place}", crowded[row.criterion].found, crowded[row.criterion].allowed)
+            for index, row in enumerate(rows)
+            if row.criterion is not None and row.criterion in crowded
+        }
+
+    def generate(
+        self,
+        model: TaskModel,
+        rows: Sequence[Readable],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_rows: int,
+        beat: Callable[[], None],
+    ) -> Iterator[dict[str, object]] | None:
+        """Nothing is written."""
+        del model, rows, tokenizer, batch_rows, beat
+        return None

@@ -9,8 +9,8 @@ Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows of
 tokens, ``N`` any.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -39,12 +39,14 @@ class Bounds:
         segments: Rows of its embedding of segments.
         length: Positions it has.
         labels: Classes; None where labels are something else.
+        entries: Further entries of a batch, each with what its numbers are below.
     """
 
     tokens: int | None
     segments: int | None
     length: int | None
     labels: int | None
+    entries: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def config_bounds(config: PreTrainedConfig) -> Bounds:
@@ -62,6 +64,7 @@ def model_bounds(model: TaskModel) -> Bounds:
         segments=getattr(config, "type_vocab_size", None) if model.takes_types else None,
         length=most_tokens(config),
         labels=model.classes,
+        entries=model.limits,
     )
 
 
@@ -215,6 +218,10 @@ class BatchGuard:
             bad_BL = _bad(types_BL, bounds.segments)
             look.refuse_segment(_worst(types_BL[bad_BL]), _named(rows(), bad_BL))
         look.check_labels(labels_N, rows)
+        for name, limit in bounds.entries.items():
+            if name in arrays and _outside(arrays[name], limit):
+                bad_N = _bad(arrays[name], limit)
+                look.refuse(f"{name} {_worst(arrays[name][bad_N])}", _named(rows(), bad_N), f"0 to {limit - 1}")
         if "nulls" in arrays:
             places_BN = np.concatenate([labels_N, arrays["nulls"][:, None]], axis=1)
             look.check_places(places_BN, mask_BL.sum(axis=1), rows)

@@ -4,6 +4,7 @@ Dimension suffixes: ``B`` rows, ``L`` tokens, ``D`` encoder width, ``C`` scores.
 """
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast, final
 
@@ -79,9 +80,9 @@ class EncoderWithHead(TaskModel):
         self.encoder = encoder
         self.spec = spec
         self.classes = classes
-        self.head = _head(_width(encoder), spec)
+        self.head = make_head(width_of(encoder), spec)
         self.takes_types = takes_types(encoder)
-        self._unneeded = _unneeded_outputs(encoder)
+        self._unneeded = unneeded_outputs(encoder)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
@@ -96,35 +97,58 @@ class EncoderWithHead(TaskModel):
         Returns:
             (B, C), or (B, L, C) with ``per_token``, in the head's own dtype.
         """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if token_type_ids is not None and self.takes_types:
-            inputs["token_type_ids"] = token_type_ids
-        hidden_BLD = self.encoder(**inputs, **self._unneeded)[0]
+        types_BL = token_type_ids if self.takes_types else None
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types_BL}
+        hidden_BLD = encode(self.encoder, {**inputs, **self._unneeded})
         with torch.autocast(hidden_BLD.device.type, enabled=False):
-            return self.head(self.pool(hidden_BLD.to(self.head[-1].weight.dtype), attention_mask))
+            return self.head(pooled(hidden_BLD.to(dtype_of(self.head)), attention_mask, self.spec))
 
     def base(self) -> PreTrainedModel:
         """The encoder."""
         return self.encoder
 
-    def pool(self, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """What the head starts from: one vector for each row, padding left out, or all where the head itself pools."""
-        if self.spec.per_token:
-            return hidden_BLD
-        match self.spec.settings.pooling:
-            case "cls":
-                if not self.spec.cls_last:
-                    return hidden_BLD[:, 0]
-                last_B = mask_BL.sum(dim=1) - 1
-                return hidden_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
-            case "mean":
-                weights_BL1 = mask_BL.unsqueeze(-1).to(hidden_BLD.dtype)
-                return (hidden_BLD * weights_BL1).sum(dim=1) / weights_BL1.sum(dim=1)
-            case "max":
-                lowest = torch.finfo(hidden_BLD.dtype).min
-                return hidden_BLD.masked_fill(mask_BL.unsqueeze(-1) == 0, lowest).amax(dim=1)
-            case "attention":
-                return hidden_BLD, mask_BL
+
+def encode(encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor | bool | None]) -> torch.Tensor:
+    """An encoder's last hidden states, (B, L, D), in its own dtype.
+
+    Args:
+        encoder: The encoder.
+        inputs: What it is called with, :func:`unneeded_outputs` among it; what is None is left out.
+    """
+    return encoder(**{name: value for name, value in inputs.items() if value is not None})[0]
+
+
+def pooled(
+    hidden_BLD: torch.Tensor, mask_BL: torch.Tensor, spec: HeadSpec
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """What a head starts from: one vector for each row, padding left out, or all where the head itself pools.
+
+    Args:
+        hidden_BLD: Token vectors.
+        mask_BL: 1 for tokens, 0 for padding.
+        spec: The head's.
+    """
+    if spec.per_token:
+        return hidden_BLD
+    match spec.settings.pooling:
+        case "cls":
+            if not spec.cls_last:
+                return hidden_BLD[:, 0]
+            last_B = mask_BL.sum(dim=1) - 1
+            return hidden_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
+        case "mean":
+            return mean_of_tokens(hidden_BLD, mask_BL)
+        case "max":
+            lowest = torch.finfo(hidden_BLD.dtype).min
+            return hidden_BLD.masked_fill(mask_BL.unsqueeze(-1) == 0, lowest).amax(dim=1)
+        case "attention":
+            return hidden_BLD, mask_BL
+
+
+def mean_of_tokens(hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
+    """The mean of each row's token vectors, padding left out, (B, D)."""
+    weights_BL1 = mask_BL.unsqueeze(-1).to(hidden_BLD.dtype)
+    return (hidden_BLD * weights_BL1).sum(dim=1) / weights_BL1.sum(dim=1)
 
 
 # Parameters that stand after the list of layers and belong before its end: the norm of DeBERTa's relative embeddings,
@@ -213,7 +237,13 @@ def _follows_layers(name: str, parts: EncoderParts) -> bool:
     return parts.depth_of[name] == parts.depth and not in_layer
 
 
-def _width(encoder: PreTrainedModel) -> int:
+def dtype_of(head: nn.Module) -> torch.dtype:
+    """Number format that a head computes in."""
+    return next(head.parameters()).dtype
+
+
+def width_of(encoder: PreTrainedModel) -> int:
+    """Width of its token vectors."""
     return encoder.config.hidden_size
 
 
@@ -223,7 +253,7 @@ def takes_types(encoder: PreTrainedModel) -> bool:
     return takes and getattr(encoder.config, "type_vocab_size", 2) > 1
 
 
-def _unneeded_outputs(encoder: PreTrainedModel) -> dict[str, bool]:
+def unneeded_outputs(encoder: PreTrainedModel) -> dict[str, bool]:
     """Arguments that keep an encoder from returning, and so from holding, what no head reads.
 
     They are given with each call, and the config left as it is: it is saved with the model.
@@ -237,7 +267,8 @@ def _unneeded_outputs(encoder: PreTrainedModel) -> dict[str, bool]:
     }
 
 
-def _head(width: int, spec: HeadSpec) -> nn.Sequential:
+def make_head(width: int, spec: HeadSpec) -> nn.Sequential:
+    """A head on token vectors of a width; it is given what :func:`pooled` makes of them."""
     settings = spec.settings
     pools = settings.pooling == "attention" and not spec.per_token
     steps: list[nn.Module] = [AttentionPooling(width)] if pools else []

@@ -35,7 +35,7 @@ def folder_health(source: str, task: str | None = None, *, trust: bool = False) 
         raise LoadError(
             f"looking at {source}", "there is no such folder", allowed="a model's folder; nothing is downloaded"
         )
-    if kind is None and (folder / DRYFIT_FILE).is_file():
+    if kind is None and (folder / DRYFIT_FILE).is_file() and not (folder / ADAPTER_FILE).is_file():
         return health(folder / WEIGHTS_FILE, Subject.TRAINED, lambda: _trained(folder, trust=trust))
     if (folder / ADAPTER_FILE).is_file() and not (folder / _CONFIG_FILE).is_file():
         if task is not None:

@@ -15,8 +15,16 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import ModelSettings
-from dryfit.core.wire import canonical_json, write_text_atomic
-from dryfit.meta.adapters import attach_adapter
+from dryfit.core.wire import canonical_json, sync_file, sync_folder, sync_tree, write_text_atomic
+from dryfit.meta.adapters import (
+    ADAPTER_FILE,
+    ADAPTER_WEIGHTS,
+    attach_adapter,
+    base_of_adapter,
+    fill_adapter,
+    save_adapter,
+    save_adapter_config,
+)
 from dryfit.meta.checkpoint import open_checkpoint
 from dryfit.meta.configs import load_config
 from dryfit.meta.construction import build
@@ -26,12 +34,16 @@ from dryfit.meta.pretrained import Kind, load_pretrained, make_model
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import TaskModel
+from dryfit.tasks.decoder import load_int8
 from dryfit.tasks.model_input import DRYFIT_FILE, FORMAT, read_model_input
 from dryfit.tasks.registry import make_task
 
 WEIGHTS_FILE = "model.safetensors"
 _CONFIG_FILE = "config.json"
-_NOT_OURS = frozenset({_CONFIG_FILE, DRYFIT_FILE, "README.md", "modules.json", "config_sentence_transformers.json"})
+_NOT_OURS = frozenset(
+    {_CONFIG_FILE, DRYFIT_FILE, ADAPTER_FILE, "README.md", "modules.json", "config_sentence_transformers.json"}
+    | {"example.py"}  # which the card speaks of
+)
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".py"})
 
 
@@ -56,7 +68,8 @@ def load(
             ``sequence-classification``, ``token-classification``, ``question-answering`` or ``multiple-choice``. None:
             a trial's folder gives its encoder with its head, any other the bare encoder.
         device: Where to put it.
-        dtype: Type of the weights; None: fp32. Tables that are not trained (rotary frequencies) keep theirs.
+        dtype: Type of the weights; None: fp32, or for weights that were frozen beside adapters, the type they had then.
+            Tables that are not trained (rotary frequencies) keep theirs, and adapters are in fp32.
         attach: Folder of a PEFT adapter to put on it.
         trust: Run code that comes with the model, and that of a task of your own.
         missing: Patterns of weights the files may lack, for a head that is to be trained: ``["classifier.*"]``. They
@@ -71,8 +84,9 @@ def load(
     mode = ReadMode.MAPPED if mapped else ReadMode.PRIVATE
     model: nn.Module
     if task is None and (folder / DRYFIT_FILE).is_file():
-        model = trained_model(folder, trust=trust).eval()
-        restore(model, folder / WEIGHTS_FILE, Wishes(torch.device(device), dtype, missing, mode=mode))
+        trained = trained_model(folder, trust=trust, dtype=dtype, device=device).eval()
+        restore(trained, folder, Wishes(torch.device(device), dtype, missing, mode=mode))
+        model = trained
     else:
         found = FolderSource(str(source), trust_remote_code=trust)
         kind = Kind.ENCODER if task is None else kind_of(task)
@@ -95,69 +109,122 @@ def save_trained(
     folder: Path,
     model: TaskModel,
     *,
-    tokenizer_folder: Path,
+    tokenizer_folders: Mapping[str, Path],
     facts: Mapping[str, Any],
     texts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Save a model so that :func:`load` can build it again; atomic, also over an earlier one.
 
     A new folder appears by one rename. In a folder that is already there only the weights and ``dryfit.json`` change,
-    each by one rename, weights first: at every moment the folder can be loaded.
+    each by one rename, weights first: at every moment the folder can be loaded. It is on the disk when this returns:
+    what is told of it afterwards stays true over a power cut.
 
     Args:
         folder: Where to.
         model: The model; its weights are written in their own dtype.
-        tokenizer_folder: Where to copy the tokenizer's files from, and the code that comes with the model.
+        tokenizer_folders: Where to copy each pretrained model's tokenizer from, and the code that comes with it; by
+            folder, as :meth:`~dryfit.tasks.base.TaskModel.pretrained`.
         facts: What ``dryfit.json`` shall say; its ``input`` is a :class:`~dryfit.tasks.model_input.ModelInput`, by
             which the model is built again.
         texts: Further files of a new folder, by name.
     """
     suffix = f"{os.getpid()}.tmp"
     text = canonical_json({"format": FORMAT, **facts})
+    weights = weights_file(model)
     if (folder / DRYFIT_FILE).is_file():
-        temporary = folder / f".{WEIGHTS_FILE}.{suffix}"
-        save_model(model, str(temporary), metadata={"format": "pt"})
-        temporary.replace(folder / WEIGHTS_FILE)
-        write_text_atomic(folder / DRYFIT_FILE, text, durable=False)
+        temporary = folder / f".{weights}.{suffix}"
+        save_weights(model, temporary)
+        sync_file(temporary)
+        temporary.replace(folder / weights)
+        write_text_atomic(folder / DRYFIT_FILE, text)
         return
     temporary = folder.with_name(f".{folder.name}.{suffix}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    save_model(model, str(temporary / WEIGHTS_FILE), metadata={"format": "pt"})
+    save_weights(model, temporary / weights)
+    adapted = model.adapted()
+    if adapted is not None:
+        save_adapter_config(adapted, temporary, revision=_revision(facts))
     for part, base in model.pretrained().items():
         (temporary / part).mkdir(exist_ok=True)
-        base.config.to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
-    for path in tokenizer_folder.iterdir():
-        ours = path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_OURS
-        if path.is_file() and ours and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, temporary / path.name)
+        if adapted is None:
+            base.config.to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
+        copy_tokenizer(tokenizer_folders[part], temporary / part)
     for name, content in {**texts, DRYFIT_FILE: text}.items():
         (temporary / name).write_text(content, encoding="utf-8")
+    sync_tree(temporary)
     shutil.rmtree(folder, ignore_errors=True)  # an empty folder, or one without a model
     temporary.rename(folder)
+    sync_folder(folder.parent)
 
 
-def restore(model: nn.Module, path: Path, wishes: Wishes) -> None:
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy a tokenizer's files, and the code that comes with its model."""
+    for path in source.iterdir():
+        ours = path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_OURS
+        if path.is_file() and ours and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
+
+
+def weights_file(model: TaskModel) -> str:
+    """The file that a model's weights are saved to: what is trained, so of a model with adapters these alone."""
+    return WEIGHTS_FILE if model.adapted() is None else ADAPTER_WEIGHTS
+
+
+def save_weights(model: TaskModel, path: Path) -> None:
+    """Write what :func:`restore` reads."""
+    adapted = model.adapted()
+    if adapted is None:
+        save_model(model, str(path), metadata={"format": "pt"})
+    else:
+        save_adapter(adapted, path)
+
+
+def restore(model: TaskModel, folder: Path, wishes: Wishes) -> None:
     """Fill a model with weights that a trial saved; every tensor of the file must have its place.
 
     Raises:
         LoadError: A weight is missing, has no place or another shape, or the file is damaged.
     """
-    fill(model, open_checkpoint(path), replace(wishes, exact=True))
+    stored = open_checkpoint(folder / weights_file(model))
+    adapted = model.adapted()
+    if adapted is None:
+        fill(model, stored, replace(wishes, exact=True))
+    else:
+        fill_adapter(adapted, stored, device=wishes.device)
 
 
-def trained_model(folder: Path, *, trust: bool) -> TaskModel:
-    """The model of a trial's folder, without weights.
+def _revision(facts: Mapping[str, Any]) -> str | None:
+    return facts["input"]["settings"]["model"]["revision"] if "input" in facts else None
+
+
+def trained_model(
+    folder: Path, *, trust: bool, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> TaskModel:
+    """The model of a trial's folder, without what was trained.
+
+    Args:
+        folder: The trial's.
+        trust: Run code that comes with the model.
+        dtype: Of weights that were frozen; None: what they had in training.
+        device: Where these go.
 
     Raises:
-        LoadError: ``dryfit.json`` or a config is damaged, or of a later dryfit.
+        LoadError: ``dryfit.json`` or a config is damaged, or of a later dryfit; or frozen weights are not where they
+            were in training.
     """
     read = read_model_input(folder, doing=f"loading the trained model in {folder}", to_load=True)
     read = read.found(folder, trust=trust)
+    base = base_of_adapter(folder, trust=trust)
 
-    def make(source: ModelSettings, kind: Kind, *, part: str = "") -> PreTrainedModel:
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
         del source
-        config = load_config(FolderSource(str(folder / part), trust_remote_code=trust))
-        return build(lambda: make_model(config, kind, trust_remote_code=trust))
+        if base is None:
+            config = load_config(FolderSource(str(folder / part), trust_remote_code=trust))
+            return build(lambda: make_model(config, kind, trust_remote_code=trust))
+        if dtype is torch.int8 and wanted is None:
+            return load_int8(base, load_config(base), device)
+        return load_pretrained(base, kind, device=device, dtype=wanted or dtype)[0]
 
+    wanted = dtype
     return make_task(read.task, read.given).model(make)

@@ -24,8 +24,16 @@ class ScoreLoss(Protocol):
         """The normaliser of a batch, 0-dimensional."""
         ...
 
+    def row_weights(self, batch: Batch) -> torch.Tensor:
+        """What each row adds to the normaliser, (B,), fp64."""
+        ...
+
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The loss of (B, C) scores, summed over the rows, 0-dimensional."""
+        ...
+
+    def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """What each row adds to the sum, (B,)."""
         ...
 
 
@@ -58,19 +66,30 @@ class ClassificationLoss:
         labels_B = batch["labels"]
         if self._weights_C is None:
             return torch.tensor(len(labels_B), dtype=torch.float64, device=labels_B.device)
-        return self._weights_C.to(labels_B.device)[labels_B].sum()
+        return self.row_weights(batch).sum()
+
+    def row_weights(self, batch: Batch) -> torch.Tensor:
+        """Class weight of each row; 1 without any."""
+        labels_B = batch["labels"]
+        if self._weights_C is None:
+            return torch.ones(len(labels_B), dtype=torch.float64, device=labels_B.device)
+        return self._weights_C.to(labels_B.device)[labels_B]
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Weighted loss of all rows; divided by the weight it is torch's own weighted mean."""
+        return self.row_losses(outputs, batch).sum()
+
+    def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Weighted loss of each row."""
         labels_B = batch["labels"]
         weights_C = None if self._weights_C is None else self._weights_C.to(outputs)
         if self._loss.name == "cross_entropy":
             return F.cross_entropy(
-                outputs, labels_B, weight=weights_C, label_smoothing=self._loss.label_smoothing, reduction="sum"
+                outputs, labels_B, weight=weights_C, label_smoothing=self._loss.label_smoothing, reduction="none"
             )
         log_p_B = F.log_softmax(outputs, dim=-1).gather(1, labels_B.unsqueeze(1)).squeeze(1)
         loss_B = focal(log_p_B, labels_B, self._loss)
-        return (loss_B if weights_C is None else loss_B * weights_C[labels_B]).sum()
+        return loss_B if weights_C is None else loss_B * weights_C[labels_B]
 
 
 @final
@@ -96,10 +115,21 @@ class MultiLabelLoss:
         labels_BC = batch["labels"]
         if self._weights_CN is None:
             return torch.tensor(labels_BC.numel(), dtype=torch.float64, device=labels_BC.device)
-        return _of_side(self._weights_CN.to(labels_BC.device), labels_BC).sum()
+        return self.row_weights(batch).sum()
+
+    def row_weights(self, batch: Batch) -> torch.Tensor:
+        """Sum of the weights of each row's classes, or their number."""
+        labels_BC = batch["labels"]
+        if self._weights_CN is None:
+            return torch.full(labels_BC.shape[:1], labels_BC.shape[1], dtype=torch.float64, device=labels_BC.device)
+        return _of_side(self._weights_CN.to(labels_BC.device), labels_BC).sum(dim=1)
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Weighted loss of all (row, class) pairs; divided by the weight it is their mean."""
+        return self.row_losses(outputs, batch).sum()
+
+    def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Weighted loss of each row's classes, summed over them."""
         labels_BC = batch["labels"]
         targets_BC = labels_BC.to(outputs)
         smoothing = self._loss.label_smoothing
@@ -110,7 +140,7 @@ class MultiLabelLoss:
             loss_BC = focal(-loss_BC, labels_BC, self._loss)
         if self._weights_CN is not None:
             loss_BC = loss_BC * _of_side(self._weights_CN.to(outputs), labels_BC)
-        return loss_BC.sum()
+        return loss_BC.sum(dim=1)
 
 
 def make_loss(

@@ -79,20 +79,34 @@ class ModelInput(Settings):
 def model_input(task: TaskName, given: Given) -> ModelInput:
     """What a model trained so needs to know."""
     data, facts, model = given.data, given.facts, given.settings.model
-    name = model.name.rstrip("/").rpartition("/")[2] if model.name.startswith(("/", "~", ".")) else model.name
+    joint = given.settings.joint
+    criteria = None if joint.criteria_model is None else _without_path(joint.criteria_model)
+    told = {
+        "model": model.model_copy(update={"name": _without_path(model.name)}),
+        "joint": joint.model_copy(update={"criteria_model": criteria}),
+    }
     return ModelInput(
         task=task if isinstance(task, Task) else task_word(task),
         id=data.id,
-        text=data.text,
+        text=data.criterion if _instructs(task, given) else data.text,
         criterion=data.criterion if facts.pairs else None,
         max_length=given.settings.train.max_length,
         pad_id=facts.pad_id,
         num_labels=data.num_labels,
         multi_label=data.multi_label,
         cls_last=facts.cls_last,
-        settings=given.settings.model_copy(update={"model": model.model_copy(update={"name": name})}),
+        settings=given.settings.model_copy(update=told),
         fitted=dict(given.fitted),
     )
+
+
+def _without_path(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", "~", ".")) else name
+
+
+def _instructs(task: TaskName, given: Given) -> bool:
+    """Whether the text is an answer: rows to predict have the instruction alone."""
+    return task is TaskName.CAUSAL_LM and given.settings.lm.format == "instruction"
 
 
 def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:

@@ -10,11 +10,15 @@ from dryfit.tasks.base import Given, Task
 from dryfit.tasks.causal_lm import CausalLmTask
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.evidence import EvidenceTask
+from dryfit.tasks.joint import JointTask
 from dryfit.tasks.own import made_with_own, own_class
+from dryfit.tasks.share import ShareTask
 
 _CLASSES: Final[Mapping[BuiltIn, Any]] = {
     BuiltIn.CRITERIA: CriteriaTask,
     BuiltIn.EVIDENCE: EvidenceTask,
+    BuiltIn.SHARE: ShareTask,
+    BuiltIn.JOINT: JointTask,
     BuiltIn.CAUSAL_LM: CausalLmTask,
 }
 

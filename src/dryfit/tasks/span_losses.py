@@ -34,7 +34,11 @@ class SpanLoss:
         return torch.tensor(len(labels_B2), dtype=torch.float64, device=labels_B2.device)
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Summed over windows.
+        """Summed over windows; see :meth:`row_losses`."""
+        return self.row_losses(outputs, batch).sum()
+
+    def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The loss of each window, (B,).
 
         Args:
             outputs: Scores of each token as a start and as an end, (B, L, 2).
@@ -44,10 +48,10 @@ class SpanLoss:
         log_p_BL2 = outputs.masked_fill(~valid_BL1, -math.inf).log_softmax(dim=1)
         true_B2 = log_p_BL2.gather(1, batch["labels"].unsqueeze(1)).squeeze(1)
         if self._loss.name == "focal":
-            return focal(true_B2, batch["labels"], self._loss).sum() / 2
+            return focal(true_B2, batch["labels"], self._loss).sum(dim=1) / 2
         smoothing = self._loss.label_smoothing
         if smoothing == 0:
-            return -true_B2.sum() / 2
+            return -true_B2.sum(dim=1) / 2
         # Masked before the sum: 0 * -inf is NaN.
         mean_B2 = log_p_BL2.masked_fill(~valid_BL1, 0).sum(dim=1) / valid_BL1.sum(dim=1)
-        return -((1 - smoothing) * true_B2 + smoothing * mean_B2).sum() / 2
+        return -((1 - smoothing) * true_B2 + smoothing * mean_B2).sum(dim=1) / 2

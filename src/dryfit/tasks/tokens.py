@@ -23,6 +23,8 @@ _FORMAT = 2
 _CHUNK_ROWS = 1000
 _META_FILE = "tokens.json"
 _EXTRA = "extra."
+CLASSES: Final = "classes"
+"""Name in :attr:`TokenSet.extra`, and in a batch, of each row's class or classes where its label is something else."""
 # transformers 5 no longer has these number the segments, which their models were pretrained with.
 _SEGMENTED = frozenset({"AlbertTokenizer", "XLNetTokenizer"})
 
@@ -70,13 +72,14 @@ class TokenSet:
         return self.starts_R[1:] - self.starts_R[:-1]
 
     def label_counts(self, num_labels: int) -> dict[int, int]:
-        """Rows that have each of some classes; empty where labels are no classes."""
-        if self.labels_R.is_floating_point() or (self.labels_R.ndim > 1 and self.labels_R.dtype != torch.uint8):
+        """Rows that have each of some classes; empty where labels are no classes, and none stand beside them."""
+        labels = self.extra.get(CLASSES, self.labels_R)
+        has_several = labels.ndim > 1
+        if labels.is_floating_point() or (has_several and labels.dtype != torch.uint8):
             return {}
-        if bool((self.labels_R < 0).any()):
+        if bool((labels < 0).any()):
             return {}
-        has_several = self.labels_R.ndim > 1
-        counts = self.labels_R.sum(dim=0) if has_several else torch.bincount(self.labels_R, minlength=num_labels)
+        counts = labels.sum(dim=0) if has_several else torch.bincount(labels, minlength=num_labels)
         return dict(enumerate(counts.tolist()))
 
 

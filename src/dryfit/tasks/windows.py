@@ -208,21 +208,20 @@ def _encoded(
     rows: Sequence[Readable], golds: Sequence[Spans], tokenizer: PreTrainedTokenizerBase, cut: Cut
 ) -> Iterator[tuple[Readable, Spans, list[_Encoded]]]:
     """Each row with its gold spans and its windows."""
+    wishes: dict[str, Any] = {
+        "truncation": True if rows[0].criterion is None else "only_second",
+        "max_length": cut.max_length,
+        "stride": cut.doc_stride,
+        "return_overflowing_tokens": True,
+        "return_offsets_mapping": True,
+        "return_attention_mask": False,
+        "return_token_type_ids": numbers_segments(tokenizer),
+    }
     for start in range(0, len(rows), _CHUNK_ROWS):
         chunk = rows[start : start + _CHUNK_ROWS]
         criteria = [row.criterion for row in chunk if row.criterion is not None]
         texts = [row.text for row in chunk]
-        encoded: Any = tokenizer(
-            criteria or texts,
-            texts if criteria else None,
-            truncation="only_second" if criteria else True,
-            max_length=cut.max_length,
-            stride=cut.doc_stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=numbers_segments(tokenizer),
-        )
+        encoded: Any = tokenizer(criteria or texts, texts if criteria else None, **wishes)
         own = 1 if criteria else 0
         found: list[list[_Encoded]] = [[] for _ in chunk]
         types = encoded.get("token_type_ids")

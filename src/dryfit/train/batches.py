@@ -114,21 +114,35 @@ def _count(rows: torch.Tensor | None, lengths: torch.Tensor) -> int:
 
 @final
 class RowDataset(Dataset[Batch]):
-    """Makes whole batches: the loader asks for all rows of a batch at once."""
+    """Makes whole batches: the loader asks for all rows of a batch at once. Set the epoch before iterating.
 
-    def __init__(self, tokens: TokenSet, task: Task) -> None:
+    Args:
+        tokens: The training split.
+        task: Makes the batches.
+        seed: Seed of the trial's batch order.
+    """
+
+    def __init__(self, tokens: TokenSet, task: Task, *, seed: int) -> None:
         self._tokens = tokens
         self._task = task
+        self._seed = seed
+        self._entries = task.epoch_entries(tokens, seed=seed, epoch=0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next batches are of."""
+        self._entries = self._task.epoch_entries(self._tokens, seed=self._seed, epoch=epoch)
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def __getitem__(self, row: int) -> Batch:
-        return self._task.collate(self._tokens, [row])
+        return self.__getitems__([row])
 
     def __getitems__(self, rows: Sequence[int]) -> Batch:
         """Make the batch of some rows (the loader's own protocol for batched fetching)."""
-        return self._task.collate(self._tokens, rows)
+        picked = list(rows)
+        entries = {name: values[picked] for name, values in self._entries.items()}
+        return self._task.collate(self._tokens, picked) | entries
 
 
 def train_loader(dataset: RowDataset, sampler: EpochBatchSampler, *, workers: int, seed: int) -> DataLoader[Batch]:

@@ -17,8 +17,10 @@ from dryfit.core.tasks import TaskName, is_own, task_word
 from dryfit.core.trial import TrialConfig
 from dryfit.core.version import VERSION
 from dryfit.tasks.base import TaskModel
+from dryfit.tasks.causal_lm import CausalLm
 from dryfit.tasks.heads import AttentionPooling, EncoderWithHead
 from dryfit.tasks.model_input import ModelInput
+from dryfit.train.lm_card import lm_example, lm_story
 
 README_FILE = "README.md"
 EXAMPLE_FILE = "example.py"
@@ -115,6 +117,8 @@ def example(trained: Trained) -> str | None:
     None for models of which more than one encoder or head would have to be told.
     """
     model = trained.model
+    if isinstance(model, CausalLm):
+        return lm_example(trained.model_input, model, trust=trained.config.settings.model.trust_remote_code)
     if not isinstance(model, EncoderWithHead) or is_own(trained.config.task):
         return None
     pools = model.spec.settings.pooling == "attention" and not model.spec.per_token
@@ -256,9 +260,14 @@ def _story(trained: Trained, base: str | None) -> str:
     config, result, read = trained.config, trained.result, trained.model_input
     reads = f"`{read.text}`" if read.criterion is None else f"`{read.criterion}` and `{read.text}`"
     weights = f"the weights are those of step {result.step} of {result.training.steps}"
-    lines = [
+    about = [
         f"{base or 'An encoder'} {_head_words(config)}, fine-tuned by dryfit {VERSION}.",
         f"It reads {reads}, {_cut_words(config, read)}.",
+    ]
+    if isinstance(trained.model, CausalLm):
+        about = lm_story(read, trained.model, base)
+    lines = [
+        *about,
         f"Trained on {result.rows['trained']} rows with seed {config.seed}; {weights}.",
     ]
     if result.validation is None:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError, LoadError
 from dryfit.core.trial import MetricPoint
-from dryfit.core.wire import canonical_json, sync_folder
+from dryfit.core.wire import canonical_json, sync_folder, sync_tree
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -99,7 +99,7 @@ def save_checkpoint(
         text = canonical_json(manifest).encode()
         # The manifest vouches for itself too, so that no flipped bit in the reports goes unseen.
         (temporary / _MANIFEST).write_bytes(xxhash.xxh3_128_hexdigest(text).encode() + b"\n" + text)
-        _sync_files(temporary)
+        sync_tree(temporary)
         if final.exists():  # the same step, which could not be read: replace it
             shutil.rmtree(final)
         temporary.rename(final)
@@ -211,14 +211,6 @@ def _manifest(folder: Path) -> dict[str, Any]:
         name = Path(str(error.filename)).name
         raise _DamagedError(f"{name}: {error.strerror}") from error
     return manifest
-
-
-def _sync_files(folder: Path) -> None:
-    """Make what a folder holds survive a power cut."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)
 
 
 def _remove_others(directory: Path, newest: Path) -> None:

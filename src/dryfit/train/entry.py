@@ -137,7 +137,7 @@ def trial_parts(
         task=task,
         train=tokens.splits[TRAIN],
         validation=tokens.splits[VALIDATION],
-        tokenizer_folder=model_folder(config.settings.model),
+        tokenizer_folders={part: model_folder(source) for part, source in task.sources().items()},
         epoch_rows=epoch_size(tokens.splits[TRAIN], task),
         length=length,
     )

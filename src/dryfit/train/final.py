@@ -15,7 +15,7 @@ from dryfit.core.version import VERSION
 from dryfit.core.wire import Phase
 from dryfit.meta.matching import Wishes
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
-from dryfit.tasks.load import WEIGHTS_FILE, restore, save_trained
+from dryfit.tasks.load import restore, save_trained
 from dryfit.tasks.model_input import model_input, read_model_input
 from dryfit.tasks.rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens, joined
@@ -86,8 +86,7 @@ def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoin
         raise NonFiniteError(
             f"training trial {config.number} once more", f"none of {len(points)} validations gave a number"
         )
-    path = Path(parts.request.best_dir) / WEIGHTS_FILE
-    restore(parts.model, path, Wishes(next(parts.model.parameters()).device))
+    restore(parts.model, Path(parts.request.best_dir), Wishes(next(parts.model.parameters()).device))
     return best
 
 
@@ -131,7 +130,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
     save_trained(
         Path(body.model_dir),
         parts.model,
-        tokenizer_folder=parts.tokenizer_folder,
+        tokenizer_folders=parts.tokenizer_folders,
         facts=facts,
         texts={README_FILE: model_card(trained)} | ({} if program is None else {EXAMPLE_FILE: program}),
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import final
 
 import torch
-from safetensors.torch import save_model
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainingArguments
@@ -19,7 +18,7 @@ from dryfit.meta.matching import Wishes
 from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
 from dryfit.tasks.base import Batch, Outputs
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
-from dryfit.tasks.load import WEIGHTS_FILE, restore
+from dryfit.tasks.load import restore, save_weights, weights_file
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, Reading
@@ -46,7 +45,7 @@ class TrialTrainer(Trainer):
         self._at = at
         self._batch: Batch = {}
         self.step_loss = torch.tensor(0.0)
-        dataset = RowDataset(parts.train, parts.task)
+        dataset = RowDataset(parts.train, parts.task, seed=derive_seed(parts.request.config.seed, "batches"))
         super().__init__(model=parts.model, args=_arguments(parts), train_dataset=dataset)
         self.remove_callback(PrinterCallback)
         self._dataset = dataset
@@ -56,6 +55,11 @@ class TrialTrainer(Trainer):
         config = self._parts.request.config
         workers = self._parts.request.plan.loader_workers
         return train_loader(self._dataset, self._sampler, workers=workers, seed=derive_seed(config.seed, "loader"))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Choose the batches of an epoch."""
+        self._sampler.set_epoch(epoch)
+        self._dataset.set_epoch(epoch)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The study's optimizer over its own parameter groups."""
@@ -148,7 +152,7 @@ class TrialTrainer(Trainer):
         """Strictly: the Trainer's own loading goes on with missing weights."""
         folder = Path(resume_from_checkpoint)
         with Reading(folder):
-            restore(self._parts.model, folder / WEIGHTS_FILE, Wishes(self.args.device))
+            restore(self._parts.model, folder, Wishes(self.args.device))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with Reading(checkpoint):
@@ -164,7 +168,7 @@ class TrialTrainer(Trainer):
 
     def write_state(self, folder: Path) -> None:
         """Write all the Trainer needs to go on from here, in its own files."""
-        save_model(self._parts.model, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+        save_weights(self._parts.model, folder / weights_file(self._parts.model))
         self._save_optimizer_and_scheduler(str(folder))
         self._save_scaler(str(folder))
         self._save_rng_state(str(folder))
@@ -203,7 +207,7 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
     at.step = run.step
     with at:
         trainer = TrialTrainer(parts, sampler, guards[0], at)
-        trainer.add_callback(Steward(parts, sampler, run, trainer, guards[1], at))
+        trainer.add_callback(Steward(parts, run, trainer, guards[1], at))
         parts.channel.send(Phase(name="train", step=run.step))
         trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
     return run

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
@@ -10,31 +11,38 @@ from dryfit.core.plan import DeviceKind
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import ModelSettings, RegularizationSettings
 from dryfit.core.wire import write_text_atomic
+from dryfit.meta.configs import set_dropouts
 from dryfit.meta.filling import materialise
-from dryfit.meta.pretrained import Kind, class_cannot_checkpoint, load_stack
+from dryfit.meta.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
 from dryfit.tasks.base import MakeBase, Task, TaskModel
+from dryfit.tasks.decoder import load_int8
 from dryfit.tasks.heads import freeze
 
 
 def build_model(body: TrainRequest, task: Task) -> TaskModel:
     """The trial's model: pretrained, with a seeded head, layers frozen, on its device; its report is written."""
     regularization = body.config.settings.regularization
-    model = task.model(_pretrained(regularization), seed=derive_seed(body.config.seed, "head"))
+    device = "cuda" if body.plan.device is DeviceKind.CUDA else "cpu"
+    model = task.model(_pretrained(regularization, device), seed=derive_seed(body.config.seed, "head"))
     if body.plan.checkpointing:
         for part in model.pretrained().values():
             enable_checkpointing(part, reentrant=body.plan.reentrant)
-    device = "cuda" if body.plan.device is DeviceKind.CUDA else "cpu"
     report = materialise(model, device=device, missing=model.drawn)
     write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
     freeze(model, regularization.freeze_layers)
+    task.check_model(model)
     return model
 
 
-def _pretrained(regularization: RegularizationSettings) -> MakeBase:
-    def make(source: ModelSettings, kind: Kind, *, part: str = "") -> PreTrainedModel:
+def _pretrained(regularization: RegularizationSettings, device: str) -> MakeBase:
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
         del part
         dropout, attention_dropout = regularization.dropout, regularization.attention_dropout
-        return load_stack(source, kind, dropout=dropout, attention_dropout=attention_dropout)[0]
+        if dtype is torch.int8:
+            config = pretrained_config(source, kind)
+            set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
+            return load_int8(source, config, device)
+        return load_stack(source, kind, dtype=dtype, dropout=dropout, attention_dropout=attention_dropout)[0]
 
     return make
 

@@ -221,6 +221,8 @@ def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:
                 values.random_(*_TOKENS)
             case "labels":
                 values.random_(*_label_range(rehearsal.parts.task, batch))
+            case _ if name.endswith("_mask"):
+                values.fill_(1)
             case _:
                 values.zero_()
     return batch

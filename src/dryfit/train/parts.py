@@ -1,5 +1,6 @@
 """What one training run is made of, and what it has come to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class TrialParts:
     """All that one training run is made of.
 
     Attributes:
+        tokenizer_folders: Of each pretrained model, by the folder that keeps it in a saved model's own.
         epoch_rows: Rows of the training split that each epoch trains on.
         length: None: all epochs, validated on the way.
     """
@@ -38,7 +40,7 @@ class TrialParts:
     task: Task
     train: TokenSet
     validation: TokenSet
-    tokenizer_folder: Path
+    tokenizer_folders: Mapping[str, Path]
     epoch_rows: int
     length: FixedLength | None = None
 

@@ -30,7 +30,6 @@ from dryfit.tasks.model_input import ModelInput, read_model_input
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
 from dryfit.tasks.sources import BadRow, RawRow, stream_rows
-from dryfit.tasks.tokens import crowded_criteria
 from dryfit.train.device import find_device
 from dryfit.train.evaluate import kept_in_order
 
@@ -47,17 +46,20 @@ class Predictor:
         tokenizer: Its tokenizer.
         model_input: What it reads.
         batch_rows: Rows at once.
+        source: Its folder; tasks with a tokenizer of their own beside the model's look for it there.
     """
 
     model: TaskModel
     tokenizer: PreTrainedTokenizerBase
     model_input: ModelInput
     batch_rows: int
+    source: FolderSource | None = None
 
     @property
     def task(self) -> Task:
         """What the model learned."""
-        return make_task(self.model_input.task, self.model_input.given)
+        given = replace(self.model_input.given, saved=self.source)
+        return make_task(self.model_input.task, given)
 
     def predict(
         self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None
@@ -72,6 +74,9 @@ class Predictor:
             DataError: A row has tokens that the model has no place for.
         """
         task = self.task
+        written = task.generate(self.model, rows, self.tokenizer, batch_rows=self.batch_rows, beat=beat)
+        if written is not None:
+            return written
         tokens = task.tokenise_unlabelled(rows, self.tokenizer)
         bounds = replace(model_bounds(self.model), labels=None)
         check_tokens("to predict", tokens, bounds, hint="the model's folder is damaged: its tokenizer is not its own")
@@ -94,11 +99,13 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
     model_input = read_model_input(folder).found(folder, trust=body.trust)
     device, _ = find_device(body.device)
     rows = stream_rows(body.source)  # absent sources are told before the model is loaded
+    source = FolderSource(str(folder), trust_remote_code=body.trust)
     predictor = Predictor(
         model=cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust)),
-        tokenizer=load_tokenizer(FolderSource(str(folder), trust_remote_code=body.trust)),
+        tokenizer=load_tokenizer(source),
         model_input=model_input,
         batch_rows=body.batch_rows,
+        source=source,
     )
     channel.send(Phase(name="evaluate"))
     with Path(body.temporary).open("w", encoding="utf-8") as file:
@@ -146,19 +153,17 @@ def predict_rows(predictor: Predictor, rows: Iterator[RawRow | BadRow], file: Te
 
 def _checked(chunk: list[RawRow | BadRow], predictor: Predictor) -> list[UnlabelledRow | DataError]:
     """Each row as the model reads it, or what is wrong with it."""
-    read, most = predictor.model_input, predictor.model_input.max_length
+    read = predictor.model_input
     found: list[UnlabelledRow | DataError] = []
     for raw in chunk:
         try:
             found.append(raw.error if isinstance(raw, BadRow) else unlabelled_row(raw, read))
         except DataError as error:
             found.append(error)
-    good = [row for row in found if isinstance(row, UnlabelledRow)]
-    crowded = crowded_criteria(good, predictor.tokenizer, most, shared=predictor.task.shared_tokens)
-    for index, row in enumerate(found):
-        if isinstance(row, UnlabelledRow) and row.criterion in crowded:
-            error = crowded[row.criterion]
-            found[index] = DataError(f"tokenising {row.place}", error.found, error.allowed)
+    places = [index for index, row in enumerate(found) if isinstance(row, UnlabelledRow)]
+    rows = [row for row in found if isinstance(row, UnlabelledRow)]
+    for index, error in (predictor.task.unfit(rows, predictor.tokenizer) if rows else {}).items():
+        found[places[index]] = error
     return found
 
 

@@ -17,7 +17,6 @@ from dryfit.meta.sanity import check_process
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.load import save_trained
 from dryfit.tasks.model_input import model_input
-from dryfit.train.batches import EpochBatchSampler
 from dryfit.train.checkpoint import save_checkpoint
 from dryfit.train.device import taken_of_device
 from dryfit.train.evaluate import Evaluated, evaluate, evaluation_rows, evaluation_steps, stopped_early
@@ -32,6 +31,10 @@ class Training(Protocol):
 
     step_loss: torch.Tensor
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Choose the batches of an epoch."""
+        ...
+
     def write_state(self, folder: Path) -> None:
         """Write all that is needed to go on from here."""
         ...
@@ -43,9 +46,8 @@ class Steward(TrainerCallback):
 
     Args:
         parts: What is trained.
-        sampler: Told which epoch begins.
         run: What the run has come to; kept up to date.
-        trainer: Whose state is written.
+        trainer: Told which epoch begins; its state is written.
         guard: Looks at the batches of the validation split.
         at: Told what is worked on.
     """
@@ -53,7 +55,6 @@ class Steward(TrainerCallback):
     def __init__(
         self,
         parts: TrialParts,
-        sampler: EpochBatchSampler,
         run: RunState,
         trainer: Training,
         guard: BatchGuard,
@@ -61,7 +62,6 @@ class Steward(TrainerCallback):
     ) -> None:
         config = parts.request.config
         self._parts = parts
-        self._sampler = sampler
         self._run = run
         self._trainer = trainer
         self._guard = guard
@@ -81,7 +81,7 @@ class Steward(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Choose the epoch's batches, also when going on within one."""
-        self._sampler.set_epoch(state.global_step // self._parts.steps_per_epoch)
+        self._trainer.begin_epoch(state.global_step // self._parts.steps_per_epoch)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """All that happens between two steps."""
@@ -173,7 +173,7 @@ class Steward(TrainerCallback):
         save_trained(
             Path(self._parts.request.best_dir),
             self._parts.model,
-            tokenizer_folder=self._parts.tokenizer_folder,
+            tokenizer_folders=self._parts.tokenizer_folders,
             facts=facts,
         )
 

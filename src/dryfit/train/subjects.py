@@ -14,6 +14,7 @@ from dryfit.meta.configs import set_dropouts
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import STACKS, Kind, make_model, one_stack
 from dryfit.tasks.base import Given, MakeBase, Task, TaskModel
+from dryfit.tasks.decoder import frozen_in
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.registry import make_task
 from dryfit.train.model import enable_checkpointing
@@ -40,16 +41,20 @@ class StepParts:
         return self.task.batch_sizes(rows, length, segments=self.model.takes_types)
 
 
+def subject_task(subject: PlanSubject) -> Task:
+    """The task that is planned; nothing is known of its rows."""
+    data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
+    adapted = subject.settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
+    return make_task(subject.task, Given(adapted, data))
+
+
 def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:
     """Build what is planned; nothing takes memory, no weight is read.
 
     Raises:
         ConfigError: The model is unknown, or has no part that a setting names.
     """
-    settings = subject.settings
-    data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
-    adapted = settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
-    task = make_task(subject.task, Given(adapted, data))
+    settings, task = subject.settings, subject_task(subject)
     model = task.model(_planned(settings.regularization))
     if checkpointing:
         for part in model.pretrained().values():
@@ -61,10 +66,11 @@ def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) ->
 def _planned(regularization: RegularizationSettings) -> MakeBase:
     """Makes models that are known by their config alone."""
 
-    def make(source: ModelSettings, kind: Kind, *, part: str = "") -> PreTrainedModel:
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
         del part
         config = one_stack(planning_config(source), source, allowed=STACKS[kind])
         set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
-        return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+        model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+        return model if dtype is None else frozen_in(model, dtype)
 
     return make

@@ -25,7 +25,7 @@ from dryfit.meta.catalogue import planning_config
 from dryfit.meta.walk import SlotKind, put_all
 from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
-from dryfit.train.subjects import StepParts, step_parts
+from dryfit.train.subjects import StepParts, step_parts, subject_task
 
 _TINY = Shape(rows=2, length=16)
 _FORMAT = 2
@@ -55,10 +55,12 @@ class StepTracer:
 
     @cached_property
     def _key(self) -> str:
+        sources = subject_task(self._subject).sources()
+        configs = {part: planning_config(source) for part, source in sources.items()}
         facts = {
             "format": _FORMAT,
             "step": memory_key(any_shape(self._subject)),
-            "config": planning_config(self._subject.settings.model).to_json_string(use_diff=False),
+            **{f"config {part}".rstrip(): config.to_json_string(use_diff=False) for part, config in configs.items()},
             "device": [self._spec.kind, *self._spec.capability],
             "reentrant": self._reentrant,
             "torch": torch.__version__,

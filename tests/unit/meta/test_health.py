@@ -243,7 +243,7 @@ def saved(folder: Path, tmp_path: Path) -> Path:
     encoder, _ = load_encoder(FolderSource.of(folder))
     head = HeadSettings(layers=2, hidden=5)
     model = EncoderWithHead(encoder, HeadSpec(head, num_outputs=3))
-    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts={"input": tasks.saved_input(head, 3)})
+    save_trained(tmp_path / "best", model, tokenizer_folders={"": folder}, facts={"input": tasks.saved_input(head, 3)})
     return tmp_path / "best"
 
 

@@ -1,6 +1,8 @@
 import importlib.util
 import json
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,7 +94,7 @@ def saved(folder: Path, tmp_path: Path) -> tuple[EncoderWithHead, Path]:
     head = HeadSettings(layers=2, hidden=5, activation="tanh", pooling="max")
     model = EncoderWithHead(encoder, HeadSpec(head, num_outputs=3))
     facts = {"metric": "f1", "step": 7, "input": tasks.saved_input(head, 3)}
-    save_trained(tmp_path / "best", model, tokenizer_folder=folder, facts=facts)
+    save_trained(tmp_path / "best", model, tokenizer_folders={"": folder}, facts=facts)
     return model, tmp_path / "best"
 
 
@@ -118,12 +120,46 @@ def test_a_saved_model_comes_back_whole(folder: Path, tmp_path: Path) -> None:
     assert json.loads((best / "dryfit.json").read_text())["step"] == 7
 
 
+def test_what_is_saved_is_on_the_disk_before_it_has_its_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are told by their inodes: a name may have belonged to another before."""
+    heard: list[int | str] = []
+    fsync = os.fsync
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        heard.append(os.fstat(descriptor).st_ino)
+
+    def named(real: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def name(path: Path, target: Path) -> Path:
+            heard.append(str(target))
+            return real(path, target)
+
+        return name
+
+    monkeypatch.setattr(os, "fsync", synced)
+    for way in ("rename", "replace"):
+        monkeypatch.setattr(Path, way, named(getattr(Path, way)))
+    model, best = saved(folder, tmp_path)
+    at = heard.index(str(best))
+    assert {path.stat().st_ino for path in (best, *best.rglob("*"))} <= set(heard[:at])
+    assert best.parent.stat().st_ino in heard[at:]
+    heard.clear()
+    save_trained(
+        best, model, tokenizer_folders={"": folder}, facts={"input": tasks.saved_input(model.spec.settings, 3)}
+    )
+    weights, facts = best / "model.safetensors", best / "dryfit.json"
+    expected = [weights.stat().st_ino, str(weights), facts.stat().st_ino, str(facts), best.stat().st_ino]
+    assert heard == expected
+
+
 def test_saving_again_replaces_weights_and_facts_only(folder: Path, tmp_path: Path) -> None:
     model, best = saved(folder, tmp_path)
     with torch.no_grad():
         model.head[-1].bias.add_(1)
     save_trained(
-        best, model, tokenizer_folder=folder, facts=json.loads((best / "dryfit.json").read_text()) | {"step": 9}
+        best, model, tokenizer_folders={"": folder}, facts=json.loads((best / "dryfit.json").read_text()) | {"step": 9}
     )
     assert torch.equal(load(best).head[-1].bias, model.head[-1].bias)
     assert json.loads((best / "dryfit.json").read_text())["step"] == 9

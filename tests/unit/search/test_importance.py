@@ -3,10 +3,13 @@
 import random
 import sys
 
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+
 from dryfit.core.choices import Direction
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import Outcome, TrialRecord
 from dryfit.search import importance
 from dryfit.search.importance import importances_of
+from dryfit.search.params import to_text
 from ledgers import Script, drawn, eventful, score
 
 
@@ -31,6 +34,23 @@ def test_what_decides_the_metric_is_found_and_conditions_are_counted() -> None:
     counts = {param.name: param.trials for param in found.params}
     assert counts["loss.gamma"] == focal < 120
     assert counts["optim.lr"] == 120
+
+
+def test_a_space_that_changed_on_the_way_counts_whole() -> None:
+    """Nine models became seven, and the learning rate's range moved: each is one parameter, asked of all its trials."""
+    source, history = random.Random(1), list[TrialRecord]()
+    for number in range(200):
+        models = "abcdefghi" if number < 100 else "abcdefg"
+        rates = FloatDistribution(1e-6, 1e-3, log=True) if number < 100 else FloatDistribution(1e-5, 1e-2, log=True)
+        drawn = {"model.name": source.choice(models), "optim.lr": rates.low * 1000 ** source.random()}
+        distributions = {"model.name": CategoricalDistribution(list(models)), "optim.lr": rates}
+        value = (drawn["model.name"] in ("a", "b")) + 0.01 * source.random()
+        texts = {name: to_text(one) for name, one in distributions.items()}
+        history.append(TrialRecord(number, drawn, texts, Outcome.COMPLETE, value))
+    found = importances_of(history, Direction.MAXIMIZE)
+    assert [(param.name, param.trials) for param in found.params] == [("model.name", 200), ("optim.lr", 200)]
+    assert found.params[0].share > 0.6
+    assert abs(sum(param.share for param in found.params) - 1) < 1e-9
 
 
 def test_too_few_trials_are_a_reason() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 
 import optuna
 import pytest
@@ -20,12 +19,7 @@ from dryfit.store.history import History
 SIZE = 4
 
 
-@pytest.fixture(autouse=True)
-def quiet_optuna() -> Iterator[None]:
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    yield
-    optuna.logging.set_verbosity(before)
+pytestmark = pytest.mark.usefixtures("quiet_optuna")
 
 
 def space(table: dict[str, object]) -> Space:

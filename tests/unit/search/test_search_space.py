@@ -191,3 +191,11 @@ def test_points_are_all_combinations_that_can_be_drawn() -> None:
     assert made.points([], 9) == [{}]
     assert made.points(["train.max_length", "train.batch_size"], 5) is None
     assert [first_value(made.cases(name)[0]) for name in ("optim.name", "train.max_length")] == ["sgd", 64]
+
+
+def test_rows_are_prepared_with_the_most_that_windows_may_share() -> None:
+    """The base's own stride may be too large for a length that only smaller ones are searched with."""
+    base = TrialSettings()
+    cases: tuple[object, ...] = ([3, 12, 6], {"low": 4, "high": 40})
+    assert [space({"span.doc_stride": case}).as_prepared(base).span.doc_stride for case in cases] == [12, 40]
+    assert space({"optim.lr": [1e-4, 1e-3]}).as_prepared(base) == base

@@ -9,7 +9,7 @@ from dryfit.config.checks import Use
 from dryfit.config.load import LoadedStudy, load_study_file, load_study_text
 from dryfit.config.problems import SEARCHABLE
 from dryfit.config.schema import SamplerName, SearchSettings
-from dryfit.core.choices import Direction, Precision, Task
+from dryfit.core.choices import BaseFormat, Direction, Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.needs import TRIAL_NEEDS
 from dryfit.core.settings import TrialSettings
@@ -28,7 +28,7 @@ def load(name: str, use: Use = Use.PLAN, overrides: tuple[str, ...] = ()) -> Loa
 
 
 OF_CRITERIA = ("max", "smoke", "standard", "supermax")
-TRAINABLE = ("evidence", *OF_CRITERIA)
+TRAINABLE = ("evidence", "joint", "share", *OF_CRITERIA)
 # Keys that no trial of supermax varies, each with its reason.
 NOT_SEARCHED = {
     "model.revision": "which files a model is, is no matter of luck",
@@ -115,7 +115,7 @@ def test_random_points_are_valid_trials(name: str, count: int) -> None:
 
 
 def test_a_preset_becomes_a_study_with_data(tmp_path: Path) -> None:
-    for name in TRAINABLE:
+    for name in preset_names():
         folder = tmp_path / f"my {name}"
         written = init_folder(folder, preset=name, sizes=SplitSizes(20, 8, 8))
         assert [path.name for path in written] == ["study.toml", "train.jsonl", "validation.jsonl", "test.jsonl"]
@@ -131,25 +131,21 @@ def test_a_preset_becomes_a_study_with_data(tmp_path: Path) -> None:
         assert all(line in text for line in preset_text(name).splitlines() if line.startswith("#") or " = {" in line)
 
 
-def test_init_refuses_presets_that_cannot_be_trained_or_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="causal-lm can be planned, not trained yet") as caught:
-        init_folder(tmp_path / "a", preset="lora-7b-24gb")
-    assert "dryfit plan --preset lora-7b-24gb" in caught.value.hint
-    assert caught.value.allowed == "evidence, max, smoke, standard, supermax"
+def test_init_refuses_presets_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean standard"):
         init_folder(tmp_path / "a", preset="standart")
     assert not (tmp_path / "a").exists()
 
 
 def test_the_seven_billion_preset() -> None:
-    config = load("lora-7b-24gb").config
+    config = load("lora-7b-24gb", Use.TRAIN, DATA).config
     assert config.study.task is Task.CAUSAL_LM
-    assert config.lora is not None
-    assert (config.lora.r, config.lora.alpha, config.lora.base) == (128, 256.0, Precision.FP16)
+    assert (config.study.trials, config.study.metric) == (1, "loss")
+    assert (config.lora.r, config.lora.alpha, config.lora.base) == (128, 256.0, BaseFormat.FP16)
     assert (config.train.batch_size, config.train.max_length, config.execution.micro_batch) == (16, 512, 1)
     assert config.execution.checkpointing is True
-    with pytest.raises(ConfigError, match="cannot be trained yet"):
-        load("lora-7b-24gb", Use.TRAIN, DATA)
+    with pytest.raises(ConfigError, match="gradients would pass through fp16 without a scale"):
+        load("lora-7b-24gb", Use.TRAIN, (*DATA, "train.precision=fp32"))
 
 
 def test_an_unknown_preset_is_told_the_nearest() -> None:

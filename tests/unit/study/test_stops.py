@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from dryfit.core.process import end_of_command
 from dryfit.study.machine import End
 from dryfit.study.stops import StopRequests, StopSignals, stacks_on_request
+
+
+@pytest.fixture(autouse=True)
+def not_under_nohup() -> Iterator[None]:
+    """These tests are about a process that hears of every signal, whoever started it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
@@ -128,3 +137,16 @@ def test_a_handler_of_whoever_embeds_us_is_left_alone(tmp_path: Path) -> None:
         assert not (tmp_path / "stacks.txt").exists()
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_command_that_was_stopped_ignores_what_comes_again(tmp_path: Path, asked: bool) -> None:
+    before = signal.signal(signal.SIGUSR2, end_of_command)
+    try:
+        with StopRequests(tmp_path / "stop", lambda: None) as requests:
+            if asked:
+                send(signal.SIGTERM)
+        assert (requests.why is not None) == asked
+        assert signal.getsignal(signal.SIGUSR2) is (signal.SIG_IGN if asked else end_of_command)
+    finally:
+        signal.signal(signal.SIGUSR2, before)

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.tasks.sampling import epoch_windows
+from dryfit.tasks.sampling import epoch_roles, epoch_windows
 
 flags = st.lists(st.booleans(), min_size=1, max_size=60).map(torch.tensor)
 
@@ -32,3 +32,32 @@ def test_each_epoch_draws_anew_and_in_time_all_are_drawn() -> None:
 def test_all_are_all(negatives: float | None) -> None:
     has = torch.arange(10) < 3
     assert epoch_windows(has, negatives, seed=0, epoch=7).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("negatives", [None, 0.0, 1.5, 100.0])
+@pytest.mark.parametrize("share", [None, 0.01, 0.3, 0.99])
+def test_roles_are_as_many_in_every_epoch(share: float | None, negatives: float | None) -> None:
+    has_span = torch.arange(200) % 5 == 0
+
+    def drawn(epoch: int, seed: int = 1):
+        return epoch_roles(has_span, criteria_share=share, negatives=negatives, seed=seed, epoch=epoch)
+
+    counts = set()
+    for epoch in range(4):
+        roles = drawn(epoch)
+        counts.add((int(roles.classes_W.sum()), int((roles.spans_W & has_span).sum()), int(roles.spans_W.sum())))
+        again = drawn(epoch)
+        assert torch.equal(roles.classes_W, again.classes_W)
+        assert torch.equal(roles.spans_W, again.spans_W)
+        assert roles.classes_W.all() if share is None else not (roles.classes_W & roles.spans_W).any()
+    assert len(counts) == 1
+    ((classes, with_span, spans),) = counts
+    if share is not None:
+        assert classes == sum(min(max(round(share * n), 1), n - 1) for n in (40, 160))
+    of_spans = 40 if share is None else 40 - min(max(round(share * 40), 1), 39)
+    assert with_span == of_spans > 0
+    rest = 160 if share is None else 160 - min(max(round(share * 160), 1), 159)
+    assert spans - with_span == (rest if negatives is None else min(rest, round(negatives * of_spans)))
+    if share is not None:
+        assert not torch.equal(drawn(0).classes_W, drawn(1).classes_W)
+        assert not torch.equal(drawn(0).classes_W, drawn(0, seed=2).classes_W)

@@ -44,7 +44,7 @@ def loader_parts(workers: int = 0):
     tokens = TokenSet(ids, None, starts, torch.arange(20) % 2)
     task = tasks.criteria(num_labels=2, train_counts={0: 10, 1: 10}, pad_id=0)
     sampler = EpochBatchSampler(lengths, seed=4, batch_size=6, group_by_length=True)
-    return sampler, train_loader(RowDataset(tokens, task), sampler, workers=workers, seed=1)
+    return sampler, train_loader(RowDataset(tokens, task, seed=1), sampler, workers=workers, seed=1)
 
 
 def test_loader_makes_the_samplers_batches_and_draws_nothing_global() -> None:

@@ -62,6 +62,18 @@ def test_a_case_runs_all_its_parts(tmp_path: Path, architecture: str) -> None:
     assert meter.phases == [StepPhase.LOAD, *step, *step, StepPhase.EVALUATE, *step, StepPhase.SAVE]
 
 
+@pytest.mark.parametrize("task", [Task.SHARE, Task.JOINT])
+def test_two_heads_run_too(tmp_path: Path, task: Task) -> None:
+    """Windows with all entries of a batch; of two encoders both recompute."""
+    tiny.model(tmp_path)
+    meter = Listening()
+    tables = {"multitask": {"criteria_share": 0.5}, "joint": {"fusion": "attention", "criterion_length": 8}}
+    asked = case(tmp_path, execution={"checkpointing": True}, **tables)
+    asked = asked.model_copy(update={"subject": asked.subject.model_copy(update={"task": task})})
+    assert run_case(asked, "cpu", meter) == 3
+    assert meter.parts == PARTS
+
+
 @PEFT_ASKS
 def test_adapters_run_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(

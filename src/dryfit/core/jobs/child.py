@@ -19,6 +19,8 @@ from dryfit.core.jobs.training import (
     FinalResult,
     ImportRequest,
     ImportResult,
+    MergeRequest,
+    MergeResult,
     ObjectiveRequest,
     PredictRequest,
     PredictResult,
@@ -26,6 +28,8 @@ from dryfit.core.jobs.training import (
     ResolveResult,
     RowsRequest,
     RowsResult,
+    TinyLmRequest,
+    TinyLmResult,
     TrainRequest,
     TrainResult,
 )
@@ -45,6 +49,8 @@ class ChildResult(Wire):
     imported: ImportResult | None = None
     final: FinalResult | None = None
     predict: PredictResult | None = None
+    merge: MergeResult | None = None
+    tiny_lm: TinyLmResult | None = None
     rows: RowsResult | None = None
     fault: ChildFault | None = None
     error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
@@ -62,6 +68,8 @@ Body: TypeAlias = (
     | ObjectiveRequest
     | FinalRequest
     | PredictRequest
+    | MergeRequest
+    | TinyLmRequest
     | RowsRequest
 )
 """A job."""

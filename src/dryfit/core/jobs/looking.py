@@ -130,6 +130,7 @@ class RehearseResult(Wire):
     """
 
     walks: tuple[BatchWalk, ...] = ()
+    remarks: tuple[str, ...] = Field(default=(), description="what should be known of the rows, and is no error")
     step: StepFacts | None = None
     points: tuple[PointFacts, ...] = ()
     stumbles: tuple[Stumble, ...] = ()

@@ -17,6 +17,8 @@ class Job(StrEnum):
     OBJECTIVE = "objective"
     FINAL = "final"
     PREDICT = "predict"
+    MERGE = "merge"
+    TINY_LM = "tiny-lm"
     ROWS = "rows"
 
 
@@ -32,6 +34,8 @@ ENTRY_POINTS: dict[Job, str] = {
     Job.OBJECTIVE: "dryfit.objective.entry:run",
     Job.FINAL: "dryfit.train.final:final",
     Job.PREDICT: "dryfit.train.predict:predict",
+    Job.MERGE: "dryfit.tasks.merging:merge",
+    Job.TINY_LM: "dryfit.tasks.tiny_lm:write",
     Job.ROWS: "dryfit.tasks.copying:copy_rows",
 }
 """Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""

@@ -194,6 +194,52 @@ class PredictResult(Wire):
     device: DeviceKind
 
 
+class MergeRequest(Wire):
+    """Merge a saved model's adapters into its base.
+
+    Attributes:
+        model_dir: A folder that a trial, or FINAL, saved.
+        out: The new folder.
+        threads: CPU threads.
+        trust: Run code that comes with the model.
+    """
+
+    job: Literal[Job.MERGE] = Job.MERGE
+    model_dir: str
+    out: str
+    threads: int = Field(ge=1)
+    trust: bool = False
+
+
+class MergeResult(Wire):
+    """Where the merged model lies, and how large it is."""
+
+    out: str
+    size_bytes: int
+
+
+class TinyLmRequest(Wire):
+    """Write a tiny random language model, with a tokenizer trained on the rows of a file, to try things with.
+
+    Attributes:
+        folder: Where to; made if absent.
+        source: JSONL rows, of which ``criterion`` and ``text`` are read.
+        seed: Of the weights.
+    """
+
+    job: Literal[Job.TINY_LM] = Job.TINY_LM
+    folder: str
+    source: str
+    seed: int = Field(ge=0)
+
+
+class TinyLmResult(Wire):
+    """What was written: how many weights the model has, and how many tokens its tokenizer."""
+
+    weights: int
+    tokens: int
+
+
 class RowsRequest(Wire):
     """Copy columns of a source's rows, where reading it takes libraries that the control process does not import.
 

@@ -117,7 +117,7 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
     except DryfitError as error:
         yield failed_by(DATA, "rows", error)
         return
-    yield from data_findings(resolved.splits, config.data.num_labels, resolved.remarks)
+    yield from data_findings(resolved.splits, config.data.num_labels)
     changed = study_checks.data_changed(state, resolved.data_fingerprint)
     if changed is not None:
         yield changed

@@ -35,6 +35,8 @@ _COVERED: Final = (
     "loss.",
     "head.",
     "span.",
+    "multitask.",
+    "joint.",
     "optim.name",
     "sched.name",
     "train.precision",
@@ -94,8 +96,8 @@ def device_of(config: StudyConfig, probe: ProbeResult) -> DeviceKind:
     return DeviceKind.CUDA if config.execution.device != "cpu" and probe.devices else DeviceKind.CPU
 
 
-def data_findings(splits: dict[str, SplitFacts], num_labels: int, remarks: Sequence[str] = ()) -> Iterator[Finding]:
-    """What the splits hold of what the task reads, and what it remarks; every row has been read and checked."""
+def data_findings(splits: dict[str, SplitFacts], num_labels: int) -> Iterator[Finding]:
+    """What the splits hold of what the task reads; every row has been read and checked."""
     labelled = any(facts.label_counts for facts in splits.values())
     for name, facts in splits.items():
         found, missing = [f"{facts.rows} rows"], list[str]()
@@ -110,13 +112,11 @@ def data_findings(splits: dict[str, SplitFacts], num_labels: int, remarks: Seque
             yield warned(DATA, name, "; ".join(found), fix)
         else:
             yield passed(DATA, name, "; ".join(found))
-    for remark in remarks:
-        yield warned(DATA, "rows", remark, "raise the limit that it names, or leave these rows as they are")
 
 
 def rehearsals(ground: Ground, drawn: Drawn) -> dict[str, RehearseRequest]:
     """One request for each distinct model, by a name to print."""
-    base = ground.config.trial_settings
+    base = ground.space.as_prepared(ground.config.trial_settings)
     lengths: dict[ModelSettings, list[int]] = {}
     for model, length in ground.space.model_length_pairs(base):
         lengths.setdefault(model, []).append(length)
@@ -130,7 +130,7 @@ def _name(model: ModelSettings) -> str:
 
 
 def _rehearsal(ground: Ground, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> RehearseRequest:
-    base = ground.config.trial_settings
+    base = ground.space.as_prepared(ground.config.trial_settings)
     batch_size = max((base.train.batch_size, *_values(ground.space, "train.batch_size")))
     train = base.train.model_copy(update={"batch_size": batch_size, "max_length": lengths[-1]})
     settings = base.model_copy(update={"model": model, "train": train})
@@ -231,6 +231,8 @@ def model_findings(
         raise InternalError(f"rehearsing {name}", "the child's answer is of another job")
     yield from (failed_by(about, one.stage, one.error) for one in found.stumbles)
     yield from _batches(about, found)
+    for remark in found.remarks:
+        yield warned(about, "rows", remark, "raise the limit that it names, or leave these rows as they are")
     if found.step is not None:
         yield _gradients(about, found.step)
         windows = max((walk.rows for walk in found.walks if walk.split == "train"), default=train_rows)
@@ -259,7 +261,7 @@ def _gradients(about: str, step: StepFacts) -> Finding:
     if step.not_finite:
         found = f"{what}; {len(step.not_finite)} gradients are infinite or NaN: {few(step.not_finite, most=3)}"
         return failed(about, "step", found, broken)
-    of_head = [one for one in step.untouched if one.startswith("head.")]
+    of_head = [one for one in step.untouched if one.startswith(("head.", "fusion."))]
     untouched = f"{what}; {len(step.untouched)} parameters got no gradient: {few(step.untouched, most=3)}"
     if of_head:
         return failed(about, "step", untouched, "another head.pooling or head.activation: this head learns nothing")

@@ -141,17 +141,18 @@ def test_labels_are_counted_and_an_absent_one_is_said() -> None:
     assert "label 0" in found[1].fix
 
 
-def test_evidence_is_counted_and_what_is_remarked_is_said() -> None:
+def test_evidence_is_counted() -> None:
     some = SplitFacts(rows=5, label_counts={}, with_evidence=3)
     none = SplitFacts(rows=2, label_counts={}, with_evidence=0)
-    found = list(data_findings({"train": some, "validation": none}, 2, ("train: 1 row fits nowhere",)))
-    assert [one.status for one in found] == [Status.PASS, Status.WARN, Status.WARN]
-    assert [one.found for one in found] == [
-        "5 rows; 3 with evidence",
-        "2 rows; 0 with evidence",
-        "train: 1 row fits nowhere",
-    ]
+    found = list(data_findings({"train": some, "validation": none}, 2))
+    assert [one.status for one in found] == [Status.PASS, Status.WARN]
+    assert [one.found for one in found] == ["5 rows; 3 with evidence", "2 rows; 0 with evidence"]
     assert "add rows with evidence" in found[1].fix
+
+
+def test_what_is_remarked_of_the_rows_is_said() -> None:
+    found = judged(RehearseResult(remarks=("train: 1 row fits nowhere",)))
+    assert [(one.status, one.check, one.found) for one in found] == [(Status.WARN, "rows", "train: 1 row fits nowhere")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""A causal language model to try things with: tiny, random, with a tokenizer that was trained on some texts."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.jobs import ChildResult, TinyLmRequest, TinyLmResult
+from dryfit.core.wire import Phase
+
+END, PAD = "<|endoftext|>", "<|pad|>"
+_MOST_TOKENS = 800
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer (as Qwen2 and GPT-2 have): every text of any script has tokens, and is their text.
+
+    Args:
+        texts: What merges are learned from.
+        vocab_size: Most tokens; 256 bytes and the special ones are always there.
+    """
+    core = Tokenizer(BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=PAD,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: int) -> tuple[int, int]:
+    """Write a Qwen2 of random weights and its tokenizer into a folder.
+
+    Args:
+        folder: Where to; made if absent.
+        texts: What the tokenizer is trained on.
+        vocab_size: Most tokens it has.
+        seed: Of the weights.
+
+    Returns:
+        How many weights the model has, and how many tokens the tokenizer.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
+    tokenizer.save_pretrained(folder)
+    ids: Any = tokenizer.convert_tokens_to_ids([END, PAD])
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=ids[0],
+        pad_token_id=ids[1],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    return model.num_parameters(), len(tokenizer)
+
+
+def write(body: TinyLmRequest, channel: ChildChannel) -> ChildResult:
+    """Child job TINY_LM: what ``init --task causal-lm`` writes beside the data."""
+    torch.set_num_threads(1)
+    channel.send(Phase(name="load"))
+    rows = [json.loads(line) for line in Path(body.source).read_text(encoding="utf-8").splitlines()]
+    texts = [f"{row['criterion']}\n{row['text']}" for row in rows]
+    weights, tokens = write_tiny_lm(Path(body.folder), texts, vocab_size=_MOST_TOKENS, seed=body.seed)
+    return ChildResult(tiny_lm=TinyLmResult(weights=weights, tokens=tokens), error=None)
