@@ -106,7 +106,7 @@ def _without_path(name: str) -> str:
 
 def _instructs(task: TaskName, given: Given) -> bool:
     """Whether the text is an answer: rows to predict have the instruction alone."""
-    return task is TaskName.CAUSAL_LM and given.settings.lm.format == "instruction"
+    return task is Task.CAUSAL_LM and given.settings.lm.format == "instruction"
 
 
 def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:
