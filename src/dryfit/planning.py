@@ -26,8 +26,9 @@ from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import cannot_checkpoint
 from dryfit.tasks.base import Given, Task
+from dryfit.tasks.own import own_source
 from dryfit.tasks.prepare import prepared_tokens
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task, task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.optim import cannot_offload, implementations
@@ -45,6 +46,7 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     """
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
+    body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
     planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)))
     trials = [planner.trial(subject) for subject in body.subjects]
     planner.prepare(trials)
@@ -53,6 +55,12 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
         answers.append(planner.answer(subject, trial))
         channel.beat()
     return ChildResult(plan=PlanResult(answers=tuple(answers)), error=None)
+
+
+def _with_source(subject: PlanSubject) -> PlanSubject:
+    """Traces are shared by all studies: those of a class of the user's own hold while its file is the same."""
+    source = own_source(task_class(subject.task))
+    return subject.model_copy(update={"source": source}) if source else subject
 
 
 @dataclass(slots=True)
@@ -182,7 +190,7 @@ def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]
 def _task(tokens: StudyTokens | None, subject: PlanSubject) -> Task:
     """What a subject learns, from the study's data where there is any."""
     dummy = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
-    return task_class(subject.task)(Given(subject.settings, dummy if tokens is None else tokens.data))
+    return make_task(subject.task, Given(subject.settings, dummy if tokens is None else tokens.data))
 
 
 def _row_lengths(tokens: StudyTokens | None, task: Task) -> list[int] | None:

@@ -23,14 +23,17 @@ from dryfit.core.jobs import (
 )
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.settings import ModelSettings
+from dryfit.core.tasks import is_own, task_word
 from dryfit.core.wire import Phase
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind, make_model, pretrained_config, stack_bytes
 from dryfit.meta.source import model_identity
 from dryfit.tasks.base import Given, Task
 from dryfit.tasks.health import folder_health
+from dryfit.tasks.metrics import check_metrics
+from dryfit.tasks.own import check_settings, own_source
 from dryfit.tasks.prepare import cache_tokens, checked_splits
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows import Row, fingerprint, label_counts
 from dryfit.train.device import find_device
 
@@ -47,18 +50,21 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     device, count = find_device(body.device)
     check_precisions(body.precisions, device)
     channel.send(Phase(name="load"))
-    made = task_class(body.task)
-    task = made(Given(body.settings, body.data))
+    task = make_task(body.task, Given(body.settings, body.data))
+    if is_own(body.task):
+        check_settings(type(task), body.settings, body.searched)
+    check_metrics(task, body.metrics)
     splits = checked_splits(task)
     channel.beat()
     found = fingerprint(splits)
-    revisions: dict[str, str] = {}
+    source = own_source(type(task))
+    revisions = {task_word(body.task): source} if source else {}
     weights_bytes: dict[str, int] = {}
     remarks: list[str] = []
     for model, max_length in body.pairs:
         train = body.settings.train.model_copy(update={"max_length": max_length})
         settings = body.settings.model_copy(update={"model": model, "train": train})
-        task = made(Given(settings, body.data))
+        task = make_task(body.task, Given(settings, body.data))
         remarks += task.remarks(cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found))
         sources = task.sources().values()
         revisions |= {source.name: model_identity(source) for source in sources}

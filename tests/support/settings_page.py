@@ -12,7 +12,7 @@ from dryfit.config.schema_json import TABLES, key_description, legal_values
 from dryfit.core.choices import Metric, Task
 from dryfit.core.needs import TRIAL_NEEDS
 from dryfit.core.settings import Settings, TrialSettings
-from dryfit.core.tasks import UNREAD, class_metrics, reads, task_metrics
+from dryfit.core.tasks import OWN_TABLE, UNREAD, class_metrics, reads, task_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -141,6 +141,9 @@ def render() -> str:
 
 
 def _table(table: str) -> str:
+    if table == OWN_TABLE:
+        said = "their names, defaults and types are its own ([own-task.md](own-task.md))"
+        return f"## `[{table}]`\n\n{key_description((table,)).capitalize()}: {said}.\n"
     lines = [f"## `[{table}]`", "", key_description((table,)).capitalize() + _readers(table), ""]
     lines += ["| key | default | takes | what |", "|---|---|---|---|"]
     needs = {one.key: one.condition for one in TRIAL_NEEDS}

@@ -14,6 +14,7 @@ from dryfit.core.jobs import ResolveRequest, ResolveResult, StopReason, TrainReq
 from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import DataSettings, TrialSettings
 from dryfit.core.tail import LineTail
+from dryfit.core.tasks import metric_of
 from dryfit.core.trial import MetricPoint, TrialConfig
 from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Message
 from dryfit.preflight import resolve
@@ -56,7 +57,8 @@ class Trial:
     def __init__(self, folder: Path, *, encoder: Path | str, data: dict[str, Any], **tables: dict[str, Any]) -> None:
         self.folder = folder
         study = tables.pop("study", {})
-        self.task, metric = Task(study.get("task", "criteria")), Metric(study.get("metric", "loss"))
+        task, metric = study.get("task", "criteria"), metric_of(study.get("metric", "loss"))
+        self.task = task if ":" in task else Task(task)
         micro = tables.pop("execution", {})
         self.data = DataSettings(**data)
         settings = {"train": {"epochs": 2, "batch_size": 8, "max_length": 32}, "optim": {"lr": 2e-3}}
@@ -78,7 +80,8 @@ class Trial:
             loader_workers=micro.get("loader_workers", 0),
         )
         self.metric = metric
-        self.direction = Direction.MINIMIZE if metric in (Metric.LOSS, Metric.ECE) else Direction.MAXIMIZE
+        wanted = "minimize" if metric in (Metric.LOSS, Metric.ECE) else "maximize"
+        self.direction = Direction(study.get("direction", wanted))
         self.params: dict[str, Any] = {}
         self.seed = 3
         self._attempt = 0
@@ -87,6 +90,7 @@ class Trial:
         """Prepare the data."""
         body = ResolveRequest(
             task=self.task,
+            metrics=(self.metric,),
             data=self.data,
             settings=self.settings,
             pairs=((self.settings.model, self.settings.train.max_length),),

@@ -19,7 +19,7 @@ def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -
     Args:
         folder: A trial's folder, any other model's, a PEFT adapter's, or ``minilm``.
         task: As in ``dryfit.load``; None: a trial's encoder with its head, else what the folder's config names.
-        trust: Run code that comes with the model.
+        trust: Run code that comes with the model, and that of a task of your own.
 
     Returns:
         What was found. A damaged file or a missing weight is a finding, not an error.
@@ -69,7 +69,7 @@ def predict(
         batch: Rows at once.
         device: ``auto``, ``cpu`` or ``cuda``.
         force: Write over a file that is there.
-        trust: Run code that comes with the model.
+        trust: Run code that comes with the model, and that of a task of your own.
         on_note: Hears of bad rows and progress, a line at a time.
 
     Raises:

@@ -13,7 +13,7 @@ def load(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model, a trial's best weights, an adapter.")],
     check: Annotated[bool, typer.Option("--check", help="Look at it; no weight is read.")] = False,
     task: Annotated[str | None, typer.Option(help="As in dryfit.load; default: what the folder says.")] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Run code that comes with the model.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the model's own code, or its task's.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a checkpoint can be loaded (--check); exit status 1 where it cannot."""

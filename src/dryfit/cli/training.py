@@ -79,7 +79,7 @@ def predict(
     batch: Annotated[int, typer.Option(min=1, max=65536, help="Rows at once.")] = 64,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where.")] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
-    trust: Annotated[bool, typer.Option("--trust", help="Run code that comes with the model.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the model's own code, or its task's.")] = False,
     allow_bad: Annotated[bool, typer.Option("--allow-bad", help="Exit 0 although rows are bad.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

@@ -1,21 +1,24 @@
 """Checks between keys of a study file that need no data and no machine."""
 
+import difflib
 import re
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
 from dryfit.config.language import language_problems
 from dryfit.config.objective import objective_problems
+from dryfit.config.own_task import own_task_problems, unread_own
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
-from dryfit.core.choices import Precision, Task
+from dryfit.core.choices import Metric, Precision, Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.needs import TRIAL_NEEDS, Needs
 from dryfit.core.plan import DeviceKind
 from dryfit.core.secrets import redacted
 from dryfit.core.settings import Settings, TrialSettings
-from dryfit.core.tasks import reads, task_metrics
+from dryfit.core.tasks import is_own, reads, task_metrics, task_word
 from dryfit.core.units import parse_bytes
 
 
@@ -49,20 +52,21 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     if config.study.task is Task.OBJECTIVE:
         own = objective_problems(config, planned=use is Use.PLAN)
         return [*own, *_unread(config), *_unread_by_patient(config)]
-    problems = [*_task(config), *_data(config, use), *_classes(config)]
-    problems += [*language_problems(config), *_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
+    own = own_task_problems(config) if is_own(config.study.task) else unread_own(config)
+    problems = [*_task(config), *_data(config, use), *_classes(config), *language_problems(config), *own]
+    problems += [*_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
     problems += [*_unread(config), *_unread_by_patient(config)]
     return [*problems, *(_plannable(config) if use is Use.PLAN else _metric(config))]
 
 
 def _task(config: StudyConfig) -> list[Problem]:
     """Tables that the task does not read."""
-    task = config.study.task
+    task = task_word(config.study.task)
     if config.objective is not None:
         found = f"is read only with study.task = {Task.OBJECTIVE}, and it is {task}"
         return [Problem(("objective",), found, hint='remove the table, or write study.task = "objective"')]
     keys = [f"{table}.{key}" for table in ("data", *TrialSettings.model_fields) for key in TABLES[table]]
-    unread = [key for key in keys if not reads(task, key)]
+    unread = [key for key in keys if not reads(config.study.task, key)]
     found = f"is not read by study.task = {task}"
     problems = [Problem(tuple(key.split(".")), found, hint="remove it") for key in unread if _changed(config, key)]
     return problems + [Problem(("space", key), found) for key in unread if key in config.space]
@@ -124,16 +128,23 @@ def _classes(config: StudyConfig) -> list[Problem]:
 def _metric(config: StudyConfig) -> list[Problem]:
     data = config.data
     task = config.study.task
+    if is_own(task):
+        return []  # its metrics are asked of its class
     known = task_metrics(task, data.num_labels, multi_label=data.multi_label)
     classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
     given = classes if task is Task.CRITERIA else f"study.task is {task}"
     asked = {("study", "metric"): (config.study.metric,), ("study", "also"): config.study.also}
     return [
-        Problem(path, f"is {metric}, and {given}", ", ".join(known), f"use {known[0]}")
+        Problem(path, f"is {metric}, and {given}", ", ".join(known), _nearest(metric, known))
         for path, metrics in asked.items()
         for metric in metrics
         if metric not in known
     ]
+
+
+def _nearest(metric: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(metric, known, n=1)
+    return f"did you mean {near[0]}?" if near and metric not in list(Metric) else f"use {known[0]}"
 
 
 def _goals(config: StudyConfig) -> list[Problem]:

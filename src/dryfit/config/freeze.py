@@ -36,6 +36,7 @@ def _make_relative(document: dict[str, Any], folder: Path) -> None:
     for table, names in (("data", _SOURCES), ("model", ("name",)), ("joint", ("criteria_model",))):
         for name in names if table in document else ():
             document[table][name] = _relative(document[table][name], folder)
+    document["study"]["task"] = _relative(document["study"]["task"], folder)
     if "objective" in document:
         document["objective"]["paths"] = [_relative(path, folder) for path in document["objective"]["paths"]]
 

@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Final, cast
@@ -25,7 +25,9 @@ from dryfit.config.schema import StudyConfig, dotted
 from dryfit.config.schema_json import CASE_KEYS, TABLES
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
+from dryfit.core.functions import FunctionName
 from dryfit.core.settings import HUB_PREFIX
+from dryfit.core.tasks import OWN_TABLE
 
 STUDY_FILE: Final = "study.toml"
 FROZEN_FILE: Final = "frozen.toml"
@@ -254,6 +256,9 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
             around = base(("objective", "paths"))
             found = [_absolute(one, around) if isinstance(one, str) else one for one in cast("list[object]", paths)]
             own["paths"] = list(dict.fromkeys(found)) if all(isinstance(one, str) for one in found) else found
+    study = document.get("study")
+    if isinstance(study, dict) and isinstance(task := cast("Document", study).get("task"), str) and ":" in task:
+        study["task"] = _own_task(task, folder, base(("study", "task")))
     data = document.get("data")
     if isinstance(data, dict):
         for name in _SOURCES:
@@ -307,6 +312,15 @@ def _model(name: str, base: Path) -> str:
     return _absolute(name, base) if looks_like_path or (base / name).is_dir() else name
 
 
+def _own_task(task: str, folder: Path, base: Path) -> str:
+    """The name of a class with the folder that its file or its module lies in, if it is here; else installed."""
+    name = FunctionName.parse(task)
+    if name.folder:
+        return str(replace(name, place=_absolute(name.place, base)))
+    found = name.within(dict.fromkeys((base, folder, Path.cwd())))
+    return str(found if found.folder or not name.in_script else replace(name, place=_absolute(name.place, base)))
+
+
 def _absolute(path: str, base: Path) -> str:
     return os.path.abspath(base / Path(path).expanduser())
 
@@ -337,6 +351,7 @@ def _place(path: KeyPath, places: Mapping[KeyPath, str]) -> str:
 
 def _origins(config: StudyConfig, places: Mapping[KeyPath, str], file: str) -> dict[str, str]:
     keys: list[KeyPath] = [(table, key) for table, names in TABLES.items() for key in names]
+    keys += [(OWN_TABLE, key) for key in config.own.knobs]
     keys += [("space", key) for key in config.space]
     keys += [("search", "enqueue", index, name) for index, point in enumerate(config.search.enqueue) for name in point]
     return {".".join(map(str, key)): places.get(key, DEFAULT_ORIGIN).replace("line ", f"{file}:") for key in keys}

@@ -78,7 +78,8 @@ def objective_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
 
 
 def _unread(config: StudyConfig) -> list[Problem]:
-    problems: list[Problem] = []
+    own = [Problem(("own", key), f"is not read by study.task = {Task.OBJECTIVE}") for key in config.own.knobs]
+    problems: list[Problem] = [*own]
     for table, keys in TABLES.items():
         settings: Settings | None = getattr(config, table)
         if settings is None:

@@ -12,6 +12,7 @@ from dryfit.config.locate import KeyPath
 from dryfit.config.schema_json import CASE_KEYS, TABLES, legal_values
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import TrialSettings
+from dryfit.core.tasks import is_own_key
 
 SEARCHABLE: Final[tuple[str, ...]] = tuple(
     f"{table}.{key}" for table in TrialSettings.model_fields for key in TABLES[table]
@@ -82,7 +83,7 @@ def unknown_searched_keys(keys: Iterable[str]) -> list[Problem]:
             _did_you_mean(key, SEARCHABLE),
         )
         for key in keys
-        if key not in SEARCHABLE
+        if key not in SEARCHABLE and not is_own_key(key)
     ]
 
 

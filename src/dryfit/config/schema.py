@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.plan import ExecutionSettings
 from dryfit.core.settings import DataSettings, ObjectiveSettings, Settings, TrialSettings
+from dryfit.core.tasks import MetricName, TaskName
 from dryfit.core.trial import Goal
 
 Value = bool | int | float | str
@@ -22,8 +23,8 @@ Point = Annotated[dict[str, Value], Field(min_length=1)]
 _MINIMIZED = frozenset({Metric.LOSS, Metric.ECE})
 
 
-def _own_direction(metric: Metric) -> Direction:
-    """The direction in which a metric becomes better."""
+def _own_direction(metric: MetricName) -> Direction:
+    """The direction in which a metric becomes better; that of a name which is not dryfit's must be said."""
     return Direction.MINIMIZE if metric in _MINIMIZED else Direction.MAXIMIZE
 
 
@@ -31,12 +32,23 @@ class StudySettings(Settings):
     """``[study]``: what is searched for, and when to stop."""
 
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of the study")
-    task: Task = Field(default=Task.CRITERIA, description="what the model learns")
+    task: TaskName = Field(
+        default=Task.CRITERIA,
+        description="what the model learns; or a class of your own: `package.module:Class`, or `file.py:Class`",
+    )
+    task_version: int = Field(
+        default=1,
+        ge=0,
+        description="of your own class; another number: earlier values do not compare, and a new generation begins",
+    )
     trials: int = Field(default=20, ge=1, le=1_000_000, description="total of complete + pruned + failed trials")
     seed: int = Field(default=0, ge=0, lt=2**31, description="seed of everything")
-    metric: Metric = Field(default=Metric.F1_MACRO, description="what is optimised, on the validation rows")
+    metric: MetricName = Field(
+        default=Metric.F1_MACRO,
+        description="what is optimised, on the validation rows; a task of your own has names of its own",
+    )
     direction: Direction | None = Field(default=None, description="maximize or minimize; unset: what the metric wants")
-    also: tuple[Metric, ...] = Field(
+    also: tuple[MetricName, ...] = Field(
         default=(), description="further metrics optimised at the same time; the result is then a Pareto front"
     )
     also_directions: tuple[Direction, ...] | None = Field(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from dryfit.config.schema import StudyConfig
+from dryfit.core.tasks import OWN_TABLE
 
 Node = dict[str, Any]
 
@@ -92,6 +93,8 @@ def legal_values(path: Sequence[str]) -> str:
         if len(path) > 2 and path[2] in CASE_KEYS:
             return _CASE_WORDS[path[2]]
         return "a list of choices, a table with low and high, or a list of such tables with when"
+    if len(path) > 1 and path[0] == OWN_TABLE:
+        return "a number, text in quotes, true or false"
     if len(path) == 1 or path[1] not in TABLES.get(path[0], ()):
         return "a table of keys"
     if tuple(path[:2]) == ("search", "enqueue"):
@@ -113,7 +116,8 @@ _CASE_WORDS: Final = {
 def _words(node: Node) -> str:
     node = {**_resolve(_SCHEMA, node), **{key: value for key, value in node.items() if key != "$ref"}}
     if "anyOf" in node:
-        return " or ".join(_words(option) for option in node["anyOf"] if option.get("type") != "null")
+        options = [option for option in node["anyOf"] if option.get("type") != "null"]
+        return " or ".join(option.get("description") or _words(option) for option in options)
     if "const" in node:
         return f'"{node["const"]}"'
     if "enum" in node:

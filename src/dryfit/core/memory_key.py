@@ -66,7 +66,8 @@ def memory_key(subject: PlanSubject) -> str:
     tables = {**subject.settings.model_dump(mode="json"), "lora": _dumped(subject)}
     reduced = {table: _reduced(table, keys) for table, keys in tables.items() if keys is not None}
     classes = {"num_labels": subject.num_labels, "multi_label": subject.multi_label}
-    return canonical_json({**reduced, "task": subject.task.value, **classes})
+    source = {"source": subject.source} if subject.source else {}
+    return canonical_json({**reduced, "task": str(subject.task), **source, **classes})
 
 
 def _dumped(subject: PlanSubject) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from dryfit.core.choices import BaseFormat, Task
 from dryfit.core.settings import LoraSettings, Settings, TrialSettings
+from dryfit.core.tasks import TaskName
 from dryfit.core.units import parse_bytes
 
 
@@ -61,18 +62,20 @@ class PlanSubject(Settings):
     """What is to be trained, as far as memory sees it.
 
     Attributes:
+        source: Of a task of the user's own, what its class is: a hash of its file.
         multi_label: A row may have any number of the classes.
         lora: Adapters, for ``causal-lm``; None trains all weights.
     """
 
-    task: Task
+    task: TaskName
+    source: str = ""
     settings: TrialSettings
     num_labels: int = Field(default=2, ge=1)
     multi_label: bool = False
     lora: LoraSettings | None = None
 
 
-def adapters(task: Task, settings: TrialSettings) -> LoraSettings | None:
+def adapters(task: TaskName, settings: TrialSettings) -> LoraSettings | None:
     """The adapters that a trial trains, with the format of their base; None where it trains the model's own weights."""
     if task is not Task.CAUSAL_LM or not settings.lora.r:
         return None

@@ -4,10 +4,12 @@ They live in core because both planes read them: the control plane checks and se
 by them. Every field carries its range, so that a bad value is refused before anything starts.
 """
 
+import re
+from collections.abc import Mapping
 from string import Formatter
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dryfit.core.choices import BaseFormat, Direction, Fusion, Precision, Weighting
 
@@ -301,6 +303,32 @@ class LmSettings(Settings):
         return prompt
 
 
+Knob: TypeAlias = bool | int | float | str
+"""A value of a key that the user's own task declares."""
+
+OWN_KEY: Final = re.compile(r"[a-z][a-z0-9_]{0,99}")
+"""Names of such keys."""
+
+
+class OwnSettings(Settings):
+    """``[own]``: keys that a task of your own declares."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Knob] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        """Its keys; attributes of this class may have the same names."""
+        return self.__pydantic_extra__
+
+    @model_validator(mode="after")
+    def _named(self) -> "OwnSettings":
+        for name in self.knobs:
+            if not OWN_KEY.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a key: a small letter, then small letters, digits and _")
+        return self
+
+
 class ObjectiveSettings(Settings):
     """``[objective]``: a function of your own, for the task ``objective``."""
 
@@ -341,3 +369,4 @@ class TrialSettings(Settings):
     regularization: RegularizationSettings = RegularizationSettings()
     lora: LoraSettings = LoraSettings()
     lm: LmSettings = LmSettings()
+    own: OwnSettings = OwnSettings()

@@ -1,9 +1,28 @@
 """What each task reads of a study file, and which metrics it has."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import Field
 
 from dryfit.core.choices import Metric, Task
+from dryfit.core.functions import FunctionName
+from dryfit.core.settings import OWN_KEY
+
+TaskName: TypeAlias = Annotated[
+    Task
+    | Annotated[
+        str, Field(pattern=r"^.+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", description="package.module:Class or file.py:Class")
+    ],
+    Field(union_mode="left_to_right"),
+]
+"""A task of dryfit's, or a class of the user's own: ``package.module:Class`` or ``file.py:Class``."""
+
+MetricName: TypeAlias = Annotated[
+    Metric | Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", description="a name that your own task gives")],
+    Field(union_mode="left_to_right"),
+]
+"""A metric of dryfit's, or one of the user's own task."""
 
 _OF_CLASSES: Final = (
     Metric.F1_MACRO,
@@ -24,6 +43,9 @@ SPAN_METRICS: Final = (
     Metric.TOKEN_F1_HAS,
 )
 _OF_TEXT: Final = (Metric.LOSS, Metric.EXACT_MATCH)
+
+OWN_TABLE: Final = "own"
+"""Table of a study file whose keys a class of the user's own declares."""
 
 _DECODER: Final = frozenset({"lora", "lm"})
 _SPANS: Final = frozenset({"span"})
@@ -47,9 +69,32 @@ UNREAD: Final[Mapping[Task, frozenset[str]]] = {
 """Of a trial's tables, their keys and those of ``[data]``, what a task does not read. Set there, it is an error."""
 
 
-def reads(task: Task, key: str) -> bool:
-    """Whether a task reads a key of a trial's tables; of a function of the user's own nobody knows."""
-    unread = UNREAD.get(task, frozenset[str]())
+def is_own(task: TaskName) -> bool:
+    """Whether a task is a class of the user's own."""
+    return not isinstance(task, Task)
+
+
+def metric_of(name: str) -> MetricName:
+    """The metric of a name."""
+    return Metric(name) if name in list(Metric) else name
+
+
+def is_own_key(key: str) -> bool:
+    """Whether a dotted name is one of a key that only the user's own task declares."""
+    table, _, name = key.partition(".")
+    return table == OWN_TABLE and OWN_KEY.fullmatch(name) is not None
+
+
+def task_word(task: TaskName) -> str:
+    """What a person calls a task: of a class of the user's own, without the folder it lies in."""
+    return task.value if isinstance(task, Task) else FunctionName.parse(task).short
+
+
+def reads(task: TaskName, key: str) -> bool:
+    """Whether a task reads a key of a trial's tables; what the user's own code reads, that code says."""
+    if key.partition(".")[0] == OWN_TABLE:
+        return is_own(task)
+    unread = UNREAD.get(task, frozenset[str]()) if isinstance(task, Task) else frozenset[str]()
     return key not in unread and key.partition(".")[0] not in unread
 
 
@@ -65,8 +110,10 @@ def class_metrics(num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
     return tuple(metric for metric in _OF_CLASSES if metric not in without)
 
 
-def task_metrics(task: Task, num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
-    """The metrics that a task gives, the usual one first."""
+def task_metrics(task: TaskName, num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
+    """The metrics that a task gives, the usual one first; none where the user's own code decides it."""
+    if not isinstance(task, Task):
+        return ()
     match task:
         case Task.CRITERIA:
             return class_metrics(num_labels, multi_label=multi_label)

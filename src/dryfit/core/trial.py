@@ -10,8 +10,9 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from pydantic import Field
 
-from dryfit.core.choices import Direction, Metric, Task
+from dryfit.core.choices import Direction
 from dryfit.core.settings import DataSettings, Settings, TrialSettings
+from dryfit.core.tasks import MetricName, TaskName
 
 Scalar: TypeAlias = bool | int | float | str | None
 """A value of the search space: what TOML and JSON can both hold."""
@@ -37,10 +38,10 @@ class TrialConfig(Settings):
     """
 
     number: int = Field(ge=0)
-    task: Task
-    metric: Metric
+    task: TaskName
+    metric: MetricName
     direction: Direction
-    also: tuple[Metric, ...] = ()
+    also: tuple[MetricName, ...] = ()
     data: DataSettings
     settings: TrialSettings
     params: dict[str, Scalar]

@@ -1,6 +1,5 @@
 """Child jobs IMPORT and OBJECTIVE: look whether a function of the user's own can be called, and call it for a trial."""
 
-import hashlib
 import importlib
 import os
 import platform
@@ -15,9 +14,10 @@ from typing import Any
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ObjectiveError
+from dryfit.core.importing import source_file, source_hash
 from dryfit.core.jobs import ChildResult, ImportRequest, ImportResult, ObjectiveRequest
 from dryfit.core.wire import Phase
-from dryfit.objective.importing import import_function, source_file
+from dryfit.objective.importing import import_function
 from dryfit.objective.trial import Trial
 
 _BEAT_EVERY_S = 1.0
@@ -39,9 +39,7 @@ def check(body: ImportRequest, channel: ChildChannel) -> ChildResult:
         function = import_function(body.objective)
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
         versions = {"python": platform.python_version(), **_versions(new | {"dryfit", *body.objective.preload})}
-    file = source_file(function)
-    source = file.read_bytes() if file is not None and file.is_file() else b""
-    found = ImportResult(source_hash=hashlib.sha256(source).hexdigest()[:16], versions=versions)
+    found = ImportResult(source_hash=source_hash(source_file(function)), versions=versions)
     return ChildResult(imported=found)
 
 

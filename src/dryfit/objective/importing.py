@@ -1,16 +1,15 @@
 """Finding a function by its name, in a process that did not define it."""
 
-import difflib
-import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.functions import FunctionName
+from dryfit.core.importing import Search
 from dryfit.core.settings import ObjectiveSettings
 
 _SCRIPT_MODULE = "__mp_main__"
@@ -25,27 +24,10 @@ def import_function(objective: ObjectiveSettings) -> Callable[[object], object]:
     """
     name = FunctionName.parse(objective.function)
     doing = f"importing {name}"
-    sys.path[:0] = [path for path in objective.paths if path not in sys.path]
-    importlib.invalidate_caches()  # a fork server has listed folders earlier
-    try:
-        module = _run_script(name.place, objective.paths) if name.in_script else importlib.import_module(name.place)
-    except ModuleNotFoundError as error:
-        missing = error.name or name.place
-        if missing != name.place and not name.place.startswith(f"{missing}."):
-            raise
-        raise ObjectiveError(
-            doing,
-            f"there is no module {missing}",
-            f"installed modules, and those in {_listed(objective.paths)}",
-            "add its folder to objective.paths",
-        ) from error
-    found: object = module
-    for part in name.qualname.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=1)
-            hint = f"did you mean {near[0]}?" if near else "define it outside of functions and `if` blocks"
-            raise ObjectiveError(doing, f"{name.place} has no {name.qualname}", "a name defined there", hint)
-        found = getattr(found, part)
+    search = Search(doing, ObjectiveError, objective.paths, "add its folder to objective.paths")
+    search.look_there()
+    module = _run_script(name.place, search) if name.in_script else search.module(name.place)
+    found = search.named(module, name.place, name.qualname)
     check_callable(found, doing)
     return found  # pyright: ignore[reportReturnType]  # check_callable has looked
 
@@ -74,16 +56,8 @@ def check_callable(function: object, doing: str) -> None:
         ) from error
 
 
-def source_file(function: Callable[[object], object]) -> Path | None:
-    """The file that a function is defined in; None where nobody knows."""
-    try:
-        return Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
-    except TypeError:
-        return None
-
-
-def _run_script(place: str, paths: Sequence[str]) -> ModuleType:
-    for folder in paths:
+def _run_script(place: str, search: Search) -> ModuleType:
+    for folder in search.paths:
         file = Path(folder) / place
         if file.is_file():
             break
@@ -91,8 +65,8 @@ def _run_script(place: str, paths: Sequence[str]) -> ModuleType:
         raise ObjectiveError(
             f"looking for {place}",
             "there is no such file",
-            f"a file in {_listed(paths)}",
-            "add its folder to objective.paths",
+            f"a file in {search.listed}",
+            search.hint,
         )
     spec = importlib.util.spec_from_file_location(_SCRIPT_MODULE, file)
     assert spec is not None and spec.loader is not None  # a .py file always has both
@@ -102,7 +76,3 @@ def _run_script(place: str, paths: Sequence[str]) -> ModuleType:
     sys.modules[_SCRIPT_MODULE] = sys.modules["__main__"] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(paths) or "no folder"

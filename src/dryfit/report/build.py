@@ -2,6 +2,7 @@
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
+from dryfit.core.tasks import task_word
 from dryfit.core.trial import Outcome
 from dryfit.report.best import best_study_file
 from dryfit.report.page import Page
@@ -69,7 +70,7 @@ def _subtitle(state: StudyState, records: StudyRecords, *, running: bool) -> str
     goals = " and ".join(f"{goal.direction} {goal.name}" for goal in records.goals)
     total = state.sessions[-1].total if state.sessions else 0
     now = "running now" if running else "not running"
-    return f"{created.task}: {goals}; {state.counted} of {total} trials counted; {now}"
+    return f"{task_word(created.task)}: {goals}; {state.counted} of {total} trials counted; {now}"
 
 
 def _tiles(state: StudyState, records: StudyRecords) -> tuple[tuple[str, str], ...]:

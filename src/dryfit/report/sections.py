@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dryfit.core.jobs import ResolveResult, SplitFacts
+from dryfit.core.tasks import task_word
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.core.units import gib
 from dryfit.core.words import few
@@ -325,7 +326,7 @@ def _generations(state: StudyState) -> Section | None:
 def _facts(state: StudyState, records: StudyRecords) -> Section:
     created = state.created
     assert created is not None
-    facts = [("study", created.id), ("task", str(created.task)), ("study seed", str(created.seed))]
+    facts = [("study", created.id), ("task", task_word(created.task)), ("study seed", str(created.seed))]
     facts += [(f"goal: {goal.name}", str(goal.direction)) for goal in records.goals]
     resolved = state.resolved
     if resolved is not None:

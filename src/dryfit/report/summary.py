@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from dryfit.core.tasks import task_word
 from dryfit.core.trial import Outcome, Scalar
 from dryfit.report.plans import Plans, plan_totals
 from dryfit.report.troubles import Troubles, troubles_of
@@ -106,7 +107,7 @@ def summarise(state: StudyState) -> StudySummary:
     best, generation = state.best, state.generation
     return StudySummary(
         study=created.name,
-        task=created.task,
+        task=task_word(created.task),
         metric=created.metric,
         direction=created.direction,
         goals=tuple(GoalView(metric=goal.name, direction=goal.direction) for goal in created.goals),

@@ -10,7 +10,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.choices import Task
 from dryfit.core.needs import TRIAL_NEEDS
 from dryfit.core.settings import DataSettings, TrialSettings
-from dryfit.core.tasks import reads
+from dryfit.core.tasks import OWN_TABLE, TaskName, is_own, reads, task_word
 from dryfit.core.trial import Scalar
 from dryfit.search.fields import searchable_keys, setting
 from dryfit.search.params import Distribution, is_one_of
@@ -41,20 +41,22 @@ def basis_of(config: StudyConfig, space: Space, *, data: str, folder: Path) -> B
         data: Fingerprint of the rows; empty where there are none, or nobody has looked.
         folder: Where the study lies.
     """
-    own = config.objective
+    own, task = config.objective, config.study.task
+    function = f"{own.function}, version {own.version}" if own is not None else ""
     return Basis(
-        task=config.study.task,
+        task=task,
         goals=config.goals,
         space=space.to_json(),
         own=_own(config.trial_settings, config.data) if own is None else {},
-        function=f"{own.function}, version {own.version}" if own is not None else "",
+        function=f"{task_word(task)}, version {config.study.task_version}" if is_own(task) else function,
         data=data,
         folder=str(folder),
     )
 
 
 def _own(settings: TrialSettings, data: DataSettings) -> dict[str, Scalar]:
-    searchable = {key: setting(settings, key) for key in searchable_keys() if key not in _ONLY_ALLOWS}
+    keys = (*searchable_keys(), *(f"{OWN_TABLE}.{name}" for name in settings.own.knobs))
+    searchable = {key: setting(settings, key) for key in keys if key not in _ONLY_ALLOWS}
     return searchable | {f"data.{name}": getattr(data, name) for name in _CLASSES}
 
 
@@ -63,7 +65,7 @@ def _defaults() -> Mapping[str, Scalar]:
     return _own(TrialSettings(), DataSettings())
 
 
-def whole(own: Mapping[str, Scalar], task: Task) -> Mapping[str, Scalar]:
+def whole(own: Mapping[str, Scalar], task: TaskName) -> Mapping[str, Scalar]:
     """A study file's own values, with the default of each key that the dryfit which wrote them did not have.
 
     A new key leaves everything as it was unless it is set.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from dryfit.core.needs import TRIAL_NEEDS
+from dryfit.core.tasks import is_own
 from dryfit.core.trial import Scalar
 from dryfit.search.basis import Fixed, Ground
 from dryfit.search.params import (
@@ -53,11 +54,12 @@ def compare(old: Basis, new: Basis) -> Change:
     """
     if old.own is None:
         return Change(Compatibility.FORKS, ("nobody wrote down what the trials so far were run with",), False)
+    old = moved(old, new.folder)
     apart = tuple(_not_comparable(old, new))
-    before, after = Ground(moved(old, new.folder)), Ground(new)
+    before, after = Ground(old), Ground(new)
     reasons: list[str] = []
     lost = gained = False
-    if old.task is new.task:  # keys of another task are other keys
+    if old.task == new.task:  # keys of another task are other keys
         for name in dict.fromkeys((*before.space.names, *after.space.names, *before.own, *after.own)):
             loses, gains = not _covered(name, before, after), not _covered(name, after, before)
             lost, gained = lost or loses, gained or gains
@@ -69,7 +71,7 @@ def compare(old: Basis, new: Basis) -> Change:
 
 def comparable(old: Basis, new: Basis) -> bool:
     """Whether values of trials that rest on one may stand beside those of the other."""
-    return old.own is not None and not any(_not_comparable(old, new))
+    return old.own is not None and not any(_not_comparable(moved(old, new.folder), new))
 
 
 def moved(basis: Basis, folder: str) -> Basis:
@@ -84,18 +86,20 @@ def moved(basis: Basis, folder: str) -> Basis:
 
     own = None if basis.own is None else {name: at(value) for name, value in basis.own.items()}
     space = Space.from_json(basis.space).with_values(at).to_json()
-    return basis.model_copy(update={"own": own, "space": space, "folder": folder})
+    task = at(basis.task) if is_own(basis.task) else basis.task
+    return basis.model_copy(update={"task": task, "own": own, "space": space, "folder": folder})
 
 
 def _not_comparable(old: Basis, new: Basis) -> Iterator[str]:
-    if old.task is not new.task:
+    if old.task != new.task:
         yield f"study.task was {old.task}, is now {new.task}"
     elif old.function != new.function:
-        yield f"the objective was {old.function}, is now {new.function}"
+        what = "the task" if is_own(new.task) else "the objective"
+        yield f"{what} was {old.function}, is now {new.function}"
     if old.goals != new.goals:
         was, now = (", ".join(f"{goal.direction} {goal.name}" for goal in one.goals) for one in (old, new))
         yield f"the study's goal was to {was}, is now to {now}"
-    if old.task is new.task and old.data and new.data and old.data != new.data:
+    if old.task == new.task and old.data and new.data and old.data != new.data:
         yield f"the data has changed: fingerprint {new.data}, it was {old.data}"
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import TrialSettings
+from dryfit.core.tasks import OWN_TABLE, is_own_key
 from dryfit.core.trial import Scalar
 
 _NEVER_SEARCHED = {
@@ -32,7 +33,7 @@ def _schema() -> dict[str, Any]:
 
 @cache
 def searchable_keys() -> tuple[str, ...]:
-    """Every dotted name that may be searched."""
+    """Every dotted name that may be searched; an own task declares further ones."""
     return tuple(f"{table}.{name}" for table in TrialSettings.model_fields for name in _table(table))
 
 
@@ -54,7 +55,7 @@ def _alternatives(key: str) -> list[dict[str, Any]]:
 
 
 def number_type(key: str) -> type[int] | type[float] | None:
-    """Whether a field holds integers, floats, or no numbers at all (None)."""
+    """Whether a field holds integers, floats, or no numbers at all (None); not of a key that an own task declares."""
     kinds = {one.get("type") for one in _alternatives(key)}
     if "number" in kinds:
         return float
@@ -63,6 +64,8 @@ def number_type(key: str) -> type[int] | type[float] | None:
 
 def legal_range(key: str) -> str:
     """What a field accepts, in words."""
+    if is_own_key(key):
+        return "a number, text, true or false"
     return " or ".join(_words(one) for one in _alternatives(key))
 
 
@@ -79,7 +82,7 @@ def require_searchable(key: str, doing: str) -> None:
     Raises:
         ConfigError: With the reason, or the nearest key that may be searched.
     """
-    if key in searchable_keys():
+    if key in searchable_keys() or is_own_key(key):
         return
     table = key.partition(".")[0]
     if table in _NEVER_SEARCHED:
@@ -129,6 +132,8 @@ def apply_params(
 def setting(settings: TrialSettings, key: str) -> Scalar:
     """A field's value as TOML and JSON would write it (None where it is unset)."""
     table, _, name = key.partition(".")
+    if table == OWN_TABLE:
+        return settings.own.knobs.get(name)
     value = getattr(getattr(settings, table), name)
     return value.value if isinstance(value, Enum) else value
 

@@ -8,6 +8,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import TrialSettings
+from dryfit.core.tasks import is_own_key
 from dryfit.core.trial import Scalar
 from dryfit.search.fields import as_set, legal_range, number_type, require_searchable
 
@@ -65,8 +66,8 @@ class SettingsKeys:
         return as_set(self.base, key, value, doing)
 
     def number_type(self, key: str, given: tuple[Number, ...]) -> type[int] | type[float] | None:
-        """See :class:`Keys`; the field decides, not how the bounds are written."""
-        return number_type(key)
+        """See :class:`Keys`; the field decides, not how the bounds are written, where dryfit knows the field."""
+        return FreeKeys().number_type(key, given) if is_own_key(key) else number_type(key)
 
     def legal(self, key: str) -> str:
         """See :class:`Keys`."""

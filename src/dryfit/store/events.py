@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from dryfit.core.choices import Direction, Task
+from dryfit.core.choices import Direction
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer, ResolveResult
+from dryfit.core.tasks import TaskName
 from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar
 from dryfit.core.wire import Wire
 
@@ -37,7 +38,7 @@ class Compatibility(StrEnum):
 class Basis(Wire):
     """What trials rest on: the goals, the data and everything that is not drawn, and what is drawn from."""
 
-    task: Task
+    task: TaskName
     goals: tuple[Goal, ...]
     space: str = Field(description="JSON of the search space")
     own: dict[str, Scalar] | None = Field(
@@ -54,7 +55,7 @@ class StudyCreated(LedgerEvent):
     type: Literal["study_created"] = "study_created"
     id: str
     name: str
-    task: Task
+    task: TaskName
     metric: str
     direction: Direction
     also: tuple[Goal, ...] = Field(default=(), description="what is optimised beside the metric")

@@ -4,13 +4,17 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from optuna.distributions import CategoricalDistribution
 
 from dryfit.config.schema import RuntimeSettings, StudyConfig
 from dryfit.core.failure import AttemptTerms, FailureKind, PastFailure
-from dryfit.core.jobs import Job, ObjectiveRequest, ResolveResult, TrainRequest
+from dryfit.core.jobs import Job, ObjectiveRequest, ResolveRequest, ResolveResult, TrainRequest
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import DeviceKind, plan_execution
-from dryfit.core.settings import ObjectiveSettings, TrialSettings
+from dryfit.core.settings import ModelSettings, ObjectiveSettings, TrialSettings
+from dryfit.core.tasks import is_own
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.wire import canonical_json
 from dryfit.runtime.spec import ChildLimits, ChildSpec
@@ -89,6 +93,51 @@ def possible_values(config: StudyConfig, space: Space, key: str) -> tuple[str, .
     drawn = [enumerated(param.distribution, limit=_FEW_VALUES) for param in space.cases(key)]
     searched = {str(value) for values in drawn for value in values or ()}
     return tuple(sorted(searched)) or (str(setting(config.trial_settings, key)),)
+
+
+def resolve_request(
+    config: StudyConfig,
+    space: Space,
+    *,
+    pairs: Sequence[tuple[ModelSettings, int]],
+    cache_dir: Path,
+    device: str,
+    precisions: tuple[str, ...] = (),
+) -> ResolveRequest:
+    """What is asked before anything is trained or planned.
+
+    Args:
+        config: The study file.
+        space: Its search space.
+        pairs: Models and lengths to prepare.
+        cache_dir: Where tokens are looked for and put.
+        device: As in ``execution.device``.
+        precisions: Number formats that trials may have.
+    """
+    own = is_own(config.study.task)
+    return ResolveRequest(
+        task=config.study.task,
+        metrics=(config.study.metric, *config.study.also),
+        searched={name: _ends(space, name) for name in space.names} if own else {},
+        data=config.data,
+        settings=space.as_prepared(config.trial_settings),
+        pairs=tuple(pairs),
+        cache_dir=str(cache_dir),
+        device=device,
+        precisions=precisions,
+    )
+
+
+def _ends(space: Space, name: str) -> tuple[Scalar, ...]:
+    """The choices of a searched key, or the ends of its range, of all its cases."""
+    found: dict[Scalar, None] = {}
+    for param in space.cases(name):
+        drawn = param.distribution
+        if isinstance(drawn, CategoricalDistribution):
+            found |= dict.fromkeys(drawn.choices)
+        else:
+            found |= dict.fromkeys((drawn.low, drawn.high))
+    return tuple(found)
 
 
 def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:

@@ -11,9 +11,11 @@ from typing import Final
 
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
-from dryfit.core.choices import Metric, Task
+from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ResolveResult
+from dryfit.core.settings import OwnSettings
+from dryfit.core.tasks import is_own_key, metric_of
 from dryfit.core.trial import Outcome, Scalar, best_first
 from dryfit.search.basis import Ground, basis_of, is_trial_of, point_in, whole
 from dryfit.search.compat import Change, comparable, compare, moved
@@ -87,7 +89,9 @@ def _points_again(state: StudyState, number: int, ground: Ground) -> tuple[dict[
     """The best points of an earlier generation, whose values say nothing any more, as far as they can be drawn."""
     old = state.generations[number - 1].basis
     was, now = old.goals[0], ground.basis.goals[0]
-    if old.task is not ground.basis.task or (was.name == now.name and was.direction is not now.direction):
+    if moved(old, ground.basis.folder).task != ground.basis.task or (
+        was.name == now.name and was.direction is not now.direction
+    ):
         return ()  # other keys, or what was best is now worst
     points: list[dict[str, Scalar]] = []
     for trial in best_first(state.in_generation(number), was.direction):
@@ -131,14 +135,14 @@ def as_it_was(study: StudyView, trial: TrialState) -> StudyView:
     if generation is study.state.generation:
         return study
     basis = moved(generation.basis.model_copy(update={"own": dict(trial.own)}), str(study.layout.folder))
-    own = {name: value for name, value in (basis.own or {}).items() if name in searchable_keys()}
-    settings = apply_params(study.config.trial_settings, own)
+    own = {name: value for name, value in (basis.own or {}).items() if name in searchable_keys() or is_own_key(name)}
+    settings = apply_params(study.config.trial_settings.model_copy(update={"own": OwnSettings()}), own)
     goal, *also = basis.goals
     judged = study.config.study.model_copy(
         update={
-            "metric": Metric(goal.name),
+            "metric": metric_of(goal.name),
             "direction": goal.direction,
-            "also": tuple(Metric(one.name) for one in also),
+            "also": tuple(metric_of(one.name) for one in also),
             "also_directions": tuple(one.direction for one in also),
         }
     )

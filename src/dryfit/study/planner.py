@@ -11,6 +11,7 @@ from dryfit.core.jobs import Job, PlanAnswer, PlanRequest, ResolveResult, StudyT
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, UnknownPolicy, adapters
+from dryfit.core.tasks import task_word
 from dryfit.core.units import parse_bytes
 from dryfit.core.version import VERSION
 from dryfit.core.wire import canonical_json
@@ -204,6 +205,7 @@ class Planner:
             wishes = wishes.model_copy(update={"micro_batch": settings.train.batch_size})
         subject = PlanSubject(
             task=config.study.task,
+            source=self._study.resolved.revisions.get(task_word(config.study.task), ""),
             settings=settings,
             num_labels=config.data.num_labels,
             multi_label=config.data.multi_label,

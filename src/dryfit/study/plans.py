@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerError
-from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, ResolveRequest, StudyTokens
+from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, StudyTokens
 from dryfit.core.memory import VerdictKind
 from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject, adapters
 from dryfit.core.settings import PACKAGED_MODEL, ModelSettings, TrialSettings
@@ -17,6 +17,7 @@ from dryfit.core.trial import Scalar
 from dryfit.search.fields import apply_params, setting
 from dryfit.search.space import Space, first_value
 from dryfit.store.layout import StudyLayout
+from dryfit.study.context import resolve_request
 from dryfit.study.errand import run_all_alone, run_alone
 from dryfit.study.session import read_study
 
@@ -269,14 +270,7 @@ def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_not
     names = (*(model.name for model, _ in pairs), config.joint.criteria_model)
     if all(name is None or _is_local(name) for name in names):
         on_note("checking data and models")
-        body = ResolveRequest(
-            task=config.study.task,
-            data=config.data,
-            settings=asked.space.as_prepared(config.trial_settings),
-            pairs=tuple(pairs),
-            cache_dir=str(layout.cache),
-            device="cpu",
-        )
+        body = resolve_request(config, asked.space, pairs=pairs, cache_dir=layout.cache, device="cpu")
         result = run_alone("checking data and models", body)
         if result.resolve is None:
             raise InternalError("checking data and models", "the child's answer is of another job")

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import InternalError
-from dryfit.core.jobs import Body, ChildResult, ImportRequest, ResolveRequest, ResolveResult
+from dryfit.core.jobs import Body, ChildResult, ImportRequest, ResolveResult
 from dryfit.core.settings import ObjectiveSettings
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout
-from dryfit.study.context import possible_values, preparing_limits
+from dryfit.study.context import possible_values, preparing_limits, resolve_request
 from dryfit.study.devices import devices_without_torch, gpu_count
 from dryfit.study.errand import Errand, run_errand
 from dryfit.study.stops import StopRequests
@@ -43,12 +43,11 @@ def prepare(
 
     if config.objective is not None:
         return _import_function(config, config.objective, answer)
-    body = ResolveRequest(
-        task=config.study.task,
-        data=config.data,
-        settings=space.as_prepared(config.trial_settings),
-        pairs=tuple(space.model_length_pairs(config.trial_settings)),
-        cache_dir=str(layout.cache),
+    body = resolve_request(
+        config,
+        space,
+        pairs=space.model_length_pairs(config.trial_settings),
+        cache_dir=layout.cache,
         device=config.execution.device,
         precisions=possible_values(config, space, "train.precision"),
     )

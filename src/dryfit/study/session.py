@@ -15,6 +15,7 @@ from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
 from dryfit.core.errors import LedgerError, MachineError
 from dryfit.core.jobs import ResolveResult
+from dryfit.core.tasks import task_word
 from dryfit.core.version import VERSION
 from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
 from dryfit.runtime.nvml_link import NvmlLink
@@ -219,9 +220,13 @@ def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
     if before is None or not work.state.present:
         return []
     changed = [name for name, found in resolved.revisions.items() if before.revisions.get(name, found) != found]
-    key = "model.revision" if own is None else "objective.version"
-    hint = f"it is up to you whether they compare; with another {key} a new generation begins"
-    return [f"{name} has changed since the trials so far: {hint}" for name in changed]
+    task = task_word(work.config.study.task)
+    keys = {task: "study.task_version"} if own is None else {own.function: "objective.version"}
+    hint = "it is up to you whether they compare; with another {} a new generation begins"
+    return [
+        f"{name} has changed since the trials so far: {hint.format(keys.get(name, 'model.revision'))}"
+        for name in changed
+    ]
 
 
 def _check_room(work: StudyWork, resolved: ResolveResult) -> None:

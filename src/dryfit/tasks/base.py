@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.core.choices import Precision
 from dryfit.core.errors import DataError
-from dryfit.core.settings import DataSettings, ModelSettings, TrialSettings
+from dryfit.core.settings import DataSettings, Knob, ModelSettings, TrialSettings
 from dryfit.meta.pretrained import Kind
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.rows import Readable, Splits, UnlabelledRow
@@ -117,6 +117,11 @@ class Given:
     fitted: Mapping[str, float] = field(default_factory=dict[str, float])
     saved: FolderSource | None = None
 
+    @property
+    def own(self) -> Mapping[str, Knob]:
+        """The keys that a task of the user's own declares in ``knobs``: as the study file or the search has them."""
+        return self.settings.own.knobs
+
     def knowing(self, facts: TokenFacts) -> Self:
         """The same, with its rows tokenised."""
         return replace(self, facts=facts)
@@ -131,6 +136,11 @@ class Task(Loss, Protocol):
     """Columns that its rows must have beside the text: ``label``, ``evidence``, ``criterion``."""
     further: ClassVar[tuple[str, ...]]
     """Columns of the user's own that its rows must have; each row keeps them in ``extra``."""
+    tables: ClassVar[frozenset[str]] = frozenset()
+    """Tables of a trial's settings that it reads, beside those that the training loop does. Asked of own tasks alone:
+    another table is refused where it is set or searched. ``core/tasks.py`` has those of dryfit's tasks."""
+    knobs: ClassVar[Mapping[str, Knob]] = MappingProxyType({})
+    """Keys of ``[own]`` with their defaults, for a task of the user's own."""
     given: Given
 
     @property

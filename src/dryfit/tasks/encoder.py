@@ -32,6 +32,7 @@ class EncoderTask(Task):
     kind: ClassVar[Kind] = Kind.ENCODER
     required: ClassVar[frozenset[str]] = frozenset({"label"})
     further: ClassVar[tuple[str, ...]] = ()
+    tables: ClassVar[frozenset[str]] = frozenset({"head"})
     inputs: ClassVar[tuple[str, ...]] = MODEL_INPUTS
     padded: ClassVar[tuple[str, ...]] = MODEL_INPUTS
 

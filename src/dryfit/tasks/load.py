@@ -36,7 +36,7 @@ from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.decoder import load_int8
 from dryfit.tasks.model_input import DRYFIT_FILE, FORMAT, read_model_input
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task
 
 WEIGHTS_FILE = "model.safetensors"
 _CONFIG_FILE = "config.json"
@@ -71,7 +71,7 @@ def load(
         dtype: Type of the weights; None: fp32, or for weights that were frozen beside adapters, the type they had then.
             Tables that are not trained (rotary frequencies) keep theirs, and adapters are in fp32.
         attach: Folder of a PEFT adapter to put on it.
-        trust: Run code that comes with the model.
+        trust: Run code that comes with the model, and that of a task of your own.
         missing: Patterns of weights the files may lack, for a head that is to be trained: ``["classifier.*"]``. They
             are drawn at random from a fixed seed. ``"init"`` allows every one.
         mapped: Use the files' own pages instead of copies: for looking and inference while nobody writes to them.
@@ -214,6 +214,7 @@ def trained_model(
             were in training.
     """
     read = read_model_input(folder, doing=f"loading the trained model in {folder}", to_load=True)
+    read = read.found(folder, trust=trust)
     base = base_of_adapter(folder, trust=trust)
 
     def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -226,4 +227,4 @@ def trained_model(
         return load_pretrained(base, kind, device=device, dtype=wanted or dtype)[0]
 
     wanted = dtype
-    return task_class(read.task)(read.given).model(make)
+    return make_task(read.task, read.given).model(make)

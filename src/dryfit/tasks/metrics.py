@@ -92,8 +92,9 @@ def check_metrics(task: Task, asked: Iterable[str]) -> None:
     for metric in asked:
         if metric not in known:
             data = task.given.data
-            words = f"{data.num_labels} classes" + (", any number of them to a row" if data.multi_label else "")
-            raise ConfigError("checking study.metric", f"{metric} with {words}", ", ".join(known), f"use {known[0]}")
+            words = f"with {data.num_labels} classes" + (", any number of them to a row" if data.multi_label else "")
+            words = words if task.classes is not None else f"of {type(task).__name__}"
+            raise ConfigError("checking study.metric", f"{metric} {words}", ", ".join(known), f"use {known[0]}")
 
 
 def _counted(truth: np.ndarray, guess: np.ndarray, classes: int) -> Any:

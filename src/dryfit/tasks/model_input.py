@@ -3,14 +3,16 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
-from dryfit.core.choices import Task as TaskName
+from dryfit.core.choices import Task
 from dryfit.core.errors import LoadError
 from dryfit.core.settings import DataSettings, Settings, TrialSettings
+from dryfit.core.tasks import TaskName, is_own, task_word
 from dryfit.tasks.base import Given
+from dryfit.tasks.own import saved_name
 from dryfit.tasks.tokens import TokenFacts
 
 DRYFIT_FILE = "dryfit.json"
@@ -22,7 +24,7 @@ class ModelInput(Settings):
     """From a row to what the model reads, and from what it gives to what is said of the row.
 
     Attributes:
-        task: What it learned.
+        task: What it learned; a class of the user's own without the folder it lies in.
         id: Column with the row's id.
         text: Column with the text.
         criterion: Column with the criterion; None: the model reads text alone.
@@ -35,7 +37,7 @@ class ModelInput(Settings):
         fitted: What was chosen on the validation rows.
     """
 
-    task: TaskName = TaskName.CRITERIA
+    task: TaskName = Task.CRITERIA
     id: str
     text: str
     criterion: str | None
@@ -46,6 +48,20 @@ class ModelInput(Settings):
     cls_last: bool = False
     settings: TrialSettings = TrialSettings()
     fitted: dict[str, float] = Field(default_factory=dict[str, float])
+
+    def found(self, folder: Path, *, trust: bool) -> Self:
+        """The same, with the folder that a class of the user's own is imported from.
+
+        Args:
+            folder: The model's.
+            trust: Whether code that is not dryfit's may be run.
+
+        Raises:
+            LoadError: It may not, or it is nowhere.
+        """
+        if not is_own(self.task):
+            return self
+        return self.model_copy(update={"task": saved_name(self.task, folder, trust=trust)})
 
     @property
     def given(self) -> Given:
@@ -70,7 +86,7 @@ def model_input(task: TaskName, given: Given) -> ModelInput:
         "joint": joint.model_copy(update={"criteria_model": criteria}),
     }
     return ModelInput(
-        task=task,
+        task=task if isinstance(task, Task) else task_word(task),
         id=data.id,
         text=data.criterion if _instructs(task, given) else data.text,
         criterion=data.criterion if facts.pairs else None,
@@ -90,7 +106,7 @@ def _without_path(name: str) -> str:
 
 def _instructs(task: TaskName, given: Given) -> bool:
     """Whether the text is an answer: rows to predict have the instruction alone."""
-    return task is TaskName.CAUSAL_LM and given.settings.lm.format == "instruction"
+    return task is Task.CAUSAL_LM and given.settings.lm.format == "instruction"
 
 
 def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:

@@ -8,6 +8,7 @@ from dryfit.meta.pretrained import pretrained_config
 from dryfit.meta.source import model_identity
 from dryfit.tasks.base import Task
 from dryfit.tasks.guard import check_tokens, config_bounds
+from dryfit.tasks.own import own_source
 from dryfit.tasks.rows import Splits, fingerprint, load_splits
 from dryfit.tasks.tokens import Tokens, load_tokens, save_tokens, token_folder
 
@@ -81,5 +82,5 @@ def _folder(task: Task, cache_dir: Path, data_fingerprint: str) -> Path:
         data_fingerprint=data_fingerprint,
         identity=model_identity(settings.model),
         max_length=settings.train.max_length,
-        task=task.token_key(),
+        task="\x1f".join(filter(None, (task.token_key(), own_source(type(task))))),
     )

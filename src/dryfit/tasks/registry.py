@@ -3,25 +3,44 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dryfit.core.choices import Task as TaskName
+from dryfit.core.choices import Task as BuiltIn
 from dryfit.core.errors import InternalError
+from dryfit.core.tasks import TaskName
+from dryfit.tasks.base import Given, Task
 from dryfit.tasks.causal_lm import CausalLmTask
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.evidence import EvidenceTask
 from dryfit.tasks.joint import JointTask
+from dryfit.tasks.own import made_with_own, own_class
 from dryfit.tasks.share import ShareTask
 
-_CLASSES: Final[Mapping[TaskName, Any]] = {
-    TaskName.CRITERIA: CriteriaTask,
-    TaskName.EVIDENCE: EvidenceTask,
-    TaskName.SHARE: ShareTask,
-    TaskName.JOINT: JointTask,
-    TaskName.CAUSAL_LM: CausalLmTask,
+_CLASSES: Final[Mapping[BuiltIn, Any]] = {
+    BuiltIn.CRITERIA: CriteriaTask,
+    BuiltIn.EVIDENCE: EvidenceTask,
+    BuiltIn.SHARE: ShareTask,
+    BuiltIn.JOINT: JointTask,
+    BuiltIn.CAUSAL_LM: CausalLmTask,
 }
 
 
 def task_class(name: TaskName) -> Any:
-    """The class of a task: made from a :class:`~dryfit.tasks.base.Given`, it is a :class:`~dryfit.tasks.base.Task`."""
+    """The class of a task: made from a :class:`~dryfit.tasks.base.Given`, it is a :class:`~dryfit.tasks.base.Task`.
+
+    Raises:
+        ConfigError: It is one of the user's own, and cannot be imported, or is no task.
+    """
+    if not isinstance(name, BuiltIn):
+        return own_class(name)
     if name not in _CLASSES:
         raise InternalError(f"looking for the task {name}", "it has no model")
     return _CLASSES[name]
+
+
+def make_task(name: TaskName, given: Given) -> Task:
+    """A task, made from the settings of one trial.
+
+    Raises:
+        ConfigError: As :func:`task_class`; or a setting is none that it takes.
+    """
+    made = task_class(name)
+    return made(given) if isinstance(name, BuiltIn) else made_with_own(made, given)

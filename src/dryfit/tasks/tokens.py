@@ -77,6 +77,8 @@ class TokenSet:
         has_several = labels.ndim > 1
         if labels.is_floating_point() or (has_several and labels.dtype != torch.uint8):
             return {}
+        if bool((labels < 0).any()):
+            return {}
         counts = labels.sum(dim=0) if has_several else torch.bincount(labels, minlength=num_labels)
         return dict(enumerate(counts.tolist()))
 

@@ -13,6 +13,7 @@ from torch import nn
 from dryfit.core.choices import Task
 from dryfit.core.jobs import FinalRequest, FinalResult
 from dryfit.core.settings import PACKAGED_MODEL, Settings
+from dryfit.core.tasks import TaskName, is_own, task_word
 from dryfit.core.trial import TrialConfig
 from dryfit.core.version import VERSION
 from dryfit.tasks.base import TaskModel
@@ -37,8 +38,8 @@ _POOLING = {
 _WITH_DRYFIT = """\
 import dryfit
 
-model = dryfit.load("PATH")
-dryfit.predict("PATH", "rows.jsonl", "predictions.jsonl")
+model = dryfit.load("PATH"{trust})
+dryfit.predict("PATH", "rows.jsonl", "predictions.jsonl"{trust})
 """
 _ACTIVATIONS = {
     "gelu": "torch.nn.GELU()",
@@ -118,7 +119,7 @@ def example(trained: Trained) -> str | None:
     model = trained.model
     if isinstance(model, CausalLm):
         return lm_example(trained.model_input, model, trust=trained.config.settings.model.trust_remote_code)
-    if not isinstance(model, EncoderWithHead):
+    if not isinstance(model, EncoderWithHead) or is_own(trained.config.task):
         return None
     pools = model.spec.settings.pooling == "attention" and not model.spec.per_token
     trust = ", trust_remote_code=True" if trained.config.settings.model.trust_remote_code else ""
@@ -198,7 +199,7 @@ def model_card(trained: Trained) -> str:
         library_name="transformers",
         pipeline_tag=_pipeline(config.task),
         base_model=base if base and "/" in base else None,
-        tags=["dryfit", str(config.task)],
+        tags=["dryfit", task_word(config.task)],
         metrics=sorted(result.test or result.validation or {}),
         model_name=f"{trained.request.study}-trial-{config.number}",
         eval_results=_evaluations(trained),
@@ -208,12 +209,17 @@ def model_card(trained: Trained) -> str:
         f"# {trained.request.study}, trial {config.number}",
         _story(trained, base),
         "## Scores\n\n" + _scores(trained),
-        f"## How to load it\n\nWith dryfit:\n\n```python\n{_WITH_DRYFIT}```",
+        f"## How to load it\n\nWith dryfit:\n\n```python\n{_with_dryfit(trained)}```",
         *_without_dryfit(trained),
         "## Configuration\n\n" + _configuration(config.settings),
         "## Where it comes from\n\n" + _origin(trained),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _with_dryfit(trained: Trained) -> str:
+    own = is_own(trained.config.task)  # its class is to be had where this is run
+    return _WITH_DRYFIT.format(trust=", trust=True" if own else "")
 
 
 def _without_dryfit(trained: Trained) -> Iterator[str]:
@@ -222,8 +228,9 @@ def _without_dryfit(trained: Trained) -> Iterator[str]:
         yield f"Without dryfit (this is `{EXAMPLE_FILE}`, to be run in this folder):\n\n```python\n{program}```"
 
 
-def _pipeline(task: Task) -> str:
-    return _PIPELINES.get(task, "text-classification")
+def _pipeline(task: TaskName) -> str | None:
+    """The hub's word for what the model does; None: it has none."""
+    return _PIPELINES.get(task, "text-classification") if isinstance(task, Task) else None
 
 
 def _base_model(name: str) -> str | None:
@@ -237,7 +244,7 @@ def _evaluations(trained: Trained) -> list[EvalResult]:
     splits = (("validation", trained.result.validation), ("test", trained.result.test))
     return [
         EvalResult(
-            task_type=_pipeline(trained.config.task),
+            task_type=_pipeline(trained.config.task) or "other",
             dataset_type="private",
             dataset_name=f"data {trained.config.data_fingerprint}",
             dataset_split=split,
@@ -281,7 +288,7 @@ def _head_words(config: TrialConfig) -> str:
         case Task.EVIDENCE:
             return "with a head for where spans of a text start and end"
         case task:
-            return f"for the task {task}"
+            return f"for the task {task_word(task)}"
 
 
 def _cut_words(config: TrialConfig, read: ModelInput) -> str:

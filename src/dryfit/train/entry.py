@@ -22,7 +22,7 @@ from dryfit.meta.source import model_folder
 from dryfit.tasks.base import Given, Task
 from dryfit.tasks.metrics import check_metrics
 from dryfit.tasks.prepare import prepared_tokens
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens
 from dryfit.train.batches import epoch_size
@@ -121,7 +121,7 @@ def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:
     """What the trial learns: its batches, model, loss and metrics; of its tokens it knows what it is told."""
     given = Given(config.settings, config.data)
     given = given if tokens is None else given.knowing(tokens.facts(config.data.num_labels))
-    return task_class(config.task)(given)
+    return make_task(config.task, given)
 
 
 def trial_parts(

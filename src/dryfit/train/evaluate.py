@@ -52,6 +52,21 @@ class Evaluated:
     metrics: dict[str, float]
     fitted: Mapping[str, float]
 
+    def require(self, names: Sequence[str], task: Task) -> None:
+        """Refuse metrics that lack what a study asked for.
+
+        Raises:
+            ConfigError: They do.
+        """
+        missing = [name for name in names if name not in self.metrics]
+        if missing:
+            what = type(task).__name__
+            raise ConfigError(
+                "validating",
+                f"{what}.metrics gave {', '.join(self.metrics) or 'nothing'}, and not {', '.join(missing)}",
+                f"every name that {what}.metric_names says: {', '.join(task.metric_names())}",
+            )
+
 
 def evaluate(
     model: TaskModel,
@@ -82,7 +97,8 @@ def evaluate(
     collate = partial(task.collate, tokens)
     kept = kept_in_order(model, tokens, task, collate, batch_rows=batch_rows, beat=beat, guard=guard).float()
     fitted = task.fit(kept, tokens) if fitted is None else fitted
-    return Evaluated({**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, beat)}, fitted)
+    found = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, beat)}
+    return Evaluated({name: float(value) for name, value in found.items()}, fitted)
 
 
 def kept_in_order(
@@ -125,12 +141,26 @@ def kept_in_order(
             found = model(**{name: batch[name] for name in task.inputs if name in batch})
             if guard is not None:
                 guard.check_outputs(found, len(rows), lambda rows=rows: rows)
-            kept.append(task.keep(found, batch).cpu())
+            kept.append(_kept(task.keep(found, batch), len(rows), kept, task).cpu())
             order += rows
             beat()
     in_order = torch.cat(kept)
     in_order[torch.tensor(order)] = in_order.clone()
     return in_order
+
+
+def _kept(found: torch.Tensor, rows: int, before: Sequence[torch.Tensor], task: Task) -> torch.Tensor:
+    """What a task keeps of a batch, once it is seen to be as wide as what it kept of the others.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    width = before[0].shape[1] if before else None
+    if found.ndim != 2 or len(found) != rows or width not in (None, found.shape[1]):
+        allowed = f"({rows}, K), with one K for all batches" if width is None else f"({rows}, {width}), as before"
+        hint = "what is kept may not depend on the batch's longest row"
+        raise ConfigError("validating", f"{type(task).__name__}.keep gave {tuple(found.shape)}", allowed, hint)
+    return found
 
 
 def stopped_early(points: tuple[MetricPoint, ...], *, patience: int, direction: Direction) -> bool:

@@ -9,6 +9,7 @@ import torch
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
+from dryfit.core.tasks import task_word
 from dryfit.core.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Phase
@@ -111,7 +112,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
     trained = Trained(body, result, read, parts.model)
     assert body.model_dir is not None  # a model is asked for
     facts = {
-        "task": config.task,
+        "task": task_word(config.task),
         "study": body.study,
         "trial": config.number,
         "seed": config.seed,
@@ -119,7 +120,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
         "step": result.step,
         "metrics": result.validation,
         "test_metrics": result.test,
-        "labels": list(range(config.data.num_labels)),
+        **({"labels": list(range(parts.task.classes))} if parts.task.classes is not None else {}),
         "input": read.model_dump(mode="json"),
         "data_fingerprint": config.data_fingerprint,
         "dryfit": VERSION,

@@ -27,7 +27,7 @@ from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.guard import check_tokens, model_bounds
 from dryfit.tasks.load import load
 from dryfit.tasks.model_input import ModelInput, read_model_input
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
 from dryfit.tasks.sources import BadRow, RawRow, stream_rows
 from dryfit.train.device import find_device
@@ -59,7 +59,7 @@ class Predictor:
     def task(self) -> Task:
         """What the model learned."""
         given = replace(self.model_input.given, saved=self.source)
-        return task_class(self.model_input.task)(given)
+        return make_task(self.model_input.task, given)
 
     def predict(
         self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None
@@ -96,7 +96,7 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
     torch.set_num_threads(body.threads)
     channel.send(Phase(name="load"))
     folder = Path(body.model_dir)
-    model_input = read_model_input(folder)
+    model_input = read_model_input(folder).found(folder, trust=body.trust)
     device, _ = find_device(body.device)
     rows = stream_rows(body.source)  # absent sources are told before the model is loaded
     source = FolderSource(str(folder), trust_remote_code=body.trust)

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from dryfit.core.jobs import StopReason
+from dryfit.core.tasks import task_word
 from dryfit.core.trial import MetricPoint, best_point, better
 from dryfit.core.wire import Checkpointed, FirstStep, Phase, Progress
 from dryfit.meta.sanity import check_process
@@ -134,6 +135,7 @@ class Steward(TrainerCallback):
             guard=self._guard,
         )
         self._at.end_batch()
+        found.require((config.metric, *config.also), parts.task)
         check_process(f"validating after step {step}")  # what is reported is never taken back
         point = MetricPoint(
             n=len(run.points),
@@ -160,7 +162,7 @@ class Steward(TrainerCallback):
         given = replace(self._parts.task.given, fitted=found.fitted)
         self._parts.channel.send(Phase(name="save", step=point.step))
         facts = {
-            "task": config.task,
+            "task": task_word(config.task),
             "trial": config.number,
             "metric": config.metric,
             "value": point.value,

@@ -16,7 +16,7 @@ from dryfit.meta.pretrained import STACKS, Kind, make_model, one_stack
 from dryfit.tasks.base import Given, MakeBase, Task, TaskModel
 from dryfit.tasks.decoder import frozen_in
 from dryfit.tasks.heads import freeze
-from dryfit.tasks.registry import task_class
+from dryfit.tasks.registry import make_task
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim import OptimizerPlan, make_optimizer
 
@@ -45,7 +45,7 @@ def subject_task(subject: PlanSubject) -> Task:
     """The task that is planned; nothing is known of its rows."""
     data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
     adapted = subject.settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
-    return task_class(subject.task)(Given(adapted, data))
+    return make_task(subject.task, Given(adapted, data))
 
 
 def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:

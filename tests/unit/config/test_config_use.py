@@ -10,7 +10,7 @@ from dryfit.core.errors import ConfigError
 
 DATA = '[data]\ntrain = "a.jsonl"\nvalidation = "b.jsonl"\n'
 PLANNED = [
-    ('[study]\ntask = "causal-lm"\n', "cannot be trained yet"),
+    ('[study]\ntask = "causal-lm"\n', "study.metric is f1_macro, and study.task is causal-lm"),
     ("", "has no train"),
 ]
 NEVER = [

@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from dryfit.core.choices import Task
 from dryfit.core.jobs.names import Job
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan
 from dryfit.core.settings import DataSettings, ModelSettings, ObjectiveSettings, TrialSettings
+from dryfit.core.tasks import MetricName, TaskName
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.wire import Wire
 
@@ -17,7 +17,12 @@ class ResolveRequest(Wire):
     """Check the data, tokenise it for some (model, length) pairs, say what the machine has."""
 
     job: Literal[Job.RESOLVE] = Job.RESOLVE
-    task: Task
+    task: TaskName
+    metrics: tuple[MetricName, ...] = Field(default=(), description="what the study optimises; asked of the task")
+    searched: dict[str, tuple[Scalar, ...]] = Field(
+        default_factory=dict[str, tuple[Scalar, ...]],
+        description="searched keys that only the task knows to be its own, each with its choices or its ends",
+    )
     data: DataSettings
     settings: TrialSettings = Field(
         description="the study file's own; of a pair, its model and length take their place"

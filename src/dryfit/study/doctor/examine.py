@@ -10,7 +10,7 @@ from typing import Final
 
 from dryfit.config.schema import Isolation, StudyConfig
 from dryfit.core.errors import ChildError, DryfitError, InternalError
-from dryfit.core.jobs import ChildResult, ImportRequest, ProbeResult, RehearseRequest, ResolveRequest, ResolveResult
+from dryfit.core.jobs import ChildResult, ImportRequest, ProbeResult, RehearseRequest, ResolveResult
 from dryfit.core.memory import VerdictKind
 from dryfit.core.plan import DeviceKind
 from dryfit.core.settings import ObjectiveSettings
@@ -18,7 +18,7 @@ from dryfit.core.units import gib
 from dryfit.core.words import few
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
-from dryfit.study.context import choose_device, possible_values
+from dryfit.study.context import choose_device, possible_values, resolve_request
 from dryfit.study.devices import available_cores, parallelism
 from dryfit.study.disk import disk_need, taken_bytes
 from dryfit.study.doctor import study_checks
@@ -113,7 +113,7 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
     on_note("reading every row")
     cache_dir = layout.cache if layout.folder.is_dir() and not folder.not_writable else room.folder / "cache"
     try:
-        resolved = _rows(config, cache_dir, room)
+        resolved = _rows(config, patient.space, cache_dir, room)
     except DryfitError as error:
         yield failed_by(DATA, "rows", error)
         return
@@ -156,16 +156,9 @@ def _function(own: ObjectiveSettings, room: Room, on_note: OnNote) -> Finding:
     return passed(study_checks.ABOUT, "function", f"{own.function} can be imported")
 
 
-def _rows(config: StudyConfig, cache_dir: Path, room: Room) -> ResolveResult:
+def _rows(config: StudyConfig, space: Space, cache_dir: Path, room: Room) -> ResolveResult:
     """Read and check all rows; models are looked at later, each in a child of its own."""
-    body = ResolveRequest(
-        task=config.study.task,
-        data=config.data,
-        settings=config.trial_settings,
-        pairs=(),
-        cache_dir=str(cache_dir),
-        device="cpu",
-    )
+    body = resolve_request(config, space, pairs=(), cache_dir=cache_dir, device="cpu")
     result = run_errand(Errand("reading every row", body, room.folder / "rows", PATIENT), room.supervisor)
     if result is None or result.resolve is None:
         raise InternalError("reading every row", "the child's answer is of another job")

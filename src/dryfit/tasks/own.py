@@ -1,0 +1,186 @@
+"""Tasks of the user's own: a class found by its name, looked at before it is used, and made with its own settings."""
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from dryfit.core.errors import ConfigError, LoadError
+from dryfit.core.functions import FunctionName
+from dryfit.core.importing import Search, source_file, source_hash
+from dryfit.core.settings import Knob, OwnSettings, TrialSettings
+from dryfit.core.tasks import OWN_TABLE
+from dryfit.core.trial import Scalar
+from dryfit.tasks.base import Given, Loss, Task
+from dryfit.tasks.encoder import EncoderTask
+
+_WANTED: Final = "a class that is a Task, such as a subclass of dryfit.tasks.encoder.EncoderTask"
+_GUIDE: Final = "docs/own-task.md has a whole one"
+_LOOP: Final = frozenset({"model", "train", "optim", "sched", "regularization", OWN_TABLE})
+"""Tables that the training loop reads, whatever the task."""
+
+# What EncoderTask leaves to its subclasses, and what of it asks for that.
+_LEFT_OPEN: Final = {"num_outputs": "model", "labels": "tokenise"}
+
+
+@cache
+def own_class(name: str) -> Any:
+    """Import a class of the user's own; it is a :class:`~dryfit.tasks.base.Task`.
+
+    Args:
+        name: ``package.module:Class`` or ``file.py:Class``, the folder that it is imported from before it, unless it
+            is installed.
+
+    Raises:
+        ConfigError: There is no such module, file or class, or it is no task. What the module raises is passed on.
+    """
+    parsed = FunctionName.parse(name)
+    doing = f"importing the task {parsed.short}"
+    if parsed.in_script and not Path(parsed.place).is_file():
+        raise ConfigError(doing, f"there is no file {parsed.place}", "a .py file, or package.module:Class")
+    hint = "its folder is searched where the study file lies, in the current folder, and among installed packages"
+    search = Search(doing, ConfigError, [parsed.folder] if parsed.folder else [], hint)
+    module = search.module(parsed.module)
+    if parsed.folder and not _is_there(Path(module.__file__ or ""), Path(parsed.folder, *parsed.module.split("."))):
+        found = f"{parsed.module} is already the module in {module.__file__}, and not the one in {parsed.folder}"
+        raise ConfigError(doing, found, "a name that no other module has", "rename the file")
+    found = search.named(module, parsed.place, parsed.qualname)
+    _check_class(found, doing)
+    return found
+
+
+def _is_there(file: Path, place: Path) -> bool:
+    """Whether a module's file is the one that its name leads to."""
+    wanted = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+    return any(one.is_file() and one.samefile(file) for one in wanted)
+
+
+def own_source(made: type) -> str:
+    """Hash of the file that a class of the user's own is from; empty for one of dryfit's."""
+    return "" if made.__module__.startswith("dryfit.") else source_hash(source_file(made))
+
+
+def saved_name(task: str, folder: Path, *, trust: bool) -> str:
+    """The class of a saved model's task, with the folder that it is imported from.
+
+    Args:
+        task: As the model's folder says, without a folder.
+        folder: The model's.
+        trust: Whether that code may be run.
+
+    Raises:
+        LoadError: It may not, or its file is nowhere.
+    """
+    doing = f"loading the model in {folder}"
+    if not trust:
+        found = f"its task is {task}, which is no code of dryfit's"
+        raise LoadError(doing, found, "trust=True, or --trust, for code that you know")
+    around = (Path.cwd(), *folder.resolve().parents)
+    name = FunctionName.parse(task).within(around)
+    if name.in_script and not name.folder:
+        found = f"its task is {task}, and that file is neither in the current folder nor in one above the model's"
+        raise LoadError(doing, found, f"the file {name.place} in one of these", "copy it there, or go to its folder")
+    return str(name)
+
+
+def made_with_own(made: Any, given: Given) -> Task:
+    """Make a task of the user's own; what the study file leaves unset has the class's own default.
+
+    Raises:
+        ConfigError: A key is not declared, or has another type; or the class keeps no ``given``.
+    """
+    knobs = _declared(made, given.settings.own.knobs)
+    own = OwnSettings.model_validate({**made.knobs, **knobs})
+    task = made(replace(given, settings=given.settings.model_copy(update={OWN_TABLE: own})))
+    if not isinstance(getattr(task, "given", None), Given):
+        raise ConfigError(
+            f"making {made.__name__}", "it has no attribute given", "what __init__ got", "call super().__init__(given)"
+        )
+    return task
+
+
+def check_settings(made: Any, settings: TrialSettings, searched: Mapping[str, tuple[Scalar, ...]]) -> None:
+    """Refuse settings, or searched keys, that a task of the user's own does not read.
+
+    Raises:
+        ConfigError: There is one, or a value of a key that it declares has another type.
+    """
+    _declared(made, settings.own.knobs)
+    unread = [table for table in TrialSettings.model_fields if table not in _LOOP | made.tables]
+    default = TrialSettings()
+    for key, values in searched.items():
+        table, _, name = key.partition(".")
+        if table == OWN_TABLE:
+            for value in values:
+                _declared(made, {name: value})
+        elif table in unread:
+            raise _not_read(made, f"{key} is searched")
+    for table in unread:
+        if getattr(settings, table) != getattr(default, table):
+            raise _not_read(made, f"[{table}] is set")
+
+
+def _not_read(made: Any, found: str) -> ConfigError:
+    read = ", ".join(sorted(_LOOP | made.tables))
+    hint = f"remove it; or where {made.__name__} reads the table, add it to {made.__name__}.tables"
+    return ConfigError("checking the study's settings", f"{found}, and {made.__name__} does not read it", read, hint)
+
+
+def _declared(made: Any, values: Mapping[str, Scalar]) -> dict[str, Knob]:
+    """Values of keys that a class declares, each with its default's type."""
+    doing = f"checking [{OWN_TABLE}]"
+    found: dict[str, Knob] = {}
+    for name, value in values.items():
+        if name not in made.knobs:
+            allowed = f"what {made.__name__}.knobs declares: {', '.join(made.knobs) or 'nothing'}"
+            near = difflib.get_close_matches(name, made.knobs, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"add it to {made.__name__}.knobs, with its default"
+            raise ConfigError(doing, f"there is no key {OWN_TABLE}.{name}", allowed, hint)
+        default = made.knobs[name]
+        taken = float(value) if isinstance(default, float) and type(value) is int else value
+        if taken is None or type(taken) is not type(default):
+            allowed = f"{_KINDS[type(default)]}, as its default, {default!r}, is one"
+            raise ConfigError(doing, f"{OWN_TABLE}.{name} is {value!r}", allowed)
+        found[name] = taken
+    return found
+
+
+_KINDS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+
+
+def _check_class(found: object, doing: str) -> None:
+    if not isinstance(found, type):
+        raise ConfigError(doing, f"it is a {type(found).__name__}", _WANTED, _GUIDE)
+    lacks = [name for name in _members() if _lacks(found, name)]
+    if issubclass(found, EncoderTask):
+        lacks += [
+            name
+            for name, asker in _LEFT_OPEN.items()
+            if _static(found, name) is _static(EncoderTask, name)
+            and _static(found, asker) is _static(EncoderTask, asker)
+        ]
+    if lacks:
+        raise ConfigError(doing, f"{found.__name__} is no Task: it lacks {', '.join(lacks)}", _WANTED, _GUIDE)
+    wrong = {name: default for name, default in getattr(found, "knobs").items() if type(default) not in _KINDS}  # noqa: B009
+    for name, default in wrong.items():
+        kinds = ", ".join(kind.__name__ for kind in _KINDS)
+        raise ConfigError(doing, f"{found.__name__}.knobs has {name} = {default!r}", f"a default that is {kinds}")
+
+
+def _members() -> Iterable[str]:
+    """What a task must have on its class."""
+    names = (name for one in (Loss, Task) for name in (*inspect.get_annotations(one), *vars(one)))
+    return dict.fromkeys(name for name in names if not name.startswith("_") and name != "given")
+
+
+def _lacks(found: type, name: str) -> bool:
+    there = _static(found, name)
+    stub = callable(there) or isinstance(there, property)  # of the protocol: does nothing
+    return there is None or (stub and any(there is vars(one).get(name) for one in (Loss, Task)))
+
+
+def _static(found: type, name: str) -> object:
+    return inspect.getattr_static(found, name, None)
