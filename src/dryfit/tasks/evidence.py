@@ -29,6 +29,9 @@ from dryfit.tasks.windows import Cut, Spans, Windows, cut_into_windows
 NULL_THRESHOLD: Final = "null_threshold"
 """What ``null_policy = "calibrated"`` fits."""
 
+_BLANK = "blank"
+"""In ``TokenSet.extra``: how many spans of white space alone each row of the data has."""
+
 
 @final
 class EvidenceTask(EncoderTask):
@@ -153,25 +156,26 @@ class EvidenceTask(EncoderTask):
         return Cut(self.given.settings.train.max_length, self._span.doc_stride)
 
     def _windows_of(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
-        golds: list[Spans] = [row.evidence for row in rows]
+        golds = [spans_with_text(row) for row in rows]
+        blank_R = torch.tensor([len(row.evidence) - len(spans) for row, spans in zip(rows, golds, strict=True)])
         tokens = cut_into_windows(rows, golds, tokenizer, self._cut).tokens
         assert tokens.source_R is not None
-        return replace(tokens, row_ids=tuple(rows[row].id for row in tokens.source_R.tolist()))
+        row_ids = tuple(rows[row].id for row in tokens.source_R.tolist())
+        return replace(tokens, row_ids=row_ids, extra={**tokens.extra, _BLANK: blank_R})
+
+
+def spans_with_text(row: Row) -> Spans:
+    """A row's gold spans but those of white space alone, which cutting a text into passages leaves behind."""
+    return tuple((start, end) for start, end in row.evidence if row.text[start:end].strip())
 
 
 def check_spans(splits: Splits) -> None:
     """Refuse rows from which no span can be learned.
 
     Raises:
-        DataError: A span is white space alone, or no training row has one.
+        DataError: No training row has a span with text in it.
     """
-    for rows in splits.values():
-        for row in rows:
-            for start, end in row.evidence:
-                if not row.text[start:end].strip():
-                    found = f"evidence {[start, end]} is white space alone: {row.text[start:end]!r}"
-                    raise DataError(f"reading {row.place}", found, allowed="spans with text in them")
-    if not any(row.evidence for row in splits[TRAIN]):
+    if not any(spans_with_text(row) for row in splits[TRAIN]):
         raise DataError(
             "preparing the split train",
             f"none of its {len(splits[TRAIN])} rows has any evidence",
@@ -190,6 +194,9 @@ def span_remarks(split: str, tokens: TokenSet, given: Given) -> Iterator[str]:
     windows, span = Windows(tokens), given.settings.span
     unfit, has = int(windows.unfit_R.sum()), int((windows.golds.counts_R > 0).sum())
     length, model = given.settings.train.max_length, given.settings.model.name
+    blank = int(tokens.extra[_BLANK].count_nonzero()) if _BLANK in tokens.extra else 0
+    if blank:
+        yield f"{split}: {blank} rows have spans of white space alone, which are read as none"
     if unfit:
         yield (
             f"{split}: of {has} rows with evidence {unfit} have none that lies wholly in a window of {length} tokens "

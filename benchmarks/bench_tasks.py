@@ -1,0 +1,217 @@
+"""The tasks on a real data set, beside baselines on the same rows: a majority, and TF-IDF by scikit-learn.
+
+    python benchmarks/bench_tasks.py baselines DATA [--train 1280] [--validation 400]
+    python benchmarks/bench_tasks.py search DATA FOLDER [--task evidence] [--train 1280] [--validation 400] [--trials 4]
+    python benchmarks/bench_tasks.py table DATA FOLDER [--train 1280] [--validation 400]
+
+DATA holds train.jsonl, validation.jsonl and test.jsonl of the project's schema. ``search`` writes a study for each task
+into FOLDER, tunes it and trains its best trial once more, which reads test once; run again it goes on. ``table`` prints
+the winners beside the baselines. The baselines read the rows that the studies read; what they choose (a threshold) they
+choose on validation, as the studies do.
+
+For classes: logistic regression on TF-IDF of words and word pairs of criterion and text. For spans: the sentence whose
+TF-IDF vector is nearest to the criterion's; none where it is not near enough.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.dummy import DummyClassifier
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+from sklearn.pipeline import make_pipeline
+
+from dryfit.tasks.characters import word_spans
+from dryfit.tasks.span_metrics import span_metrics
+from dryfit.tasks.windows import Ragged
+
+Row = dict[str, Any]
+Spans = np.ndarray
+
+SPLITS = ("train", "validation", "test")
+TASKS = ("criteria", "evidence", "share", "joint")
+METRICS = {"criteria": "f1_macro", "evidence": "token_f1", "share": "combined", "joint": "combined"}
+# Three passes with a rate for a head that is new; what is searched is what small data is most sensitive to.
+STUDY = """[study]
+name = "{task}"
+task = "{task}"
+metric = "{metric}"
+trials = {trials}
+seed = 1
+
+[data]
+train = "{data}/train.jsonl"
+validation = "{data}/validation.jsonl"
+test = "{data}/test.jsonl"
+train_limit = {train}
+validation_limit = {validation}
+
+[train]
+epochs = 3
+batch_size = 16
+max_length = {length}
+
+[optim]
+lr = 1e-4
+head_lr_factor = 5.0
+
+[space]
+"optim.lr" = {{low = 5e-5, high = 3e-4, log = true}}
+"optim.head_lr_factor" = [1.0, 5.0, 20.0]
+
+[search]
+pruner = "median"
+pruner_startup_trials = 2
+startup_trials = 3
+"""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that the studies read."""
+
+    train: list[Row]
+    validation: list[Row]
+    test: list[Row]
+
+    @classmethod
+    def read(cls, folder: Path, train: int, validation: int) -> "Rows":
+        """Read the splits; the first rows of two of them."""
+        found = [
+            [json.loads(line) for line in (folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+            for split in SPLITS
+        ]
+        return cls(found[0][:train], found[1][:validation], found[2])
+
+
+def classes(rows: Rows) -> dict[str, dict[str, float]]:
+    """Macro F1 on test of each baseline."""
+
+    def texts(part: Sequence[Row]) -> list[str]:
+        return [f"{row['criterion']} {row['text']}" for row in part]
+
+    def labels(part: Sequence[Row]) -> list[int]:
+        return [row["label"] for row in part]
+
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    models = {
+        "majority": DummyClassifier(),
+        "TF-IDF": make_pipeline(words, LogisticRegression(C=10, max_iter=2000)),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, model in models.items():
+        model.fit(texts(rows.train), labels(rows.train))
+        score = f1_score(labels(rows.test), model.predict(texts(rows.test)), average="macro")
+        found[name] = {"f1_macro": float(score)}
+    return found
+
+
+def sentences(text: str) -> list[tuple[int, int]]:
+    """Characters of each sentence: up to a full stop, semicolon or line's end."""
+    found = [match.span() for match in re.finditer(r"[^.;\n]+[.;]?", text) if match[0].strip()]
+    return [(end - len(text[start:end].lstrip()), start + len(text[start:end].rstrip())) for start, end in found]
+
+
+def spans(rows: Rows) -> dict[str, dict[str, float]]:
+    """Metrics of spans on test of each baseline."""
+    every = [text for row in rows.train for text in (row["criterion"], row["text"])]
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(every)
+
+    def nearest(part: Sequence[Row]) -> tuple[np.ndarray, Spans]:
+        scores, places = np.zeros(len(part)), np.zeros((len(part), 2), dtype=np.int64)
+        for index, row in enumerate(part):
+            cuts = sentences(row["text"])
+            vectors = words.transform([row["text"][start:end] for start, end in cuts])
+            near = (vectors @ words.transform([row["criterion"]]).T).toarray()
+            scores[index], places[index] = near.max(), cuts[int(near.argmax())]
+        return scores, places
+
+    def scored(part: Sequence[Row], places: Spans, said: np.ndarray) -> dict[str, float]:
+        golds = Ragged.of([np.array(row["evidence"], dtype=np.int32).reshape(-1, 2) for row in part])
+        at_words = Ragged.of([word_spans(row["text"]) for row in part])
+        return span_metrics(np.where(said[:, None], places, 0), golds, at_words)
+
+    scores, places = nearest(rows.validation)
+    most = max(
+        [*np.unique(scores), np.inf], key=lambda least: scored(rows.validation, places, scores >= least)["token_f1"]
+    )
+    test_scores, test_places = nearest(rows.test)
+    return {
+        "majority": scored(rows.test, test_places, np.zeros(len(rows.test), dtype=bool)),
+        "TF-IDF": scored(rows.test, test_places, test_scores >= most),
+        "TF-IDF, always a span": scored(rows.test, test_places, np.ones(len(rows.test), dtype=bool)),
+    }
+
+
+def search(options: argparse.Namespace) -> None:
+    """Tune each task's study and train its best trial once more."""
+    for task in [options.task] if options.task else TASKS:
+        folder = options.folder / task
+        folder.mkdir(parents=True, exist_ok=True)
+        study = folder / "study.toml"
+        if not study.exists():
+            filled = STUDY.format(
+                task=task,
+                metric=METRICS[task],
+                trials=options.trials,
+                data=options.data.resolve(),
+                train=options.train,
+                validation=options.validation,
+                length=options.length,
+            )
+            study.write_text(filled, encoding="utf-8")
+        for command in (["tune", str(study)], ["train", str(study)]):
+            subprocess.run([sys.executable, "-m", "dryfit.cli.app", *command], check=True)
+
+
+def table(options: argparse.Namespace) -> None:
+    """Print the winners beside the baselines."""
+    rows = Rows.read(options.data, options.train, options.validation)
+    print(
+        f"{len(rows.train)} training rows, {len(rows.validation)} validation rows, {len(rows.test)} test rows; on test:"
+    )
+    found: dict[str, Callable[[Rows], dict[str, dict[str, float]]]] = {"classes": classes, "spans": spans}
+    for kind, baseline in found.items():
+        for name, metrics in baseline(rows).items():
+            print(line(f"{kind}: {name}", metrics))
+    if options.action == "baselines":
+        return
+    for task in TASKS:
+        for meta in sorted((options.folder / task / "final").glob("*/model/dryfit.json")):
+            print(line(f"{task}: searched", json.loads(meta.read_text(encoding="utf-8"))["test_metrics"]))
+
+
+def line(name: str, metrics: dict[str, float]) -> str:
+    """One row of the table."""
+    shown = ("f1_macro", "token_f1", "exact_match", "span_iou", "null_precision", "null_recall")
+    return f"{name:30s} " + "  ".join(f"{key} {metrics[key]:.3f}" for key in shown if key in metrics)
+
+
+def main() -> None:
+    """Do what is asked."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("action", choices=("baselines", "search", "table"))
+    parser.add_argument("data", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--task", choices=TASKS)
+    parser.add_argument("--train", type=int, default=1280)
+    parser.add_argument("--validation", type=int, default=400)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--trials", type=int, default=4)
+    options = parser.parse_args()
+    if options.action != "baselines" and options.folder is None:
+        parser.error("FOLDER is needed")
+    search(options) if options.action == "search" else table(options)
+
+
+if __name__ == "__main__":
+    main()
