@@ -156,7 +156,7 @@ def test_a_planner_that_dies_leaves_the_memory_unknown() -> None:
         (["nowhere.toml", "--preset", "supermax", "--device", "24GiB"], "one of them"),
         (["nowhere.toml", "--device", "24GiB"], "there is no file"),
         (["--preset", "supermax", "--ladder", "--device", "24GiB"], "a single trial only"),
-        (["--set", "lora.r=8", "--device", "24GiB"], "study.task = causal-lm"),
+        (["--set", "lora.r=8", "--device", "24GiB"], "lora.r is not read by study.task = criteria"),
         (["--set", "study.task=causal-lm", "--set", "head.layers=1", "--device", "24GiB"], "not read"),
     ],
 )

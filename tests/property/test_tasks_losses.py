@@ -1,11 +1,14 @@
 """A batch may be cut anywhere: sums over its parts, divided by the whole batch's normaliser, are its loss."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dryfit.core.settings import LossSettings
-from dryfit.tasks.base import Batch
+from dryfit.tasks.base import MODEL_INPUTS, Batch
 from dryfit.tasks.losses import make_loss
 from dryfit.train.step import backward_batch
 
@@ -44,6 +47,9 @@ def test_micro_batches_add_up_to_the_whole_batch(data: st.DataObject) -> None:
     table = data.draw(losses(alpha=multi_label or classes == 2))
     counts = {label: data.draw(st.integers(1, 50)) for label in range(classes)}
     loss = make_loss(table, num_labels=classes, train_counts=counts, train_rows=51, multi_label=multi_label)
+    task: Any = SimpleNamespace(
+        inputs=MODEL_INPUTS, padded=MODEL_INPUTS, batch_weight=loss.batch_weight, loss_sum=loss.loss_sum
+    )
     torch.manual_seed(data.draw(st.integers(0, 999)))
     labels = torch.randint(0, 2, (rows, classes)) if multi_label else torch.randint(0, classes, (rows,))
     scores = torch.randn(rows, classes, dtype=torch.float64) * data.draw(st.sampled_from([0.1, 1.0, 20.0]))
@@ -53,7 +59,7 @@ def test_micro_batches_add_up_to_the_whole_batch(data: st.DataObject) -> None:
     def gradient(micro_batch: int) -> tuple[float, torch.Tensor]:
         model = Rows(scores)
         step = backward_batch(
-            model, batch, loss, micro_batch=micro_batch, backward=torch.Tensor.backward, autocast=torch.enable_grad
+            model, batch, task, micro_batch=micro_batch, backward=torch.Tensor.backward, autocast=torch.enable_grad
         )
         assert model.scores.grad is not None
         return float(step.loss), model.scores.grad

@@ -159,12 +159,14 @@ def _epoch(trial: trials.Trial, epoch: int) -> list[list[int]]:
 def test_a_model_with_other_outputs_than_scores(
     tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch, in_training: bool, split: str
 ) -> None:
-    pool = EncoderWithHead.pool
+    forward = EncoderWithHead.forward
 
-    def sequence_first(self: EncoderWithHead, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
-        return hidden_BLD[0] if self.training is in_training else pool(self, hidden_BLD, mask_BL)
+    def sequence_first(self: EncoderWithHead, **inputs: torch.Tensor) -> torch.Tensor:
+        scores = forward(self, **inputs)
+        one_more = torch.cat([scores, scores[:1]])
+        return one_more if self.training is in_training else scores
 
-    monkeypatch.setattr(EncoderWithHead, "pool", sequence_first)
+    monkeypatch.setattr(EncoderWithHead, "forward", sequence_first)
     trial = trials.small(tmp_path, encoder=encoder, execution={"micro_batch": 3})
     with pytest.raises(ConfigError, match=r"the model gives \(\d+, 2\) torch.float32 for (3|12|8) rows: r") as caught:
         trial.run()
