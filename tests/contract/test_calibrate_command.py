@@ -105,6 +105,7 @@ def test_a_case_that_cannot_be_run_is_told_and_no_comparison_is_made(
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 def test_nothing_measured_is_nothing_compared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing was measured"):
         run_alone("comparing", CalibrateRequest(case=None, folder=str(tmp_path), calibration_dir=str(tmp_path)))

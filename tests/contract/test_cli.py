@@ -213,6 +213,7 @@ def test_windows_is_refused_with_a_sentence() -> None:
     refuse_unsupported_platform("darwin")
 
 
+@pytest.mark.slow
 def test_csv_and_parquet_rows_without_criterion_train_too(tmp_path: Path) -> None:
     import pandas
 

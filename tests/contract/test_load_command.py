@@ -83,6 +83,7 @@ def test_what_cannot_be_looked_at_ends_with_2(folder: Path, tmp_path: Path) -> N
         assert not done.stdout
 
 
+@pytest.mark.slow
 def test_the_same_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

@@ -216,6 +216,7 @@ def test_a_space_is_a_table(tmp_path: Path) -> None:
     assert {cell["checkpointing"] for cell in found["cells"]} == {False, True}
 
 
+@pytest.mark.slow
 def test_a_space_of_which_nothing_fits_ends_with_1_and_a_crash_spoils_one_model(tmp_path: Path) -> None:
     study = space_study(tmp_path)
     words = ("--set", 'space.model.name=["bert-base-uncased", "crash"]', "--set", "space.train.max_length=[512]")
@@ -242,6 +243,7 @@ def test_lengths_of_the_data_are_used_where_it_can_be_resolved(tmp_path: Path) -
     assert "[DATA]" in broken.stderr
 
 
+@pytest.mark.slow
 def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:
     notes: list[str] = []
     found = dryfit.plan(device="rtx4090", overrides=["model.name=bert-large-uncased"], on_note=notes.append)

@@ -101,6 +101,7 @@ def test_optuna_reads_the_same_study(tuned: Tuned) -> None:
     assert sorted(trial.number for trial in study.best_trials) == ours
 
 
+@pytest.mark.slow
 def test_other_goals_begin_a_generation(tuned: Tuned, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     shutil.copytree(tuned.folder, folder)

@@ -140,7 +140,7 @@ def test_a_refused_trial_costs_no_budget_and_says_why(tmp_path: Path) -> None:
     assert len(run.supervisor.planned()) == 2
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+@pytest.mark.parametrize("sampler", [pytest.param("tpe", marks=pytest.mark.slow), "random"])
 def test_a_space_in_which_nothing_fits_ends_after_a_thousand_refusals(tmp_path: Path, sampler: str) -> None:
     """Two PLAN children answer for all of them: what a learning rate changes is not memory."""
     study = instant.config(
