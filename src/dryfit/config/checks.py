@@ -27,7 +27,7 @@ class Use(Enum):
 
     TRAIN = auto()
     PLAN = auto()
-    """Its memory is asked about: no rows are needed, and tasks may be named that cannot be trained yet."""
+    """Its memory is asked about: no rows are needed, and no metric."""
 
 
 _NEEDS: Final = (
