@@ -272,8 +272,8 @@ def init_folder(
         The files written, the study file first.
 
     Raises:
-        ConfigError: One of the files exists and ``force`` is not set, there is no such preset, or the task is a function
-            of the user's own.
+        ConfigError: One of the files exists and ``force`` is not set, there is no such preset, or the task is a
+            function of the user's own.
     """
     if task is Task.OBJECTIVE:
         raise ConfigError(
