@@ -74,6 +74,12 @@ pruner_startup_trials = 2
 startup_trials = 3
 """
 
+# A third of the evidence of contracts is longer than the 64 tokens that an answer has by default.
+SPAN = """
+[span]
+max_answer_len = 192
+"""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -168,7 +174,7 @@ def search(options: argparse.Namespace) -> None:
                 validation=options.validation,
                 length=options.length,
             )
-            study.write_text(filled, encoding="utf-8")
+            study.write_text(filled + ("" if task == "criteria" else SPAN), encoding="utf-8")
         for command in (["tune", str(study)], ["train", str(study)]):
             subprocess.run([sys.executable, "-m", "dryfit.cli.app", *command], check=True)
 
