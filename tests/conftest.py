@@ -1,7 +1,9 @@
 """Settings of all tests."""
 
 import gc
+import signal
 from collections.abc import Iterator
+from typing import Final
 
 import optuna
 import pytest
@@ -10,6 +12,28 @@ from hypothesis import HealthCheck, settings
 # A loaded machine is slow, not wrong: no test may fail for the time it takes.
 settings.register_profile("dryfit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dryfit")
+
+
+_SIGNALS: Final = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGUSR2: signal.SIG_DFL,
+}
+"""As a shell starts a command; whatever started the tests may ignore some, as ``nohup`` does."""
+
+
+def pytest_configure() -> None:
+    """Set the signals' handlers for fixtures that outlive a test too."""
+    for number, handler in _SIGNALS.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """Leave no test the handlers of the one before: a command run in this process installs its own for good."""
+    yield
+    pytest_configure()
 
 
 def pytest_collection_finish() -> None:

@@ -55,6 +55,7 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.runtime.child": "resolves a job's entry point in the child only",
     "dryfit.runtime.forkserver": "the fork server imports the compute plane, nobody else may",
     "dryfit.search.importance_process": "optuna.importance brings scikit-learn and scipy: only this process pays",
+    "dryfit.tasks.metrics": "scikit-learn and torchmetrics take a second and 100 MB: loading and planning need neither",
     "dryfit.tasks.sources": "pyarrow and datasets cost a second and threads: only rows of those kinds pay for them",
 }
 

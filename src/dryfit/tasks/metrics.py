@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
-from sklearn.metrics import accuracy_score, matthews_corrcoef, precision_recall_fscore_support, roc_auc_score
-from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
 
 from dryfit.core.choices import Metric
 from dryfit.core.errors import ConfigError
@@ -38,9 +36,9 @@ def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[
     _, recall_C, f1_C, support_C = _counted(truth_R, guess_R, classes)
     found: Found = {
         Metric.F1_MACRO: f1_C.mean(),
-        Metric.ACCURACY: accuracy_score(truth_R, guess_R),
+        Metric.ACCURACY: sklearn_metrics().accuracy_score(truth_R, guess_R),
         Metric.BALANCED_ACCURACY: recall_C[support_C > 0].mean(),
-        Metric.MCC: matthews_corrcoef(truth_R, guess_R),
+        Metric.MCC: sklearn_metrics().matthews_corrcoef(truth_R, guess_R),
         Metric.AUROC: math.nan,
         Metric.ECE: math.nan,
         Metric.LOSS: F.cross_entropy(outputs_RC, labels_R).item(),
@@ -52,7 +50,9 @@ def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[
         # Of two classes one says all: the other's ranking is the same, turned round.
         asked = range(1, 2) if classes == 2 else range(classes)
         found[Metric.AUROC] = _auroc(p_RC, F.one_hot(labels_R, classes), asked)
-        found[Metric.ECE] = multiclass_calibration_error(p_RC, labels_R, classes, n_bins=_BINS, norm="l1")
+        found[Metric.ECE] = _calibration().multiclass_calibration_error(
+            p_RC, labels_R, classes, n_bins=_BINS, norm="l1"
+        )
     return _plain(found)
 
 
@@ -70,7 +70,7 @@ def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> di
     _, _, f1_C, _ = _counted(truth_RC, guess_RC, classes)
     found: Found = {
         Metric.F1_MACRO: f1_C.mean(),
-        Metric.ACCURACY: accuracy_score(truth_RC, guess_RC),
+        Metric.ACCURACY: sklearn_metrics().accuracy_score(truth_RC, guess_RC),
         Metric.AUROC: math.nan,
         Metric.ECE: math.nan,
         Metric.LOSS: F.binary_cross_entropy_with_logits(outputs_RC, labels_RC.to(outputs_RC)).item(),
@@ -78,7 +78,8 @@ def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> di
     if outputs_RC.isfinite().all():
         p_RC = outputs_RC.double().sigmoid()
         found[Metric.AUROC] = _auroc(p_RC, labels_RC, range(classes))
-        found[Metric.ECE] = binary_calibration_error(p_RC.flatten(), labels_RC.flatten().long(), _BINS, norm="l1")
+        flat = p_RC.flatten(), labels_RC.flatten().long()
+        found[Metric.ECE] = _calibration().binary_calibration_error(*flat, n_bins=_BINS, norm="l1")
     return _plain(found)
 
 
@@ -97,10 +98,25 @@ def check_metrics(task: Task, asked: Iterable[str]) -> None:
             raise ConfigError("checking study.metric", f"{metric} {words}", ", ".join(known), f"use {known[0]}")
 
 
+def sklearn_metrics() -> Any:
+    """scikit-learn's metrics, imported by what evaluates: it takes a second and 100 MB, which loading need not pay."""
+    from sklearn import metrics
+
+    return metrics
+
+
+def _calibration() -> Any:
+    """Torchmetrics' functions for classes, imported likewise."""
+    from torchmetrics.functional import classification
+
+    return classification
+
+
 def _counted(truth: np.ndarray, guess: np.ndarray, classes: int) -> Any:
     """Precision, recall, F1 and support of each class, in one call: its input checks cost more than its sums."""
-    nothing: Any = 0  # the score where a class has no row; the stubs only know the default, a warning
-    return precision_recall_fscore_support(truth, guess, labels=np.arange(classes), average=None, zero_division=nothing)
+    nothing = 0  # the score where a class has no row; the default is a warning
+    count = sklearn_metrics().precision_recall_fscore_support
+    return count(truth, guess, labels=np.arange(classes), average=None, zero_division=nothing)
 
 
 def _auroc(p_RC: torch.Tensor, truth_RC: torch.Tensor, classes: range) -> float:
@@ -110,7 +126,8 @@ def _auroc(p_RC: torch.Tensor, truth_RC: torch.Tensor, classes: range) -> float:
     if not defined:
         return math.nan
     truth, p = truth_RC.numpy(), p_RC.numpy()
-    return float(np.mean([roc_auc_score(truth[:, label], p[:, label]) for label in defined]))
+    rank = sklearn_metrics().roc_auc_score
+    return float(np.mean([rank(truth[:, label], p[:, label]) for label in defined]))
 
 
 def _plain(found: Found) -> dict[str, float]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
-from sklearn.metrics import precision_recall_fscore_support
 
+from dryfit.tasks.metrics import sklearn_metrics
 from dryfit.tasks.span_decoding import Floats, Ints, span_iou
 from dryfit.tasks.windows import Ragged
 
@@ -78,12 +78,11 @@ def span_metrics(answers_R2: Ints, golds: Ragged, words: Ragged) -> dict[str, fl
     """
     scores = row_scores(answers_R2, golds, words)
     has_R = golds.counts_R.numpy() > 0
-    nothing: int = 0
-    precision, recall, _, _ = precision_recall_fscore_support(
+    precision, recall, _, _ = sklearn_metrics().precision_recall_fscore_support(
         ~has_R,
         answers_R2[:, 1] == 0,
         average="binary",
-        zero_division=nothing,  # pyright: ignore[reportArgumentType]  # the stubs know only the default, a warning
+        zero_division=0,
     )
     return {
         "token_f1": float(scores.f1_R.mean()),
