@@ -21,6 +21,15 @@ from dryfit.preflight import resolve
 from dryfit.train.entry import train
 
 
+def merged(*several: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Tables of settings, the later ones over the earlier."""
+    found: dict[str, dict[str, Any]] = {}
+    for tables in several:
+        for name, table in tables.items():
+            found[name] = found.get(name, {}) | table
+    return found
+
+
 class ScriptedChannel(ChildChannel):
     """Answers every report at once, and asks to stop at a given step."""
 
@@ -61,10 +70,12 @@ class Trial:
         self.task = task if ":" in task else Task(task)
         micro = tables.pop("execution", {})
         self.data = DataSettings(**data)
-        settings = {"train": {"epochs": 2, "batch_size": 8, "max_length": 32}, "optim": {"lr": 2e-3}}
-        for name, table in tables.items():
-            settings[name] = settings.get(name, {}) | table
-        settings["model"] = {"name": str(encoder)} | settings.get("model", {})
+        usual = {
+            "train": {"epochs": 2, "batch_size": 8, "max_length": 32},
+            "optim": {"lr": 2e-3},
+            "model": {"name": str(encoder)},
+        }
+        settings = merged(usual, tables)
         self.settings = TrialSettings.model_validate_json(json.dumps(settings))
         batch = self.settings.train.batch_size
         rows = min(micro.get("micro_batch") or batch, batch)
