@@ -131,7 +131,7 @@ def test_a_mirror_without_its_variable_is_refused_before_anything_runs(tmp_path:
     assert "LEAKS_STORAGE" not in os.environ
     file = study_runs.write_study(tmp_path / "study", trials=1, rows=8)
     file.write_text(file.read_text().replace('mirror = "none"', 'mirror = "env:LEAKS_STORAGE"'))
-    done = study_runs.run("tune", file)
+    done = study_runs.run_here("tune", file)
     assert done.returncode == 2
     assert "the environment variable LEAKS_STORAGE is not set" in done.stderr
     assert not (tmp_path / "study" / "ledger.jsonl").exists()
