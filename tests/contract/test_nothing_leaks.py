@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def watched(*words: str | Path) -> tuple[int, str, set[bytes]]:
 
     def ended() -> bool:
         seen.update(command_lines())
+        time.sleep(0.05)  # a look at every process of the machine takes a while itself
         return process.poll() is not None
 
     study_runs.wait_for(ended)

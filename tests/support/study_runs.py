@@ -25,7 +25,7 @@ from dryfit.store.replay import StudyState
 
 DEADLINE_S = 600
 """When a command counts as hung: a machine that others use makes everything many times slower."""
-_POLL_S = 0.005
+_POLL_S = 0.02
 
 STUDY = """
 [study]
