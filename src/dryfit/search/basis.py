@@ -20,6 +20,9 @@ from dryfit.store.events import Basis
 _OF_DATA: Final = ("num_labels", "multi_label", "folds")
 """Keys of ``[data]`` that the rows' fingerprint does not hold: a model's head does, and what a value is the mean of."""
 
+FOLDS: Final = ("data.folds", "data.split_seed")
+"""Keys that decide over which parts of the rows a value is the mean."""
+
 _ONLY_ALLOWS: Final = frozenset({"model.trust_remote_code"})
 """Keys that say what may be done, not what is learned."""
 
