@@ -105,6 +105,7 @@ def final_request(study: StudyView, run: FinalRun, placement: Placement) -> Fina
         model_dir=str(paths.model) if run.save else None,
         study=study.config.study.name,
         searched=trial.value,
+        folds=max(1, len(trial.folds)),
     )
 
 

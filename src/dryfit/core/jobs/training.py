@@ -131,6 +131,7 @@ class FinalRequest(Wire):
         model_dir: Where to save the model; None: nowhere, its scores are all that is wanted.
         study: The study's name, for the model card.
         searched: What the trial's value was in the study, for the model card.
+        folds: How many of the trial's folds that is the mean over; 1: it was trained once.
     """
 
     job: Literal[Job.FINAL] = Job.FINAL
@@ -140,6 +141,7 @@ class FinalRequest(Wire):
     model_dir: str | None
     study: str
     searched: float | None = None
+    folds: int = Field(default=1, ge=1)
 
     @property
     def visible_device(self) -> str | None:
