@@ -243,13 +243,18 @@ def model_findings(
         yield warned(about, "rows", remark, "raise the limit that it names, or leave these rows as they are")
     if found.step is not None:
         yield _gradients(about, found.step)
-        rows = {walk.split: walk.rows for walk in found.walks}
-        folds = asked.trial.config.data.folds
-        windows = rows.get(TRAIN, train_rows)
-        if folds > 1:  # each row is trained on but in the fold that has it
-            windows = (windows + rows.get(VALIDATION, 0)) * (folds - 1)
-        yield from _time(about, asked, found.step, windows)
+        yield from _time(about, asked, found.step, _epoch_rows(found, asked.trial.config.data.folds, train_rows))
     yield from _points(about, found.points)
+
+
+def _epoch_rows(found: RehearseResult, folds: int, train_rows: int) -> int:
+    """Rows, or windows, that one epoch trains on; of all folds together, each of which leaves out its own."""
+
+    def most(split: str, otherwise: int) -> int:
+        return max((walk.rows for walk in found.walks if walk.split == split), default=otherwise)
+
+    train = most(TRAIN, train_rows)
+    return train if folds == 1 else (train + most(VALIDATION, 0)) * (folds - 1)
 
 
 def _batches(about: str, found: RehearseResult) -> Iterator[Finding]:

@@ -187,3 +187,12 @@ def test_folds_are_counted() -> None:
     (found,) = fold_findings((11, 9, 10))
     assert (found.status, found.check, found.found) == (Status.PASS, "folds", "3, of 9 to 11 of 30 rows")
     assert list(fold_findings(())) == []
+
+
+def test_the_time_of_a_trial_is_that_of_all_its_folds() -> None:
+    (asked,) = requests(data={"folds": 5}).values()
+    held = BatchWalk(max_length=64, split="validation", rows=40, batches=10, longest=30, faults=())
+    answer = ChildResult(rehearse=RehearseResult(walks=(*walked(), held), step=STEP))
+    (time,) = [one for one in model_findings("m", asked, answer, 160) if one.check == "time"]
+    # 0.25 s for 16 rows, four of five parts of 200 rows five times, 2 epochs
+    assert "about 25 s a trial (1600 rows)" in time.found
