@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import itemgetter
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -111,6 +111,12 @@ class FoldScore:
     best_step: int
     steps: int
     schedule_steps: int
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> "FoldScore":
+        """Read what :func:`dataclasses.asdict` and JSON have made of one."""
+        facts: dict[str, Any] = {**said, "also": tuple(said["also"])}
+        return cls(**facts)
 
     @property
     def values(self) -> tuple[float, ...]:

@@ -90,7 +90,7 @@ def end_attributes(event: Mapping[str, Any], plan: PlannedMemory | None) -> dict
         found["prune_reason"] = event.get("reason", "")
     folds: list[Mapping[str, Any]] = event.get("folds") or []
     if folds:
-        scores = [FoldScore(**{**fold, "also": tuple(fold["also"])}) for fold in folds]
+        scores = [FoldScore.from_json(fold) for fold in folds]
         found["folds"] = [list(score.values) for score in scores]
         if event.get("value") is not None:
             found["spreads"] = list(fold_spreads(scores))

@@ -148,7 +148,7 @@ def newest_good(directory: Path, fingerprint: str, told: Callable[[str], None] =
         points = tuple(MetricPoint(**point) for point in manifest["points"])
         for text in damaged:
             told(f"{text}: going on from step {manifest['step']}, the one before")
-        folds = tuple(FoldScore(**{**fold, "also": tuple(fold["also"])}) for fold in manifest.get("folds", ()))
+        folds = tuple(FoldScore.from_json(fold) for fold in manifest.get("folds", ()))  # none before there were some
         return Checkpoint(folder=folder, step=manifest["step"], points=points, folds=folds)
     for text in damaged:
         told(f"{text}, and there is no good one before: beginning anew")
