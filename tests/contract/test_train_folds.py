@@ -7,9 +7,11 @@ import math
 import os
 import signal
 import statistics
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,19 +21,21 @@ import spans
 import tiny
 import tiny_lms
 import trials
+from dryfit import planning
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.jobs import StopReason, TrainResult
+from dryfit.core.jobs import StopReason, StudyTokens, TrainResult
 from dryfit.core.settings import DataSettings
 from dryfit.core.trial import MetricPoint, fold_spreads
 from dryfit.core.wire import Checkpointed, FirstStep, Note, Progress
-from dryfit.tasks.base import Given
-from dryfit.tasks.folds import fold_splits, study_folds
+from dryfit.tasks.base import Given, Task
+from dryfit.tasks.folds import Fold, fold_splits, study_folds
 from dryfit.tasks.prepare import checked_splits
 from dryfit.tasks.registry import make_task
 from dryfit.train import steward
 from dryfit.train.checkpoint import newest_good
 from dryfit.train.entry import fold_seed, train
 from dryfit.train.evaluate import Evaluated
+from dryfit.train.model import build_model
 
 TABLES = {
     "train": {"evals_per_epoch": 2, "group_by_length": True},
@@ -349,3 +353,46 @@ def test_a_key_that_is_not_set_changes_no_fingerprint(tmp_path: Path, model: Pat
     assert config.fingerprint == hashlib.sha256(text.encode()).hexdigest()[:16]
     in_two = config.model_copy(update={"data": config.data.model_copy(update={"folds": 2})})
     assert in_two.fingerprint != config.fingerprint
+
+
+def test_nothing_of_a_fold_is_left_when_the_next_begins(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is that of one model, though the Trainer and its callbacks refer to each other."""
+    made: list[weakref.ref[torch.nn.Module]] = []
+    alive: list[int] = []
+
+    def building(*args: Any) -> Any:
+        alive.append(sum(one() is not None for one in made))
+        built = build_model(*args)
+        made.append(weakref.ref(built))
+        return built
+
+    monkeypatch.setattr("dryfit.train.entry.build_model", building)
+    in_folds(tmp_path, model, folds=2).run()
+    assert alive == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("of_folds", "expected"),
+    [
+        ([(4, 5, 9), (4, 5, 9)], [4, 5, 9]),  # each row has its tokens, whatever it stands beside
+        ([(7, 9), (4, 14)], [4, 7, 9, 14]),  # rows share sequences, other ones in each fold
+    ],
+)
+def test_memory_is_planned_for_the_sequences_of_every_fold(
+    monkeypatch: pytest.MonkeyPatch, of_folds: list[tuple[int, ...]], expected: list[int]
+) -> None:
+    def prepared(task: Any, *, fold: Fold | None, **_: Any) -> Any:
+        lengths = torch.tensor((4, 5, 9) if fold is None else of_folds[fold.number - 1])
+        return SimpleNamespace(
+            splits={
+                "train": SimpleNamespace(lengths_R=lengths[:1]),
+                "validation": SimpleNamespace(lengths_R=lengths[1:]),
+            }
+        )
+
+    monkeypatch.setattr(planning, "prepared_tokens", prepared)
+    for folds, wanted in ((2, expected), (1, [4, 5, 9])):
+        tokens = StudyTokens(data=DataSettings(folds=folds), cache_dir="", data_fingerprint="")
+        assert sorted(planning._row_lengths(tokens, cast(Task, None)) or ()) == wanted
