@@ -44,7 +44,16 @@ from dryfit.report.tables import (
     places,
     trials_table,
 )
-from dryfit.report.training import TopTable, TrainedModel, scores_table, top_table, trained_lines
+from dryfit.report.training import (
+    TopTable,
+    TrainedEnsemble,
+    TrainedModel,
+    ensemble_lines,
+    ensemble_table,
+    scores_table,
+    top_table,
+    trained_lines,
+)
 from dryfit.report.troubles import trouble_lines
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
@@ -210,6 +219,14 @@ def print_trained(model: TrainedModel) -> None:
     for line in trained_lines(model):
         out.print(Text(line))
     print_table(scores_table(model))
+
+
+def print_ensemble(model: TrainedEnsemble) -> None:
+    """An ensemble, and its scores beside those of its members."""
+    out = console()
+    for line in ensemble_lines(model):
+        out.print(Text(line))
+    print_table(ensemble_table(model))
 
 
 def print_top(table: TopTable) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from dryfit.core.settings import SpanSettings
-from dryfit.tasks.characters import Trimmer, covered
+from dryfit.tasks.characters import Positions, Trimmer, covered
 from dryfit.tasks.span_decoding import Candidates, Decoded, Floats, Ints, log_normalisers, opinion, ranked
 from dryfit.tasks.windows import Windows, covering_tokens
 
@@ -94,7 +94,7 @@ def span_logs(said: SpanSaid, rows_N: Ints, spans_N2: Ints) -> Floats:
     return found_N
 
 
-def _reached(offsets_L2: Ints, spans_N2: Ints) -> Ints:
+def _reached(offsets_L2: Positions, spans_N2: Ints) -> Ints:
     """Spans without what no token of their row stands for at their ends, as gold spans are learned."""
     characters = int(max(offsets_L2.max(), spans_N2.max()))
     return Trimmer.of(~covered(characters, offsets_L2)).trimmed(spans_N2).astype(np.int64)
