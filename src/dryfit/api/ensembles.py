@@ -125,7 +125,7 @@ def _best_trials(study: StudyView, top: int) -> list[TrialState]:
         raise ConfigError(doing, f"an ensemble of {top}", f"2 to {MOST_MEMBERS} members", "one: --trial best")
     complete = [trial for trial in study.state.present if trial.outcome is Outcome.COMPLETE]
     found: list[TrialState] = []
-    for trial in best_first(complete, study.state.direction):
+    for trial in best_first(complete, study.config.study.resolved_direction):
         own = trial_settings(study, trial.params, trial.own)
         if all(own != trial_settings(study, other.params, other.own) for other in found):
             found.append(trial)

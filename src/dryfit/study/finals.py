@@ -156,10 +156,14 @@ class FinalWork:
         self.stops.look()
         if self.stops.why is not None and not self._stopping:
             self._stopping = True
-            if self._running:
-                self.told(f"stopping ({self.stops.why}): {len(self._running)} run(s) write a checkpoint")
+            training = [key for key, live in self._running.items() if isinstance(live.run, FinalRun)]
+            if training:
+                self.told(f"stopping ({self.stops.why}): {len(training)} run(s) write a checkpoint")
             for key in self._running:
-                self.supervisor.ask_stop(key)
+                if key in training:
+                    self.supervisor.ask_stop(key)
+                else:  # it has nothing to go on with: it begins again
+                    self.supervisor.kill(key, "now")
         if self.stops.at_once and not self._killed:
             self._killed = True
             for key in self._running:

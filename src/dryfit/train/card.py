@@ -211,7 +211,7 @@ def model_card(trained: Trained) -> str:
         "## Scores\n\n" + _scores(trained),
         f"## How to load it\n\nWith dryfit:\n\n```python\n{_with_dryfit(trained)}```",
         *_without_dryfit(trained),
-        "## Configuration\n\n" + configuration(config.settings),
+        "## Configuration\n\n" + _configuration(config.settings),
         "## Where it comes from\n\n" + _origin(trained),
     ]
     return "\n\n".join(sections) + "\n"
@@ -311,7 +311,7 @@ def _scores(trained: Trained) -> str:
     return "\n".join([*rows, "", note])
 
 
-def configuration(settings: Settings) -> str:
+def _configuration(settings: Settings) -> str:
     """Every table as TOML, ready for a study file; the model's own folder by its last part."""
     tables: dict[str, dict[str, object]] = json.loads(settings.model_dump_json(exclude_none=True))
     name = str(tables["model"]["name"])

@@ -1,17 +1,18 @@
 """The model card of an ensemble: its scores beside each member's own, what it is made of, and how to use it."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from huggingface_hub import ModelCardData
 
 from dryfit.core.choices import Task
-from dryfit.core.jobs import EnsembleMember, EnsembleRequest, EnsembleResult
+from dryfit.core.jobs import EnsembleRequest, EnsembleResult
 from dryfit.core.tasks import task_word
 from dryfit.core.trial import TrialConfig
 from dryfit.core.version import VERSION
 from dryfit.tasks.model_input import MEMBERS
-from dryfit.train.card import base_model, configuration, evaluations, pipeline, versions
+from dryfit.train.card import base_model, evaluations, pipeline, versions
 
 _USE = """\
 import dryfit
@@ -63,7 +64,7 @@ def ensemble_card(told: Together) -> str:
         "\n".join(_story(told)),
         "## Scores\n\n" + "\n\n".join(_scores(told, splits)),
         f"## How to use it\n\n```python\n{_USE.format(trust=', trust=True' if trusts else '')}```",
-        "## Members\n\n" + "\n\n".join(_member(place, one) for place, one in enumerate(told.request.members, start=1)),
+        "## Members\n\n" + "\n".join(_members(told)),
         "## Where it comes from\n\n" + _origin(told),
     ]
     return "\n\n".join(sections) + "\n"
@@ -99,13 +100,15 @@ def _scores(told: Together, splits: Mapping[str, Mapping[str, float] | None]) ->
         yield "Test chose nothing: the members are those of the search, and each read it once, after training."
 
 
-def _member(place: int, member: EnsembleMember) -> str:
-    config = member.training.config
-    searched = "" if member.searched is None else f", {config.metric} {member.searched:.6f} in the search"
-    return (
-        f"{place}. `{MEMBERS}/{place}`: trial {config.number}, seed {config.seed}{searched}\n\n"
-        f"{configuration(config.settings)}"
-    )
+def _members(told: Together) -> Iterator[str]:
+    yield "The README of each has its whole configuration."
+    yield ""
+    for place, member in enumerate(told.request.members, start=1):
+        config = member.training.config
+        searched = "" if member.searched is None else f", {config.metric} {member.searched:.6f} in the search"
+        drawn = ", ".join(f"{name} = {json.dumps(value)}" for name, value in sorted(config.params.items()))
+        at = f"`{MEMBERS}/{place}`: trial {config.number}, seed {config.seed}{searched}"
+        yield f"- {at}{f'; {drawn}' if drawn else ''}"
 
 
 def _origin(told: Together) -> str:
