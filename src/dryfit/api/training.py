@@ -196,7 +196,9 @@ def _chosen(state: StudyState, trial: int | str) -> TrialState:
     if isinstance(trial, int):
         return trial_of(state, trial)
     if trial != BEST:
-        raise ConfigError("choosing a trial", f"{trial!r}", "a number, or best", "several: train_ensemble")
+        raise ConfigError(
+            "choosing a trial", f"{trial!r}", "a number, best, or on the command line topK", "in Python: train_ensemble"
+        )
     if state.best is None:
         raise ConfigError("choosing the best trial", "no trial has completed yet", "the number of a trial")
     return state.best
