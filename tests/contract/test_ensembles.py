@@ -263,6 +263,7 @@ def test_a_look_at_it_finds_its_members_healthy(classes: Made) -> None:
     assert [one.subject for one in found.members] == ["trained"] * 3
 
 
+@pytest.mark.slow
 def test_several_labels_are_averaged_each_for_itself(tmp_path: Path, models: list[Path]) -> None:
     data = tiny.multi_label_data(tmp_path / "data", train=24, validation=12)
     both = made(tmp_path, data, [(models[0], {}), (models[1], {"train": {"max_length": 24}})])
@@ -280,7 +281,10 @@ def test_several_labels_are_averaged_each_for_itself(tmp_path: Path, models: lis
 SPANS = {"doc_stride": 6, "topk": 5}
 
 
-@pytest.fixture(scope="module", params=["evidence", "share", "joint"])
+@pytest.fixture(
+    scope="module",
+    params=["evidence", *(pytest.param(task, marks=pytest.mark.slow) for task in ("share", "joint"))],
+)
 def found_spans(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, models: list[Path]) -> Made:
     folder = tmp_path_factory.mktemp(request.param)
     metric = "token_f1" if request.param == "evidence" else "combined"

@@ -128,6 +128,7 @@ def best_trials(study: Path) -> list[int]:
     return [trial.number for trial in sorted(fold(study).trials, key=lambda trial: -(trial.value or 0))]
 
 
+@pytest.mark.slow
 def test_the_best_trials_are_one_model_whose_folder_predicts(study: Path, tmp_path: Path) -> None:
     ledger, (first, second, _) = (study / "ledger.jsonl").read_bytes(), best_trials(study)
     done = run("train", study, "--trial", "top2", "--json", "-o", tmp_path / "both")
