@@ -33,6 +33,7 @@ def test_seeds_depend_on_all_parts_and_their_borders():
     assert derive_seed("a", 1) == derive_seed("a", 1)
     assert len({derive_seed("a", 1), derive_seed("a", 2), derive_seed("a1"), derive_seed("a", "1", "")}) == 4
     assert all(0 <= derive_seed(number) < 2**31 for number in range(1000))
+    assert derive_seed("\ud800") != derive_seed("\ud801")  # half a character, as JSON may hold
 
 
 @pytest.mark.parametrize(
