@@ -8,7 +8,7 @@ from dryfit.api.training import STOPPED, do_runs, none_completed, study_view
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
 from dryfit.core.jobs import EnsembleResult
-from dryfit.core.tasks import AVERAGED, is_own, task_word
+from dryfit.core.tasks import AVERAGED, task_word
 from dryfit.core.trial import Outcome, best_first
 from dryfit.report.training import EnsembleMemberScores, TrainedEnsemble
 from dryfit.store.state import TrialState
@@ -103,13 +103,11 @@ def _check_task(study: StudyView) -> None:
     task = study.config.study.task
     if task in AVERAGED:
         return
-    hint = "train one model: --trial best"
+    hint = "it is not known what a mean of your task's outputs would be: train one model with --trial best"
     if task is Task.OBJECTIVE:
         hint = "dryfit trains no model there: your function does"
     elif task is Task.CAUSAL_LM:
         hint = "generated answers have no mean: train one model with --trial best"
-    elif is_own(task):
-        hint = "it is not known what a mean of your task's outputs would be: train one model with --trial best"
     names = ", ".join(map(str, AVERAGED))
     raise ConfigError("averaging models", f'study.task is "{task_word(task)}"', f"one of {names}", hint)
 

@@ -20,7 +20,8 @@ _GOES_ON = "stopped; the same command goes on"
 def train(
     study: StudyArgument,
     trial: Annotated[
-        str, typer.Option(metavar="best|N|topK", help="Whose configuration; topK: the best K averaged.")
+        str,
+        typer.Option(metavar="best|N|topK", help="Whose configuration, by study.metric; topK: K averaged."),
     ] = _BEST,
     with_validation: Annotated[
         bool, typer.Option("--with-validation", help="Train on train and validation together.")

@@ -59,9 +59,8 @@ class EnsembleRun:
     def name(self) -> str:
         """The run's folder: another name for other members, or members that were trained otherwise."""
         numbers = [f"{run.trial.number:04d}" for run in self.members]
-        seeds = [
-            f"seed-{run.seed}" for run in self.members[:1] if any(one.seed != one.trial.seed for one in self.members)
-        ]
+        own = all(run.seed == run.trial.seed for run in self.members)
+        seeds = [] if own else [f"seed-{self.members[0].seed}"]
         last = ["with-validation"] if self.with_validation else []
         return "-".join([f"top{len(self.members)}", *numbers, *seeds, *last])
 

@@ -8,8 +8,8 @@ What one model gives to a span is what it would be taught if the span were a gol
 the fewest tokens that cover it as a start, times that of the last as an end, in the best window that holds it; nothing
 where no window does. Candidates are those of every model, and every model is asked for each.
 
-Dimension suffixes: ``W`` windows of a split, ``T`` tokens of a split, ``R`` rows, ``N`` spans of all
-rows, ``L`` tokens of a window, ``K`` numbers kept of a window or of a span, ``2`` start and end.
+Dimension suffixes: ``W`` windows of a split, ``T`` tokens of a split, ``R`` rows, ``N`` spans of all rows, ``L`` tokens
+of a window, ``K`` numbers kept of a window or of a span, ``2`` start and end.
 """
 
 import math
@@ -111,4 +111,4 @@ def _distinct(found: Sequence[Candidates]) -> tuple[Ints, list[Ints]]:
     keys_NK = np.concatenate([np.column_stack([one.rows_N, one.spans_N2]) for one in found])
     distinct_NK, places_N = np.unique(keys_NK, axis=0, return_inverse=True)
     ends = np.cumsum([len(one.rows_N) for one in found])[:-1]
-    return distinct_NK, np.split(places_N, ends)
+    return distinct_NK, np.split(places_N.reshape(-1), ends)  # numpy 2.0 gives a column

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,15 @@ def test_scores_that_are_no_numbers_decode_to_something() -> None:
     decoded = mean_decoded([said_of(scores, windows, WIDE), said_of(broken, windows, WIDE)], WIDE)
     assert not np.isnan(decoded.scores_RK).any()
     assert not np.isnan(decoded.nulls_R).any()
+
+
+def test_rows_without_any_token_of_the_text_have_no_span() -> None:
+    scores, windows = spans.drawn_windows(3, seed=2, length=LENGTH)
+    nothing = {**windows.tokens.extra, "offsets": torch.zeros_like(windows.offsets_T2)}
+    empty = Windows(replace(windows.tokens, labels_R=windows.nulls_W[:, None].expand(-1, 2), extra=nothing))
+    decoded = mean_decoded([said_of(scores, empty, WIDE)] * 2, WIDE)
+    assert not decoded.spans_RK2.any()
+    assert (decoded.differences_R == np.inf).all()
 
 
 @given(st.data())
