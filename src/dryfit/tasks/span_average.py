@@ -103,7 +103,7 @@ def _reached(offsets_L2: Positions, spans_N2: Ints) -> Ints:
 def _runs(rows_N: Ints) -> Iterator[tuple[int, int, int]]:
     """Each row that is there, with where its spans begin and end."""
     rows, firsts = np.unique(rows_N, return_index=True)
-    yield from zip(rows.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(rows_N)], strict=True)
+    yield from zip(rows.tolist(), firsts.tolist(), np.append(firsts, len(rows_N))[1:].tolist(), strict=True)
 
 
 def _distinct(found: Sequence[Candidates]) -> tuple[Ints, list[Ints]]:
