@@ -11,7 +11,16 @@ from typing import Any, cast
 import plan_jobs
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, PlanRequest, PlanResult, TrainRequest
+from dryfit.core.jobs import (
+    ChildResult,
+    EnsembleRequest,
+    EnsembleResult,
+    FinalRequest,
+    FinalResult,
+    PlanRequest,
+    PlanResult,
+    TrainRequest,
+)
 from dryfit.core.trial import MetricPoint
 from dryfit.core.wire import Checkpointed, Report, Started, Verdict
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
@@ -101,6 +110,10 @@ class InstantSupervisor:
             if isinstance(body, PlanRequest):
                 answers = tuple(self.answerer(subject, body) for subject in body.subjects)
                 return [ChildExited(spec.key, ChildResult(plan=PlanResult(answers=answers)), Evidence(exit_code=0))]
+            if isinstance(body, EnsembleRequest):
+                own = tuple(member.result for member in body.members)
+                mean = EnsembleResult(validation={}, test=None, rows={}, members=own, model_dir=body.model_dir)
+                return [ChildExited(spec.key, ChildResult(ensemble=mean), Evidence(exit_code=0))]
             training = body.training if isinstance(body, FinalRequest) else body
             assert isinstance(training, TrainRequest)
             ends = self.script(training)

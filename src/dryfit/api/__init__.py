@@ -1,6 +1,7 @@
 """The Python face of dryfit: what each command of the command line does, as a function."""
 
 from dryfit.api.doctor import doctor
+from dryfit.api.ensembles import EnsembleOutcome, train_ensemble
 from dryfit.api.files import layout_of
 from dryfit.api.imports import import_rows
 from dryfit.api.models import check, merge, predict
@@ -24,6 +25,7 @@ from dryfit.api.studies import (
 from dryfit.api.training import TopOutcome, TrainOutcome, in_process, train, train_top
 
 __all__ = [
+    "EnsembleOutcome",
     "StudyRun",
     "TopOutcome",
     "TrainOutcome",
@@ -51,6 +53,7 @@ __all__ = [
     "stop",
     "story",
     "train",
+    "train_ensemble",
     "train_top",
     "trial_of",
     "tune",

@@ -3,9 +3,9 @@
 import os
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dryfit.api.files import layout_of
@@ -22,23 +22,15 @@ from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from dryfit.study.context import StudyView
 from dryfit.study.devices import available_cores
-from dryfit.study.finals import (
-    FinalRun,
-    FinalWork,
-    copy_model,
-    final_run,
-    in_process_request,
-    refuse_taken,
-    run_lock,
-    runs_at_once,
-)
+from dryfit.study.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
+from dryfit.study.finals import FinalWork, copy_model, refuse_taken, run_lock, runs_at_once
 from dryfit.study.generations import as_it_was
 from dryfit.study.machine import End
 from dryfit.study.session import read_study
 from dryfit.study.stops import StopRequests
 
 BEST = "best"
-_STOPPED = {End.INTERRUPTED: ExitStatus.INTERRUPTED}
+STOPPED = {End.INTERRUPTED: ExitStatus.INTERRUPTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +48,7 @@ class TrainOutcome:
     @property
     def status(self) -> ExitStatus:
         """What the command line exits with."""
-        return ExitStatus.DONE if self.end is End.DONE else _STOPPED.get(self.end, ExitStatus.STOPPED)
+        return ExitStatus.DONE if self.end is End.DONE else STOPPED.get(self.end, ExitStatus.STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +62,7 @@ class TopOutcome:
     def status(self) -> ExitStatus:
         """What the command line exits with; 1 where no run came to a value."""
         if self.end is not End.DONE:
-            return _STOPPED.get(self.end, ExitStatus.STOPPED)
+            return STOPPED.get(self.end, ExitStatus.STOPPED)
         useful = any(run.error is None for one in self.table.configurations for run in one.runs)
         return ExitStatus.DONE if useful else ExitStatus.ANSWER_IS_NO
 
@@ -103,7 +95,7 @@ def train(
         StudyBusyError: Another process does the same.
         DryfitError: Training failed.
     """
-    view = _view(folder)
+    view = study_view(folder)
     target = Path(out).expanduser().absolute() if out is not None else None
     if target is not None:
         refuse_taken(target)
@@ -112,12 +104,13 @@ def train(
     if _other_data(study, chosen):
         on_note(f"trial {chosen.number} is of generation {chosen.generation}, which had other rows: today's are used")
     run = final_run(chosen, seed=seed, with_validation=with_validation)
-    end, results = _do(study, [run], on_note)
+    end, results = do_runs(study, [run], on_note)
     found = results.get(run.name)
     if found is None:
         return TrainOutcome(end, None)
     if isinstance(found, DryfitError):
         raise found
+    assert isinstance(found, FinalResult)  # of one configuration
     saved = study.layout.final(run.name).model
     if target is not None and merged:
         merge(saved, target, trust=study.config.model.trust_remote_code)
@@ -144,13 +137,13 @@ def train_top(
         ConfigError: No trial has completed.
         StudyBusyError: Another process does one of the runs.
     """
-    study = _view(folder)
+    study = study_view(folder)
     complete = (trial for trial in study.state.present if trial.outcome is Outcome.COMPLETE)
     ranked = best_first(complete, study.state.direction)[:top]
     if not ranked:
-        raise _none_completed(study)
+        raise none_completed(study)
     runs = [final_run(trial, seed=seed, with_validation=False, save=False) for trial in ranked for seed in range(seeds)]
-    end, results = _do(study, runs, on_note)
+    end, results = do_runs(study, runs, on_note)
     metric = study.config.study.metric
     rows = tuple(
         _configuration(rank, trial, [run for run in runs if run.trial is trial], results, metric)
@@ -175,14 +168,19 @@ def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None 
     Raises:
         ConfigError: There is no such trial, or it was refused.
     """
-    study = _view(folder)
+    study = study_view(folder)
     chosen = _chosen(study.state, trial)
     study = as_it_was(study, chosen)
     run = final_run(chosen, seed=seed, with_validation=False, save=False)
     return [sys.executable, "-m", "dryfit.train.inprocess", str(in_process_request(study, run))]
 
 
-def _view(folder: Path | str) -> StudyView:
+def study_view(folder: Path | str) -> StudyView:
+    """A study whose configurations are to be trained once more.
+
+    Raises:
+        LedgerError: There is none, or no run of it came so far.
+    """
     layout = layout_of(folder)
     state = read_study(layout)
     if state.resolved is None:
@@ -198,13 +196,16 @@ def _chosen(state: StudyState, trial: int | str) -> TrialState:
     if isinstance(trial, int):
         return trial_of(state, trial)
     if trial != BEST:
-        raise ConfigError("choosing a trial", f"{trial!r}", "a number, or best")
+        raise ConfigError(
+            "choosing a trial", f"{trial!r}", "a number, best, or on the command line topK", "in Python: train_ensemble"
+        )
     if state.best is None:
         raise ConfigError("choosing the best trial", "no trial has completed yet", "the number of a trial")
     return state.best
 
 
-def _none_completed(study: StudyView) -> ConfigError:
+def none_completed(study: StudyView) -> ConfigError:
+    """What is said where there is no best trial."""
     ended = study.state.counts[Outcome.PRUNED] + study.state.counts[Outcome.FAILED]
     return ConfigError("choosing the best trials", f"no trial has completed ({ended} ended otherwise)")
 
@@ -214,11 +215,18 @@ def _other_data(study: StudyView, trial: TrialState) -> bool:
     return study.state.generations[trial.generation - 1].basis.data != study.resolved.data_fingerprint
 
 
-def _do(
-    study: StudyView, runs: Sequence[FinalRun], on_note: Callable[[str], None]
-) -> tuple[End, dict[str, FinalResult | DryfitError]]:
-    """Do runs under their locks; what is done already is taken as it is."""
-    first = study.layout.final(runs[0].name)
+def do_runs(
+    study: StudyView, runs: Sequence[FinalRun], on_note: Callable[[str], None], together: EnsembleRun | None = None
+) -> tuple[End, dict[str, Result | DryfitError]]:
+    """Do runs under their locks; what is done already is taken as it is.
+
+    Args:
+        study: Whose configurations they are.
+        runs: What is trained.
+        on_note: Hears what happens, a line at a time.
+        together: What is made of them once all are done.
+    """
+    first = study.layout.final(runs[0].name if together is None else together.name)
     settings = SupervisorSettings(
         marker=uuid.uuid4().hex,  # not the study's: its start ends every process that carries that one
         doorbell=first.folder / f"doorbell-{os.getpid()}",
@@ -226,12 +234,15 @@ def _do(
         server_log=first.folder / "forkserver.txt",
     )
     with ExitStack() as stack:
-        for run in runs:
+        for run in (*runs, *([] if together is None else [together])):
             stack.enter_context(run_lock(study.layout.final(run.name)))
         supervisor = stack.enter_context(Supervisor(settings))
         stops = stack.enter_context(StopRequests(first.stop_request, supervisor.wake))
         work = FinalWork(study, supervisor, stops, on_note)
         work.do(runs, most=runs_at_once(study))
+        done = [found for run in runs if isinstance(found := work.results.get(run.name), FinalResult)]
+        if together is not None and len(done) == len(runs):
+            work.do([replace(together, results=tuple(done))], most=1)
     return stops.why or End.DONE, work.results
 
 
@@ -258,7 +269,7 @@ def _configuration(
     rank: int,
     trial: TrialState,
     runs: Sequence[FinalRun],
-    results: dict[str, FinalResult | DryfitError],
+    results: Mapping[str, Result | DryfitError],
     metric: str,
 ) -> TopConfiguration:
     told = tuple(_seed_run(run, results[run.name], metric) for run in runs if run.name in results)
@@ -274,7 +285,7 @@ def _configuration(
     )
 
 
-def _seed_run(run: FinalRun, found: FinalResult | DryfitError, metric: str) -> SeedRun:
+def _seed_run(run: FinalRun, found: Result | DryfitError, metric: str) -> SeedRun:
     if isinstance(found, DryfitError):
         return SeedRun(seed=run.seed, error=str(found))
     return SeedRun(seed=run.seed, validation=(found.validation or {}).get(metric), test=(found.test or {}).get(metric))

@@ -45,7 +45,16 @@ from dryfit.report.tables import (
     trials_table,
     values_text,
 )
-from dryfit.report.training import TopTable, TrainedModel, scores_table, top_table, trained_lines
+from dryfit.report.training import (
+    TopTable,
+    TrainedEnsemble,
+    TrainedModel,
+    ensemble_lines,
+    ensemble_table,
+    scores_table,
+    top_table,
+    trained_lines,
+)
 from dryfit.report.troubles import trouble_lines
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
@@ -211,6 +220,14 @@ def print_trained(model: TrainedModel) -> None:
     for line in trained_lines(model):
         out.print(Text(line))
     print_table(scores_table(model))
+
+
+def print_ensemble(model: TrainedEnsemble) -> None:
+    """An ensemble, and its scores beside those of its members."""
+    out = console()
+    for line in ensemble_lines(model):
+        out.print(Text(line))
+    print_table(ensemble_table(model))
 
 
 def print_top(table: TopTable) -> None:

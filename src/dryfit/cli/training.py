@@ -1,6 +1,8 @@
 """Commands that use a study's result: train a model of it, predict with the model."""
 
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +13,16 @@ from dryfit.core.errors import ConfigError, ExitStatus
 
 _BEST = "best"
 _DEVICES = ("auto", "cpu", "cuda")
+_TOP = re.compile(r"top([0-9]{1,4})")
+_GOES_ON = "stopped; the same command goes on"
 
 
 def train(
     study: StudyArgument,
-    trial: Annotated[str, typer.Option(metavar="best|N", help="Whose configuration; best: by study.metric.")] = _BEST,
+    trial: Annotated[
+        str,
+        typer.Option(metavar="best|N|topK", help="Whose configuration, by study.metric; topK: K averaged."),
+    ] = _BEST,
     with_validation: Annotated[
         bool, typer.Option("--with-validation", help="Train on train and validation together.")
     ] = False,
@@ -49,27 +56,57 @@ def train(
         outcome = api.train_top(study, top=top, seeds=seeds, on_note=notes(quiet=quiet))
         print_json(outcome.table) if as_json else print_top(outcome.table)
         raise typer.Exit(outcome.status)
+    members = _TOP.fullmatch(trial)
+    if members is not None:
+        _refuse(f"--trial {trial}", {"--in-process": in_process, "--merge": merge})
+        wishes = _Wishes(with_validation, seed, out)
+        raise typer.Exit(_train_ensemble(study, int(members[1]), wishes, as_json=as_json, quiet=quiet))
     chosen = _number(trial)
     if in_process:
         _refuse("--in-process", {"-o": out is not None, "--with-validation": with_validation, "--json": as_json})
         command = api.in_process(study, trial=chosen, seed=seed)
         os.execv(command[0], command)
+    on_note = notes(quiet=quiet)
     done = api.train(
-        study,
-        trial=chosen,
-        with_validation=with_validation,
-        seed=seed,
-        out=out,
-        merged=merge,
-        on_note=notes(quiet=quiet),
+        study, trial=chosen, with_validation=with_validation, seed=seed, out=out, merged=merge, on_note=on_note
     )
     if done.model is None:
-        typer.echo("stopped; the same command goes on", err=True)
+        typer.echo(_GOES_ON, err=True)
     elif as_json:
         print_json(done.model)
     else:
         print_trained(done.model)
     raise typer.Exit(done.status)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """How models are to be trained, and where the result is to lie."""
+
+    with_validation: bool
+    seed: int | None
+    out: Path | None
+
+
+def _train_ensemble(study: Path, top: int, wishes: _Wishes, *, as_json: bool, quiet: bool) -> ExitStatus:
+    import dryfit.api as api
+    from dryfit.cli.output import print_ensemble, print_json
+
+    done = api.train_ensemble(
+        study,
+        top=top,
+        with_validation=wishes.with_validation,
+        seed=wishes.seed,
+        out=wishes.out,
+        on_note=notes(quiet=quiet),
+    )
+    if done.model is None:
+        typer.echo(_GOES_ON, err=True)
+    elif as_json:
+        print_json(done.model)
+    else:
+        print_ensemble(done.model)
+    return done.status
 
 
 def predict(

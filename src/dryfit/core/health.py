@@ -19,6 +19,8 @@ class Subject(StrEnum):
     """An encoder with its head, saved by a trial."""
     ADAPTER = "adapter"
     """A PEFT adapter, without the model it belongs on."""
+    ENSEMBLE = "ensemble"
+    """Several models saved by trials, whose predictions are averaged."""
 
 
 class StoredFile(_Facts):
@@ -107,6 +109,7 @@ class Health(_Facts):
         unexpected: Keys for parts this model does not have (heads of another task). No fault.
         ignored: Keys that nothing has a use for. No fault.
         notes: What else a reader should know. No fault.
+        members: Of an ensemble, what each of its models holds.
     """
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
@@ -127,6 +130,7 @@ class Health(_Facts):
     unexpected: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    members: tuple["Health", ...] = ()
 
     def faults(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """What is wrong, in words, and with which tensors; errors left out."""
@@ -137,4 +141,10 @@ class Health(_Facts):
             ("without a place", self.strays),
             ("never written", self.unwritten),
         )
-        return tuple((what, names) for what, names in table if names)
+        own = [(what, names) for what, names in table if names]
+        of_members = (
+            (what, tuple(f"{place}: {name}" for name in names))
+            for place, member in enumerate(self.members, start=1)
+            for what, names in member.faults()
+        )
+        return (*own, *of_members)

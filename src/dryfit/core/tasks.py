@@ -68,6 +68,9 @@ UNREAD: Final[Mapping[Task, frozenset[str]]] = {
 }
 """Of a trial's tables, their keys and those of ``[data]``, what a task does not read. Set there, it is an error."""
 
+AVERAGED: Final = (Task.CRITERIA, Task.EVIDENCE, Task.SHARE, Task.JOINT)
+"""Tasks of which several models have a mean: their classes, or the characters of their spans, are the same ones."""
+
 
 def is_own(task: TaskName) -> bool:
     """Whether a task is a class of the user's own."""

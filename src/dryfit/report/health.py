@@ -12,6 +12,7 @@ _SUBJECTS = {
     Subject.MODEL: "a model",
     Subject.TRAINED: "an encoder with its head, saved by a trial",
     Subject.ADAPTER: "a PEFT adapter, without its base model",
+    Subject.ENSEMBLE: "an ensemble: several models saved by trials",
 }
 
 
@@ -35,7 +36,7 @@ def verdict(health: Health) -> str:
         return f'healthy: dryfit.load("{health.folder}"{task}) can load it, as far as headers tell'
     said = [f"{len(names)} {what}" for what, names in health.faults()]
     if health.errors:
-        said.append("it cannot be opened" if health.stored is None else "see the error above")
+        said.append("it cannot be opened" if health.stored is None and not health.members else "see the error above")
     return f"not healthy: {', '.join(said)}"
 
 
@@ -50,6 +51,8 @@ def _rows(health: Health) -> Iterator[tuple[str, str]]:
         yield from _adapter_rows(health.adapter)
     if health.model is not None:
         yield from _model_rows(health.model)
+    for place, member in enumerate(health.members, start=1):
+        yield f"member {place}", verdict(member)
     for what, names in health.faults():
         yield from ((what, name) for name in names[:_LINES_MAX])
         if len(names) > _LINES_MAX:

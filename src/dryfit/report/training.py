@@ -38,6 +38,37 @@ class TrainedModel(Answer):
     folder: str | None
 
 
+class EnsembleMemberScores(View):
+    """One model of an ensemble, and what it is worth by itself; fields as in :class:`TrainedModel`."""
+
+    trial: int
+    seed: int
+    params: dict[str, Scalar]
+    searched: float | None
+    step: int
+    validation: dict[str, float] | None
+    test: dict[str, float] | None
+    folder: str
+
+
+class TrainedEnsemble(Answer):
+    """Several configurations, trained once more and averaged; fields as in :class:`TrainedModel`.
+
+    Attributes:
+        members: The best of the search first.
+    """
+
+    study: str
+    metric: str
+    with_validation: bool
+    value: float | None
+    validation: dict[str, float] | None
+    test: dict[str, float] | None
+    rows: dict[str, int]
+    members: tuple[EnsembleMemberScores, ...]
+    folder: str
+
+
 class Spread(View):
     """Values of some seeds; ``std`` is that of a sample (n - 1), None for a single value."""
 
@@ -110,6 +141,27 @@ def scores_table(model: TrainedModel) -> Table:
     validation, test = model.validation or {}, model.test or {}
     rows = [(name, number_text(validation.get(name)), number_text(test.get(name))) for name in {**validation, **test}]
     return Table(("metric", "validation", "test"), tuple(sorted(rows)))
+
+
+def ensemble_lines(model: TrainedEnsemble) -> list[str]:
+    """An ensemble in a few lines."""
+    trials = ", ".join(str(member.trial) for member in model.members)
+    on = ", each trained on train and validation together" if model.with_validation else ""
+    return [f"the mean of {len(model.members)} models, of the trials {trials}{on}", f"  model: {model.folder}"]
+
+
+def ensemble_table(model: TrainedEnsemble) -> Table:
+    """Every metric of the ensemble on each split, beside those of its members."""
+    heads = ("metric", "split", "ensemble", *(f"trial {member.trial}" for member in model.members))
+    rows: list[tuple[str, ...]] = []
+    splits = {
+        "validation": [one.validation for one in (model, *model.members)],
+        "test": [one.test for one in (model, *model.members)],
+    }
+    for split, found in splits.items():
+        names = sorted({name for metrics in found for name in metrics or {}})
+        rows += [(name, split, *(number_text((metrics or {}).get(name)) for metrics in found)) for name in names]
+    return Table(heads, tuple(rows))
 
 
 def top_table(table: TopTable) -> Table:

@@ -29,6 +29,7 @@ from dryfit.core.jobs import (
     CalibrateRequest,
     ChildRequest,
     ChildResult,
+    EnsembleRequest,
     FinalRequest,
     ImportRequest,
     ObjectiveRequest,
@@ -156,11 +157,17 @@ def _load(entry: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def _training_of(body: Body) -> TrainRequest | None:
-    """What a process is asked to train, if anything."""
-    if isinstance(body, FinalRequest):
-        return body.training
-    return body if isinstance(body, TrainRequest) else None
+def _trainings_of(body: Body) -> tuple[TrainRequest, ...]:
+    """What a process is asked to train, or to use of what was trained, if anything."""
+    match body:
+        case TrainRequest():
+            return (body,)
+        case FinalRequest():
+            return (body.training,)
+        case EnsembleRequest():
+            return tuple(member.training for member in body.members)
+        case _:
+            return ()
 
 
 def _forget_secrets(body: Body) -> None:
@@ -169,13 +176,13 @@ def _forget_secrets(body: Body) -> None:
     Weights of the hub are downloaded by the first trial that needs them, so such a trial keeps the hub's token. The
     jobs that prepare trials keep all: they read configs and data sets from wherever the study names them.
     """
-    training = _training_of(body)
-    if training is None:
+    trainings = _trainings_of(body)
+    if not trainings:
         return
-    data = training.config.data
+    data = trainings[0].config.data
     sources = (data.train, data.validation, data.test, data.file)
-    settings = training.config.settings
-    names = [name for name in (settings.model.name, settings.joint.criteria_model) if name is not None]
+    tables = [training.config.settings for training in trainings]
+    names = [name for one in tables for name in (one.model.name, one.joint.criteria_model) if name is not None]
     of_hub = any(not Path(name).is_absolute() and name != PACKAGED_MODEL for name in names)
     of_hub = of_hub or any(source is not None and source.startswith(HUB_PREFIX) for source in sources)
     forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
@@ -213,10 +220,10 @@ def _blamed(body: Body, error: Exception) -> Exception:
 def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
     body = request.body
     _forget_secrets(body)
-    asked = body if isinstance(body, ObjectiveRequest) else _training_of(body)
-    if asked is not None and asked.diagnostic:
+    asked = (body,) if isinstance(body, ObjectiveRequest) else _trainings_of(body)
+    if any(one.diagnostic for one in asked):
         launch_one_by_one()
-    if isinstance(body, TrainRequest | FinalRequest | CalibrateRequest | ObjectiveRequest):
+    if isinstance(body, TrainRequest | FinalRequest | EnsembleRequest | CalibrateRequest | ObjectiveRequest):
         hide_devices(body.visible_device)
     elif isinstance(body, RehearseRequest):
         hide_devices(body.trial.visible_device)

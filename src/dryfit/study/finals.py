@@ -12,10 +12,9 @@ from pathlib import Path
 
 from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError
 from dryfit.core.failure import Action, PastFailure
-from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, Job
+from dryfit.core.jobs import ChildResult, Job
 from dryfit.core.plan import DeviceKind
-from dryfit.core.trial import Outcome, TrialConfig, mean
-from dryfit.core.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Note, Progress, Report, Verdict, write_model
+from dryfit.core.wire import LOG_FILE, Checkpointed, Note, Progress, Report, Verdict
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest
 from dryfit.runtime.recovery import ANOTHER_ATTEMPT, attempt_terms, decide
@@ -23,16 +22,9 @@ from dryfit.runtime.spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
-from dryfit.store.state import PlanState, TrialState
-from dryfit.study.context import (
-    Placement,
-    StudyView,
-    choose_device,
-    side_by_side,
-    train_request,
-    training_limits,
-    trial_config,
-)
+from dryfit.store.state import PlanState
+from dryfit.study.context import Placement, StudyView, choose_device, side_by_side, training_limits
+from dryfit.study.final_runs import EnsembleRun, FinalRun, Result, Run, ensemble_request, final_request
 from dryfit.study.stops import StopRequests
 
 OnNote = Callable[[str], None]
@@ -41,102 +33,16 @@ _IDLE_S = 0.5
 _TELL_EVERY_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class FinalRun:
-    """One configuration to train once more.
-
-    Attributes:
-        trial: Whose configuration it is.
-        seed: Seed of head, dropout and batch order; the trial's own repeats the trial.
-        last_step: As in :class:`dryfit.core.jobs.FinalRequest`.
-        save: Whether the model is wanted, or its scores alone.
-        schedule_steps: As in :class:`dryfit.core.jobs.FinalRequest`.
-    """
-
-    trial: TrialState
-    seed: int
-    last_step: int | None = None
-    save: bool = True
-    schedule_steps: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The run's folder: another name for everything that would compute something else."""
-        parts = [f"trial-{self.trial.number:04d}", f"seed-{self.seed}"]
-        parts += ["with-validation"] if self.last_step is not None else []
-        return "-".join([*parts, *([] if self.save else ["scores"])])
-
-
-def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, save: bool = True) -> FinalRun:
-    """What to run for a trial.
-
-    Args:
-        trial: Whose configuration is wanted.
-        seed: None: the trial's own.
-        with_validation: Train on train and validation together.
-        save: As in :class:`FinalRun`.
-
-    Raises:
-        ConfigError: The trial was refused; or it has no best validation, whose step would be the last.
-    """
-    doing = f"training trial {trial.number} once more"
-    if trial.outcome is Outcome.REFUSED:
-        raise ConfigError(doing, f"it was refused ({trial.reason})", "a trial that fits the device")
-    last_step = schedule_steps = None
-    if with_validation and trial.folds:
-        # As long as its trainings were on average: each had nearly as many rows as this one has.
-        last_step = max(1, round(mean([fold.best_step for fold in trial.folds])))
-        schedule_steps = max(last_step, round(mean([fold.schedule_steps for fold in trial.folds])))
-    elif with_validation:
-        if trial.best is None:
-            allowed = "with --with-validation: a trial that has a best validation, whose step is the last one"
-            raise ConfigError(doing, "it has none", allowed, "train it without --with-validation, or another one")
-        last_step = trial.reports[trial.best].step
-    return FinalRun(trial, trial.seed if seed is None else seed, last_step, save, schedule_steps)
-
-
-def final_request(study: StudyView, run: FinalRun, placement: Placement) -> FinalRequest:
-    """What the process is asked that does a run."""
-    paths, trial = study.layout.final(run.name), run.trial
-    return FinalRequest(
-        training=train_request(study, _config(study, run), paths, placement),
-        last_step=run.last_step,
-        schedule_steps=run.schedule_steps,
-        model_dir=str(paths.model) if run.save else None,
-        study=study.config.study.name,
-        searched=trial.value,
-        folds=max(1, len(trial.folds)),
-    )
-
-
-def _config(study: StudyView, run: FinalRun) -> TrialConfig:
-    """What is learned: a model that is to be used is one, though the trial may have trained one for each fold."""
-    config = trial_config(study, run.trial.number, run.trial.params, run.seed)
-    return config.model_copy(update={"data": config.data.model_copy(update={"folds": 1})})
-
-
-def in_process_request(study: StudyView, run: FinalRun) -> Path:
-    """Write what :mod:`dryfit.train.inprocess` is asked, in a folder of its own that is emptied first."""
-    paths = FinalLayout(study.layout.final(run.name).folder.with_name(f"{run.name}-in-process"))
-    shutil.rmtree(paths.folder, ignore_errors=True)
-    paths.folder.mkdir(parents=True)
-    choice = run.trial.plan.execution if run.trial.plan is not None else None
-    device = choose_device(study.resolved, ())
-    body = train_request(study, _config(study, run), paths, Placement(1, device, choice))
-    request = paths.folder / REQUEST_FILE
-    write_model(request, body, durable=False)
-    return request
-
-
-def finished(paths: FinalLayout) -> FinalResult | None:
+def finished(paths: FinalLayout) -> Result | None:
     """What a run has come to, if it is done and its model still there."""
     for attempt in range(paths.attempts, 0, -1):
-        result = harvest(paths.attempt(attempt))
-        if result is not None and result.final is not None:
-            gone = result.final.model_dir is not None and not paths.model.is_dir()
+        ended = harvest(paths.attempt(attempt))
+        result = None if ended is None else ended.final or ended.ensemble
+        if result is not None:
+            gone = result.model_dir is not None and not paths.model.is_dir()
             # The study may have been moved since: the model lies where the study does now.
-            at = None if result.final.model_dir is None else str(paths.model)
-            return None if gone else result.final.model_copy(update={"model_dir": at})
+            at = None if result.model_dir is None else str(paths.model)
+            return None if gone else result.model_copy(update={"model_dir": at})
     return None
 
 
@@ -169,7 +75,7 @@ class _Live:
         not_before_s: When it may have its next process (``time.monotonic()``), after a failure that needs time to pass.
     """
 
-    run: FinalRun
+    run: Run
     paths: FinalLayout
     attempt: int
     plan: PlanState | None
@@ -207,12 +113,12 @@ class FinalWork:
     supervisor: Supervisor
     stops: StopRequests
     told: OnNote
-    results: dict[str, FinalResult | DryfitError] = field(default_factory=dict[str, FinalResult | DryfitError])
+    results: dict[str, Result | DryfitError] = field(default_factory=dict[str, Result | DryfitError])
     _running: dict[str, _Live] = field(default_factory=dict[str, _Live])
     _stopping: bool = False
     _killed: bool = False
 
-    def do(self, runs: Sequence[FinalRun], *, most: int) -> None:
+    def do(self, runs: Sequence[Run], *, most: int) -> None:
         """Do the runs; those that are not in :attr:`results` afterwards were stopped, and go on next time.
 
         Args:
@@ -226,7 +132,7 @@ class FinalWork:
             if done is not None:
                 self.results[run.name] = done
             else:
-                waiting.append(_Live(run, paths, paths.attempts + 1, run.trial.plan))
+                waiting.append(_Live(run, paths, paths.attempts + 1, run.plan))
         while self._running or (waiting and not self._stopping):
             self._heed_stops()
             due = [live for live in waiting if live.not_before_s <= time.monotonic()]
@@ -250,10 +156,14 @@ class FinalWork:
         self.stops.look()
         if self.stops.why is not None and not self._stopping:
             self._stopping = True
-            if self._running:
-                self.told(f"stopping ({self.stops.why}): {len(self._running)} run(s) write a checkpoint")
+            training = [key for key, live in self._running.items() if isinstance(live.run, FinalRun)]
+            if training:
+                self.told(f"stopping ({self.stops.why}): {len(training)} run(s) write a checkpoint")
             for key in self._running:
-                self.supervisor.ask_stop(key)
+                if key in training:
+                    self.supervisor.ask_stop(key)
+                else:  # it has nothing to go on with: it begins again
+                    self.supervisor.kill(key, "now")
         if self.stops.at_once and not self._killed:
             self._killed = True
             for key in self._running:
@@ -263,7 +173,11 @@ class FinalWork:
         live.device = choose_device(self.study.resolved, [one.device for one in self._running.values()])
         choice = live.plan.execution if live.plan is not None else None
         placement = Placement(live.attempt, live.device, choice, attempt_terms(live.past))
-        body = final_request(self.study, live.run, placement)
+        match live.run:
+            case FinalRun():
+                body = final_request(self.study, live.run, placement)
+            case EnsembleRun():
+                body = ensemble_request(self.study, live.run, placement)
         limits = training_limits(self.study.config.runtime, live.past)
         spec = ChildSpec(live.key, live.paths.attempt(live.attempt), body, limits)
         self._running[live.key] = live
@@ -288,12 +202,13 @@ class FinalWork:
     def _judge(self, exited: ChildExited, live: _Live) -> _Live | None:
         """Take a result, or say what is to be tried next."""
         result = exited.result
-        if result is not None and result.final is not None:
-            self.results[live.run.name] = result.final
+        found = None if result is None else result.final or result.ensemble
+        if found is not None:
+            self.results[live.run.name] = found
             for folder in (live.paths.checkpoints, live.paths.best):
                 shutil.rmtree(folder, ignore_errors=True)
             return None
-        failure = classify(exited.evidence, result, job=Job.FINAL)
+        failure = classify(exited.evidence, result, job=Job.FINAL if isinstance(live.run, FinalRun) else Job.ENSEMBLE)
         retries = self.study.config.runtime.retries
         rungs_left = live.plan.rungs_left if live.plan is not None else 0
         answer = decide(

@@ -10,8 +10,8 @@ a window.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -19,13 +19,15 @@ from transformers import PreTrainedTokenizerBase
 from dryfit.core.choices import Metric
 from dryfit.core.choices import Task as TaskName
 from dryfit.core.tasks import task_metrics
+from dryfit.tasks.averaging import Averaged, Said, mean_scores
 from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, Outputs
-from dryfit.tasks.classification import class_loss, metrics_of_classes, said_of_classes
+from dryfit.tasks.classification import ClassAnswers, class_loss
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.evidence import EvidenceTask
 from dryfit.tasks.heads import HeadSpec
 from dryfit.tasks.rows import Readable, Row, Splits, check_classes
 from dryfit.tasks.sampling import Roles, epoch_roles
+from dryfit.tasks.span_answers import SpanAnswers
 from dryfit.tasks.tokens import CLASSES, Tokens, TokenSet, class_labels
 from dryfit.tasks.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.windows import Windows
@@ -175,27 +177,75 @@ class ClassAndSpanTask(EncoderTask):
 
         They read no weight of the settings: with one that is searched, trials could not be compared by them.
         """
-        rows_W, sources = Windows(tokens).rows_W, tokens.sources
-        classes_W = tokens.extra[CLASSES]
-        labels_R = classes_W.new_empty((sources, *classes_W.shape[1:]))
-        labels_R[rows_W] = classes_W  # all windows of a row have the same
-        scores_RC = row_means(kept[:, : self.num_outputs], rows_W, sources)
-        classes = metrics_of_classes(scores_RC, labels_R, multi_label=self.given.data.multi_label)
+        classes = self._class_answers(self._scores(kept, tokens), tokens).metrics(fitted)
         spans = self.evidence.metrics(kept[:, self.num_outputs :], tokens, fitted)
-        both = {
-            str(Metric.LOSS): (classes[Metric.LOSS] + spans[Metric.LOSS]) / 2,
-            str(Metric.COMBINED): (classes[Metric.F1_MACRO] + spans[Metric.TOKEN_F1]) / 2,
-        }
-        return {**classes, **spans, **both}
+        loss = (classes[Metric.LOSS] + spans[Metric.LOSS]) / 2
+        return _together(classes, spans) | {str(Metric.LOSS): loss}
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """What is said of a class, and what is said of a span."""
-        scores_RC = row_means(kept[:, : self.num_outputs].float(), Windows(tokens).rows_W, len(rows))
-        classes = said_of_classes(scores_RC, multi_label=self.given.data.multi_label)
+        classes = self._class_answers(self._scores(kept.float(), tokens), tokens).predictions(rows, {})
         spans = self.evidence.predictions(kept[:, self.num_outputs :], tokens, rows)
         yield from ({**of_class, **of_span} for of_class, of_span in zip(classes, spans, strict=True))
+
+    def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
+        """What spans need of each token."""
+        assert isinstance(outputs, tuple)
+        return self.evidence.keep_tokens(outputs[1], batch)
+
+    def averaged(self, said: Sequence[Said]) -> Averaged:
+        """The mean of each row's probabilities of classes, and that of its answers' probabilities."""
+        scores = [self._scores(one.kept_RK, one.tokens) for one in said]
+        mean_RC = mean_scores(scores, multi_label=self.given.data.multi_label)
+        spans = self.evidence.averaged([replace(one, kept_RK=one.kept_RK[:, self.num_outputs :]) for one in said])
+        return ClassAndSpanAnswers(self._class_answers(mean_RC, said[0].tokens), spans)
+
+    def _scores(self, kept: torch.Tensor, tokens: TokenSet) -> torch.Tensor:
+        """Scores of the classes of each row."""
+        return row_means(kept[:, : self.num_outputs], Windows(tokens).rows_W, tokens.sources)
+
+    def _class_answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> ClassAnswers:
+        return ClassAnswers(scores_RC, row_labels(tokens), self.given.data.multi_label)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClassAndSpanAnswers:
+    """What several models say of rows; an :class:`~dryfit.tasks.averaging.Averaged`."""
+
+    classes: ClassAnswers
+    spans: SpanAnswers
+
+    def fit(self) -> Mapping[str, float]:
+        """What is fitted for spans."""
+        return self.spans.fit()
+
+    def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
+        """Those of one model but for ``loss``, one half of which is that of one model's windows."""
+        found = _together(self.classes.metrics(fitted), self.spans.metrics(fitted))
+        return {name: value for name, value in found.items() if name != Metric.LOSS}
+
+    def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
+        """As one model's."""
+        both = zip(self.classes.predictions(rows, fitted), self.spans.predictions(rows, fitted), strict=True)
+        return ({**of_class, **of_span} for of_class, of_span in both)
+
+
+def _together(classes: Mapping[str, float], spans: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of classes and of spans, and ``combined``, which has an equal part of each."""
+    return {**classes, **spans, str(Metric.COMBINED): (classes[Metric.F1_MACRO] + spans[Metric.TOKEN_F1]) / 2}
+
+
+def row_labels(tokens: TokenSet) -> torch.Tensor:
+    """The class, or the classes, of each row of the data; -1 where the rows have none, as those to predict."""
+    classes_W = tokens.extra.get(CLASSES)
+    if classes_W is None:
+        return torch.full((tokens.sources,), -1)
+    labels_R = classes_W.new_empty((tokens.sources, *classes_W.shape[1:]))
+    labels_R[Windows(tokens).rows_W] = classes_W  # all windows of a row have the same
+    return labels_R
 
 
 def row_means(scores_WC: torch.Tensor, rows_W: torch.Tensor, rows: int) -> torch.Tensor:

@@ -4,11 +4,13 @@ Dimension suffixes: ``B`` rows of a batch, ``R`` rows of a split, ``C`` classes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
 
 from dryfit.core.tasks import class_metrics
+from dryfit.tasks.averaging import Averaged, Said, mean_scores
 from dryfit.tasks.base import Batch, Given, Outputs
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.losses import ScoreLoss, make_loss
@@ -81,6 +83,48 @@ class CriteriaTask(EncoderTask):
         """The class, or with ``multi_label`` the classes of at least one half, and each one's probability in fp64."""
         del tokens, rows
         yield from said_of_classes(kept, multi_label=self.given.data.multi_label)
+
+    def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
+        """The mean is one of rows."""
+        del outputs, batch
+        return None
+
+    def averaged(self, said: Sequence[Said]) -> Averaged:
+        """The mean of each row's probabilities."""
+        several = self.given.data.multi_label
+        return ClassAnswers(
+            mean_scores([one.kept_RK for one in said], multi_label=several), said[0].tokens.labels_R, several
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClassAnswers:
+    """What several models say of the classes of rows; an :class:`~dryfit.tasks.averaging.Averaged`.
+
+    Attributes:
+        scores_RC: Scores whose probabilities are the mean.
+        labels: As :func:`metrics_of_classes` takes them.
+        multi_label: Each class is decided for itself.
+    """
+
+    scores_RC: torch.Tensor
+    labels: torch.Tensor
+    multi_label: bool
+
+    def fit(self) -> Mapping[str, float]:
+        """Nothing is chosen."""
+        return {}
+
+    def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
+        """All metrics that such classes have."""
+        del fitted
+        return metrics_of_classes(self.scores_RC, self.labels, multi_label=self.multi_label)
+
+    def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
+        """As one model's."""
+        del rows, fitted
+        return said_of_classes(self.scores_RC, multi_label=self.multi_label)
 
 
 def class_loss(given: Given) -> ScoreLoss:

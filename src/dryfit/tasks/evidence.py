@@ -5,9 +5,8 @@ Dimension suffixes: ``W`` windows of a split, ``R`` rows, ``K`` numbers kept of 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final, final
+from typing import ClassVar, final
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -15,19 +14,18 @@ from dryfit.core.choices import Metric
 from dryfit.core.errors import DataError
 from dryfit.core.tasks import SPAN_METRICS
 from dryfit.meta.construction import build
+from dryfit.tasks.averaging import Said
 from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, MakeBase, Outputs, TaskModel, pad_rows
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.rows import TRAIN, Readable, Row, Splits
 from dryfit.tasks.sampling import epoch_windows
-from dryfit.tasks.span_decoding import Decoded, decode, fit_threshold, pack, rows_without, window_losses
+from dryfit.tasks.span_answers import SpanAnswers
+from dryfit.tasks.span_average import SpanSaid, mean_decoded
+from dryfit.tasks.span_decoding import decode, pack, token_scores, window_losses
 from dryfit.tasks.span_losses import SpanLoss
-from dryfit.tasks.span_metrics import row_scores, span_metrics
 from dryfit.tasks.tokens import Tokens, TokenSet, check_room, tokens_of
 from dryfit.tasks.windows import Cut, Spans, Windows, cut_into_windows
-
-NULL_THRESHOLD: Final = "null_threshold"
-"""What ``null_policy = "calibrated"`` fits."""
 
 _BLANK = "blank"
 """In ``TokenSet.extra``: how many spans of white space alone each row of the data has."""
@@ -124,32 +122,37 @@ class EvidenceTask(EncoderTask):
     def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
         """The threshold of null with the best F1 of words, where it is asked for."""
         if self._span.null_policy != "calibrated":
-            return super().fit(kept, tokens)
-        windows = Windows(tokens)
-        decoded = decode(kept, windows, self._span)
-        spans_R2 = decoded.spans_RK2[:, 0]
-        with_span, without = (
-            row_scores(answers_R2, windows.golds, windows.words).f1_R
-            for answers_R2 in (spans_R2, np.zeros_like(spans_R2))
-        )
-        return {NULL_THRESHOLD: fit_threshold(decoded.differences_R, with_span, without)}
+            return super().fit(kept, tokens)  # nothing, and that without decoding
+        return self._answers(kept, tokens).fit()
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
         """All metrics of a split's answers, and the plain cross entropy of its windows."""
-        windows = Windows(tokens)
-        decoded = decode(kept, windows, self._span)
-        answers_R2 = decoded.answers(rows_without(decoded, self._span, fitted.get(NULL_THRESHOLD, 0.0)))
         loss = float(window_losses(kept).double().mean())
-        return span_metrics(answers_R2, windows.golds, windows.words) | {str(Metric.LOSS): loss}
+        return self._answers(kept, tokens).metrics(fitted) | {str(Metric.LOSS): loss}
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """The span with its text and score, or none; beside it null's score and all candidates."""
-        decoded = decode(kept, Windows(tokens), self._span)
-        without_R = rows_without(decoded, self._span, self.given.fitted.get(NULL_THRESHOLD, 0.0))
-        for row, one in enumerate(rows):
-            yield said_of_spans(decoded, row, one.text, without=bool(without_R[row]))
+        return self._answers(kept, tokens).predictions(rows, self.given.fitted)
+
+    def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
+        """The scores of each token: other models' candidates are looked up in them."""
+        del batch
+        assert isinstance(outputs, torch.Tensor)
+        return token_scores(outputs)
+
+    def averaged(self, said: Sequence[Said]) -> SpanAnswers:
+        """The mean of the probabilities that each answer has; see :mod:`dryfit.tasks.span_average`."""
+        found: list[SpanSaid] = []
+        for one in said:
+            assert one.by_token_TK is not None
+            found.append(SpanSaid(one.kept_RK, one.by_token_TK, Windows(one.tokens)))
+        return SpanAnswers(mean_decoded(found, self._span), found[0].windows, self._span)
+
+    def _answers(self, kept: torch.Tensor, tokens: TokenSet) -> SpanAnswers:
+        windows = Windows(tokens)
+        return SpanAnswers(decode(kept, windows, self._span), windows, self._span)
 
     @property
     def _cut(self) -> Cut:
@@ -225,30 +228,3 @@ def collate_windows(tokens: TokenSet, rows: Sequence[int], *, pad_id: int) -> Ba
         text_mask[index, : end - start] = windows.offsets_T2[start:end, 1] > 0
     picked = list(rows)
     return batch | {"text_mask": text_mask, "nulls": windows.nulls_W[picked], "labels": tokens.labels_R[picked]}
-
-
-def said_of_spans(decoded: Decoded, row: int, text: str, *, without: bool) -> dict[str, object]:
-    """What a prediction says of a row's span.
-
-    Args:
-        decoded: The candidates of all rows.
-        row: Which row.
-        text: Its text.
-        without: It shall have no span.
-    """
-    candidates = [
-        {"span": [start, end], "score": score}
-        for (start, end), score in zip(decoded.spans_RK2[row].tolist(), decoded.scores_RK[row].tolist(), strict=True)
-        if end > 0
-    ]
-    best: Mapping[str, object] = {"span": None, "text": None, "score": None}
-    if candidates:
-        start, end = decoded.spans_RK2[row, 0].tolist()
-        best = {**candidates[0], "text": text[start:end]}
-    return {
-        "span": None if without else best["span"],
-        "text": None if without else best["text"],
-        "score": best["score"],
-        "null_score": float(decoded.nulls_R[row]),
-        "candidates": candidates,
-    }

@@ -10,6 +10,7 @@ from dryfit.meta.adapters import ADAPTER_FILE
 from dryfit.meta.health import Candidate, adapter_health, health, pretrained_candidate
 from dryfit.meta.matching import Wishes
 from dryfit.meta.source import FolderSource, local_folder
+from dryfit.tasks.ensembles import is_ensemble, read_ensemble
 from dryfit.tasks.load import WEIGHTS_FILE, kind_of, trained_model
 from dryfit.tasks.model_input import DRYFIT_FILE
 
@@ -35,6 +36,8 @@ def folder_health(source: str, task: str | None = None, *, trust: bool = False) 
         raise LoadError(
             f"looking at {source}", "there is no such folder", allowed="a model's folder; nothing is downloaded"
         )
+    if kind is None and is_ensemble(folder):
+        return _ensemble(folder, trust=trust)
     if kind is None and (folder / DRYFIT_FILE).is_file() and not (folder / ADAPTER_FILE).is_file():
         return health(folder / WEIGHTS_FILE, Subject.TRAINED, lambda: _trained(folder, trust=trust))
     if (folder / ADAPTER_FILE).is_file() and not (folder / _CONFIG_FILE).is_file():
@@ -44,6 +47,23 @@ def folder_health(source: str, task: str | None = None, *, trust: bool = False) 
             )
         return adapter_health(folder)
     return health(folder, Subject.MODEL, lambda: pretrained_candidate(found, kind))
+
+
+def _ensemble(folder: Path, *, trust: bool) -> Health:
+    """Every member's health; members that do not belong together, or one that is not there, are a finding."""
+    try:
+        folders = read_ensemble(folder, trust=trust).folders
+    except LoadError as error:
+        return Health(folder=str(folder), subject=Subject.ENSEMBLE, healthy=False, errors=(str(error),))
+    members = tuple(folder_health(str(one), trust=trust) for one in folders)
+    errors = tuple(error for one in members for error in one.errors)
+    return Health(
+        folder=str(folder),
+        subject=Subject.ENSEMBLE,
+        healthy=all(one.healthy for one in members),
+        errors=errors,
+        members=members,
+    )
 
 
 def _trained(folder: Path, *, trust: bool) -> Candidate:

@@ -35,6 +35,7 @@ from dryfit.meta.reading import ReadMode
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.decoder import load_int8
+from dryfit.tasks.ensembles import Ensemble, is_ensemble, read_ensemble
 from dryfit.tasks.model_input import DRYFIT_FILE, FORMAT, read_model_input
 from dryfit.tasks.registry import make_task
 
@@ -60,10 +61,11 @@ def load(
 ) -> nn.Module:
     """Load a model in eval mode, every parameter, buffer and plain tensor accounted for.
 
-    Where each of them came from is said in the model's ``load_report``, a :class:`dryfit.meta.LoadReport`.
+    Where each of them came from is said in the model's ``load_report``, a :class:`dryfit.meta.LoadReport`. Of an
+    ensemble's folder it is an :class:`~dryfit.tasks.ensembles.Ensemble`, each of whose ``members`` is such a model.
 
     Args:
-        source: A folder saved by a trial, any other model folder, a hub id or ``minilm``.
+        source: A folder saved by a trial or by ``dryfit train``, any other model folder, a hub id or ``minilm``.
         task: What stands on the model: ``encoder``, ``causal-lm``, ``masked-lm``, ``seq2seq-lm``,
             ``sequence-classification``, ``token-classification``, ``question-answering`` or ``multiple-choice``. None:
             a trial's folder gives its encoder with its head, any other the bare encoder.
@@ -83,6 +85,12 @@ def load(
     folder = Path(source).expanduser()
     mode = ReadMode.MAPPED if mapped else ReadMode.PRIVATE
     model: nn.Module
+    if is_ensemble(folder):
+        _refuse_for_ensemble(folder, {"task": task, "attach": attach})
+        members = read_ensemble(folder, trust=trust).folders
+        return Ensemble(
+            [load(one, device=device, dtype=dtype, trust=trust, missing=missing, mapped=mapped) for one in members]
+        ).eval()
     if task is None and (folder / DRYFIT_FILE).is_file():
         trained = trained_model(folder, trust=trust, dtype=dtype, device=device).eval()
         restore(trained, folder, Wishes(torch.device(device), dtype, missing, mode=mode))
@@ -92,6 +100,13 @@ def load(
         kind = Kind.ENCODER if task is None else kind_of(task)
         model, _ = load_pretrained(found, kind, device=device, dtype=dtype, missing=missing, mode=mode)
     return model if attach is None else attach_adapter(model, Path(attach), device=device)
+
+
+def _refuse_for_ensemble(folder: Path, asked: Mapping[str, object]) -> None:
+    for name, value in asked.items():
+        if value is not None:
+            allowed = f"no {name}: an ensemble is loaded as it was saved"
+            raise ConfigError(f"loading the ensemble in {folder}", f"{name} is {value!r}", allowed, "load a member")
 
 
 def kind_of(task: str) -> Kind:

@@ -16,8 +16,12 @@ from dryfit.tasks.own import saved_name
 from dryfit.tasks.tokens import TokenFacts
 
 DRYFIT_FILE = "dryfit.json"
+MEMBERS = "members"
+"""Folder with the models of an ensemble."""
 FORMAT = 2
 """Of :data:`DRYFIT_FILE`. Format 1 knew the task ``criteria`` alone, and said of it only what its head needs."""
+ENSEMBLE_FORMAT = 3
+"""The same of a folder with several models in it: an earlier dryfit says that it knows no such format."""
 
 
 class ModelInput(Settings):
@@ -122,10 +126,9 @@ def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) ->
     """
     doing = doing or f"reading {folder / DRYFIT_FILE}"
     allowed = "a folder that `dryfit train` wrote, or a trial's best weights"
-    try:
-        meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(doing, str(error).strip().splitlines()[0], allowed, "the folder is damaged") from error
+    meta = read_dryfit_file(folder, doing, allowed)
+    if meta.get("format") == ENSEMBLE_FORMAT:
+        raise LoadError(doing, "it holds an ensemble", "one model", f"one of its members: {folder}/{MEMBERS}/1")
     if meta.get("format") not in (1, FORMAT):
         raise LoadError(doing, f"format {meta.get('format')!r}", allowed=f"1 or {FORMAT}", hint="upgrade dryfit")
     if "input" not in meta and not to_load:
@@ -136,6 +139,21 @@ def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) ->
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise LoadError(doing, f"input.{'.'.join(map(str, first['loc']))}: {first['msg']}", allowed) from error
+
+
+def read_dryfit_file(folder: Path, doing: str, allowed: str) -> dict[str, Any]:
+    """What a saved folder says of itself.
+
+    Raises:
+        LoadError: It says nothing, or nothing that can be read.
+    """
+    try:
+        meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(doing, str(error).strip().splitlines()[0], allowed, "the folder is damaged") from error
+    if not isinstance(meta, dict):
+        raise LoadError(doing, f"{DRYFIT_FILE} holds no object", allowed, "the folder is damaged")
+    return meta
 
 
 def _of_format_2(meta: Mapping[str, Any]) -> Any:

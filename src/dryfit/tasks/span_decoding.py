@@ -57,7 +57,7 @@ def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.T
     """
     text_BL = batch["text_mask"] != 0
     raw_BL2 = outputs.float()
-    scores_BL2 = raw_BL2.nan_to_num(nan=-_LARGEST).clamp(-_LARGEST, _LARGEST)
+    scores_BL2 = token_scores(outputs)
     barred_BL = ~answerable(batch)
     logs_B2 = scores_BL2.masked_fill(barred_BL.unsqueeze(-1), -math.inf).logsumexp(dim=1)
     nulls_B2 = _at(scores_BL2, batch["nulls"].unsqueeze(1).expand(-1, 2))
@@ -78,6 +78,11 @@ def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.T
     kept_BK4 = torch.nn.functional.pad(kept_BK4, (0, 0, 0, settings.topk - kept), value=-math.inf)
     losses_B = (logs_B2 - _at(raw_BL2, batch["labels"])).mean(dim=1)
     return torch.cat([nulls_B2, logs_B2, losses_B.unsqueeze(1), kept_BK4.flatten(1)], dim=1)
+
+
+def token_scores(outputs: torch.Tensor) -> torch.Tensor:
+    """Scores of each token as a start and as an end, in fp32, all of them finite."""
+    return outputs.float().nan_to_num(nan=-_LARGEST).clamp(-_LARGEST, _LARGEST)
 
 
 def window_losses(packed_WK: torch.Tensor) -> torch.Tensor:
@@ -130,12 +135,38 @@ def decode(packed_WK: torch.Tensor, windows: Windows, settings: SpanSettings) ->
         windows: The windows.
         settings: The ``[span]`` table.
     """
+    return ranked(*opinion(packed_WK, windows, normalised=settings.reranker == "product"), settings)
+
+
+def opinion(packed_WK: torch.Tensor, windows: Windows, *, normalised: bool) -> tuple["Candidates", Floats]:
+    """What windows say of their rows: the candidates of all of them, and the score of no span at all, (R,).
+
+    Args:
+        packed_WK: What :func:`pack` kept of each window, in order, on the CPU.
+        windows: The windows.
+        normalised: Scores are logs of probabilities, of the softmax over the window's text and its null position.
+    """
     facts_WK = packed_WK.double().numpy()
-    rows_W, rows = windows.rows_W.numpy(), len(windows.golds)
-    norms_W = facts_WK[:, 2] + facts_WK[:, 3] if settings.reranker == "product" else np.zeros(len(facts_WK))
-    nulls_R = np.full(rows, np.inf)
-    np.minimum.at(nulls_R, rows_W, facts_WK[:, 0] + facts_WK[:, 1] - norms_W)
-    spans_RK2, logs_RK = _suppressed(_candidates(facts_WK, norms_W, windows), rows, settings)
+    norms_W = facts_WK[:, 2] + facts_WK[:, 3] if normalised else np.zeros(len(facts_WK))
+    nulls_R = np.full(len(windows.golds), np.inf)
+    np.minimum.at(nulls_R, windows.rows_W.numpy(), facts_WK[:, 0] + facts_WK[:, 1] - norms_W)
+    return _candidates(facts_WK, norms_W, windows), nulls_R
+
+
+def log_normalisers(packed_WK: torch.Tensor) -> torch.Tensor:
+    """What makes logs of probabilities of the scores of a window's starts and ends, taken from them; (W, 2), fp64."""
+    return packed_WK[:, 2:4].double()
+
+
+def ranked(found: "Candidates", nulls_R: Floats, settings: SpanSettings) -> Decoded:
+    """Choose the best of each row's candidates.
+
+    Args:
+        found: The candidates, each row's best first.
+        nulls_R: The score of no span at all.
+        settings: The ``[span]`` table.
+    """
+    spans_RK2, logs_RK = _suppressed(found, len(nulls_R), settings)
     best_R = logs_RK[:, 0]
     with np.errstate(over="ignore"):
         scores_RK, null_scores_R = _scores(logs_RK, nulls_R, settings)
@@ -151,18 +182,24 @@ def decode(packed_WK: torch.Tensor, windows: Windows, settings: SpanSettings) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidates:
+class Candidates:
     """Spans of all rows, each row's best first."""
 
     rows_N: Ints
     spans_N2: Ints
     logs_N: Floats
 
-    def only(self, kept: NDArray[Any]) -> "_Candidates":
-        return _Candidates(self.rows_N[kept], self.spans_N2[kept], self.logs_N[kept])
+    @classmethod
+    def of(cls, rows_N: Ints, spans_N2: Ints, logs_N: Floats) -> "Candidates":
+        """Put spans in order; of equals of a row the first to begin comes first, then the first to end."""
+        return cls(rows_N, spans_N2, logs_N).only(np.lexsort((spans_N2[:, 1], spans_N2[:, 0], -logs_N, rows_N)))
+
+    def only(self, kept: NDArray[Any]) -> "Candidates":
+        """Some of them: a mask, or their places."""
+        return Candidates(self.rows_N[kept], self.spans_N2[kept], self.logs_N[kept])
 
 
-def _candidates(facts_WK: Floats, norms_W: Floats, windows: Windows) -> _Candidates:
+def _candidates(facts_WK: Floats, norms_W: Floats, windows: Windows) -> Candidates:
     kept_WK4 = facts_WK[:, _FACTS:].reshape(len(facts_WK), -1, _FIELDS)
     given_WK = kept_WK4[..., 2] > -np.inf
     windows_N, _ = np.nonzero(given_WK)
@@ -176,11 +213,11 @@ def _candidates(facts_WK: Floats, norms_W: Floats, windows: Windows) -> _Candida
         ],
         axis=1,
     ).astype(np.int64)
-    found = _Candidates(windows.rows_W.numpy()[windows_N], spans_N2, kept_N4[:, 2] + kept_N4[:, 3] - norms_W[windows_N])
-    return found.only(np.lexsort((spans_N2[:, 1], spans_N2[:, 0], -found.logs_N, found.rows_N)))
+    logs_N = kept_N4[:, 2] + kept_N4[:, 3] - norms_W[windows_N]
+    return Candidates.of(windows.rows_W.numpy()[windows_N], spans_N2, logs_N)
 
 
-def _suppressed(found: _Candidates, rows: int, settings: SpanSettings) -> tuple[Ints, Floats]:
+def _suppressed(found: Candidates, rows: int, settings: SpanSettings) -> tuple[Ints, Floats]:
     """Spans and logs of the best ``topk`` of each row of which no two overlap by ``nms_iou`` or more.
 
     Greedy non-maximum suppression, all rows at once: the best of each is taken, and what overlaps it is dropped.

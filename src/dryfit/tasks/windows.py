@@ -247,28 +247,37 @@ def _row_windows(row: Readable, spans: Spans, encoded: Sequence[_Encoded]) -> _R
     reached_N2 = Trimmer.of(~covered(len(space_N), np.concatenate(offsets))).trimmed(golds_N2)
     windows: list[_Window] = []
     for window, offsets_L2 in zip(encoded, offsets, strict=True):
-        found = (_gold_tokens(offsets_L2, start, end) for start, end in reached_N2.tolist())
-        gold = next((tokens for tokens in found if tokens is not None), None)
-        windows.append(_Window(window.ids_L, window.types_L, offsets_L2, gold))
+        found = [(first, last) for first, last in covering_tokens(offsets_L2, reached_N2).tolist() if first >= 0]
+        windows.append(_Window(window.ids_L, window.types_L, offsets_L2, found[0] if found else None))
     return _RowWindows(windows, golds_N2, word_spans(row.text))
 
 
-def _gold_tokens(offsets_L2: Positions, start: int, end: int) -> tuple[int, int] | None:
-    """First and last token of the shortest run of tokens that covers a span; None where none does.
+def covering_tokens(offsets_L2: Positions, spans_N2: NDArray[Any]) -> NDArray[np.int64]:
+    """First and last token of the shortest run of a window's tokens that covers each span, (N, 2); -1 where none does.
 
     Several tokens may stand for one character (its bytes, or a mark that a word begins): all of them are taken.
+
+    Args:
+        offsets_L2: Characters of each token; (0, 0) of what is not the text's.
+        spans_N2: Characters of each span; (0, 0) is none.
     """
+    found_N2 = np.full((len(spans_N2), 2), -1, dtype=np.int64)
     (text,) = np.nonzero(offsets_L2[:, 0] < offsets_L2[:, 1])
-    if start == end or len(text) == 0:
-        return None
+    if len(text) == 0 or len(spans_N2) == 0:
+        return found_N2
     starts, ends = offsets_L2[text].T
-    if starts.min() > start or ends.max() < end:
-        return None
-    first = int(np.flatnonzero(starts == starts[starts <= start].max())[0])
-    last = int(np.flatnonzero(ends == ends[ends >= end].min())[-1])
-    if first > last:  # tokens that overlap in part, each of which covers it
-        first = last = min(range(last, first + 1), key=lambda token: int(ends[token] - starts[token]))
-    return int(text[first]), int(text[last])
+    lefts, first_of = np.unique(starts, return_index=True)
+    rights, last_of = np.unique(ends[::-1], return_index=True)
+    before_N = np.searchsorted(lefts, spans_N2[:, 0], side="right") - 1
+    after_N = np.searchsorted(rights, spans_N2[:, 1], side="left")
+    fits_N = (spans_N2[:, 0] < spans_N2[:, 1]) & (before_N >= 0) & (after_N < len(rights))
+    first_N = first_of[before_N[fits_N]]
+    last_N = len(ends) - 1 - last_of[after_N[fits_N]]
+    for place in np.flatnonzero(first_N > last_N):  # tokens that overlap in part, each of which covers it
+        both = range(last_N[place], first_N[place] + 1)
+        first_N[place] = last_N[place] = min(both, key=lambda token: int(ends[token] - starts[token]))
+    found_N2[fits_N] = np.stack([text[first_N], text[last_N]], axis=1)
+    return found_N2
 
 
 def _check_stride(rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase, cut: Cut) -> None:

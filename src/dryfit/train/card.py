@@ -194,15 +194,15 @@ def _layers(model: EncoderWithHead) -> list[str]:
 def model_card(trained: Trained) -> str:
     """The text of the folder's README, with the metadata that the hub reads. Nothing is looked up anywhere."""
     config, result = trained.config, trained.result
-    base = _base_model(config.settings.model.name)
+    base = base_model(config.settings.model.name)
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag=_pipeline(config.task),
+        pipeline_tag=pipeline(config.task),
         base_model=base if base and "/" in base else None,
         tags=["dryfit", task_word(config.task)],
         metrics=sorted(result.test or result.validation or {}),
         model_name=f"{trained.request.study}-trial-{config.number}",
-        eval_results=_evaluations(trained),
+        eval_results=evaluations(config, {"validation": result.validation, "test": result.test}),
     )
     sections = [
         f"---\n{data.to_yaml()}\n---",
@@ -228,30 +228,30 @@ def _without_dryfit(trained: Trained) -> Iterator[str]:
         yield f"Without dryfit (this is `{EXAMPLE_FILE}`, to be run in this folder):\n\n```python\n{program}```"
 
 
-def _pipeline(task: TaskName) -> str | None:
+def pipeline(task: TaskName) -> str | None:
     """The hub's word for what the model does; None: it has none."""
     return _PIPELINES.get(task, "text-classification") if isinstance(task, Task) else None
 
 
-def _base_model(name: str) -> str | None:
+def base_model(name: str) -> str | None:
     """The encoder's public name; of a folder its last part only, as the path is nobody's business."""
     if name == PACKAGED_MODEL:
         return _MINILM_ID
     return name if _HUB_ID.fullmatch(name) else name.rstrip("/").rpartition("/")[2] or None
 
 
-def _evaluations(trained: Trained) -> list[EvalResult]:
-    splits = (("validation", trained.result.validation), ("test", trained.result.test))
+def evaluations(config: TrialConfig, splits: Mapping[str, Mapping[str, float] | None]) -> list[EvalResult]:
+    """Metrics of some splits as the hub reads them."""
     return [
         EvalResult(
-            task_type=_pipeline(trained.config.task) or "other",
+            task_type=pipeline(config.task) or "other",
             dataset_type="private",
-            dataset_name=f"data {trained.config.data_fingerprint}",
+            dataset_name=f"data {config.data_fingerprint}",
             dataset_split=split,
             metric_type=name,
             metric_value=value,
         )
-        for split, metrics in splits
+        for split, metrics in splits.items()
         for name, value in sorted((metrics or {}).items())
     ]
 
@@ -317,7 +317,7 @@ def _configuration(settings: Settings) -> str:
     """Every table as TOML, ready for a study file; the model's own folder by its last part."""
     tables: dict[str, dict[str, object]] = json.loads(settings.model_dump_json(exclude_none=True))
     name = str(tables["model"]["name"])
-    tables["model"]["name"] = name if _HUB_ID.fullmatch(name) else _base_model(name)
+    tables["model"]["name"] = name if _HUB_ID.fullmatch(name) else base_model(name)
     lines = ["```toml"]
     for table, keys in tables.items():
         lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items()), ""]
@@ -326,13 +326,18 @@ def _configuration(settings: Settings) -> str:
 
 def _origin(trained: Trained) -> str:
     config = trained.config
-    versions = ", ".join(f"{name} {version(name)}" for name in _VERSIONED)
     rows = ", ".join(f"{name} {count}" for name, count in trained.result.rows.items() if name != "trained")
     return "\n".join(
         [
             f"- study `{trained.request.study}`, trial {config.number}, configuration `{config.fingerprint}`",
             f"- data: fingerprint `{config.data_fingerprint}`, rows: {rows}",
             f"- seed {config.seed}, device {trained.request.training.plan.device}",
-            f"- dryfit {VERSION}, Python {platform.python_version()}, {versions}",
+            f"- {versions()}",
         ]
     )
+
+
+def versions() -> str:
+    """What computed a model's scores."""
+    of_libraries = ", ".join(f"{name} {version(name)}" for name in _VERSIONED)
+    return f"dryfit {VERSION}, Python {platform.python_version()}, {of_libraries}"

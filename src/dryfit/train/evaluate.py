@@ -10,7 +10,7 @@ from torch import nn
 from dryfit.core.choices import Direction
 from dryfit.core.errors import ConfigError
 from dryfit.core.trial import MetricPoint, best_point
-from dryfit.tasks.base import Batch, Task, TaskModel
+from dryfit.tasks.base import Batch, Outputs, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.batches import evaluation_batches
@@ -129,24 +129,54 @@ def kept_in_order(
         DataError: As :func:`evaluate`.
         ConfigError: As :func:`evaluate`.
     """
-    device = next(model.parameters()).device
     kept: list[torch.Tensor] = []
     order: list[int] = []
+
+    def take(rows: Sequence[int], outputs: Outputs, batch: Batch) -> None:
+        kept.append(_kept(task.keep(outputs, batch), len(rows), kept, task).cpu())
+        order.extend(rows)
+        beat()
+
+    each_batch(model, evaluation_batches(tokens.lengths_R, batch_rows), task, collate, take, guard=guard)
+    in_order = torch.cat(kept)
+    in_order[torch.tensor(order)] = in_order.clone()
+    return in_order
+
+
+def each_batch(
+    model: nn.Module,
+    batches: Sequence[Sequence[int]],
+    task: Task,
+    collate: Callable[[Sequence[int]], Batch],
+    take: Callable[[Sequence[int], Outputs, Batch], None],
+    *,
+    guard: BatchGuard | None = None,
+) -> None:
+    """Pass batches through a model that is in eval mode.
+
+    Args:
+        model: On its device.
+        batches: The rows of each.
+        task: Says what the model is called with.
+        collate: Makes the batch of some rows.
+        take: Is given the rows of each batch, what the model says of them, and the batch on the model's device.
+        guard: Looks at each batch and at its outputs.
+
+    Raises:
+        DataError: As :func:`evaluate`.
+        ConfigError: As :func:`evaluate`.
+    """
+    device = next(model.parameters()).device
     with torch.inference_mode():
-        for rows in evaluation_batches(tokens.lengths_R, batch_rows):
+        for rows in batches:
             batch = collate(rows)
             if guard is not None:
                 guard.check_batch(batch, lambda rows=rows: rows)
             batch = {name: values.to(device) for name, values in batch.items()}
-            found = model(**{name: batch[name] for name in task.inputs if name in batch})
+            outputs = model(**{name: batch[name] for name in task.inputs if name in batch})
             if guard is not None:
-                guard.check_outputs(found, len(rows), lambda rows=rows: rows)
-            kept.append(_kept(task.keep(found, batch), len(rows), kept, task).cpu())
-            order += rows
-            beat()
-    in_order = torch.cat(kept)
-    in_order[torch.tensor(order)] = in_order.clone()
-    return in_order
+                guard.check_outputs(outputs, len(rows), lambda rows=rows: rows)
+            take(rows, outputs, batch)
 
 
 def _kept(found: torch.Tensor, rows: int, before: Sequence[torch.Tensor], task: Task) -> torch.Tensor:

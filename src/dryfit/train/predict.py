@@ -1,12 +1,13 @@
 """Child job PREDICT: what a trained model says of rows.
 
 Rows are read, tokenised and predicted some thousands at a time, so memory does not grow with the file. Within such a
-chunk, rows of similar length are batched together; they are written in the order they were read.
+chunk, rows of similar length are batched together; they are written in the order they were read. A chunk of an ensemble
+is as many times smaller as it has members, so that what they say takes no more memory than what one says.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -24,6 +25,7 @@ from dryfit.core.wire import Note, Phase, Progress, sync_folder
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import Task, TaskModel
+from dryfit.tasks.ensembles import is_ensemble
 from dryfit.tasks.guard import check_tokens, model_bounds
 from dryfit.tasks.load import load
 from dryfit.tasks.model_input import ModelInput, read_model_input
@@ -31,6 +33,7 @@ from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows import UnlabelledRow, unlabelled_row
 from dryfit.tasks.sources import BadRow, RawRow, stream_rows
 from dryfit.train.device import find_device
+from dryfit.train.ensembles import EnsemblePredictor
 from dryfit.train.evaluate import kept_in_order
 
 CHUNK_ROWS = 4096
@@ -56,10 +59,19 @@ class Predictor:
     source: FolderSource | None = None
 
     @property
+    def models(self) -> int:
+        """How many models speak of each row."""
+        return 1
+
+    @property
     def task(self) -> Task:
         """What the model learned."""
         given = replace(self.model_input.given, saved=self.source)
         return make_task(self.model_input.task, given)
+
+    def unfit(self, rows: Sequence[UnlabelledRow]) -> Mapping[int, DataError]:
+        """Rows that the model cannot read, by their index, each with what is wrong."""
+        return self.task.unfit(rows, self.tokenizer)
 
     def predict(
         self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None
@@ -95,18 +107,9 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
     """
     torch.set_num_threads(body.threads)
     channel.send(Phase(name="load"))
-    folder = Path(body.model_dir)
-    model_input = read_model_input(folder).found(folder, trust=body.trust)
     device, _ = find_device(body.device)
     rows = stream_rows(body.source)  # absent sources are told before the model is loaded
-    source = FolderSource(str(folder), trust_remote_code=body.trust)
-    predictor = Predictor(
-        model=cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust)),
-        tokenizer=load_tokenizer(source),
-        model_input=model_input,
-        batch_rows=body.batch_rows,
-        source=source,
-    )
+    predictor = _predictor(body, device)
     channel.send(Phase(name="evaluate"))
     with Path(body.temporary).open("w", encoding="utf-8") as file:
         counts = predict_rows(predictor, rows, file, channel)
@@ -117,6 +120,26 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
     return ChildResult(predict=PredictResult(rows=counts.rows, bad=counts.bad, device=device), error=None)
 
 
+def _predictor(body: PredictRequest, device: DeviceKind) -> Predictor | EnsemblePredictor:
+    """What a folder predicts with.
+
+    Raises:
+        LoadError: The folder is not one that dryfit saved.
+    """
+    folder = Path(body.model_dir)
+    if is_ensemble(folder):
+        return EnsemblePredictor.of(folder, device, batch_rows=body.batch_rows, trust=body.trust)
+    model_input = read_model_input(folder).found(folder, trust=body.trust)
+    source = FolderSource(str(folder), trust_remote_code=body.trust)
+    return Predictor(
+        model=cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust)),
+        tokenizer=load_tokenizer(source),
+        model_input=model_input,
+        batch_rows=body.batch_rows,
+        source=source,
+    )
+
+
 @dataclass(slots=True)
 class Counts:
     """How many rows were seen, and how many of them could not be predicted."""
@@ -125,10 +148,12 @@ class Counts:
     bad: int = 0
 
 
-def predict_rows(predictor: Predictor, rows: Iterator[RawRow | BadRow], file: TextIO, channel: ChildChannel) -> Counts:
+def predict_rows(
+    predictor: Predictor | EnsemblePredictor, rows: Iterator[RawRow | BadRow], file: TextIO, channel: ChildChannel
+) -> Counts:
     """Write one line for each row, in order: a prediction, or what is wrong with the row."""
     counts = Counts()
-    while chunk := list(islice(rows, CHUNK_ROWS)):
+    while chunk := list(islice(rows, max(1, CHUNK_ROWS // predictor.models))):
         checked = _checked(chunk, predictor)
         good = [row for row in checked if isinstance(row, UnlabelledRow)]
         said = predictor.predict(good, channel.beat) if good else iter(())
@@ -151,7 +176,7 @@ def predict_rows(predictor: Predictor, rows: Iterator[RawRow | BadRow], file: Te
     return counts
 
 
-def _checked(chunk: list[RawRow | BadRow], predictor: Predictor) -> list[UnlabelledRow | DataError]:
+def _checked(chunk: list[RawRow | BadRow], predictor: Predictor | EnsemblePredictor) -> list[UnlabelledRow | DataError]:
     """Each row as the model reads it, or what is wrong with it."""
     read = predictor.model_input
     found: list[UnlabelledRow | DataError] = []
@@ -162,7 +187,7 @@ def _checked(chunk: list[RawRow | BadRow], predictor: Predictor) -> list[Unlabel
             found.append(error)
     places = [index for index, row in enumerate(found) if isinstance(row, UnlabelledRow)]
     rows = [row for row in found if isinstance(row, UnlabelledRow)]
-    for index, error in (predictor.task.unfit(rows, predictor.tokenizer) if rows else {}).items():
+    for index, error in (predictor.unfit(rows) if rows else {}).items():
         found[places[index]] = error
     return found
 

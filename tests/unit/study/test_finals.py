@@ -17,7 +17,8 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState
 from dryfit.study.context import Placement, StudyView
-from dryfit.study.finals import FinalWork, final_request, final_run
+from dryfit.study.final_runs import final_request, final_run
+from dryfit.study.finals import FinalWork
 from dryfit.study.stops import StopRequests
 
 DEVICE = DeviceSpec(name="CPU", kind=DeviceKind.CPU, capacity_bytes=512 * plan_jobs.MIB)

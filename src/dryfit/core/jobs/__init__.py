@@ -1,6 +1,7 @@
 """The jobs of child processes: what each is asked, and what it answers."""
 
 from dryfit.core.jobs.child import Body, ChildRequest, ChildResult
+from dryfit.core.jobs.ensembles import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.looking import (
     BatchWalk,
     CheckRequest,
@@ -54,6 +55,9 @@ __all__ = [
     "CheckResult",
     "ChildRequest",
     "ChildResult",
+    "EnsembleMember",
+    "EnsembleRequest",
+    "EnsembleResult",
     "FinalRequest",
     "FinalResult",
     "ImportRequest",

@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from dryfit.core.failure import ChildFault
+from dryfit.core.jobs.ensembles import EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.looking import (
     CheckRequest,
     CheckResult,
@@ -48,6 +49,7 @@ class ChildResult(Wire):
     rehearse: RehearseResult | None = None
     imported: ImportResult | None = None
     final: FinalResult | None = None
+    ensemble: EnsembleResult | None = None
     predict: PredictResult | None = None
     merge: MergeResult | None = None
     tiny_lm: TinyLmResult | None = None
@@ -67,6 +69,7 @@ Body: TypeAlias = (
     | ImportRequest
     | ObjectiveRequest
     | FinalRequest
+    | EnsembleRequest
     | PredictRequest
     | MergeRequest
     | TinyLmRequest

@@ -16,6 +16,7 @@ class Job(StrEnum):
     IMPORT = "import"
     OBJECTIVE = "objective"
     FINAL = "final"
+    ENSEMBLE = "ensemble"
     PREDICT = "predict"
     MERGE = "merge"
     TINY_LM = "tiny-lm"
@@ -33,6 +34,7 @@ ENTRY_POINTS: dict[Job, str] = {
     Job.IMPORT: "dryfit.objective.entry:check",
     Job.OBJECTIVE: "dryfit.objective.entry:run",
     Job.FINAL: "dryfit.train.final:final",
+    Job.ENSEMBLE: "dryfit.train.ensembles:ensemble",
     Job.PREDICT: "dryfit.train.predict:predict",
     Job.MERGE: "dryfit.tasks.merging:merge",
     Job.TINY_LM: "dryfit.tasks.tiny_lm:write",

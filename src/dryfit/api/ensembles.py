@@ -1,0 +1,164 @@
+"""The best configurations of a study, trained once more and put together: one model whose predictions are averaged."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dryfit.api.training import STOPPED, do_runs, none_completed, study_view
+from dryfit.core.choices import Task
+from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
+from dryfit.core.jobs import EnsembleResult
+from dryfit.core.tasks import AVERAGED, task_word
+from dryfit.core.trial import Outcome, best_first
+from dryfit.report.training import EnsembleMemberScores, TrainedEnsemble
+from dryfit.store.state import TrialState
+from dryfit.study.context import StudyView, trial_settings
+from dryfit.study.final_runs import EnsembleRun, final_run
+from dryfit.study.finals import copy_model, finished, refuse_taken
+from dryfit.study.machine import End
+
+MOST_MEMBERS = 32
+"""More models than anybody waits for; and the folder is named after all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleOutcome:
+    """How ``train_ensemble`` ended.
+
+    Attributes:
+        end: Done, or why it stopped; the same call goes on.
+        model: What was made; None where it stopped before.
+    """
+
+    end: End
+    model: TrainedEnsemble | None
+
+    @property
+    def status(self) -> ExitStatus:
+        """What the command line exits with."""
+        return ExitStatus.DONE if self.end is End.DONE else STOPPED.get(self.end, ExitStatus.STOPPED)
+
+
+def train_ensemble(
+    folder: Path | str,
+    *,
+    top: int,
+    with_validation: bool = False,
+    seed: int | None = None,
+    out: Path | str | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> EnsembleOutcome:
+    """Train the best configurations of a study once more, evaluate them together, and save them as one model.
+
+    The mean is that of probabilities: of classes, or of answers where spans are asked for. Each configuration is a run
+    of its own, as of :func:`dryfit.train`: one that is done is not repeated, and one that was stopped goes on.
+
+    Args:
+        folder: The study.
+        top: How many of the best trials by the study's metric, also where it has several goals; of trials with the same
+            settings the best alone. From 2 to 32.
+        with_validation: Train each on train and validation together, as :func:`dryfit.train` does.
+        seed: None: each trial's own.
+        out: Where to put a copy of the saved folder; None: it stays in the study.
+        on_note: Hears what happens, a line at a time.
+
+    Raises:
+        ConfigError: There are not so many trials, the task has no mean, or ``out`` is there already.
+        StudyBusyError: Another process does one of the runs.
+        DryfitError: A run failed; those that are done stay.
+    """
+    study = study_view(folder)
+    _check_task(study)
+    target = Path(out).expanduser().absolute() if out is not None else None
+    if target is not None:
+        refuse_taken(target)
+    chosen = _best_trials(study, top)
+    metric, also = study.config.study.metric, study.config.study.also
+    if also:
+        on_note(f"the best by {metric} alone: {', '.join(also)} is not looked at")
+    runs = [final_run(trial, seed=seed, with_validation=with_validation) for trial in chosen]
+    together = EnsembleRun(tuple(runs))
+    paths = study.layout.final(together.name)
+    end, found = End.DONE, finished(paths)
+    if found is None:
+        on_note(f"{together.name}: trials {', '.join(str(trial.number) for trial in chosen)}")
+        end, results = do_runs(study, runs, on_note, together)
+        for error in results.values():
+            if isinstance(error, DryfitError):
+                raise error
+        found = results.get(together.name)
+    if not isinstance(found, EnsembleResult):
+        return EnsembleOutcome(end, None)
+    if target is not None:
+        copy_model(paths.model, target)
+    return EnsembleOutcome(End.DONE, _trained(study, together, found, target or paths.model))
+
+
+def _check_task(study: StudyView) -> None:
+    """Refuse a study whose models have no mean.
+
+    Raises:
+        ConfigError: So it is.
+    """
+    task = study.config.study.task
+    if task in AVERAGED:
+        return
+    hint = "it is not known what a mean of your task's outputs would be: train one model with --trial best"
+    if task is Task.OBJECTIVE:
+        hint = "dryfit trains no model there: your function does"
+    elif task is Task.CAUSAL_LM:
+        hint = "generated answers have no mean: train one model with --trial best"
+    names = ", ".join(map(str, AVERAGED))
+    raise ConfigError("averaging models", f'study.task is "{task_word(task)}"', f"one of {names}", hint)
+
+
+def _best_trials(study: StudyView, top: int) -> list[TrialState]:
+    """The best completed trials; of those with the same settings the best, and of equals the earliest.
+
+    Raises:
+        ConfigError: There are not so many, or so many are too many or too few.
+    """
+    doing = f"choosing the best {top} trials"
+    if not 2 <= top <= MOST_MEMBERS:
+        raise ConfigError(doing, f"an ensemble of {top}", f"2 to {MOST_MEMBERS} members", "one: --trial best")
+    complete = [trial for trial in study.state.present if trial.outcome is Outcome.COMPLETE]
+    found: list[TrialState] = []
+    for trial in best_first(complete, study.config.study.resolved_direction):
+        own = trial_settings(study, trial.params, trial.own)
+        if all(own != trial_settings(study, other.params, other.own) for other in found):
+            found.append(trial)
+    if not found:
+        raise none_completed(study)
+    if len(found) < top:
+        repeated = f", {len(complete)} with those that repeat one" if len(complete) > len(found) else ""
+        least = f"top2 to top{len(found)}, or more trials" if len(found) > 1 else "at least 2"
+        hint = "run more of them: `dryfit tune --trials N`"
+        raise ConfigError(doing, f"{len(found)} completed with a value{repeated}", least, hint)
+    return found[:top]
+
+
+def _trained(study: StudyView, run: EnsembleRun, result: EnsembleResult, folder: Path) -> TrainedEnsemble:
+    metric = study.config.study.metric
+    return TrainedEnsemble(
+        study=study.config.study.name,
+        metric=metric,
+        with_validation=run.with_validation,
+        value=(result.validation or {}).get(metric),
+        validation=result.validation,
+        test=result.test,
+        rows=result.rows,
+        members=tuple(
+            EnsembleMemberScores(
+                trial=member.trial.number,
+                seed=member.seed,
+                params=member.trial.params,
+                searched=member.trial.value,
+                step=own.step,
+                validation=own.validation,
+                test=own.test,
+                folder=str(folder / "members" / str(place)),
+            )
+            for place, (member, own) in enumerate(zip(run.members, result.members, strict=True), start=1)
+        ),
+        folder=str(folder),
+    )
