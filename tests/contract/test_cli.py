@@ -53,7 +53,7 @@ def test_help_imports_nothing_heavy() -> None:
     "words", [["nonsense"], ["tune"], ["tune", "--trials", "0", "x"], ["init", "--task", "x", "y"]]
 )
 def test_wrong_usage_ends_with_2(words: list[str]) -> None:
-    done = run(*words)
+    done = run_here(*words)
     assert done.returncode == 2
     assert done.stderr
 

@@ -11,40 +11,20 @@ from pathlib import Path
 import pytest
 
 import dryfit
-import objectives
 from dryfit.core.errors import ExitStatus
 from dryfit.core.wire import Message
 from dryfit.store.events import Event
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from study_runs import ends, fold, marked_processes, run, start, wait_for, write_study
-
-SUPPORT = str(Path(objectives.__file__).parent)
-STUDY = """
-[study]
-name = "{name}"
-task = "objective"
-trials = 2
-seed = 5
-
-[objective]
-function = "objectives:{function}"
-paths = ["{support}"]
-
-[space]
-x = {{low = -3.0, high = 3.0}}
-n = [1]
-kind = ["plain"]
-
-[search]
-sampler = "random"
-mirror = "{mirror}"
-"""
+from study_runs import ends, fold, marked_processes, objective_study, run, start, wait_for, write_study
 
 
 def write(folder: Path, name: str, function: str = "quadratic", mirror: str = "none") -> Path:
     file = folder / f"{name}.toml"
-    file.write_text(STUDY.format(name=name, function=function, support=SUPPORT, mirror=mirror), encoding="utf-8")
+    study = f'name = "{name}"\ntrials = 2\nseed = 5'
+    search = f'sampler = "random"\nmirror = "{mirror}"'
+    text = objective_study(function, study=study, space='n = [1]\nkind = ["plain"]', search=search)
+    file.write_text(text, encoding="utf-8")
     return file
 
 
