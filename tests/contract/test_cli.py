@@ -59,7 +59,7 @@ def test_wrong_usage_ends_with_2(words: list[str]) -> None:
 
 
 def test_init_writes_a_study_once(tmp_path: Path) -> None:
-    done = run("init", tmp_path / "new", "--task", "criteria")
+    done = run_here("init", tmp_path / "new", "--task", "criteria")
     assert done.returncode == 0
     written = [Path(line) for line in done.stdout.splitlines()]
     assert {path.name for path in written} == {"study.toml", "train.jsonl", "validation.jsonl", "test.jsonl"}

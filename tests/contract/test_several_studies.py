@@ -16,7 +16,7 @@ from dryfit.core.wire import Message
 from dryfit.store.events import Event
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from study_runs import ends, fold, marked_processes, objective_study, run, start, wait_for, write_study
+from study_runs import ends, fold, marked_processes, objective_study, run, run_here, start, wait_for, write_study
 
 
 def write(folder: Path, name: str, function: str = "quadratic", mirror: str = "none") -> Path:
@@ -69,7 +69,7 @@ def test_the_same_command_again_leaves_alone_what_is_done(
     folder, files, _, _ = first_run
     before = [ledger_of(folder / name) for name in "abc"]
     files[1].write_text(files[1].read_text().replace("objectives:nothing", "objectives:quadratic"))
-    done = run("tune", *files, "--trials", "3")
+    done = run_here("tune", *files, "--trials", "3")
     assert done.returncode == ExitStatus.DONE, done.stderr
     after = [ledger_of(folder / name) for name in "abc"]
     assert (after[0], after[2]) == (before[0], before[2])
@@ -131,7 +131,7 @@ def test_a_study_lets_go_of_everything_before_the_next_begins(tmp_path: Path) ->
 
 def test_what_makes_no_sense_for_several_is_refused(tmp_path: Path) -> None:
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
-    done = run("tune", a, b, "--dir", tmp_path / "x", "--dry-run")
+    done = run_here("tune", a, b, "--dir", tmp_path / "x", "--dry-run")
     assert done.returncode == ExitStatus.CANNOT_RUN
     assert "--dir, --dry-run beside them" in done.stderr and "with one study" in done.stderr
     assert not (tmp_path / "a").exists()

@@ -40,7 +40,7 @@ def test_the_best_trial_once_more_is_the_trial_and_the_study_is_not_touched(stud
     assert best is not None
     ledger = (study / "ledger.jsonl").read_bytes()
     with StudyLock(study / "lock"):  # as if the study were running
-        done = run("train", study, "--json", "-o", tmp_path / "out")
+        done = run_here("train", study, "--json", "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["trial"], told["value"], told["searched"]) == (best.number, best.value, best.value)
