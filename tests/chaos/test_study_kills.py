@@ -72,7 +72,9 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert marked_processes(folder) == []
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.chaos_long)]
+)
 def test_kill_9_of_the_control_process_again_and_again(undisturbed: Path, tmp_path: Path, seed: int) -> None:
     folder = copy_of(undisturbed, tmp_path / "study")
     draw = random.Random(seed)

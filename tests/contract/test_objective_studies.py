@@ -82,7 +82,7 @@ def test_the_frozen_study_goes_on_from_anywhere(finished: Path, tmp_path: Path) 
     assert 'function = "objectives:quadratic"' in text
     assert "f1_macro" not in text and "[train]" not in text
     command = [sys.executable, "-m", "dryfit.cli.app", "resume", str(finished), "--trials", "14", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["trials"]["complete"] == 14
     assert fold(finished).trials[13].value == expected(fold(finished).trials[13].params)

@@ -70,6 +70,7 @@ def test_a_running_study_is_watched_until_it_ends(tmp_path: Path, monkeypatch: p
     write_stepwise(tmp_path)
     process = start("tune", tmp_path, "--quiet")
     assert wait_for(lambda: (tmp_path / "ledger.jsonl").exists() and len(events_of(tmp_path)) > 4, process)
+    process.send_signal(signal.SIGSTOP)  # it must not end while a busy machine starts the others
     left = start("status", tmp_path, "--watch")
     with subprocess.Popen(command("status", tmp_path, "--watch"), stdout=subprocess.PIPE, text=True) as watcher:
         assert left.stdout is not None
@@ -77,6 +78,7 @@ def test_a_running_study_is_watched_until_it_ends(tmp_path: Path, monkeypatch: p
         left.send_signal(signal.SIGINT)
         _, errors = left.communicate()
         assert (left.returncode, "Traceback" in errors) == (130, False)
+        process.send_signal(signal.SIGCONT)
         _, errors = process.communicate()
         assert process.returncode == 0, errors
         told, _ = watcher.communicate()

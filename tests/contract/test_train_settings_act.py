@@ -39,7 +39,7 @@ MORE = [
     ("optim.weight_decay", {"optim": {"name": "sgd", "lr": 0.1}}, 0.5),
     ("optim.layer_decay", {"optim": {"name": "sgd", "lr": 0.1}}, 0.5),
     ("optim.head_lr_factor", {"sched": {"name": "one_cycle"}}, 3.0),
-    *[("sched.name", {}, name) for name in ("cosine_restarts", "polynomial", "one_cycle", "constant")],
+    *[("sched.name", {}, name) for name in ("cosine_restarts", "polynomial", "one_cycle", "cosine")],
     *[("sched.warmup_ratio", {"sched": {"name": name}}, 0.5) for name in ("one_cycle", "polynomial", "constant")],
     ("sched.warmup_ratio", {"sched": {"name": "cosine"}}, 0.0),
     ("head.pooling", {}, "cls"),

@@ -7,7 +7,7 @@ import pytest
 
 import tiny
 from dryfit.core.trial import Outcome
-from study_runs import ends, fold, kill_now, run, start, summary_of, wait_for_events, write_study
+from study_runs import ends, fold, kill_now, resume_to_end, run, start, summary_of, wait_for_events, write_study
 
 pytestmark = pytest.mark.slow
 SETS = ("span.doc_stride=4", "train.epochs=2", "execution.device=cpu")
@@ -50,15 +50,16 @@ def test_two_goals_have_a_front(undisturbed: tuple[str, Path]) -> None:
     assert "token_f1" in shown.stdout
 
 
-@pytest.mark.parametrize("events", [8, 14])
-def test_a_killed_study_ends_as_if_it_had_not_been(undisturbed: tuple[str, Path], tmp_path: Path, events: int) -> None:
+def test_a_study_killed_twice_ends_as_if_it_had_not_been(undisturbed: tuple[str, Path], tmp_path: Path) -> None:
     task, whole = undisturbed
-    process = start("tune", tmp_path / "study", "--quiet", *study_in(tmp_path / "study", task))
-    assert wait_for_events(tmp_path / "study", events, process)
-    kill_now(process)
-    done = run("resume", tmp_path / "study", "--quiet")
-    assert done.returncode == 0, done.stderr
-    assert ends(tmp_path / "study") == ends(whole)
+    folder = tmp_path / "study"
+    sets = study_in(folder, task)
+    for events in (8, 14):
+        process = start("tune", folder, "--quiet", *sets)
+        assert wait_for_events(folder, events, process)
+        kill_now(process)
+    resume_to_end(folder)
+    assert ends(folder) == ends(whole)
 
 
 def test_its_best_trial_becomes_a_model_that_predicts(undisturbed: tuple[str, Path], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
-def in_own_mounts(script: str, *, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+def in_own_mounts(script: str, *, timeout_s: float = 1800) -> subprocess.CompletedProcess[str]:
     """Run a shell script whose mounts nobody else sees, and which vanish with it; skip where that is not allowed."""
     if shutil.which("unshare") is None:
         pytest.skip("there is no unshare here, so no mounts of a test's own")

@@ -41,7 +41,7 @@ COMMON: dict[str, Case] = {
     "optim.eps": ({}, 1e-4),
     "optim.layer_decay": ({}, 0.5),
     "optim.head_lr_factor": ({}, 3.0),
-    "sched.name": ({}, "cosine"),
+    "sched.name": ({}, "constant"),
     "sched.warmup_ratio": ({}, 0.5),
     "sched.cycles": ({"sched": {"name": "cosine_restarts"}}, 3),
     "sched.power": ({"sched": {"name": "polynomial"}}, 1.0),
