@@ -38,14 +38,21 @@ OTHER: Final = (5, 11)
 """Rows and length that divide no usual number of heads or features, and not each other."""
 
 
-def capture(
-    module: nn.Module,
-    inputs: Inputs | None = None,
-    *,
-    size: tuple[int, int] = SMALL,
-    shards: Mapping[str, ModuleShard] | None = None,
-    degree: int = 1,
-) -> Graph:
+class CannotFollow(Exception):  # noqa: N818 - for whoever can say what follows from it
+    """A module's code, or torch following it, raised.
+
+    Args:
+        module: Path of the innermost module that was running; empty for the model itself.
+        text: What was raised.
+    """
+
+    def __init__(self, module: str, text: str) -> None:
+        super().__init__(f"in {module or 'the model itself'}: {text}")
+        self.module = module
+        self.text = text
+
+
+def capture(module: nn.Module, inputs: Inputs | None = None, size: tuple[int, int] = SMALL) -> Graph:
     """What a module's forward does, operator by operator.
 
     It is followed without dropout. ``torch.export`` follows the code as Python runs it; where that fails, it is asked
@@ -55,29 +62,54 @@ def capture(
         module: A module whose parameters may be on the meta device.
         inputs: What it is called with; tokens and a mask where nothing is given.
         size: Rows and length.
-        shards: How the shapes of inputs and outputs change where a module is one rank's.
-        degree: Number of ranks.
 
     Raises:
         TraceError: Neither way could follow it.
     """
-    made = dict((inputs or token_inputs(module))(*size))
     problems: list[str] = []
     for strict in (False, True):
-        with _ready(module, shards or {}, degree, probed=not strict):
-            try:
-                program = torch.export.export(module, (), made, strict=strict)
-            except _FOREIGN as error:
-                problems.append(f"{type(error).__name__}: {_first_line(error)}")
-                continue
-        numbers = {path: numbers_of(part) for path, part in paths(module)}
-        return read_program(program, module, size[0] * size[1], numbers)
+        try:
+            return follow(module, inputs, size, strict=strict)
+        except CannotFollow as no:
+            problems.append(str(no))
     raise TraceError(
         f"following {type(module).__name__} to cut it",
-        f"torch.export gave up: {problems[0]}" + (f"; as a compiler: {problems[1]}" if problems[1:] else ""),
+        f"torch.export gave up {problems[0]}; as a compiler, {problems[1]}",
         "a forward pass that runs on tensors without values",
         "train it on one device, or give inputs that its code can be followed with",
     )
+
+
+def follow(
+    module: nn.Module,
+    inputs: Inputs | None,
+    size: tuple[int, int],
+    *,
+    strict: bool = False,
+    shards: Mapping[str, ModuleShard] | None = None,
+    degree: int = 1,
+) -> Graph:
+    """What a module's forward does, in one of two ways.
+
+    Args:
+        module: A module, or one rank's part of it.
+        inputs: What it is called with.
+        size: Rows and length.
+        strict: Follow it as a compiler does.
+        shards: How the shapes of inputs and outputs change where a module is one rank's.
+        degree: Number of ranks.
+
+    Raises:
+        CannotFollow: It raised.
+    """
+    made = dict((inputs or token_inputs(module))(*size))
+    with _ready(module, shards or {}, degree, probed=not strict) as running:
+        try:
+            program = torch.export.export(module, (), made, strict=strict)
+        except _FOREIGN as error:
+            raise CannotFollow(running[-1] if running else "", f"{type(error).__name__}: {_first_line(error)}") from error
+    numbers = {path: numbers_of(part) for path, part in paths(module)}
+    return read_program(program, module, size[0] * size[1], numbers)
 
 
 def token_inputs(module: nn.Module) -> Inputs:
@@ -98,7 +130,7 @@ def token_inputs(module: nn.Module) -> Inputs:
 
 
 @contextmanager
-def _ready(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int, *, probed: bool) -> Iterator[None]:
+def _ready(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int, *, probed: bool) -> Iterator[list[str]]:
     was_training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -106,9 +138,9 @@ def _ready(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int, *,
             stack.enter_context(warnings.catch_warnings())
             # What a model says about tracing is not said to whoever plans.
             warnings.simplefilter("ignore")
-            stack.enter_context(modules_marked(module, shards, degree))
+            running = stack.enter_context(modules_marked(module, shards, degree))
             stack.enter_context(numbers_probed(module) if probed else nullcontext())
-            yield
+            yield running
     finally:
         for part in was_training:
             part.training = True

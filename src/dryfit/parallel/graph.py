@@ -52,14 +52,12 @@ class Leaf:
 
     Attributes:
         names: All names of a parameter, its first one first; others are tied to it.
-        trainable: Whether it gets a gradient.
     """
 
     name: str
     role: Role
     value: Value
     names: tuple[str, ...] = ()
-    trainable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,22 +148,26 @@ def paths(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 @contextmanager
-def modules_marked(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int) -> Iterator[None]:
+def modules_marked(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int) -> Iterator[list[str]]:
     """Mark what goes into and out of every submodule.
 
     Args:
         module: Whose submodules.
         shards: What changes the shape of an output or input on a rank: its marks do the same.
         degree: Number of ranks.
+
+    Yields:
+        The paths of the modules that are running, the innermost last.
     """
+    running: list[str] = []
     with ExitStack() as undo:
         for path, part in paths(module):
             shard = shards.get(path, ModuleShard())
-            before = part.register_forward_pre_hook(_entering(path, part, shard, degree), with_kwargs=True)
+            before = part.register_forward_pre_hook(_entering(path, part, shard, degree, running), with_kwargs=True)
             undo.callback(before.remove)
-            after = part.register_forward_hook(_leaving(path, shard, degree))
+            after = part.register_forward_hook(_leaving(path, shard, degree, running))
             undo.callback(after.remove)
-        yield
+        yield running
 
 
 def input_names(module: nn.Module) -> list[str]:
@@ -172,7 +176,9 @@ def input_names(module: nn.Module) -> list[str]:
     return [name for name, taken in inspect.signature(module.forward).parameters.items() if taken.kind in kinds]
 
 
-def _entering(path: str, module: nn.Module, shard: ModuleShard, degree: int) -> Callable[..., Any]:
+def _entering(
+    path: str, module: nn.Module, shard: ModuleShard, degree: int, running: list[str]
+) -> Callable[..., Any]:
     names = input_names(module)
 
     def marked(name: str, value: Any) -> Any:
@@ -182,6 +188,7 @@ def _entering(path: str, module: nn.Module, shard: ModuleShard, degree: int) -> 
         return mark(value, ENTER, path, name, shard.dim if value.dim() else 0, 1, over)
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        running.append(path)
         named = [names[index] if index < len(names) else str(index) for index in range(len(args))]
         return (
             tuple(marked(name, value) for name, value in zip(named, args, strict=True)),
@@ -191,7 +198,7 @@ def _entering(path: str, module: nn.Module, shard: ModuleShard, degree: int) -> 
     return hook
 
 
-def _leaving(path: str, shard: ModuleShard, degree: int) -> Callable[..., Any]:
+def _leaving(path: str, shard: ModuleShard, degree: int, running: list[str]) -> Callable[..., Any]:
     def marked(position: int, value: Any) -> Any:
         if not (isinstance(value, Tensor) and value.is_floating_point()):
             return value
@@ -199,6 +206,7 @@ def _leaving(path: str, shard: ModuleShard, degree: int) -> Callable[..., Any]:
         return mark(value, LEAVE, path, str(position), shard.dim if value.dim() else 0, times, 1)
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
+        running.pop()
         if isinstance(output, Tensor):
             return marked(0, output)
         if type(output) in (tuple, list):

@@ -48,7 +48,7 @@ def _leaves(program: ExportedProgram, module: nn.Module) -> dict[str, Leaf]:
     leaves: dict[str, Leaf] = {}
     for name, parameter in module.named_parameters():
         leaves[name] = Leaf(
-            name, Role.PARAMETER, _value(parameter), tuple(names[id(parameter)]), parameter.requires_grad
+            name, Role.PARAMETER, _value(parameter), tuple(names[id(parameter)])
         )
     return leaves
 
