@@ -80,9 +80,10 @@ class ModuleShard(Settings):
     """What a module of a plan does otherwise than its class says.
 
     Attributes:
-        inputs: What happens to which of its floating-point inputs, by argument name ("hidden_states") or position
-            ("0").
-        outputs: The same for its outputs, by position.
+        inputs: What happens to which of its floating-point inputs. An input has the name that the signature of its
+            ``forward`` gives it, however it is passed ("hidden_states", "input"); what goes into ``*args`` has its
+            position ("0").
+        outputs: The same for its outputs, by position: "0" is also the one of a module that returns a tensor.
         dim: The dimension of the activation that is cut, counted from its end (-1: features).
         attributes: Numbers that its code reads, as they are on a rank (``num_heads``).
         vocabulary: Its table is cut by rows: ids of other ranks' rows give zeros.
@@ -98,17 +99,22 @@ class ModuleShard(Settings):
 
 
 class Traffic(Settings):
-    """What a rank sends in one step, of one row of one token.
+    """What a rank sends at one place in one step.
+
+    In rings: a sum over n ranks sends 2 (n - 1) / n of what is summed, putting together (n - 1) / n of the whole.
+    Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
     Attributes:
-        module: Where.
-        bytes_per_token: Bytes, in the dtype of the activations.
+        module: Where; of a parameter's gradient, its name.
+        bytes_per_token: Of one token, in the dtype of the activations.
+        bytes_per_step: Of a step, whatever its size: gradients of whole parameters.
         in_backward: Whether it is gradients.
     """
 
     module: str
     boundary: Boundary
-    bytes_per_token: int = Field(ge=0)
+    bytes_per_token: int = Field(default=0, ge=0)
+    bytes_per_step: int = Field(default=0, ge=0)
     in_backward: bool = False
 
 
@@ -119,9 +125,18 @@ class ShardPlan(Settings):
         parameters: By name; each parameter of the model has one.
         modules: By path; only those that do something else than alone.
         traffic: What is sent.
+        whole: What could have been cut and is not, by parameter or module: the reason.
     """
 
     degree: int = Field(ge=2)
     parameters: dict[str, ParameterShard]
     modules: dict[str, ModuleShard]
     traffic: tuple[Traffic, ...] = ()
+    whole: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _blocks_can_be_cut(self) -> "ShardPlan":
+        for name, shard in self.parameters.items():
+            if any(block % (self.degree * shard.unit) for block in shard.blocks):
+                raise ValueError(f"{name}: {shard.blocks} in units of {shard.unit} cannot be cut by {self.degree}")
+        return self
