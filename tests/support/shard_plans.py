@@ -25,7 +25,7 @@ def config(kind: str, **changes: Any) -> Any:
     own: dict[str, dict[str, Any]] = {
         "bert": {},
         "llama": {"num_key_value_heads": 4, "use_cache": False},
-        "gpt2": {"use_cache": False},
+        "gpt2": {"use_cache": False, "bos_token_id": 1, "eos_token_id": 2},
     }
     return AutoConfig.for_model(kind, **{**SIZES, **own[kind], **changes})
 
