@@ -16,7 +16,7 @@ from dryfit.parallel.marks import modules_marked, numbers_of, numbers_probed, pa
 from dryfit.parallel.reading import read_program
 
 Inputs = Callable[[int, int], Mapping[str, Any]]
-"""From rows and length to the keywords a module is called with."""
+"""From rows and length to the keywords a module is called with; its tensors are on the meta device."""
 
 # What a model's own code, or torch while it follows that code, may raise.
 _FOREIGN: Final = (
@@ -115,10 +115,9 @@ def follow(
 def token_inputs(module: nn.Module) -> Inputs:
     """Tokens with a mask, as models of text take them."""
     config = getattr(module, "config", None)
-    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
     def made(rows: int, length: int) -> dict[str, Any]:
-        ids = torch.zeros(rows, length, dtype=torch.long, device=device)
+        ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
         given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if getattr(config, "is_encoder_decoder", False):
             given["decoder_input_ids"] = ids
@@ -138,12 +137,36 @@ def _ready(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int, *,
             stack.enter_context(warnings.catch_warnings())
             # What a model says about tracing is not said to whoever plans.
             warnings.simplefilter("ignore")
+            stack.enter_context(_without_values(module))
             running = stack.enter_context(modules_marked(module, shards, degree))
             stack.enter_context(numbers_probed(module) if probed else nullcontext())
             yield running
     finally:
         for part in was_training:
             part.training = True
+
+
+@contextmanager
+def _without_values(module: nn.Module) -> Iterator[None]:
+    """Have all tensors of a module on the meta device, where some of them may be already, and put them back."""
+    held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    empty: dict[int, torch.Tensor] = {}
+    try:
+        for part in module.modules():
+            for table in (part._parameters, part._buffers):
+                for name, tensor in table.items():
+                    if tensor is None or tensor.device.type == "meta":
+                        continue
+                    if id(tensor) not in empty:
+                        bare = torch.empty_like(tensor, device="meta")
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        empty[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
+                    held.append((table, name, tensor))
+                    table[name] = empty[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for table, name, tensor in held:
+            table[name] = tensor
 
 
 def _first_line(error: BaseException) -> str:

@@ -34,10 +34,18 @@ def plan_shards(module: nn.Module, degree: int, *, inputs: Inputs | None = None,
     refused: dict[str, str] = {}
     while True:
         chosen = choose(graph, degree, tokens, refused)
-        plan = assemble(chosen, degree, read_numbers(chosen, other, degree))
-        wrong = misfits(module, inputs, chosen, other, (plan.parameters, plan.modules, degree))
-        if not wrong:
-            return plan
+        wrong: list[Misfit] = []
+        tried: list[Attributes] = []
+        for computed in (False, True):
+            attributes = read_numbers(chosen, other, degree, computed=computed)
+            if attributes in tried:
+                continue
+            tried.append(attributes)
+            plan = assemble(chosen, degree, attributes)
+            found = misfits(module, inputs, chosen, other, (plan.parameters, plan.modules, degree))
+            if not found:
+                return plan
+            wrong = wrong or found
         refused |= _kept_whole(chosen, wrong)
 
 

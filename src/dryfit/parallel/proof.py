@@ -43,13 +43,14 @@ class Misfit:
     text: str
 
 
-def read_numbers(chosen: Chosen, other: Graph, degree: int) -> Attributes:
+def read_numbers(chosen: Chosen, other: Graph, degree: int, *, computed: bool) -> Attributes:
     """The attributes of modules that are sizes of what is cut, as they are on a rank.
 
     Args:
         chosen: What is cut.
         other: The same forward pass at another size: numbers that differ in it come from the inputs.
         degree: Number of ranks.
+        computed: Whether attributes count too that a size was computed from, if they are as large as what is cut.
     """
     made: Attributes = {}
     for node, again in zip(chosen.solved.graph.nodes, other.nodes, strict=True):
@@ -63,7 +64,7 @@ def read_numbers(chosen: Chosen, other: Graph, degree: int) -> Attributes:
                 continue
             for module, name in origin.attributes:
                 value = chosen.solved.graph.numbers.get(module, {}).get(name, 0)
-                if value % degree == 0 and (origin.exact or value == chosen.solved.axes.size(axis)):
+                if value % degree == 0 and (origin.exact or (computed and value == chosen.solved.axes.size(axis))):
                     made.setdefault(module, {})[name] = value // degree
     return made
 
@@ -181,7 +182,7 @@ def one_rank(
             shard = parameters[name]
             shard = parameters[shard.tied_to] if shard.tied_to else shard
             if id(parameter) not in local:
-                empty = torch.empty(shard.local_shape(degree), dtype=parameter.dtype, device=parameter.device)
+                empty = torch.empty(shard.local_shape(degree), dtype=parameter.dtype, device="meta")
                 local[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             path, _, own = name.rpartition(".")
             held.append((parts[path]._parameters, own, parameter))

@@ -6,6 +6,7 @@ something cut gets a share of its gradient from each rank. Those are added where
 one in which it has no other use; and where no module lies between, at the parameter it was computed from.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -73,11 +74,18 @@ def find_regions(solved: Solved, cut: frozenset[int]) -> Regions:
     for ref in solved.graph.outputs:
         if ref in regions.shares:
             forward.cannot([regions.shares[ref]], "the model returns a sum that no module ends with")
+    for _, (module, _) in _treated_unlike(solved.graph, regions.at):
+        forward.cannot(cut, f"{module} is called several times, and what it returns is not a sum each time")
     if forward.why:
         raise CannotCut(forward.why)
-    _Backward(solved, cut, regions).run()
-    _check_calls(solved.graph, regions, cut)
-    return regions
+    unlike: set[Place] = set()
+    while True:
+        found = copy.deepcopy(regions)
+        _Backward(solved, cut, found, frozenset(unlike)).run()
+        more = {place for op, place in _treated_unlike(solved.graph, found.at) if op == ENTER}
+        if not more:
+            return found
+        unlike |= more
 
 
 class _Forward:
@@ -172,10 +180,13 @@ class _Owed:
 
 
 class _Backward:
-    def __init__(self, solved: Solved, cut: frozenset[int], regions: Regions) -> None:
+    """Where gradients are added; ``unlike`` are inputs at which they must not be."""
+
+    def __init__(self, solved: Solved, cut: frozenset[int], regions: Regions, unlike: frozenset[Place]) -> None:
         self.solved = solved
         self.cut = cut
         self.regions = regions
+        self.unlike = unlike
         self.uses: dict[Ref, list[Node]] = {}
         self.owed: dict[str, _Owed | None] = {}
         self.nodes = {node.name: node for node in solved.graph.nodes}
@@ -212,7 +223,7 @@ class _Backward:
             return None
         axes = frozenset(axis for state in owed for axis in state.axes)
         marks = frozenset(mark for state in owed for mark in state.marks)
-        if node.op == ENTER:
+        if node.op == ENTER and (node.module, str(node.args["name"])) not in self.unlike:
             return _Owed(axes, frozenset({node.name}))
         bare = any(not state.marks for state in owed)
         mixed = len(owed) < len(states)
@@ -269,12 +280,13 @@ class _Backward:
         return f"what {node.op} in {node.module or 'the model itself'} makes" if node else ref.name
 
 
-def _check_calls(graph: Graph, regions: Regions, cut: frozenset[int]) -> None:
-    """A module that is called more than once must be treated alike each time."""
+def _treated_unlike(graph: Graph, at: set[str]) -> set[tuple[str, Place]]:
+    """Inputs and outputs of modules that run more than once, at which something happens in some of the calls only."""
     treated: dict[tuple[str, Place], bool] = {}
+    unlike: set[tuple[str, Place]] = set()
     for node in graph.nodes:
-        if node.op not in MARKS:
-            continue
-        call = (node.op, (node.module, str(node.args["name"])))
-        if treated.setdefault(call, node.name in regions.at) != (node.name in regions.at):
-            raise CannotCut.all_of(cut, f"{node.module} is called several times, with something cut and with something whole")
+        if node.op in MARKS:
+            call = (node.op, (node.module, str(node.args["name"])))
+            if treated.setdefault(call, node.name in at) != (node.name in at):
+                unlike.add(call)
+    return unlike
