@@ -107,7 +107,9 @@ def follow(
         try:
             program = torch.export.export(module, (), made, strict=strict)
         except _FOREIGN as error:
-            raise CannotFollow(running[-1] if running else "", f"{type(error).__name__}: {_first_line(error)}") from error
+            raise CannotFollow(
+                running[-1] if running else "", f"{type(error).__name__}: {_first_line(error)}"
+            ) from error
     numbers = {path: numbers_of(part) for path, part in paths(module)}
     return read_program(program, module, size[0] * size[1], numbers)
 
@@ -172,5 +174,3 @@ def _without_values(module: nn.Module) -> Iterator[None]:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else "no words"
-
-

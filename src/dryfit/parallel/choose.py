@@ -36,7 +36,7 @@ class Chosen:
         solved: The graph with its axes.
         cut: The axes that are.
         regions: What follows from that.
-        whole: Why others are not, by parameter.
+        whole: Why other matrices are not, by parameter.
     """
 
     solved: Solved
@@ -72,8 +72,8 @@ def choose(graph: Graph, degree: int, tokens: int = TOKENS, refused: Mapping[str
     whole: dict[str, str] = {}
     found = _candidates(solved, degree, tokens, refused or {}, whole)
     cut, regions = _settle(solved, found, whole)
-    whole = {name: why for name, why in whole.items() if solved.cut_of(Ref(name), cut) is None}
-    sizes = {axis: solved.axes.size(axis) for axis in cut}
+    matrices = {leaf.name for leaf in graph.parameters() if len(leaf.value.shape) > 1}
+    whole = {name: why for name, why in whole.items() if name in matrices and solved.cut_of(Ref(name), cut) is None}
     if not cut:
         raise ConfigError(
             f"cutting a model over {degree} ranks",
@@ -81,9 +81,9 @@ def choose(graph: Graph, degree: int, tokens: int = TOKENS, refused: Mapping[str
             "layers whose features or heads are independent of each other",
             "train it without execution.tp",
         )
-    wrong = {axis: size for axis, size in sizes.items() if size % degree}
-    if wrong:
-        raise _indivisible(solved, wrong, sizes, degree)
+    layers = [one for one in found if one.axis in cut and not one.vocabulary]
+    if wrong := next((one for one in layers if one.size % degree), None):
+        raise _indivisible(wrong, gcd(*(one.size for one in layers)), degree)
     return Chosen(solved, cut, regions, whole)
 
 
@@ -127,19 +127,17 @@ def _candidates(
         text = reason.text if reason else "one tensor has the same axis twice" if axis in twice else ""
         text = text or next((refused[leaf.name] for leaf in leaves if leaf.name in refused), "")
         if text:
-            for leaf in leaves:
-                whole.setdefault(leaf.name, text)
+            whole |= {leaf.name: text for leaf in leaves if leaf.name not in whole}
             continue
         saved = sum(leaf.value.size_bytes for leaf in leaves) * KEPT_PER_PARAMETER * (degree - 1) / degree
         sent = _sent_bytes(solved, axis, scores) * tokens * 2 * (degree - 1) / degree
         vocabulary = axis in tables or axis in scores
         if vocabulary and (saved <= sent or saved < LEAST_SHARE * total):
-            for leaf in leaves:
-                whole[leaf.name] = "cutting its rows would send more than it saves"
+            whole |= {leaf.name: "cutting it would send more than it saves" for leaf in leaves}
             continue
         if vocabulary and solved.axes.size(axis) % degree:
-            for leaf in leaves:
-                whole[leaf.name] = f"{degree} ranks do not divide its {solved.axes.size(axis)} rows"
+            rows = solved.axes.size(axis)
+            whole |= {leaf.name: f"{degree} ranks do not divide its {rows} rows" for leaf in leaves}
             continue
         found.append(_Candidate(axis, solved.axes.size(axis), leaves, saved - sent, vocabulary))
     return sorted(found, key=lambda candidate: -candidate.gain_bytes)
@@ -206,14 +204,12 @@ def _rivals(solved: Solved, candidates: set[int]) -> dict[int, set[int]]:
     return found
 
 
-def _indivisible(solved: Solved, wrong: Mapping[int, int], sizes: Mapping[int, int], degree: int) -> ConfigError:
-    axis, size = next(iter(wrong.items()))
-    names = [leaf.name for leaf in _axes_of_parameters(solved)[axis]]
-    common = gcd(*sizes.values())
-    allowed = [number for number in range(2, common + 1) if common % number == 0]
+def _indivisible(wrong: _Candidate, common: int, degree: int) -> ConfigError:
+    allowed = [str(number) for number in range(2, common + 1) if common % number == 0]
+    first, others = wrong.leaves[0].name, len(wrong.leaves) - 1
     return ConfigError(
         f"cutting a model over {degree} ranks",
-        f"{degree} does not divide the {size} heads or features that {names[0]} and {len(names) - 1} other parameters have in common",
-        f"execution.tp of {', '.join(map(str, allowed))}" if allowed else "no degree: what could be cut has no divisor in common",
-        "of heads that share keys and values, the number of keys' heads counts",
+        f"{degree} does not divide {wrong.size}, the heads or features that {first} and {others} others are cut by",
+        f"execution.tp of {', '.join(allowed)}" if allowed else "no degree: what is cut has no divisor in common",
+        "where query heads share keys and values, the number of key and value heads counts",
     )

@@ -180,9 +180,7 @@ def input_names(module: nn.Module) -> list[str]:
     return [name for name, taken in inspect.signature(module.forward).parameters.items() if taken.kind in kinds]
 
 
-def _entering(
-    path: str, module: nn.Module, shard: ModuleShard, degree: int, running: list[str]
-) -> Callable[..., Any]:
+def _entering(path: str, module: nn.Module, shard: ModuleShard, degree: int, running: list[str]) -> Callable[..., Any]:
     names = input_names(module)
 
     def marked(name: str, value: Any) -> Any:

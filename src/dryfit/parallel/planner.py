@@ -11,7 +11,6 @@ from dryfit.parallel.capture import OTHER, SMALL, Inputs, capture
 from dryfit.parallel.choose import TOKENS, Chosen, choose
 from dryfit.parallel.graph import Graph, Leaf, Ref, Value
 from dryfit.parallel.proof import Attributes, Misfit, check_size, misfits, read_numbers
-
 from dryfit.parallel.repeats import for_all_layers, shortened
 
 

@@ -22,7 +22,20 @@ from dryfit.parallel.graph import Graph, Node, Ref
 from dryfit.parallel.marks import numbers_of
 
 _SIZED: Final = frozenset(
-    "view reshape _unsafe_view expand zeros ones empty full new_zeros new_ones new_empty new_full".split()
+    [
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "expand",
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "new_zeros",
+        "new_ones",
+        "new_empty",
+        "new_full",
+    ]
 )
 _PARTED: Final = frozenset({"split", "unsafe_split"})
 

@@ -47,9 +47,7 @@ def _leaves(program: ExportedProgram, module: nn.Module) -> dict[str, Leaf]:
         names.setdefault(id(parameter), []).append(name)
     leaves: dict[str, Leaf] = {}
     for name, parameter in module.named_parameters():
-        leaves[name] = Leaf(
-            name, Role.PARAMETER, _value(parameter), tuple(names[id(parameter)])
-        )
+        leaves[name] = Leaf(name, Role.PARAMETER, _value(parameter), tuple(names[id(parameter)]))
     return leaves
 
 
@@ -113,7 +111,11 @@ class _Reader:
     def _within(self, module: fx.GraphModule, node: fx.Node, grad: bool) -> None:
         """Read a graph in place of the operator that runs it: gradients or autocast switched on or off."""
         name = node.target.name()  # type: ignore[union-attr]
-        inner = [arg for arg in node.args if isinstance(arg, fx.Node) and isinstance(self._target(module, arg), fx.GraphModule)]
+        inner = [
+            arg
+            for arg in node.args
+            if isinstance(arg, fx.Node) and isinstance(self._target(module, arg), fx.GraphModule)
+        ]
         if len(inner) != 1 or not name.startswith("wrap_with"):
             raise TraceError(
                 "reading a traced module", f"an operator {name!r} that runs code of its own", "operators on tensors"

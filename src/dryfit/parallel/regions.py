@@ -228,7 +228,9 @@ class _Backward:
         bare = any(not state.marks for state in owed)
         mixed = len(owed) < len(states)
         if bare and mixed:
-            raise CannotCut.all_of(axes, f"{node.op} in {node.module} makes tensors of which only some go to something cut")
+            raise CannotCut.all_of(
+                axes, f"{node.op} in {node.module} makes tensors of which only some go to something cut"
+            )
         if bare:
             return _Owed(axes)
         known = RULES.get(node.op)
@@ -254,7 +256,9 @@ class _Backward:
         if not whole:
             return _Owed(axes, marks if all(state.marks for state in owed) else frozenset())
         if not all(state.marks for state in owed):
-            raise CannotCut.all_of(axes, f"{self._named(ref)} is used by something cut and by something whole in one module")
+            raise CannotCut.all_of(
+                axes, f"{self._named(ref)} is used by something cut and by something whole in one module"
+            )
         self._add_at(marks)
         return None
 

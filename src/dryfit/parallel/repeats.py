@@ -14,7 +14,9 @@ from torch import nn
 from dryfit.core.sharding import ModuleShard, ParameterShard, ShardPlan, Traffic
 
 _OF_EACH_KIND: Final = 2
-_WHICH_LAYER: Final = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "training"})
+_WHICH_LAYER: Final = frozenset(
+    {"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "training"}
+)
 
 
 @contextmanager
@@ -114,9 +116,7 @@ def for_all_layers(plan: ShardPlan, module: nn.Module, stands_for: Mapping[str, 
     for name in outside:
         one = _stand_in(name, stands_for)
         traffic += [sent.model_copy(update={"module": name}) for sent in plan.traffic if sent.module == one]
-    return ShardPlan(
-        degree=plan.degree, parameters=parameters, modules=modules, traffic=tuple(traffic), whole=whole
-    )
+    return ShardPlan(degree=plan.degree, parameters=parameters, modules=modules, traffic=tuple(traffic), whole=whole)
 
 
 def _stand_in(name: str, stands_for: Mapping[str, str]) -> str:

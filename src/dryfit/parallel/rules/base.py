@@ -97,7 +97,9 @@ class Step:
         """A dimension that is like no other and cannot be cut."""
         return self.axes.new(size, self.why(text, Hold.OPERATOR))
 
-    def sum(self, dim: Dim, meeting: Meeting = Meeting.PRODUCT, bias: Ref | None = None, weight: Ref | None = None) -> None:
+    def sum(
+        self, dim: Dim, meeting: Meeting = Meeting.PRODUCT, bias: Ref | None = None, weight: Ref | None = None
+    ) -> None:
         """The result is a sum over a dimension."""
         self.state.sums.append(Sum(self.node.name, dim, meeting, bias, weight))
 

@@ -1,8 +1,8 @@
 """Operators that work on each element, and those that move a tensor without changing its shape."""
 
+from dryfit.parallel.axes import Hold, Reason
 from dryfit.parallel.graph import ENTER, LEAVE, Ref
 from dryfit.parallel.rules.base import Partial, Step, rule
-from dryfit.parallel.axes import Hold, Reason
 
 _ANY = (
     "abs ceil clamp clamp_min clamp_max cos elu erf exp expm1 floor gelu hardsigmoid hardswish hardtanh leaky_relu "
@@ -38,19 +38,6 @@ def _(step: Step) -> None:
     first = next(step.node.refs())
     for item in range(len(step.node.outputs)):
         step.out(step.dims(first), item)
-
-
-@rule("min", "max")
-def _(step: Step) -> None:
-    """With another tensor they work on elements; else they reduce."""
-    if step.node.optional("other"):
-        return _elements(step)
-    first = next(step.node.refs())
-    for dim in step.dims(first):
-        step.whole(dim)
-    for item in range(len(step.node.outputs)):
-        step.out((step.fixed(size) for size in step.made(item)), item)
-    return None
 
 
 @rule("zeros_like", "ones_like", "empty_like", "full_like")

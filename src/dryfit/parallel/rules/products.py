@@ -116,4 +116,3 @@ def _(step: Step) -> None:
         return unknown(step)
     step.sum(table[0], Meeting.LOOKUP, weight=weight)
     return step.out((*ids, table[1]))
-

@@ -1,4 +1,4 @@
-"""Operators that make one number of many, or that set a dimension in relation to itself; and those that look up by number."""
+"""Operators that make one number of many or set a dimension in relation to itself, and those that look up by number."""
 
 from dryfit.parallel.axes import Dim, Hold
 from dryfit.parallel.graph import Ref
@@ -54,6 +54,15 @@ def _(step: Step) -> None:
 @rule("amax", "amin", "var", "std", "prod", "logsumexp", "argmax", "argmin", "any", "all", "norm", "linalg_vector_norm")
 def _(step: Step) -> None:
     _needs_all(step)
+
+
+@rule("min", "max")
+def _(step: Step) -> None:
+    """With another tensor they work on elements; else they reduce."""
+    if other := step.node.optional("other"):
+        step.out(step.broadcast([step.node.ref("self"), other], step.made()))
+    else:
+        _needs_all(step)
 
 
 def _needs_all(step: Step) -> None:

@@ -1,7 +1,7 @@
 """Operators that give the same elements another shape, or a part of them."""
 
-from dryfit.parallel.graph import Ref
 from dryfit.parallel.axes import Dim
+from dryfit.parallel.graph import Ref
 from dryfit.parallel.rules.base import Partial, Step, positive, rule
 
 
