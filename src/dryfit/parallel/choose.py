@@ -6,8 +6,8 @@ better one is. Layers are cut in any case, that being what was asked for; the ta
 scores are long, only where it pays.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import gcd
 from typing import Final
 
@@ -54,6 +54,21 @@ class _Candidate:
     vocabulary: bool
 
 
+_TELLING: Final = (Hold.UNKNOWN, Hold.OPERATOR, Hold.LOSS, Hold.TABLE, Hold.OUTPUT, Hold.ROWS)
+"""Of several reasons, which says most."""
+
+
+@dataclass(slots=True)
+class _Whole:
+    """Why parameters stay whole: of several reasons the one that says most, which has the lowest number."""
+
+    why: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def note(self, leaves: Iterable[Leaf], text: str, rank: int = 0) -> None:
+        for leaf in leaves:
+            self.why[leaf.name] = min(self.why.get(leaf.name, (rank, text)), (rank, text), key=lambda one: one[0])
+
+
 def choose(graph: Graph, degree: int, tokens: int = TOKENS, refused: Mapping[str, str] | None = None) -> Chosen:
     """Choose what is cut over some ranks.
 
@@ -69,22 +84,25 @@ def choose(graph: Graph, degree: int, tokens: int = TOKENS, refused: Mapping[str
     solved = solve(graph)
     if heads := _heads(solved):
         solved = solve(graph, heads)
-    whole: dict[str, str] = {}
+    whole = _Whole()
     found = _candidates(solved, degree, tokens, refused or {}, whole)
     cut, regions = _settle(solved, found, whole)
-    matrices = {leaf.name for leaf in graph.parameters() if len(leaf.value.shape) > 1}
-    whole = {name: why for name, why in whole.items() if name in matrices and solved.cut_of(Ref(name), cut) is None}
+    why = {
+        leaf.name: whole.why[leaf.name][1]
+        for leaf in graph.parameters()
+        if len(leaf.value.shape) > 1 and solved.cut_of(Ref(leaf.name), cut) is None and leaf.name in whole.why
+    }
     if not cut:
         raise ConfigError(
             f"cutting a model over {degree} ranks",
-            "nothing of it can be cut: " + "; ".join(f"{name}: {why}" for name, why in list(whole.items())[:3]),
+            "nothing of it can be cut: " + "; ".join(f"{name}: {text}" for name, text in list(why.items())[:3]),
             "layers whose features or heads are independent of each other",
             "train it without execution.tp",
         )
     layers = [one for one in found if one.axis in cut and not one.vocabulary]
     if wrong := next((one for one in layers if one.size % degree), None):
         raise _indivisible(wrong, gcd(*(one.size for one in layers)), degree)
-    return Chosen(solved, cut, regions, whole)
+    return Chosen(solved, cut, regions, why)
 
 
 def _heads(solved: Solved) -> list[str]:
@@ -103,7 +121,7 @@ def _heads(solved: Solved) -> list[str]:
 
 
 def _candidates(
-    solved: Solved, degree: int, tokens: int, refused: Mapping[str, str], whole: dict[str, str]
+    solved: Solved, degree: int, tokens: int, refused: Mapping[str, str], whole: _Whole
 ) -> list[_Candidate]:
     """The axes that might be cut, the best first; of the others' parameters, why not."""
     tables = {
@@ -123,21 +141,23 @@ def _candidates(
     total = sum(leaf.value.size_bytes for leaf in solved.graph.parameters()) * KEPT_PER_PARAMETER
     found: list[_Candidate] = []
     for axis, leaves in _axes_of_parameters(solved).items():
-        reason = next(iter(solved.axes.reasons(axis)), None)
-        text = reason.text if reason else "one tensor has the same axis twice" if axis in twice else ""
-        text = text or next((refused[leaf.name] for leaf in leaves if leaf.name in refused), "")
-        if text:
-            whole |= {leaf.name: text for leaf in leaves if leaf.name not in whole}
+        if no := next((refused[leaf.name] for leaf in leaves if leaf.name in refused), ""):
+            whole.note(leaves, no)
+            continue
+        if reason := min(solved.axes.reasons(axis), key=lambda reason: _TELLING.index(reason.hold), default=None):
+            whole.note(leaves, reason.text, 1 + _TELLING.index(reason.hold))
+            continue
+        if axis in twice:
+            whole.note(leaves, "one tensor has the same axis twice")
             continue
         saved = sum(leaf.value.size_bytes for leaf in leaves) * KEPT_PER_PARAMETER * (degree - 1) / degree
         sent = _sent_bytes(solved, axis, scores) * tokens * 2 * (degree - 1) / degree
         vocabulary = axis in tables or axis in scores
         if vocabulary and (saved <= sent or saved < LEAST_SHARE * total):
-            whole |= {leaf.name: "cutting it would send more than it saves" for leaf in leaves}
+            whole.note(leaves, "cutting it would send more than it saves")
             continue
         if vocabulary and solved.axes.size(axis) % degree:
-            rows = solved.axes.size(axis)
-            whole |= {leaf.name: f"{degree} ranks do not divide its {rows} rows" for leaf in leaves}
+            whole.note(leaves, f"{degree} ranks do not divide its {solved.axes.size(axis)} rows")
             continue
         found.append(_Candidate(axis, solved.axes.size(axis), leaves, saved - sent, vocabulary))
     return sorted(found, key=lambda candidate: -candidate.gain_bytes)
@@ -174,7 +194,7 @@ def _sent_bytes(solved: Solved, axis: int, scores: Mapping[int, Ref]) -> float:
     return sum(value.size_bytes for value in made) / solved.graph.tokens
 
 
-def _settle(solved: Solved, found: list[_Candidate], whole: dict[str, str]) -> tuple[frozenset[int], Regions]:
+def _settle(solved: Solved, found: list[_Candidate], whole: _Whole) -> tuple[frozenset[int], Regions]:
     """Take the best candidates that can be cut together."""
     rivals = _rivals(solved, {candidate.axis for candidate in found})
     left = list(found)
@@ -189,7 +209,7 @@ def _settle(solved: Solved, found: list[_Candidate], whole: dict[str, str]) -> t
         except CannotCut as no:
             for candidate in left:
                 if text := no.why.get(candidate.axis):
-                    whole.update({leaf.name: text for leaf in candidate.leaves})
+                    whole.note(candidate.leaves, text)
             left = [candidate for candidate in left if candidate.axis not in no.why]
 
 

@@ -21,7 +21,7 @@ class Ref:
     item: int = 0
 
 
-Arg: TypeAlias = "Ref | int | float | bool | str | None | tuple[Arg, ...]"
+Arg: TypeAlias = "Ref | int | float | bool | str | tuple[Arg, ...] | None"
 
 
 class Role(StrEnum):

@@ -168,7 +168,7 @@ class _Reader:
         given = dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False))
         given |= node.kwargs
         return {
-            argument.name: self._arg(given[argument.name] if argument.name in given else argument.default_value)
+            argument.name: self._arg(given.get(argument.name, argument.default_value))
             for argument in target._schema.arguments
             if argument.name in given or argument.has_default_value()
         }
