@@ -10,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from dryfit.core.errors import ShardError
 from dryfit.core.sharding import ParameterShard, ShardPlan
 from dryfit.core.words import few
+from dryfit.meta.parts import Part
 from dryfit.meta.walk import SlotKind, put, slots
 from dryfit.parallel.boundary_hooks import connect_module
 from dryfit.parallel.check import check_plan, shards_of
@@ -75,12 +76,15 @@ def slices_of(module: nn.Module, plan: ShardPlan, rank: int) -> dict[int, nn.Par
     }
 
 
+def part_of(shard: ParameterShard, rank: int, degree: int) -> Part | None:
+    """Which part of a parameter a rank holds; None: all of it."""
+    return None if shard.dim is None else Part(shard.dim, tuple(shard.slices(rank, degree)))
+
+
 def slice_tensor(tensor: torch.Tensor, shard: ParameterShard, rank: int, degree: int) -> torch.Tensor:
     """What a rank holds of a tensor; the tensor itself where it is not cut."""
-    if shard.dim is None:
-        return tensor
-    parts = [tensor.narrow(shard.dim, begin, end - begin) for begin, end in shard.slices(rank, degree)]
-    return torch.cat(parts, shard.dim) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+    part = part_of(shard, rank, degree)
+    return tensor if part is None else part.of(tensor)
 
 
 def _slice_of(old: nn.Parameter, shard: ParameterShard, rank: int, degree: int) -> nn.Parameter:
