@@ -35,7 +35,7 @@ def test_what_was_cut_comes_back_as_it_was(kind: str):
     for state in found:
         assert list(state) == list(expected)
         assert all(torch.equal(state[name], expected[name]) for name in expected)
-    pairs = [name for name in expected if expected[name].data_ptr() == expected[list(expected)[0]].data_ptr()]
+    pairs = [name for name in expected if expected[name].data_ptr() == expected[next(iter(expected))].data_ptr()]
     assert len({found[0][name].data_ptr() for name in pairs}) == 1
 
 

@@ -1,7 +1,7 @@
 """A rank's weights from a checkpoint: the right numbers, no byte too many, and the refusals of whole loading."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def test_casts_are_made_after_reading(tmp_path: Path):
 
 
 @pytest.fixture
-def read_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def read_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of everything that is read from files, headers and indexes too."""
     sizes: list[int] = []
     preadv, pread, opened = os.preadv, os.pread, os.fdopen
@@ -147,7 +147,7 @@ def read_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(os, "preadv", counted_preadv)
     monkeypatch.setattr(os, "pread", counted_pread)
     monkeypatch.setattr(os, "fdopen", counted_open)
-    yield sizes
+    return sizes
 
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
