@@ -41,6 +41,12 @@ def apply(module: ModuleT, plan: ShardPlan, ranks: Ranks) -> ModuleT:
         ShardError: The plan is not this module's, or the module is cut already.
     """
     check_plan(module, plan)
+    if ranks.degree != plan.degree:
+        raise ShardError(
+            f"cutting a {type(module).__name__} over {ranks.degree} ranks",
+            f"the plan is for {plan.degree}",
+            allowed="as many ranks as the plan has",
+        )
     cut(module, plan, ranks.rank)
     return connect(module, plan, ranks)
 
