@@ -6,7 +6,7 @@ Both are needed by name, and neither is in an exported graph. An operator that d
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,33 +17,29 @@ from dryfit.core.sharding import Boundary, ModuleShard
 ENTER, LEAVE, SIZES = "enter", "leave", "sizes"
 
 
-@torch.library.custom_op("dryfit::mark", mutates_args=())
-def mark(x: Tensor, kind: str, module: str, name: str, dim: int, times: int, over: int) -> Tensor:
-    """A tensor as it is, with something written beside it.
-
-    Args:
-        x: The tensor.
-        kind: What is written: ENTER, LEAVE or SIZES.
-        module: Path of a module.
-        name: Of its input or output; of sizes, the list of their origins.
-        dim: Which dimension ``times`` and ``over`` are of.
-        times: How much longer the dimension is behind the mark, where ranks' slices are put together.
-        over: How much shorter it is, where each rank takes its slice.
-    """
-    return x.clone() if times == over else x.repeat(*_repeats(x, dim, times)).narrow(dim, 0, x.shape[dim] // over)
-
-
-@mark.register_fake
-def _(x: Tensor, kind: str, module: str, name: str, dim: int, times: int, over: int) -> Tensor:
+def _marked(x: Tensor, kind: str, module: str, name: str, dim: int, times: int, over: int) -> Tensor:
     shape = list(x.shape)
-    shape[dim] = shape[dim] * times // over if shape else 0
-    return x.new_empty(shape) if shape else torch.empty_like(x)
+    if shape:
+        shape[dim] = shape[dim] * times // over
+    return x.new_empty(shape)
 
 
-def _repeats(x: Tensor, dim: int, times: int) -> list[int]:
-    repeats = [1] * x.dim()
-    repeats[dim] = times
-    return repeats
+# Not torch.library.custom_op, whose wrappers take most of the time of a trace with many marks. The library is held as
+# long as the operator is to be known.
+_LIBRARY: Final = torch.library.Library("dryfit", "DEF")
+_LIBRARY.define("mark(Tensor x, str kind, str module, str name, int dim, int times, int over) -> Tensor")
+_LIBRARY.impl("mark", _marked, "Meta")
+
+mark: Final = torch.ops.dryfit.mark.default
+"""A tensor as it is, with something written beside it. It works on tensors without values only.
+
+Its arguments: the tensor; what is written (ENTER, LEAVE or SIZES); the path of a module; the name of its input or
+output, or a list of origins; a dimension; how many times longer it is behind the mark, where ranks' slices are put
+together; how many times shorter, where each rank takes its slice.
+"""
+
+
+_ACTIVATIONS: Final = frozenset({"torch.nn.modules.activation", "transformers.activations"})
 
 
 class Probe(int):
@@ -162,12 +158,20 @@ def modules_marked(module: nn.Module, shards: Mapping[str, ModuleShard], degree:
     running: list[str] = []
     with ExitStack() as undo:
         for path, part in paths(module):
+            if _on_elements(part):
+                continue
             shard = shards.get(path, ModuleShard())
             before = part.register_forward_pre_hook(_entering(path, part, shard, degree, running), with_kwargs=True)
             undo.callback(before.remove)
             after = part.register_forward_hook(_leaving(path, shard, degree, running))
             undo.callback(after.remove)
         yield running
+
+
+def _on_elements(module: nn.Module) -> bool:
+    """Whether a module works on each element: no region begins or ends with such a one."""
+    known = isinstance(module, nn.Dropout | nn.Identity) or type(module).__module__ in _ACTIVATIONS
+    return known and next(module.parameters(), None) is None
 
 
 def input_names(module: nn.Module) -> list[str]:

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from dryfit.core.errors import ConfigError
+from dryfit.core.errors import ConfigError, TraceError
 from dryfit.core.sharding import Boundary, ModuleShard, ParameterShard, ShardPlan, Traffic
 from dryfit.parallel.capture import OTHER, SMALL, Inputs, capture
 from dryfit.parallel.choose import TOKENS, Chosen, choose
 from dryfit.parallel.graph import Graph, Leaf, Ref, Value
 from dryfit.parallel.proof import Attributes, Misfit, check_size, misfits, read_numbers
+
+from dryfit.parallel.repeats import for_all_layers, shortened
 
 
 def plan_shards(module: nn.Module, degree: int, *, inputs: Inputs | None = None, tokens: int = TOKENS) -> ShardPlan:
@@ -28,6 +30,19 @@ def plan_shards(module: nn.Module, degree: int, *, inputs: Inputs | None = None,
     """
     if degree < 2:
         raise ConfigError("planning how a model is cut", f"{degree} ranks", "2 or more", "leave execution.tp away")
+    with shortened(module) as stands_for:
+        try:
+            plan = _planned(module, degree, inputs, tokens)
+        except TraceError:
+            if not stands_for:
+                raise
+            plan = None
+    if plan is None:  # its code counts on all of its layers
+        return _planned(module, degree, inputs, tokens)
+    return for_all_layers(plan, module, stands_for)
+
+
+def _planned(module: nn.Module, degree: int, inputs: Inputs | None, tokens: int) -> ShardPlan:
     graph = capture(module, inputs, SMALL)
     other = capture(module, inputs, OTHER)
     check_size(graph, other, module)
