@@ -174,11 +174,12 @@ def check_ranks(module: nn.Module, plan: ShardPlan, ranks: Ranks) -> None:
         f"{name} {list(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
         for name, parameter in module.named_parameters()
     ]
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
     facts = {
         "the plan": plan.model_dump_json(),
         "the parameters": "\n".join(parameters),
         "the mode (train or eval)": str([part.training for part in module.modules()]),
-        "the random generator's state": str(torch.get_rng_state().tolist()),
+        "the random generator's state": str([state.tolist() for state in states]),
         "torch's version": torch.__version__,
     }
     agree(ranks, facts)
