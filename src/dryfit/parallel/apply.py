@@ -10,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from dryfit.core.errors import ShardError
 from dryfit.core.sharding import ParameterShard, ShardPlan
 from dryfit.core.words import few
+from dryfit.meta.parts import Part
 from dryfit.meta.walk import SlotKind, put, slots
 from dryfit.parallel.boundary_hooks import connect_module
 from dryfit.parallel.check import check_plan, shards_of
@@ -40,6 +41,12 @@ def apply(module: ModuleT, plan: ShardPlan, ranks: Ranks) -> ModuleT:
         ShardError: The plan is not this module's, or the module is cut already.
     """
     check_plan(module, plan)
+    if ranks.degree != plan.degree:
+        raise ShardError(
+            f"cutting a {type(module).__name__} over {ranks.degree} ranks",
+            f"the plan is for {plan.degree}",
+            allowed="as many ranks as the plan has",
+        )
     cut(module, plan, ranks.rank)
     return connect(module, plan, ranks)
 
@@ -75,12 +82,15 @@ def slices_of(module: nn.Module, plan: ShardPlan, rank: int) -> dict[int, nn.Par
     }
 
 
+def part_of(shard: ParameterShard, rank: int, degree: int) -> Part | None:
+    """Which part of a parameter a rank holds; None: all of it."""
+    return None if shard.dim is None else Part(shard.dim, tuple(shard.slices(rank, degree)))
+
+
 def slice_tensor(tensor: torch.Tensor, shard: ParameterShard, rank: int, degree: int) -> torch.Tensor:
     """What a rank holds of a tensor; the tensor itself where it is not cut."""
-    if shard.dim is None:
-        return tensor
-    parts = [tensor.narrow(shard.dim, begin, end - begin) for begin, end in shard.slices(rank, degree)]
-    return torch.cat(parts, shard.dim) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+    part = part_of(shard, rank, degree)
+    return tensor if part is None else part.of(tensor)
 
 
 def _slice_of(old: nn.Parameter, shard: ParameterShard, rank: int, degree: int) -> nn.Parameter:
@@ -164,11 +174,12 @@ def check_ranks(module: nn.Module, plan: ShardPlan, ranks: Ranks) -> None:
         f"{name} {list(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
         for name, parameter in module.named_parameters()
     ]
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
     facts = {
         "the plan": plan.model_dump_json(),
         "the parameters": "\n".join(parameters),
         "the mode (train or eval)": str([part.training for part in module.modules()]),
-        "the random generator's state": str(torch.get_rng_state().tolist()),
+        "the random generator's state": str([state.tolist() for state in states]),
         "torch's version": torch.__version__,
     }
     agree(ranks, facts)

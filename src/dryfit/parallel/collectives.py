@@ -90,31 +90,37 @@ class ProcessRanks:
         self.checked = checked
         self.rank: Final[int] = dist.get_rank(group)
         self.degree: Final[int] = dist.get_world_size(group)
+        self._by_device = dist.get_backend(group) == dist.Backend.NCCL
 
     def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
         """See :class:`Ranks`."""
         self._compare("all_reduce", tensor, what)
         # A copy: whoever made the tensor may have kept it for its own gradient.
-        summed = tensor.detach().clone(memory_format=torch.contiguous_format)
+        summed = tensor.detach().to(self._carrier(tensor)).clone(memory_format=torch.contiguous_format)
         dist.all_reduce(summed, group=self._group)
-        return summed
+        return summed.to(tensor.device)
 
     def all_gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         """See :class:`Ranks`."""
         self._compare("all_gather", tensor, what)
-        own = tensor.detach().contiguous()
+        own = tensor.detach().to(self._carrier(tensor)).contiguous()
         gathered = [torch.empty_like(own) for _ in range(self.degree)]
         dist.all_gather(gathered, own, group=self._group)
-        return gathered
+        return [one.to(tensor.device) for one in gathered]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ProcessRanks":
         return self  # a module's copy is on the same ranks
+
+    def _carrier(self, tensor: torch.Tensor) -> torch.device:
+        """Where a tensor must lie to be sent."""
+        return torch.device("cuda", torch.cuda.current_device()) if self._by_device else tensor.device
 
     def _compare(self, operation: str, tensor: torch.Tensor, what: str) -> None:
         if not self.checked:
             return
         call = described(operation, tensor, what)
-        digest = digest_of(call.encode()).to(tensor.device)
+        digest = digest_of(call.encode())
+        digest = digest.to(self._carrier(digest))
         others = [torch.empty_like(digest) for _ in range(self.degree)]
         dist.all_gather(others, digest, group=self._group)
         if any(not torch.equal(digest, other) for other in others):

@@ -1,7 +1,7 @@
 """What one pass through a model was like: what each module gave, and where it was when it failed."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -53,3 +53,6 @@ def floats_of(output: Any) -> Iterator[torch.Tensor]:
     elif isinstance(output, tuple | list):
         for value in output:
             yield from floats_of(value)
+    elif is_dataclass(output):
+        for one in fields(output):
+            yield from floats_of(getattr(output, one.name))
