@@ -25,6 +25,12 @@ def config(kind: str, **changes: Any) -> Any:
     own: dict[str, dict[str, Any]] = {
         "bert": {},
         "llama": {"num_key_value_heads": 4, "use_cache": False},
+        "mixtral": {
+            "num_key_value_heads": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "use_cache": False,
+        },
         "gpt2": {"use_cache": False, "bos_token_id": 1, "eos_token_id": 2},
     }
     return AutoConfig.for_model(kind, **{**SIZES, **own[kind], **changes})
@@ -124,6 +130,19 @@ def llama_plan(module: nn.Module, degree: int, *, vocabulary: bool = False) -> S
         made.modules["model.embed_tokens"] = ModuleShard(vocabulary=True, outputs={"0": REDUCE})
         made.cut("lm_head.weight", 0)
         made.modules["lm_head"] = ModuleShard(inputs={"input": COPY}, outputs={"0": GATHER})
+    return made.plan()
+
+
+def mixtral_plan(module: nn.Module, degree: int) -> ShardPlan:
+    """The features of each expert cut: gate and up in one weight of three dimensions."""
+    made = PlanBuilder(module, degree)
+    for path, part in module.named_modules():
+        if type(part).__name__ == "MixtralExperts":
+            made.cut(f"{path}.gate_up_proj", 1, blocks=2)
+            made.cut(f"{path}.down_proj", 2)
+            made.modules[path] = ModuleShard(
+                inputs={"hidden_states": COPY, "top_k_weights": COPY}, outputs={"0": REDUCE}
+            )
     return made.plan()
 
 

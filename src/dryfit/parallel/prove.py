@@ -293,7 +293,8 @@ def _gradient_error(case: _Case, record: _Record, module: nn.Module, rank: int) 
             wrong[name] = off / max(own, _NOISE * record.largest)
     if wrong:
         # Gradients come from behind: what is wrong in one goes on into those of all modules before it.
-        last = list(wrong)[-1]
+        order = {path: index for index, path in enumerate(record.witness.outputs)}
+        last = max(wrong, key=lambda name: order.get(name.rpartition(".")[0], -1))
         others = [case.of.original(name) for name in wrong if name != last]
         more = f"; so are those of {len(others)} more ({few(others)})" if others else ""
         raise case.refused(

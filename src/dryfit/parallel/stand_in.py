@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from dryfit.core.errors import LoadError, ShardError
 from dryfit.core.sharding import ShardPlan
@@ -93,6 +94,10 @@ def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> S
     copied = copy.deepcopy(module, memo)
     del kept_alive
     allow_real_inputs(copied)
+    for part in copied.modules():
+        # Experts in one kernel (grouped_mm) know no fp64; one after the other they compute the same.
+        if isinstance(part, PreTrainedModel) and part._can_set_experts_implementation():
+            part.set_experts_implementation("eager")
     names = _close_gaps(module, copied, dropped)
     back = {old: new for new, old in names.items()}
     gone = tuple(path for path, layer in module.named_modules() if id(layer) in dropped)

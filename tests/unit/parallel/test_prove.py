@@ -17,6 +17,7 @@ PLANS: dict[str, Callable[..., ShardPlan]] = {
     "bert": made.bert_plan,
     "llama": made.llama_plan,
     "gpt2": made.gpt2_plan,
+    "mixtral": made.mixtral_plan,
 }
 
 
@@ -234,6 +235,15 @@ def test_a_fused_weight_cut_in_one_block_is_refused():
         plan = changed_parameter(plan, f"transformer.h.0.attn.c_attn.{name}", blocks=(96,))
 
     with pytest.raises(ShardError, match=r"transformer\.h\.0\.attn\.c_proj's output is off"):
+        prove(module, plan, made.batch())
+
+
+def test_weights_of_experts_need_their_gradients_summed_too():
+    module = made.on_meta("mixtral")
+    path = next(path for path, part in module.named_modules() if type(part).__name__ == "MixtralExperts")
+    plan = changed_module(made.mixtral_plan(module, 2), path, inputs={"hidden_states": Boundary.COPY})
+
+    with pytest.raises(ShardError, match=rf"the gradient of {path.removesuffix('experts')}gate\.weight is off"):
         prove(module, plan, made.batch())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import shard_plans as made
 from dryfit.core.errors import LoadError, ShardError
@@ -171,29 +171,18 @@ def test_a_rank_reads_its_slices_and_hardly_more(
     assert planned < 0.6 * whole_bytes
 
 
-def mixtral() -> Any:
-    return AutoConfig.for_model(
-        "mixtral", **made.SIZES, num_key_value_heads=4, num_local_experts=4, num_experts_per_tok=2, use_cache=False
-    )
-
-
 @pytest.mark.parametrize("by_expert", [False, True], ids=["features of each expert", "whole experts"])
 def test_experts_are_put_together_from_slices(tmp_path: Path, by_expert: bool, read_bytes: list[int]):
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(mixtral()).save_pretrained(tmp_path)
-    expected = build(lambda: AutoModelForCausalLM.from_config(mixtral()))
-    materialise(expected, tmp_path)
-    module = build(lambda: AutoModelForCausalLM.from_config(mixtral()))
-    rows = made.PlanBuilder(module, 2)
-    for path, part in module.named_modules():
-        if type(part).__name__ == "MixtralExperts":
-            if by_expert:
-                rows.cut(f"{path}.gate_up_proj", 0)
-                rows.cut(f"{path}.down_proj", 0)
-            else:
-                rows.cut(f"{path}.gate_up_proj", 1, blocks=2)
-                rows.cut(f"{path}.down_proj", 2)
-    plan = rows.plan()
+    saved(tmp_path, "mixtral")
+    expected = whole("mixtral", tmp_path)
+    module = made.on_meta("mixtral")
+    plan = made.mixtral_plan(module, 2)
+    if by_expert:
+        rows = made.PlanBuilder(module, 2)
+        for name in [name for name, row in plan.parameters.items() if row.dim is not None]:
+            rows.cut(name, 0)
+        plan = rows.plan()
     assert sum(row.dim is not None for row in plan.parameters.values()) == 4
     read_bytes.clear()
 
