@@ -1,8 +1,7 @@
 """Which axes to cut: those that save most memory for what they send.
 
 An axis is worth the bytes of the parameters it cuts, with their gradients and an optimizer's two moments, that a rank
-need not hold, less the bytes that a step sends because of it. Axes that meet in one tensor cannot both be cut: the
-better one is. Layers are cut in any case, that being what was asked for; the table of a vocabulary, whose sums and
+need not hold, less the bytes that a step sends because of it. Of axes that meet in one tensor only one can be cut. Layers are cut in any case, that being what was asked for; the table of a vocabulary, whose sums and
 scores are long, only where it pays.
 """
 
@@ -50,6 +49,7 @@ class _Candidate:
     axis: int
     size: int
     leaves: tuple[Leaf, ...]
+    saved_bytes: float
     gain_bytes: float
     vocabulary: bool
 
@@ -123,7 +123,7 @@ def _heads(solved: Solved) -> list[str]:
 def _candidates(
     solved: Solved, degree: int, tokens: int, refused: Mapping[str, str], whole: _Whole
 ) -> list[_Candidate]:
-    """The axes that might be cut, the best first; of the others' parameters, why not."""
+    """The axes that might be cut; of the others' parameters, why not."""
     tables = {
         axis
         for met in solved.sums.values()
@@ -159,8 +159,8 @@ def _candidates(
         if vocabulary and solved.axes.size(axis) % degree:
             whole.note(leaves, f"{degree} ranks do not divide its {solved.axes.size(axis)} rows")
             continue
-        found.append(_Candidate(axis, solved.axes.size(axis), leaves, saved - sent, vocabulary))
-    return sorted(found, key=lambda candidate: -candidate.gain_bytes)
+        found.append(_Candidate(axis, solved.axes.size(axis), leaves, saved, saved - sent, vocabulary))
+    return found
 
 
 def _axes_of_parameters(solved: Solved) -> dict[int, tuple[Leaf, ...]]:
@@ -199,11 +199,7 @@ def _settle(solved: Solved, found: list[_Candidate], whole: _Whole) -> tuple[fro
     rivals = _rivals(solved, {candidate.axis for candidate in found})
     left = list(found)
     while True:
-        taken: set[int] = set()
-        for candidate in left:
-            if not rivals.get(candidate.axis, set()) & taken:
-                taken.add(candidate.axis)
-        cut = frozenset(taken)
+        cut = _independent(left, rivals)
         try:
             return cut, find_regions(solved, cut)
         except CannotCut as no:
@@ -211,6 +207,28 @@ def _settle(solved: Solved, found: list[_Candidate], whole: _Whole) -> tuple[fro
                 if text := no.why.get(candidate.axis):
                     whole.note(candidate.leaves, text)
             left = [candidate for candidate in left if candidate.axis not in no.why]
+
+
+def _independent(candidates: list[_Candidate], rivals: Mapping[int, set[int]]) -> frozenset[int]:
+    """Candidates of which no two are rivals: those first that gain most for each one they exclude.
+
+    Source: S. Sakai et al., "A note on greedy algorithms for the maximum weighted independent set problem", 2003
+    (GWMIN).
+    """
+    left = {candidate.axis: candidate for candidate in candidates}
+    taken: set[int] = set()
+
+    def worth(candidate: _Candidate) -> tuple[bool, float]:
+        excluded = len(rivals.get(candidate.axis, set()) & left.keys())
+        gain = candidate.gain_bytes if candidate.gain_bytes > 0 else candidate.saved_bytes
+        return candidate.gain_bytes > 0, gain / (excluded + 1)
+
+    while left:
+        best = max(left.values(), key=worth)
+        taken.add(best.axis)
+        for axis in rivals.get(best.axis, set()) | {best.axis}:
+            left.pop(axis, None)
+    return frozenset(taken)
 
 
 def _rivals(solved: Solved, candidates: set[int]) -> dict[int, set[int]]:

@@ -9,6 +9,7 @@ than the plan was made with, and comparing every tensor's shape.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 import torch
@@ -101,14 +102,12 @@ def check_size(graph: Graph, other: Graph, module: nn.Module) -> None:
     Raises:
         ConfigError: It does.
     """
-    for node, again in zip(graph.nodes, other.nodes, strict=False):
-        if (node.op, node.module) != (again.op, again.module):
-            found = f"with more rows it runs {again.op} in {again.module} where it ran {node.op} in {node.module}"
+    for node, again in zip_longest(graph.nodes, other.nodes):
+        if node is None or again is None or (node.op, node.module) != (again.op, again.module):
             break
     else:
-        if len(graph.nodes) == len(other.nodes):
-            return
-        found = f"it runs {len(graph.nodes)} operators, with more rows {len(other.nodes)}"
+        return
+    found = f"with more rows it runs {_named(again)} where it ran {_named(node)}"
     raise ConfigError(
         f"planning how {type(module).__name__} is cut",
         found,
@@ -140,10 +139,13 @@ def misfits(
         except CannotFollow as no:
             axes = _axes_in(chosen, no.module) or chosen.cut
             return [Misfit(axes, f"a rank's part of {no.module or 'the model'} does not run: {no.text}")]
-    for node, whole, found in zip(chosen.solved.graph.nodes, other.nodes, part.nodes, strict=False):
-        if found.op != whole.op:
+    pairs = [(node, again) for node, again in zip(chosen.solved.graph.nodes, other.nodes, strict=True) if _acts(again)]
+    for pair, found in zip_longest(pairs, filter(_acts, part.nodes)):
+        if pair is None or found is None or found.op != pair[1].op:
+            node = pair[0] if pair else chosen.solved.graph.nodes[-1]
             axes = _axes_in(chosen, node.module) or chosen.cut
-            return [Misfit(axes, f"a rank's part of {node.module} runs {found.op} in the place of {whole.op}")]
+            return [Misfit(axes, f"a rank's part runs {_named(found)} in the place of {_named(pair and pair[1])}")]
+        node, whole = pair
         for item, value in enumerate(whole.outputs):
             ref = Ref(node.name, item)
             made = found.outputs[item] if item < len(found.outputs) else None
@@ -151,6 +153,15 @@ def misfits(
                 axes = _axes_near(chosen, node) or chosen.cut
                 return [Misfit(axes, _said(node, made.shape if made else (), _local(chosen, ref, value.shape, degree)))]
     return []
+
+
+def _acts(node: Node) -> bool:
+    """Whether an operator is there in any case: torch leaves copies away where a tensor lies as it should already."""
+    return node.op not in ("contiguous", "clone")
+
+
+def _named(node: Node | None) -> str:
+    return f"{node.op} in {node.module or 'the model itself'}" if node else "nothing"
 
 
 def _said(node: Node, found: tuple[int, ...], expected: tuple[int, ...]) -> str:

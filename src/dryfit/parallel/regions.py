@@ -227,14 +227,16 @@ class _Backward:
             return _Owed(axes, frozenset({node.name}))
         bare = any(not state.marks for state in owed)
         mixed = len(owed) < len(states)
+        if node.op == LEAVE and node.name in self.regions.at and bare:
+            # What is summed or put together there passes gradients on as they are: they must be complete.
+            raise CannotCut.all_of(axes, f"gradients of what {node.module} returns would come in shares")
         if bare and mixed:
-            raise CannotCut.all_of(
-                axes, f"{node.op} in {node.module} makes tensors of which only some go to something cut"
-            )
+            raise CannotCut.all_of(axes, f"only a part of what {node.op} in {node.module} makes goes to something cut")
         if bare:
             return _Owed(axes)
         known = RULES.get(node.op)
-        if not mixed and known and known.partial is Partial.FIRST and len(list(node.refs())) == 1:
+        moves = known is not None and known.partial is Partial.FIRST and len(list(node.refs())) == 1
+        if moves and not mixed and node.name not in self.regions.at:
             return _Owed(axes, marks)
         self._add_at(marks)
         return None
@@ -257,7 +259,7 @@ class _Backward:
             return _Owed(axes, marks if all(state.marks for state in owed) else frozenset())
         if not all(state.marks for state in owed):
             raise CannotCut.all_of(
-                axes, f"{self._named(ref)} is used by something cut and by something whole in one module"
+                axes, f"{self._named(ref)} is used by something cut and something whole in one module"
             )
         self._add_at(marks)
         return None
