@@ -23,6 +23,9 @@ _SIGNALS: Final = {
 """As a shell starts a command; whatever started the tests may ignore some, as ``nohup`` does."""
 
 
+gc.disable()  # until all is imported: to look for garbage among modules takes as long as to import them
+
+
 def pytest_configure() -> None:
     """Set the signals' handlers for fixtures that outlive a test too."""
     for number, handler in _SIGNALS.items():
@@ -43,6 +46,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

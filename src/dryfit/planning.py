@@ -26,6 +26,7 @@ from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import cannot_checkpoint
 from dryfit.tasks.base import Given, Task
+from dryfit.tasks.folds import Fold, study_folds
 from dryfit.tasks.own import own_source
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task, task_class
@@ -197,10 +198,22 @@ def _row_lengths(tokens: StudyTokens | None, task: Task) -> list[int] | None:
     """Tokens of every row that is trained on or scored; None where they are not known."""
     if tokens is None:
         return None
+    whole = _lengths(tokens, task, None)
+    first, *others = [*study_folds(tokens.data), None]
+    if first is None:
+        return whole
+    found = _lengths(tokens, task, first)
+    if sorted(found) == sorted(whole):  # each row has its tokens, whatever it stands beside: so it is in every fold
+        return whole
+    return [*found, *(length for fold in others if fold is not None for length in _lengths(tokens, task, fold))]
+
+
+def _lengths(tokens: StudyTokens, task: Task, fold: Fold | None) -> list[int]:
     found = prepared_tokens(
         task,
         cache_dir=Path(tokens.cache_dir),
         data_fingerprint=tokens.data_fingerprint,
         only=(TRAIN, VALIDATION),
+        fold=fold,
     )
     return [length for split in found.splits.values() for length in split.lengths_R.tolist()]

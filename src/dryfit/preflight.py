@@ -1,6 +1,7 @@
 """Child jobs that look and train nothing: RESOLVE, all a study needs before its first trial, CHECK and PROBE."""
 
 import platform
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,13 @@ from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind, make_model, pretrained_config, stack_bytes
 from dryfit.meta.source import model_identity
 from dryfit.tasks.base import Given, Task
+from dryfit.tasks.folds import checked_fold, study_folds
 from dryfit.tasks.health import folder_health
 from dryfit.tasks.metrics import check_metrics
 from dryfit.tasks.own import check_settings, own_source
 from dryfit.tasks.prepare import cache_tokens, checked_splits
 from dryfit.tasks.registry import make_task
-from dryfit.tasks.rows import Row, fingerprint, label_counts
+from dryfit.tasks.rows import VALIDATION, Row, fingerprint, label_counts
 from dryfit.train.device import find_device
 
 _VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "scikit-learn", "numpy")
@@ -55,6 +57,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         check_settings(type(task), body.settings, body.searched)
     check_metrics(task, body.metrics)
     splits = checked_splits(task)
+    folds = {fold: checked_fold(task, splits, fold) for fold in study_folds(body.data)}
     channel.beat()
     found = fingerprint(splits)
     source = own_source(type(task))
@@ -65,7 +68,11 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         train = body.settings.train.model_copy(update={"max_length": max_length})
         settings = body.settings.model_copy(update={"model": model, "train": train})
         task = make_task(body.task, Given(settings, body.data))
-        remarks += task.remarks(cache_tokens(task, splits, cache_dir=Path(body.cache_dir), data_fingerprint=found))
+        cache = partial(cache_tokens, task, cache_dir=Path(body.cache_dir), data_fingerprint=found)
+        remarks += task.remarks(cache(splits))
+        for fold, rows in folds.items():
+            cache(rows, fold=fold)
+            channel.beat()
         sources = task.sources().values()
         revisions |= {source.name: model_identity(source) for source in sources}
         if model.name not in weights_bytes:
@@ -76,6 +83,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     result = ResolveResult(
         data_fingerprint=found,
         splits=facts,
+        fold_rows=tuple(len(rows[VALIDATION]) for rows in folds.values()),
         revisions=revisions,
         weights_bytes=weights_bytes,
         device=device,

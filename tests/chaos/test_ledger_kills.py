@@ -19,7 +19,7 @@ from dryfit.store import events
 from dryfit.store.events import Event, TrialFinished
 from dryfit.study.machine import End
 from kill_points import KNOWN, Killed, Way, killed_at, study_session
-from study_runs import DEADLINE_S, ends, events_of, fold, marked_processes, run
+from study_runs import DEADLINE_S, ends, events_of, fold, marked_processes, objective_study, run
 
 TRIALS = 8
 SEARCHES: dict[str, dict[str, dict[str, Any]]] = {
@@ -168,25 +168,11 @@ def test_a_death_at_any_event_changes_nothing(tmp_path: Path, monkeypatch: pytes
     kill_everywhere(monkeypatch, tmp_path, search, every=True, both=True)
 
 
-STUDY = f"""
-[study]
-task = "objective"
-trials = 20
-seed = 2
-
-[objective]
-function = "objectives:walk"
-paths = ["{Path(dying_control.__file__).parent}"]
-
-[space]
-x = {{low = -3.0, high = 3.0}}
-
-[search]
-sampler = "tpe"
-startup_trials = 4
-pruner = "asha"
-mirror = "none"
-"""
+STUDY = objective_study(
+    "walk",
+    study="trials = 20\nseed = 2",
+    search='sampler = "tpe"\nstartup_trials = 4\npruner = "asha"\nmirror = "none"',
+)
 # In the order in which they can still come: the first three are written once, or by each session, the last at the end.
 REAL = (
     *("study_created", "session_opened", "resolved", "trial_asked", "attempt_placed", "attempt_started", "report"),

@@ -179,7 +179,7 @@ def test_a_machine_that_slept_kills_nobody(tmp_path):
             first, second = (child, control.pid) if number == signal.SIGSTOP else (control.pid, child)
             os.kill(first, number)
             os.kill(second, number)
-            time.sleep(3.0)
+            time.sleep(2.0)
         assert alive(child), "the supervisor's clock stood while it did not run"
         (tmp_path / "child" / "stop").touch()
         assert control.stdout.readline().split() == ["''", "True"]

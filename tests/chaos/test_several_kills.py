@@ -4,33 +4,13 @@ from pathlib import Path
 
 import pytest
 
-import objectives
-from study_runs import ends, fold, kill_now, marked_processes, run, start, wait_for
-
-SUPPORT = str(Path(objectives.__file__).parent)
-STUDY = f"""
-[study]
-task = "objective"
-trials = 2
-seed = 5
-
-[objective]
-function = "objectives:stepwise"
-paths = ["{SUPPORT}"]
-
-[space]
-x = {{low = -3.0, high = 3.0}}
-
-[search]
-sampler = "random"
-mirror = "none"
-"""
+from study_runs import ends, fold, kill_now, marked_processes, objective_study, run, start, wait_for
 
 
 def test_a_kill_in_the_second_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / f"{name}.toml" for name in "abc"]
     for file in files:
-        file.write_text(STUDY, encoding="utf-8")
+        file.write_text(objective_study("stepwise", study="trials = 2\nseed = 5"), encoding="utf-8")
     first, second, third = (file.with_suffix("") for file in files)
     assert run("tune", files[0], "--quiet").returncode == 0
     done = (first / "ledger.jsonl").read_bytes()

@@ -5,45 +5,23 @@ from pathlib import Path
 
 import pytest
 
-import objectives
 from chaos import Storm, assert_undisturbed, chosen_seed, failures
 from dryfit.core.failure import FailureKind
-from study_runs import fold, run, write_study
+from study_runs import fold, objective_study, run, write_study
 
-SUPPORT = str(Path(objectives.__file__).parent)
-WALK = f"""
-[study]
-task = "objective"
-trials = {{trials}}
-seed = {{seed}}
-
-[objective]
-function = "objectives:walk"
-paths = ["{SUPPORT}"]
-
-[space]
-x = {{{{low = -3.0, high = 3.0}}}}
-
-[search]
-sampler = "random"
-mirror = "none"
-
-[runtime]
-parallel = 2
-retries = 100
-"""
+RUNTIME = "parallel = 2\nretries = 100"
 CHILD_S = (0.05, 0.2)
 
 
 def walks(folder: Path, trials: int, seed: int) -> Path:
     folder.mkdir()
-    (folder / "study.toml").write_text(WALK.format(trials=trials, seed=seed), encoding="utf-8")
+    study = objective_study("walk", study=f"trials = {trials}\nseed = {seed}", runtime=RUNTIME)
+    (folder / "study.toml").write_text(study, encoding="utf-8")
     return folder
 
 
 def encoders(folder: Path, trials: int, seed: int) -> Path:
-    search, runtime = 'sampler = "random"', "parallel = 2\nretries = 100"
-    file = write_study(folder, trials=trials, search=search, runtime=runtime)
+    file = write_study(folder, trials=trials, search='sampler = "random"', runtime=RUNTIME)
     file.write_text(file.read_text(encoding="utf-8").replace("seed = 11", f"seed = {seed}"), encoding="utf-8")
     return folder
 

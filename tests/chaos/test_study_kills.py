@@ -130,9 +130,8 @@ def _kill(pid: int) -> None:
         return
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 3)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 3)])
 def test_a_signal_checkpoints_and_the_study_goes_on(
     undisturbed: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
@@ -164,24 +163,6 @@ def test_ctrl_c_twice_ends_at_once(undisturbed: Path, tmp_path: Path) -> None:
     process.communicate()
     assert process.returncode == 130
     assert marked_processes(folder) == []
-    resume_to_end(folder)
-    assert_same(folder, undisturbed)
-
-
-def test_dryfit_stop_and_a_second_process_is_refused(undisturbed: Path, tmp_path: Path) -> None:
-    folder = copy_of(undisturbed, tmp_path / "study")
-    process = start("tune", folder, "--quiet")
-    assert wait_for(lambda: any(isinstance(event, AttemptStarted) for event in events_of(folder)), process)
-    process.send_signal(signal.SIGSTOP)  # it must not end while a busy machine starts the others
-    second = run("tune", folder)
-    assert second.returncode == 2
-    assert "[BUSY]" in second.stderr
-    assert str(process.pid) in second.stderr
-    assert run("stop", folder).returncode == 0
-    process.send_signal(signal.SIGCONT)
-    process.communicate()
-    assert process.returncode == 3
-    assert run("stop", folder).returncode == 1
     resume_to_end(folder)
     assert_same(folder, undisturbed)
 

@@ -1,4 +1,4 @@
-"""The Optuna mirror of a real study: readable while it runs, rebuilt after a kill, never in the way."""
+"""The Optuna mirror of a study in real processes: readable while it runs, rebuilt after a kill, never in the way."""
 
 import io
 import json
@@ -14,7 +14,7 @@ import pytest
 
 from dryfit.store.events import TrialFinished
 from dryfit.store.layout import StudyLayout
-from study_runs import ends, events_of, fold, start, wait_for, write_study
+from study_runs import ends, events_of, fold, objective_study, start, wait_for, write_study
 
 STATES = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
 
@@ -33,10 +33,14 @@ def mirror_process(control_pid: int) -> psutil.Process | None:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_a_running_study_can_be_looked_at_and_a_killed_mirror_harms_nothing(tmp_path: Path) -> None:
+def test_a_running_study_can_be_looked_at_and_a_killed_mirror_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEP_PAUSE_S", "0.1")
     folder = tmp_path / "study"
-    study = write_study(folder, trials=4, search='sampler = "random"\npruner = "asha"')
-    study.write_text(study.read_text(encoding="utf-8").replace('mirror = "none"\n', ""), encoding="utf-8")
+    folder.mkdir()
+    text = objective_study("stepwise", study="trials = 6", search='sampler = "random"\npruner = "asha"')
+    (folder / "study.toml").write_text(text, encoding="utf-8")
     process = start("tune", folder, "--quiet")
     finished = lambda: sum(isinstance(event, TrialFinished) for event in events_of(folder))  # noqa: E731
     assert wait_for(lambda: finished() >= 1 and (StudyLayout(folder).mirror_status).exists(), process)

@@ -19,6 +19,7 @@ from study_runs import (
     marked_processes,
     resume_to_end,
     run,
+    run_here,
     start,
     wait_for,
     write_stepwise,
@@ -188,3 +189,20 @@ def test_time_in_which_a_study_was_suspended_is_no_hang(
     assert process.returncode == 0, errors
     assert ends(study) == ends(undisturbed)
     assert all(len(trial.attempts) == 1 for trial in fold(study).trials)
+
+
+def test_dryfit_stop_and_a_second_process_is_refused(
+    study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = begin(study)
+    process.send_signal(signal.SIGSTOP)  # it must not end while a busy machine starts the others
+    second = run("tune", study)
+    assert second.returncode == 2
+    assert "[BUSY]" in second.stderr
+    assert str(process.pid) in second.stderr
+    assert run_here("stop", study).returncode == 0
+    process.send_signal(signal.SIGCONT)
+    stopped = left(process, study, 3)
+    assert {str(event.failure.kind) for event in stopped if event.failure} == {"interrupted"}
+    assert run_here("stop", study).returncode == 1
+    goes_on_as_undisturbed(study, undisturbed, monkeypatch)

@@ -23,7 +23,7 @@ from dryfit.study import calibrating
 from dryfit.study.calibrating import measure_and_compare
 from dryfit.study.devices import named_gpu
 from dryfit.study.errand import run_alone
-from study_runs import run
+from study_runs import run_here
 
 SUPPORT = Path(calibrate_stand_in.__file__).parent
 
@@ -31,7 +31,7 @@ SUPPORT = Path(calibrate_stand_in.__file__).parent
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRYFIT_CACHE", str(tmp_path / "cache"))
-    done = run("calibrate", "--quick")
+    done = run_here("calibrate", "--quick")
     assert done.returncode == 2
     assert done.stdout == ""
     assert "finds no CUDA device    [MACHINE]" in done.stderr

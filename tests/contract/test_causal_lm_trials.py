@@ -7,7 +7,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dryfit
@@ -46,7 +45,7 @@ def trial(folder: Path, model: Path, *, study: dict[str, Any] | None = None, **t
 
 
 def weights_of(done: trials.Trial) -> dict[str, torch.Tensor]:
-    return load_file(done.folder / "best" / "adapter_model.safetensors")
+    return done.best_weights("adapter_model.safetensors")
 
 
 @pytest.mark.parametrize("packing", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -66,8 +65,7 @@ def test_a_stopped_trial_goes_on_as_if_it_had_not_been(tmp_path: Path, model: Pa
         (newest, *_) = sorted((other.folder / "checkpoints").iterdir(), reverse=True)
         assert (newest / "adapter_model.safetensors").is_file() and not (newest / "model.safetensors").exists()
     assert (points, found) == (list(channel.points), result)
-    have, want = weights_of(other), weights_of(whole)
-    assert have.keys() == want.keys() and all(torch.equal(have[name], want[name]) for name in want)
+    assert trials.same_weights(weights_of(other), weights_of(whole))
 
 
 @pytest.fixture(scope="module")

@@ -53,13 +53,13 @@ def test_help_imports_nothing_heavy() -> None:
     "words", [["nonsense"], ["tune"], ["tune", "--trials", "0", "x"], ["init", "--task", "x", "y"]]
 )
 def test_wrong_usage_ends_with_2(words: list[str]) -> None:
-    done = run(*words)
+    done = run_here(*words)
     assert done.returncode == 2
     assert done.stderr
 
 
 def test_init_writes_a_study_once(tmp_path: Path) -> None:
-    done = run("init", tmp_path / "new", "--task", "criteria")
+    done = run_here("init", tmp_path / "new", "--task", "criteria")
     assert done.returncode == 0
     written = [Path(line) for line in done.stdout.splitlines()]
     assert {path.name for path in written} == {"study.toml", "train.jsonl", "validation.jsonl", "test.jsonl"}

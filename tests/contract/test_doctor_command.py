@@ -12,7 +12,7 @@ import pytest
 import dryfit
 import sick
 import tiny
-from study_runs import DEADLINE_S, command, run, write_study
+from study_runs import DEADLINE_S, command, run, run_here, write_study
 
 SICK: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "shard": (sick.shard_missing, "weights", "model-00002-of-00002.safetensors"),
@@ -94,7 +94,7 @@ def test_a_broken_study_file_is_a_finding_with_its_line(tmp_path: Path) -> None:
     text = study.read_text(encoding="utf-8").replace("batch_size = 8", "batchsize = 8")
     study.write_text(text, encoding="utf-8")
     line = text.splitlines().index("batchsize = 8") + 1
-    done = run("tune", study, "--dry-run")
+    done = run_here("tune", study, "--dry-run")
     assert (done.returncode, done.stderr) == (1, "")
     assert f"line {line}" in done.stdout
     assert "fix: " in done.stdout
@@ -104,7 +104,7 @@ def test_a_broken_study_file_is_a_finding_with_its_line(tmp_path: Path) -> None:
 
 def test_no_such_study_is_an_error(tmp_path: Path) -> None:
     for words in (("doctor", tmp_path / "nowhere.toml"), ("tune", tmp_path, "--dry-run")):
-        done = run(*words)
+        done = run_here(*words)
         assert done.returncode == 2
         assert "dryfit init" in done.stderr
 

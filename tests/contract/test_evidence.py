@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import spans
 import study_runs
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.jobs import FinalRequest, PredictRequest, StopReason
+from dryfit.core.jobs import FinalRequest, PredictRequest
 from dryfit.core.tasks import task_metrics
 from dryfit.core.wire import Note
 from dryfit.meta.configs import load_tokenizer
@@ -44,17 +43,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trial_in(folder: Path, model: Path, *, rows: dict[str, int] | None = None, **tables: Any) -> trials.Trial:
-    study = {"task": "evidence", "metric": "token_f1"} | tables.pop("study", {})
-    merged = {name: TABLES.get(name, {}) | tables.get(name, {}) for name in TABLES.keys() | tables.keys()}
     data = spans.evidence_data(folder / "data", **(rows or {}))
-    return trials.Trial(folder, encoder=model, data=data, study=study, **merged)
+    study = {"task": "evidence", "metric": "token_f1"}
+    return trials.Trial(folder, encoder=model, data=data, study=study, **trials.merged(TABLES, tables))
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, model: Path):
-    trial = trial_in(tmp_path_factory.mktemp("whole"), model, rows={"test": 20})
-    result, channel = trial.run()
-    return trial, result, channel.points
+def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> trials.Undisturbed:
+    return trials.undisturbed(trial_in(tmp_path_factory.mktemp("whole"), model, rows={"test": 20}))
 
 
 def read(path: str | None) -> list[dict[str, Any]]:
@@ -109,16 +105,7 @@ def test_what_the_best_weights_predict_scores_as_they_did(whole) -> None:
 @pytest.mark.parametrize("step", [5, 7])
 def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path: Path, model: Path, whole, step: int) -> None:
     """With other windows without a span in each epoch."""
-    trial, result, points = whole
-    parts = trial_in(tmp_path, model, rows={"test": 20})
-    first, before = parts.run(stop_at=step)
-    assert (first.stopped_by, first.steps) == (StopReason.REQUEST, step)
-    second, after = parts.run()
-    assert before.points + after.points == points
-    assert second == result
-    have, want = parts.best_weights(), trial.best_weights()
-    assert have.keys() == want.keys()
-    assert all(torch.equal(have[name], want[name]) for name in want)
+    trials.assert_goes_on(trial_in(tmp_path, model, rows={"test": 20}), whole, step)
 
 
 def test_micro_batches_learn_the_same(tmp_path: Path, model: Path, whole) -> None:

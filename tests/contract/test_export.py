@@ -18,7 +18,7 @@ import dryfit
 from dryfit.cli.app import app
 from dryfit.core.choices import Direction
 from dryfit.core.errors import ConfigError
-from dryfit.core.trial import Goal, Outcome
+from dryfit.core.trial import FoldScore, Goal, Outcome
 from dryfit.report.csv_file import cell_text
 from ledgers import BEGAN_S, Script, eventful
 
@@ -155,3 +155,21 @@ def test_exporting_prints_nothing_of_optunas(tmp_path: Path, caplog: pytest.LogC
     for name in ("optuna.db", "optuna.journal"):
         dryfit.export(folder, "optuna", tmp_path / name)
     assert not caplog.records
+
+
+def test_folds_have_columns_of_their_own(tmp_path: Path) -> None:
+    script = Script()
+    script.begin(also=(Goal(name="loss", direction=Direction.MINIMIZE),))
+    folds = tuple(FoldScore(value, (1 - value,), 20, 20, 20) for value in (0.5, 0.8))
+    script.complete(0, {}, [0.65], also=(0.35,), folds=folds)
+    script.ask(1, {})
+    script.place(1)
+    script.finish(1, Outcome.PRUNED, folds=folds[:1])
+    script.complete(2, {}, [0.4], also=(0.6,))
+    rows = read(dryfit.export(script.write(tmp_path / "study"), "csv"))
+    assert list(rows[0])[3:9] == ["value", "value.loss", "spread", "fold.1", "fold.2", "last_value"]
+    assert [(row["spread"], row["fold.1"], row["fold.2"]) for row in rows] == [
+        (repr(script.state().trials[0].spreads[0]), "0.5", "0.8"),
+        ("", "0.5", ""),
+        ("", "", ""),
+    ]

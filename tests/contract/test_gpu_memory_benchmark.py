@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
+import tiny_lms
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu_memory.py"
@@ -26,16 +27,6 @@ from dryfit.meta.pretrained import Kind, cannot_checkpoint  # noqa: E402
 from dryfit.train.optim import implementations  # noqa: E402
 
 MIB = 2**20
-QWEN = {
-    "model_type": "qwen2",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "vocab_size": 100,
-    "pad_token_id": 0,
-}
 
 
 def test_there_are_enough_configurations_of_every_sort() -> None:
@@ -75,12 +66,11 @@ def dry(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_plans_are_made_kept_and_not_made_again(tmp_path: Path) -> None:
     encoder = tiny.model(tmp_path / "encoder", "bert")
-    (tmp_path / "decoder").mkdir()
-    (tmp_path / "decoder" / "config.json").write_text(json.dumps(QWEN), encoding="utf-8")
+    decoder = tiny_lms.config_alone(tmp_path / "decoder")
     lines = [
         f"{encoder} 4x24 bf16 adamw:foreach history cap",
         f"{encoder} 4x24 fp16 sgd:fused native micro=2",
-        f"{tmp_path / 'decoder'} 4x24 bf16 adamw:fused lora=4 ckpt full",
+        f"{decoder} 4x24 bf16 adamw:fused lora=4 ckpt full",
         f"{tmp_path / 'absent'} 4x24 bf16 adamw:fused",
     ]
     (tmp_path / "lines").write_text("\n".join(lines), encoding="utf-8")

@@ -18,7 +18,7 @@ from dryfit.core.errors import ConfigError, DataError, MachineError
 from dryfit.core.settings import DataSettings
 from dryfit.importers.options import Format
 from dryfit.tasks.rows import Splits, load_splits
-from study_runs import run
+from study_runs import run_here
 
 MAPS = {
     Format.GLUE: {
@@ -240,7 +240,7 @@ HUB_MAP = ["--map", "text=body", "--map", "label=kind", "--map", "group=who", "-
 
 
 def test_a_data_set_of_the_hub_is_read_in_a_process_of_its_own(tmp_path: Path, hub: Path) -> None:
-    done = run("import", "hub", f"{hub}:test", *HUB_MAP, "--out", tmp_path / "a.jsonl")
+    done = run_here("import", "hub", f"{hub}:test", *HUB_MAP, "--out", tmp_path / "a.jsonl")
     assert done.returncode == 1, done.stderr
     assert f"{hub}:test, row 4: label is 'maybe', none of no, yes" in done.stderr
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import dryfit
 import tiny
 from dryfit.core.errors import ConfigError, LoadError
-from study_runs import command, run
+from study_runs import command, run_here
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_an_unhealthy_folder_is_told_in_rows(folder: Path) -> None:
     gone = "encoder.layer.1.output.dense.weight"
     wrapped = {f"module.{key}": value for key, value in weights.items() if key != gone}
     save_file(wrapped, folder / "model.safetensors", metadata={"format": "pt"})
-    done = run("load", "--check", folder)
+    done = run_here("load", "--check", folder)
     assert done.returncode == 1, done.stderr
     assert not done.stderr
     rows = [line.split("\t") for line in done.stdout.splitlines()[:-1]]
@@ -61,7 +61,7 @@ def test_an_unhealthy_folder_is_told_in_rows(folder: Path) -> None:
 def test_a_damaged_file_is_named(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    done = run("load", "--check", folder, "--task", "masked-lm")
+    done = run_here("load", "--check", folder, "--task", "masked-lm")
     assert done.returncode == 1, done.stderr
     assert f"reading the safetensors header of {file}" in done.stdout
     assert "it is cut short" in done.stdout
@@ -77,7 +77,7 @@ def test_what_cannot_be_looked_at_ends_with_2(folder: Path, tmp_path: Path) -> N
         ((folder, "--json"), f"dryfit load --check {folder}"),
         ((folder, "--check", "--task", "spelling"), "there is no task 'spelling'"),
     ):
-        done = run("load", *words)
+        done = run_here("load", *words)
         assert done.returncode == 2, words
         assert said in done.stderr
         assert not done.stdout

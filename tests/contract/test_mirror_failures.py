@@ -13,7 +13,7 @@ import plan_jobs
 from dryfit.core.trial import Outcome
 from dryfit.report.records import records_of
 from dryfit.search.mirror_process import Mirror
-from study_runs import fold, run
+from study_runs import fold, run_here
 
 WAYS = ["fine", "out of memory", "assert", "illegal access", "wrong device", "nan", "poor"]
 STUDY = f"""
@@ -85,7 +85,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Froz
     folder = tmp_path_factory.mktemp("ways")
     (folder / "study.toml").write_text(STUDY, encoding="utf-8")
     (folder / "fit.py").write_text(FUNCTION, encoding="utf-8")
-    done = run("tune", folder, "--quiet")
+    done = run_here("tune", folder, "--quiet")
     assert done.returncode == 0, done.stderr
     storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
     study = optuna.load_study(study_name="ways", storage=storage)

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def watched(*words: str | Path) -> tuple[int, str, set[bytes]]:
 
     def ended() -> bool:
         seen.update(command_lines())
+        time.sleep(0.05)  # a look at every process of the machine takes a while itself
         return process.poll() is not None
 
     study_runs.wait_for(ended)
@@ -131,7 +133,7 @@ def test_a_mirror_without_its_variable_is_refused_before_anything_runs(tmp_path:
     assert "LEAKS_STORAGE" not in os.environ
     file = study_runs.write_study(tmp_path / "study", trials=1, rows=8)
     file.write_text(file.read_text().replace('mirror = "none"', 'mirror = "env:LEAKS_STORAGE"'))
-    done = study_runs.run("tune", file)
+    done = study_runs.run_here("tune", file)
     assert done.returncode == 2
     assert "the environment variable LEAKS_STORAGE is not set" in done.stderr
     assert not (tmp_path / "study" / "ledger.jsonl").exists()

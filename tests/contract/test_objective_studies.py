@@ -246,7 +246,7 @@ def test_a_request_to_stop_reaches_the_function_and_the_trial_goes_on(tmp_path: 
     process.communicate()
     assert process.returncode == ExitStatus.STOPPED
     assert fold(folder).trials[0].outcome is None
-    assert run("resume", folder, "--quiet").returncode == 0
+    assert run_here("resume", folder, "--quiet").returncode == 0
     trial = fold(folder).trials[0]
     assert (trial.outcome, trial.value, len(trial.attempts)) == (Outcome.COMPLETE, 2.0, 2)
 
@@ -267,13 +267,13 @@ def study_file(folder: Path, objective: str, *, trials: int = 3, space: str = "x
 def test_a_study_file_with_a_function_beside_it(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def f(trial):\n    return trial.params['deep.rate'] * 10\n")
     file = study_file(tmp_path, 'function = "mine.py:f"\n', space='"deep.rate" = {low = 1, high = 4}')
-    done = run("tune", file, "--quiet", "--json", "--set", "space.deep.rate.high=2")
+    done = run_here("tune", file, "--quiet", "--json", "--set", "space.deep.rate.high=2")
     assert done.returncode == 0, done.stderr
     trials = fold(tmp_path / "own").trials
     assert all(trial.value == trial.params["deep.rate"] * 10 <= 20 for trial in trials)
-    assert run("resume", tmp_path / "own", "--quiet", "--trials", "4").returncode == 0
+    assert run_here("resume", tmp_path / "own", "--quiet", "--trials", "4").returncode == 0
     (tmp_path / "mine.py").write_text("def f(trial):\n    return -1.0\n")
-    done = run("resume", tmp_path / "own", "--trials", "5")
+    done = run_here("resume", tmp_path / "own", "--trials", "5")
     assert "mine.py:f has changed since the trials so far" in done.stderr
     assert fold(tmp_path / "own").trials[4].value == -1.0
 
@@ -287,7 +287,7 @@ def test_a_study_file_with_a_function_beside_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_imported_is_refused_before_the_first_trial(tmp_path: Path, objective: str, said: str) -> None:
-    done = run("tune", study_file(tmp_path, objective), "--quiet")
+    done = run_here("tune", study_file(tmp_path, objective), "--quiet")
     assert done.returncode == ExitStatus.CANNOT_RUN
     assert said in done.stderr and "[OBJECTIVE]" in done.stderr
     assert fold(tmp_path / "own").trials == []
@@ -309,7 +309,7 @@ def test_preloaded_modules_are_there_before_the_fork(tmp_path: Path) -> None:
         "import os, sys\nseen = 'colorsys' in sys.modules\ndef f(trial):\n    return float(seen)\n"
     )
     file = study_file(tmp_path, 'function = "mine.py:f"\npreload = ["colorsys"]\n', trials=1)
-    assert run("tune", file, "--quiet").returncode == 0
+    assert run_here("tune", file, "--quiet").returncode == 0
     assert fold(tmp_path / "own").trials[0].value == 1.0
 
 

@@ -7,7 +7,7 @@ import objectives
 from dryfit.core.trial import Outcome
 from dryfit.store.events import AttemptPlaced, ParallelSet
 from dryfit.study.devices import available_cores
-from study_runs import events_of, fold, run
+from study_runs import events_of, fold, run_here
 
 
 def test_a_study_of_a_function_finds_out_itself_how_many_run(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_study_of_a_function_finds_out_itself_how_many_run(tmp_path: Path) -> 
     placed = [event for event in events if isinstance(event, AttemptPlaced)]
     assert all(event.device is None for event in placed)
     assert 'parallel = "auto"' in (folder / "frozen.toml").read_text(encoding="utf-8")
-    again = run("resume", folder, "--trials", "10", "--json")
+    again = run_here("resume", folder, "--trials", "10", "--json")
     assert again.returncode == 0, again.stderr
     assert fold(folder).counts[Outcome.COMPLETE] == 10
 
@@ -37,7 +37,7 @@ def test_a_study_of_a_function_finds_out_itself_how_many_run(tmp_path: Path) -> 
 def test_other_words_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text('[data]\ntrain = "a"\nvalidation = "b"\n[runtime]\nparallel = "many"\n', encoding="utf-8")
-    done = run("tune", file)
+    done = run_here("tune", file)
     assert done.returncode == 2
     assert 'runtime.parallel is "many"' in done.stderr
     assert 'an integer from 1 to 256 or "auto"' in done.stderr

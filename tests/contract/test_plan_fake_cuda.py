@@ -1,9 +1,9 @@
-"""Fake CUDA tensors: what they promise, in a process without a device. Each fact comes from a child of its own."""
+"""Fake CUDA tensors: what they promise, in a process without a device. Each fact comes from a process of its own."""
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,32 @@ import fake_cuda_facts
 import tiny
 
 MIB = 2**20
+Fact = Callable[..., Any]
 
 
-def fact(name: str, *words: str | Path) -> Any:
+@pytest.fixture(scope="module")
+def fact() -> Iterator[Fact]:
     """Have a fact found."""
-    command = [sys.executable, fake_cuda_facts.__file__, name, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    with subprocess.Popen(
+        [sys.executable, fake_cuda_facts.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+
+        def find(*words: str | Path) -> Any:
+            print(json.dumps([str(word) for word in words]), file=server.stdin, flush=True)
+            found = json.loads(server.stdout.readline())
+            assert found is not None, f"{words}: standard error says why"
+            return found
+
+        yield find
+        server.stdin.close()
 
 
-def test_this_build_of_torch_passes_its_own_test_and_no_context_is_made() -> None:
+def test_this_build_of_torch_passes_its_own_test_and_no_context_is_made(fact: Fact) -> None:
     assert fact("selftest") == {"why_not": "", "available": False, "initialized": False}
 
 
-def test_attention_takes_the_kernel_of_the_device_and_its_backward_works() -> None:
+def test_attention_takes_the_kernel_of_the_device_and_its_backward_works(fact: Fact) -> None:
     found = fact("attention")
     assert len(found) == 18
     for name, node in found.items():
@@ -52,7 +63,7 @@ def test_attention_takes_the_kernel_of_the_device_and_its_backward_works() -> No
     ],
 )
 def test_a_run_put_together_from_segments_is_the_run(
-    tmp_path: Path, precision: str, checkpointing: str, optimizer: str
+    fact: Fact, tmp_path: Path, precision: str, checkpointing: str, optimizer: str
 ) -> None:
     found = fact("composed", tiny.model(tmp_path), precision, checkpointing, optimizer)
     composed, recorded = found["composed"], found["recorded"]
@@ -64,7 +75,7 @@ def test_a_run_put_together_from_segments_is_the_run(
 @pytest.mark.parametrize(
     ("kind", "says"), [("values", ("aten._unique2", "fake_cuda_facts.py:")), ("kernel", ("made_up.kernel",))]
 )
-def test_what_cannot_be_traced_is_named(kind: str, says: tuple[str, ...]) -> None:
+def test_what_cannot_be_traced_is_named(fact: Fact, kind: str, says: tuple[str, ...]) -> None:
     message = fact("refused", kind)
     assert all(word in message for word in says), message
 
@@ -79,14 +90,14 @@ def test_what_cannot_be_traced_is_named(kind: str, says: tuple[str, ...]) -> Non
         ("microsoft/deberta-v3-large", 16, 512, 33075),
     ],
 )
-def test_known_peaks(model: str, rows: int, length: int, expected_mib: float) -> None:
+def test_known_peaks(fact: Fact, model: str, rows: int, length: int, expected_mib: float) -> None:
     found = fact("large", model, str(rows), str(length), "bf16", "no")
     assert found["peak_bytes"] / MIB == pytest.approx(expected_mib, rel=0.001)
     assert found["rss_bytes"] < 500e6
 
 
 @pytest.mark.slow
-def test_seven_billion_weights_are_traced_in_less_than_half_a_gigabyte() -> None:
+def test_seven_billion_weights_are_traced_in_less_than_half_a_gigabyte(fact: Fact) -> None:
     found = fact("large", "Qwen/Qwen2.5-7B", "1", "512", "bf16", "lora")
     assert found["peak_bytes"] > 20e9
     assert found["rss_bytes"] < 500e6

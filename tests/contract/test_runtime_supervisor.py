@@ -171,7 +171,7 @@ def test_a_child_holds_nothing_of_ours_and_leads_its_own_session(house):
     # stacks.txt, and the doorbell it rings: nothing else.
     names = {Path(name).name for name in notes[0].splitlines()}
     assert names <= {"stacks.txt", "doorbell", "urandom"}, names
-    assert "sid=True visible=''" in notes[1]
+    assert "sid=True visible='' gc=True" in notes[1]
 
 
 def test_a_kill_takes_the_descendants_along(house):

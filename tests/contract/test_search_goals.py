@@ -37,7 +37,7 @@ class Tuned:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     folder = tmp_path_factory.mktemp("goals") / "study"
     write_study(folder, trials=4, study='also = ["loss", "accuracy"]', search=SEARCH)
-    done = run("tune", folder, "--json", "--set", "search.mirror=journal", "--set", "train.epochs=1")
+    done = run_here("tune", folder, "--json", "--set", "search.mirror=journal", "--set", "train.epochs=1")
     assert done.returncode == 0, done.stderr
     return Tuned(folder, done, fold(folder))
 

@@ -11,40 +11,20 @@ from pathlib import Path
 import pytest
 
 import dryfit
-import objectives
 from dryfit.core.errors import ExitStatus
 from dryfit.core.wire import Message
 from dryfit.store.events import Event
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from study_runs import ends, fold, marked_processes, run, start, wait_for, write_study
-
-SUPPORT = str(Path(objectives.__file__).parent)
-STUDY = """
-[study]
-name = "{name}"
-task = "objective"
-trials = 2
-seed = 5
-
-[objective]
-function = "objectives:{function}"
-paths = ["{support}"]
-
-[space]
-x = {{low = -3.0, high = 3.0}}
-n = [1]
-kind = ["plain"]
-
-[search]
-sampler = "random"
-mirror = "{mirror}"
-"""
+from study_runs import ends, fold, marked_processes, objective_study, run, run_here, start, wait_for, write_study
 
 
 def write(folder: Path, name: str, function: str = "quadratic", mirror: str = "none") -> Path:
     file = folder / f"{name}.toml"
-    file.write_text(STUDY.format(name=name, function=function, support=SUPPORT, mirror=mirror), encoding="utf-8")
+    study = f'name = "{name}"\ntrials = 2\nseed = 5'
+    search = f'sampler = "random"\nmirror = "{mirror}"'
+    text = objective_study(function, study=study, space='n = [1]\nkind = ["plain"]', search=search)
+    file.write_text(text, encoding="utf-8")
     return file
 
 
@@ -89,7 +69,7 @@ def test_the_same_command_again_leaves_alone_what_is_done(
     folder, files, _, _ = first_run
     before = [ledger_of(folder / name) for name in "abc"]
     files[1].write_text(files[1].read_text().replace("objectives:nothing", "objectives:quadratic"))
-    done = run("tune", *files, "--trials", "3")
+    done = run_here("tune", *files, "--trials", "3")
     assert done.returncode == ExitStatus.DONE, done.stderr
     after = [ledger_of(folder / name) for name in "abc"]
     assert (after[0], after[2]) == (before[0], before[2])
@@ -151,7 +131,7 @@ def test_a_study_lets_go_of_everything_before_the_next_begins(tmp_path: Path) ->
 
 def test_what_makes_no_sense_for_several_is_refused(tmp_path: Path) -> None:
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
-    done = run("tune", a, b, "--dir", tmp_path / "x", "--dry-run")
+    done = run_here("tune", a, b, "--dir", tmp_path / "x", "--dry-run")
     assert done.returncode == ExitStatus.CANNOT_RUN
     assert "--dir, --dry-run beside them" in done.stderr and "with one study" in done.stderr
     assert not (tmp_path / "a").exists()

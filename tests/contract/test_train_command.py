@@ -20,39 +20,13 @@ from dryfit.study.machine import End
 from dryfit.tasks.load import load
 from study_runs import DEADLINE_S, command, fold, run, run_here, start, wait_for, write_study
 
-OWN_CODE = """
-import os
-from transformers import BertConfig, BertModel
-
-
-class OwnConfig(BertConfig):
-    model_type = "own-bert"
-
-
-class OwnModel(BertModel):
-    config_class = OwnConfig
-
-    def forward(self, *args, **kwargs):
-        if os.environ.pop("STOP_HERE", None):
-            breakpoint()
-        return super().forward(*args, **kwargs)
-"""
-
-
-def own_code(model: Path) -> None:
-    """Turn a model's folder into one whose code comes with it, and may stop for a debugger."""
-    (model / "own.py").write_text(OWN_CODE, encoding="utf-8")
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    config |= {"model_type": "own-bert", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}}
-    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three trials of a model with its own code; the data has a test split."""
     folder = tmp_path_factory.mktemp("studies") / "study"
     file = write_study(folder, trials=3)
-    own_code(folder / "model")
+    tiny.own_code(folder / "model", 'if os.environ.pop("STOP_HERE", None): breakpoint()')
     tiny.write_jsonl(folder / "data" / "test.jsonl", tiny.rows(24, seed=3, start=400))
     text = file.read_text(encoding="utf-8")
     text = text.replace('validation.jsonl"\n', 'validation.jsonl"\ntest = "data/test.jsonl"\n')
@@ -66,7 +40,7 @@ def test_the_best_trial_once_more_is_the_trial_and_the_study_is_not_touched(stud
     assert best is not None
     ledger = (study / "ledger.jsonl").read_bytes()
     with StudyLock(study / "lock"):  # as if the study were running
-        done = run("train", study, "--json", "-o", tmp_path / "out")
+        done = run_here("train", study, "--json", "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["trial"], told["value"], told["searched"]) == (best.number, best.value, best.value)

@@ -13,17 +13,6 @@ import tiny
 from study_runs import DEADLINE_S
 
 COMMITS = {"main": "a" * 40, "second": "b" * 40}
-OWN_CODE = """
-from transformers import BertConfig, BertModel
-
-
-class OwnConfig(BertConfig):
-    model_type = "own-bert"
-
-
-class OwnModel(BertModel):
-    config_class = OwnConfig
-"""
 SCRIPT = """
 import json, sys
 import trials
@@ -58,14 +47,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
     for seed, (name, commit) in enumerate(COMMITS.items()):
         tiny.model(repo / "snapshots" / commit, seed=seed)
         (repo / "refs" / name).write_text(commit)
-    own = tiny.model(home / "own")
-    config = json.loads((own / "config.json").read_text())
-    config |= {
-        "model_type": "own-bert",
-        "auto_map": {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"},
-    }
-    (own / "config.json").write_text(json.dumps(config))
-    (own / "own_code.py").write_text(OWN_CODE)
+    own = tiny.own_code(tiny.model(home / "own"))
     environment = os.environ | {
         "HF_HOME": str(home),
         "HF_HUB_OFFLINE": "1",

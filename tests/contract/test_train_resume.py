@@ -15,9 +15,10 @@ import trials
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import CorruptCheckpointError, NonFiniteError
 from dryfit.core.jobs import StopReason
-from dryfit.core.wire import STOP_FILE, Checkpointed, FirstStep, Note, Phase, Progress
+from dryfit.core.wire import STOP_FILE, FirstStep, Note, Phase, Progress
 from dryfit.train.checkpoint import newest_good
 from dryfit.train.entry import train
+from trials import Undisturbed, same_weights
 
 STEPS = 10
 TABLES = {
@@ -33,33 +34,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path):
-    trial = trials.small(tmp_path_factory.mktemp("whole"), encoder=model, **TABLES)
-    result, channel = trial.run()
-    assert [point.step for point in channel.points] == [3, 5, 8, 10]
-    return result, channel.points, trial.best_weights()
-
-
-def same_weights(have: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> bool:
-    return have.keys() == want.keys() and all(torch.equal(have[name], want[name]) for name in want)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undisturbed:
+    whole = trials.undisturbed(trials.small(tmp_path_factory.mktemp("whole"), encoder=model, **TABLES))
+    assert [point.step for point in whole.points] == [3, 5, 8, 10]
+    return whole
 
 
 @pytest.mark.parametrize("step", range(1, STEPS))
-def test_stopped_at_any_step(tmp_path: Path, model: Path, undisturbed, step: int) -> None:
-    result, points, weights = undisturbed
-    trial = trials.small(tmp_path, encoder=model, **TABLES)
-    first, before = trial.run(stop_at=step)
-    assert (first.stopped_by, first.steps) == (StopReason.REQUEST, step)
-    assert Checkpointed(step=step) in before.messages()
-    second, after = trial.run()
-    assert before.points + after.points == points
-    assert second == result
-    assert same_weights(trial.best_weights(), weights)
+def test_stopped_at_any_step(tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int) -> None:
+    trials.assert_goes_on(trials.small(tmp_path, encoder=model, **TABLES), undisturbed, step)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_stopped_again_and_again(tmp_path: Path, model: Path, undisturbed, every: int) -> None:
-    result, points, weights = undisturbed
+def test_stopped_again_and_again(tmp_path: Path, model: Path, undisturbed: Undisturbed, every: int) -> None:
+    whole, result, points = undisturbed
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     reported = []
     for _ in range(STEPS):
@@ -70,12 +58,14 @@ def test_stopped_again_and_again(tmp_path: Path, model: Path, undisturbed, every
         assert len(list((tmp_path / "checkpoints").iterdir())) <= 2
     assert reported == points
     assert found == result
-    assert same_weights(trial.best_weights(), weights)
+    assert same_weights(trial.best_weights(), whole.best_weights())
 
 
-def test_a_stop_asked_for_at_the_last_step_comes_too_late(tmp_path: Path, model: Path, undisturbed) -> None:
+def test_a_stop_asked_for_at_the_last_step_comes_too_late(
+    tmp_path: Path, model: Path, undisturbed: Undisturbed
+) -> None:
     trial = trials.small(tmp_path, encoder=model, **TABLES)
-    assert trial.run(stop_at=STEPS)[0] == undisturbed[0]
+    assert trial.run(stop_at=STEPS)[0] == undisturbed.result
 
 
 def test_last_weights_are_equal_too(tmp_path: Path, model: Path) -> None:
@@ -143,16 +133,18 @@ def test_micro_batches_workers_and_checkpointing_go_on_too(tmp_path: Path, model
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing_changes_no_value(tmp_path: Path, model: Path, undisturbed, reentrant: bool) -> None:
+def test_activation_checkpointing_changes_no_value(
+    tmp_path: Path, model: Path, undisturbed: Undisturbed, reentrant: bool
+) -> None:
     execution = {"checkpointing": True, "reentrant": reentrant}
     trial = trials.small(tmp_path, encoder=model, **TABLES, execution=execution)
     result, channel = trial.run()
-    assert result == undisturbed[0]
-    assert channel.points == undisturbed[1]
+    assert result == undisturbed.result
+    assert channel.points == undisturbed.points
 
 
 def test_state_on_the_host_changes_no_value_and_goes_on(
-    tmp_path: Path, model: Path, undisturbed, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole way through the Trainer; a CPU, where it would be refused, stands in for the device."""
     monkeypatch.setattr("dryfit.train.optim.cannot_offload", lambda *_: None)
@@ -162,21 +154,21 @@ def test_state_on_the_host_changes_no_value_and_goes_on(
     _, between = trial.run(stop_at=3)
     trial.plan = trial.plan.model_copy(update={"offload_optimizer": True})
     result, after = trial.run()
-    assert result == undisturbed[0]
-    assert before.points + between.points + after.points == undisturbed[1]
-    assert same_weights(trial.best_weights(), undisturbed[2])
+    assert result == undisturbed.result
+    assert before.points + between.points + after.points == undisturbed.points
+    assert same_weights(trial.best_weights(), undisturbed.trial.best_weights())
 
 
 @pytest.mark.parametrize("impl", ["foreach", "plain"])
-def test_implementations_agree_up_to_rounding(tmp_path: Path, model: Path, undisturbed, impl: str) -> None:
+def test_implementations_agree_up_to_rounding(tmp_path: Path, model: Path, undisturbed: Undisturbed, impl: str) -> None:
     _, channel = trials.small(tmp_path, encoder=model, **TABLES, execution={"optimizer_impl": impl}).run()
-    have, want = ([point.metrics["loss"] for point in points] for points in (channel.points, undisturbed[1]))
+    have, want = ([point.metrics["loss"] for point in points] for points in (channel.points, undisturbed.points))
     assert have == pytest.approx(want, rel=1e-3)
 
 
-def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed) -> None:
+def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed: Undisturbed) -> None:
     """SIGKILL in the middle of the third validation; checkpoints were written at the first two."""
-    result, points, weights = undisturbed
+    whole, result, points = undisturbed
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     trial.resolve()
 
@@ -198,7 +190,7 @@ def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed) -> 
     second, after = trial.run(checkpoint_every_s=1e-9)
     assert after.points == points[2:]
     assert second == result
-    assert same_weights(trial.best_weights(), weights)
+    assert same_weights(trial.best_weights(), whole.best_weights())
 
 
 def die_while_writing(trial: trials.Trial, name: str, operation: int) -> int:
@@ -225,9 +217,11 @@ def die_while_writing(trial: trials.Trial, name: str, operation: int) -> int:
 @pytest.mark.parametrize(
     "operation", [0, 3, 9, 15, *(pytest.param(number, marks=pytest.mark.slow) for number in range(17) if number % 3)]
 )
-def test_killed_while_a_checkpoint_is_written(tmp_path: Path, model: Path, undisturbed, operation: int) -> None:
+def test_killed_while_a_checkpoint_is_written(
+    tmp_path: Path, model: Path, undisturbed: Undisturbed, operation: int
+) -> None:
     """The second one, in each of its 17 operations: folder, files, their hashes, their way to the disk, its name."""
-    result, points, weights = undisturbed
+    whole, result, points = undisturbed
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     status = die_while_writing(trial, "step-00000005", operation)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
@@ -237,15 +231,15 @@ def test_killed_while_a_checkpoint_is_written(tmp_path: Path, model: Path, undis
     second, after = trial.run(checkpoint_every_s=1e-9)
     assert after.points == points[1:]
     assert second == result
-    assert same_weights(trial.best_weights(), weights)
+    assert same_weights(trial.best_weights(), whole.best_weights())
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
 def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(
-    tmp_path: Path, model: Path, undisturbed, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files are as they were written, and torch does not take them."""
-    result, points, weights = undisturbed
+    whole, result, points = undisturbed
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     trial.run(stop_at=4)
     trial.run(stop_at=3)
@@ -256,13 +250,13 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(
     second, after = trial.run()
     assert after.points == points[1:]
     assert second == result
-    assert same_weights(trial.best_weights(), weights)
+    assert same_weights(trial.best_weights(), whole.best_weights())
 
 
 def test_where_every_checkpoint_is_damaged_the_trial_begins_anew_and_says_so(
-    tmp_path: Path, model: Path, undisturbed
+    tmp_path: Path, model: Path, undisturbed: Undisturbed
 ) -> None:
-    result, points, weights = undisturbed
+    whole, result, points = undisturbed
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     trial.run(stop_at=4)
     for file in (tmp_path / "checkpoints").glob("*/model.safetensors"):
@@ -270,14 +264,14 @@ def test_where_every_checkpoint_is_damaged_the_trial_begins_anew_and_says_so(
     second, after = trial.run()
     assert after.points == points
     assert second == result
-    assert same_weights(trial.best_weights(), weights)
+    assert same_weights(trial.best_weights(), whole.best_weights())
     notes = [message.text for message in after.messages() if isinstance(message, Note)]
     what = "the checkpoint step-00000004 is damaged (model.safetensors: its hash is another)"
     assert notes == [f"{what}, and there is no good one before: beginning anew"]
 
 
-def test_a_damaged_newest_checkpoint_falls_back(tmp_path: Path, model: Path, undisturbed) -> None:
-    result, points, weights = undisturbed
+def test_a_damaged_newest_checkpoint_falls_back(tmp_path: Path, model: Path, undisturbed: Undisturbed) -> None:
+    whole, result, points = undisturbed
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     trial.run(stop_at=4)
     trial.run(stop_at=3)
@@ -286,22 +280,22 @@ def test_a_damaged_newest_checkpoint_falls_back(tmp_path: Path, model: Path, und
     second, after = trial.run()
     assert after.points == points[1:]
     assert second == result
-    assert same_weights(trial.best_weights(), weights)
+    assert same_weights(trial.best_weights(), whole.best_weights())
 
 
-def test_going_on_after_the_end_changes_nothing(tmp_path: Path, model: Path, undisturbed) -> None:
+def test_going_on_after_the_end_changes_nothing(tmp_path: Path, model: Path, undisturbed: Undisturbed) -> None:
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     trial.run(checkpoint_every_s=1e-9)
     again, channel = trial.run(checkpoint_every_s=1e-9)
-    assert again == undisturbed[0]
-    assert channel.points == undisturbed[1][3:]  # from the checkpoint at step 8
+    assert again == undisturbed.result
+    assert channel.points == undisturbed.points[3:]  # from the checkpoint at step 8
 
 
-def test_a_verdict_ends_the_trial(tmp_path: Path, model: Path, undisturbed) -> None:
+def test_a_verdict_ends_the_trial(tmp_path: Path, model: Path, undisturbed: Undisturbed) -> None:
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     result, channel = trial.run(verdict=lambda point: point.n < 1)
     assert (result.stopped_by, result.steps) == (StopReason.VERDICT, 5)
-    assert channel.points == undisturbed[1][:2]
+    assert channel.points == undisturbed.points[:2]
 
 
 def test_early_stopping_follows_from_the_reports(tmp_path: Path, model: Path) -> None:

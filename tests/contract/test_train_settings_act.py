@@ -1,8 +1,8 @@
 """Every key that says what is learned changes what is learned, or is refused."""
 
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +16,16 @@ from dryfit.core.jobs import StopReason
 from dryfit.core.tasks import reads
 from dryfit.search.fields import searchable_keys
 from dryfit.train import loop
+from settings_act import CLASS_HEAD, COMMON, ELSEWHERE, FOCAL, Case, Pairs, Tables
 
-Tables = dict[str, dict[str, Any]]
 SEVERAL: Tables = {"data": {"multi_label": True}}
-FOCAL: Tables = {"loss": {"name": "focal"}}
-
-# Key: the tables under which it is tried, and the value it is changed to.
-CASES: dict[str, tuple[Tables, Any]] = {
-    "model.name": ({}, "OTHER"),
+CASES: dict[str, Case] = {
+    **COMMON,
+    **CLASS_HEAD,
     "train.epochs": ({}, 3),
-    "train.batch_size": ({}, 10),
     "train.max_length": ({}, 12),
-    "train.precision": ({}, "bf16"),
-    "train.group_by_length": ({}, False),
-    "train.evals_per_epoch": ({}, 2),
     "train.early_stopping": ({"optim": {"lr": 5e-3}, "train": {"epochs": 8}}, 1),
-    "optim.name": ({}, "sgd"),
-    "optim.lr": ({}, 1e-3),
-    "optim.weight_decay": ({}, 0.5),
-    "optim.beta1": ({}, 0.8),
-    "optim.beta2": ({}, 0.9),
-    "optim.eps": ({}, 1e-4),
-    "optim.layer_decay": ({}, 0.5),
-    "optim.head_lr_factor": ({}, 3.0),
-    "sched.name": ({}, "cosine"),
-    "sched.warmup_ratio": ({}, 0.5),
-    "sched.cycles": ({"sched": {"name": "cosine_restarts"}}, 3),
-    "sched.power": ({"sched": {"name": "polynomial"}}, 1.0),
-    "head.pooling": ({}, "max"),
-    "head.layers": ({}, 1),
-    "head.hidden": ({"head": {"layers": 1}}, 16),
-    "head.activation": ({"head": {"layers": 1}}, "tanh"),
-    "head.dropout": ({}, 0.5),
-    "loss.name": ({}, "focal"),
-    "loss.label_smoothing": ({}, 0.2),
-    "loss.gamma": (FOCAL, 0.5),
-    "loss.alpha": (FOCAL, 0.25),
-    "loss.class_balance": ({}, "weighted"),
-    "loss.effective_beta": ({"loss": {"class_balance": "effective"}}, 0.9),
-    "regularization.max_grad_norm": ({}, 0.01),
-    "regularization.dropout": ({}, 0.4),
-    "regularization.attention_dropout": ({}, 0.4),
-    "regularization.freeze_layers": ({}, 1),
 }
-# These two only act on models of the hub, or with code of their own: tests/contract/test_train_remote_models.py.
-ELSEWHERE = {"model.revision", "model.trust_remote_code"}
 MORE = [
     *[("optim.name", {}, name) for name in ("adafactor", "lion", "radam", "nadam")],
     *[("optim.weight_decay", {"optim": {"name": name}}, 0.5) for name in ("lion", "adafactor", "radam", "nadam")],
@@ -119,18 +84,8 @@ class Learned:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return {"FIRST": tiny.model(folder / "first"), "OTHER": tiny.model(folder / "other", seed=1)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cheap_collections() -> Iterator[None]:
-    """Accelerate collects garbage at each start: half a trial's time here, where all libraries are loaded."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("models") / "first")
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +106,11 @@ def watched() -> Iterator[list[Step]]:
         yield steps
 
 
-def outcome(folder: Path, models: dict[str, Path], watched: list[Step], tables: Tables) -> Learned:
+def outcome(model: Path, watched: list[Step], folder: Path, tables: Tables) -> Learned:
     tables = dict(tables)
     several = tables.pop("data", None) == SEVERAL["data"]
     data = (tiny.multi_label_data if several else tiny.data)(folder / "data")
-    trial = trials.Trial(folder, encoder=models["FIRST"], data=data, **tables)
+    trial = trials.Trial(folder, encoder=model, data=data, **tables)
     watched.clear()
     result, channel = trial.run()
     scored = tuple((point.step, point.metrics["loss"]) for point in channel.points)
@@ -163,8 +118,8 @@ def outcome(folder: Path, models: dict[str, Path], watched: list[Step], tables: 
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return {"folder": tmp_path_factory.mktemp("plain"), "seen": {}}
+def pairs(tmp_path_factory: pytest.TempPathFactory, model: Path, watched: list[Step]) -> Pairs[Learned]:
+    return Pairs(tmp_path_factory.mktemp("pairs"), partial(outcome, model, watched))
 
 
 def test_every_key_that_can_be_searched_has_a_case() -> None:
@@ -177,32 +132,17 @@ def test_every_key_that_can_be_searched_has_a_case() -> None:
     [(key, *case) for key, case in CASES.items()] + MORE,
     ids=[*CASES, *[f"{key}-{value}-{'-'.join(tables)}" for key, tables, value in MORE]],
 )
-def test_the_key_changes_training(
-    tmp_path: Path,
-    models: dict[str, Path],
-    watched: list[Step],
-    plain: dict[str, Any],
-    key: str,
-    tables: Tables,
-    value: Any,
-) -> None:
-    name = repr(tables)
-    if name not in plain["seen"]:
-        plain["seen"][name] = outcome(plain["folder"] / str(len(plain["seen"])), models, watched, tables)
-    table, _, field = key.partition(".")
-    changed = tables | {
-        table: tables.get(table, {}) | {field: str(models.get(value, value)) if table == "model" else value}
-    }
-    before, after = plain["seen"][name], outcome(tmp_path, models, watched, changed)
+def test_the_key_changes_training(pairs: Pairs[Learned], key: str, tables: Tables, value: Any) -> None:
+    before, after = pairs.of(key, tables, value)
     assert before.steps and after.steps
     assert after.scored != before.scored
     if key not in WHEN_SCORED:
         assert after.steps != before.steps
 
 
-def test_the_same_settings_give_the_same_outcome(tmp_path: Path, models: dict[str, Path], watched: list[Step]) -> None:
+def test_the_same_settings_give_the_same_outcome(tmp_path: Path, model: Path, watched: list[Step]) -> None:
     """What the test above would mistake for an effect."""
-    assert outcome(tmp_path / "a", models, watched, {}) == outcome(tmp_path / "b", models, watched, {})
+    assert outcome(model, watched, tmp_path / "a", {}) == outcome(model, watched, tmp_path / "b", {})
 
 
 @pytest.mark.parametrize(
@@ -230,11 +170,9 @@ def test_the_same_settings_give_the_same_outcome(tmp_path: Path, models: dict[st
         ({"model": {"revision": "main"}}, "model.revision is 'main'"),
     ],
 )
-def test_a_setting_without_effect_is_refused(
-    tmp_path: Path, models: dict[str, Path], tables: Tables, found: str
-) -> None:
+def test_a_setting_without_effect_is_refused(tmp_path: Path, model: Path, tables: Tables, found: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        trials.small(tmp_path, encoder=models["FIRST"], **tables).run()
+        trials.small(tmp_path, encoder=model, **tables).run()
     assert found in caught.value.found
 
 
@@ -254,42 +192,39 @@ def test_eight_bit_keys_change_training(
 ) -> None:
     """On a wider model: tensors of less than 4096 elements keep their state in fp32."""
     pytest.importorskip("bitsandbytes", exc_type=ImportError)
-    wide = {"FIRST": tiny.model(tmp_path / "model", hidden_size=64, intermediate_size=128)}
-    plain = {"folder": tmp_path, "seen": {}}
-    test_the_key_changes_training(tmp_path / "new", wide, watched, plain, key, tables, value)
+    wide = tiny.model(tmp_path / "model", hidden_size=64, intermediate_size=128)
+    test_the_key_changes_training(Pairs(tmp_path / "pairs", partial(outcome, wide, watched)), key, tables, value)
 
 
-def test_a_searched_switch_lets_an_idle_key_pass(tmp_path: Path, models: dict[str, Path]) -> None:
-    trial = trials.small(tmp_path, encoder=models["FIRST"], loss={"gamma": 1.0})
+def test_a_searched_switch_lets_an_idle_key_pass(tmp_path: Path, model: Path) -> None:
+    trial = trials.small(tmp_path, encoder=model, loss={"gamma": 1.0})
     trial.params = {"loss.name": "cross_entropy"}
     assert trial.run()[0].stopped_by is None
 
 
 @pytest.mark.parametrize("tables", [{"regularization": {"freeze_layers": 1}}, {"optim": {"layer_decay": 0.9}}])
 def test_shared_layers_cannot_be_told_apart(tmp_path: Path, tables: Tables) -> None:
-    model = tiny.model(tmp_path / "albert", "albert")
+    albert = tiny.model(tmp_path / "albert", "albert")
     with pytest.raises(ConfigError, match="albert has no list of 2 layers"):
-        trials.small(tmp_path, encoder=model, **tables).run()
+        trials.small(tmp_path, encoder=albert, **tables).run()
 
 
-def test_f1_of_three_classes_is_refused(tmp_path: Path, models: dict[str, Path]) -> None:
+def test_f1_of_three_classes_is_refused(tmp_path: Path, model: Path) -> None:
     rows = tiny.rows(40)
     for index, row in enumerate(rows):
         row["label"] = index % 3
     path = tiny.write_jsonl(tmp_path / "all.jsonl", rows)
     data = {"file": str(path), "num_labels": 3}
     with pytest.raises(ConfigError, match="f1 with 3 classes"):
-        trials.Trial(tmp_path / "a", encoder=models["FIRST"], data=data, study={"metric": "f1"}).run()
-    result, channel = trials.Trial(
-        tmp_path / "b", encoder=models["FIRST"], data=data, study={"metric": "f1_macro"}
-    ).run()
+        trials.Trial(tmp_path / "a", encoder=model, data=data, study={"metric": "f1"}).run()
+    result, channel = trials.Trial(tmp_path / "b", encoder=model, data=data, study={"metric": "f1_macro"}).run()
     assert result.value == max(point.value for point in channel.points)
     assert "f1" not in channel.points[0].metrics
 
 
-def test_a_model_that_is_not_there(tmp_path: Path, models: dict[str, Path]) -> None:
-    near = models["FIRST"].with_name("firts")
+def test_a_model_that_is_not_there(tmp_path: Path, model: Path) -> None:
+    near = model.with_name("firts")
     with pytest.raises(LoadError, match="there is no such folder") as caught:
         trials.small(tmp_path, encoder=near).run()
-    assert caught.value.hint == f"did you mean {models['FIRST']}?"
+    assert caught.value.hint == f"did you mean {model}?"
     assert isinstance(caught.value, DryfitError)

@@ -162,6 +162,8 @@ def test_it_survives_with_the_smallest_capacity_and_needs_no_more_than_is_reserv
     for more in (0, tolerance):
         assert replay(*events, allocator_settings, capacity_bytes=capacity + more).oom_event is None
     assert capacity >= plenty.peak_requested_bytes
+    if allocator_settings.gc_threshold is not None:
+        return  # what was collected may have to be taken again, in a larger segment than the one that lay there
     # A page that is mapped beyond the request, and the check before it, may each ask for a page more.
     pages = 2 * allocator_settings.large_segment_bytes if allocator_settings.expandable_segments else 0
     assert capacity <= plenty.peak_reserved_bytes + pages + tolerance

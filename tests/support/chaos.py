@@ -22,6 +22,8 @@ from dryfit.store.state import TrialState
 from study_runs import ends, events_of, fold, kill_now, marked_processes, start, summary_of
 
 _LOOK_S = 0.01
+_CHILDREN_FIRST = 8
+"""Children that a storm kills before it kills a control process, however little time that takes."""
 SPARED_AFTER = 2
 """Deaths in a row without a new checkpoint, after which a storm lets a trial reach one: the fourth would end it."""
 
@@ -95,7 +97,8 @@ class Storm:
         """Begin the study, and go on until a control process leaves it in order.
 
         The time of a control process, and of a fork server, counts from its first child: on a busy machine a storm
-        would otherwise let none of them come that far.
+        would otherwise let none of them come that far. On a fast one, the study might be over before the first of
+        them dies: that one dies after so many children at the latest.
         """
         follower = Follower(self.folder)
         process = start("tune", self.folder, "--quiet")
@@ -108,6 +111,8 @@ class Storm:
                 continue
             for victim in ("child", "server", "control"):
                 due.setdefault(victim, self._next(victim))
+            if self.killed["child"] >= _CHILDREN_FIRST and set(self.killed) == {"child"}:
+                due["control"] = 0.0
             victim = min(due, key=lambda name: due[name])
             if time.monotonic() < due[victim] or process.poll() is not None:
                 continue

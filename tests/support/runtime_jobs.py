@@ -1,6 +1,7 @@
 """Small jobs that children of the runtime tests do, and a harness that starts them. Needs no torch."""
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -103,7 +104,8 @@ def _facts(channel: ChildChannel) -> ChildResult:
             names += [os.readlink(f"/proc/self/fd/{fd}")] if int(fd) > 2 else []
     channel.send(Note(text="\n".join(names)))
     visible = os.environ["CUDA_VISIBLE_DEVICES"]
-    channel.send(Note(text=f"sid={os.getsid(0) == os.getpid()} visible={visible!r} ppid={os.getppid()}"))
+    facts = f"sid={os.getsid(0) == os.getpid()} visible={visible!r} gc={gc.isenabled()} ppid={os.getppid()}"
+    channel.send(Note(text=facts))
     return done()
 
 

@@ -8,22 +8,6 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 
-ABORTING_CODE = """
-import os
-from transformers import BertConfig, BertModel
-
-
-class OwnConfig(BertConfig):
-    model_type = "own-bert"
-
-
-class OwnModel(BertModel):
-    config_class = OwnConfig
-
-    def forward(self, *args, **kwargs):
-        os.abort()
-"""
-
 
 def shard_missing(folder: Path) -> Path:
     """Two shards in the index, one on the disk."""
@@ -71,9 +55,4 @@ def nan_weights(folder: Path) -> Path:
 
 def aborting(folder: Path) -> Path:
     """Code of its own that ends the process where the model is called."""
-    tiny.model(folder)
-    file = folder / "config.json"
-    own = {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "own-bert", "auto_map": own}))
-    (folder / "own_code.py").write_text(ABORTING_CODE)
-    return folder
+    return tiny.own_code(tiny.model(folder), "os.abort()")

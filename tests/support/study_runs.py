@@ -25,7 +25,7 @@ from dryfit.store.replay import StudyState
 
 DEADLINE_S = 600
 """When a command counts as hung: a machine that others use makes everything many times slower."""
-_POLL_S = 0.005
+_POLL_S = 0.02
 
 STUDY = """
 [study]
@@ -89,32 +89,39 @@ def write_study(
     return file
 
 
-STEPWISE = f"""
+OBJECTIVE = f"""
 [study]
 task = "objective"
-trials = 3
-seed = 5
+{{study}}
 
 [objective]
-function = "objectives:stepwise"
+function = "objectives:{{function}}"
 paths = ["{Path(__file__).parent}"]
 
 [space]
 x = {{{{low = -3.0, high = 3.0}}}}
+{{space}}
 
 [search]
-sampler = "random"
-mirror = "none"
+{{search}}
 
 [runtime]
 {{runtime}}
 """
+RANDOM = 'sampler = "random"\nmirror = "none"'
+
+
+def objective_study(
+    function: str, *, study: str = "trials = 3\nseed = 5", space: str = "", search: str = RANDOM, runtime: str = ""
+) -> str:
+    """The text of a study of one of :mod:`objectives`."""
+    return OBJECTIVE.format(function=function, study=study, space=space, search=search, runtime=runtime)
 
 
 def write_stepwise(folder: Path, *, runtime: str = "") -> Path:
     """A study of a function whose every step takes ``STEP_PAUSE_S``; each step has a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.toml").write_text(STEPWISE.format(runtime=runtime), encoding="utf-8")
+    (folder / "study.toml").write_text(objective_study("stepwise", runtime=runtime), encoding="utf-8")
     return folder
 
 

@@ -78,6 +78,34 @@ def model(folder: Path, architecture: str = "bert", *, seed: int = 0, **override
     return folder
 
 
+_OWN_CODE = """
+import os
+from transformers import BertConfig, BertModel
+
+
+class OwnConfig(BertConfig):
+    model_type = "own-bert"
+
+
+class OwnModel(BertModel):
+    config_class = OwnConfig
+
+    def forward(self, *args, **kwargs):
+        {first}
+        return super().forward(*args, **kwargs)
+"""
+
+
+def own_code(folder: Path, first: str = "pass") -> Path:
+    """Turn a model's folder into one whose code comes with it, and does something before each pass."""
+    (folder / "own_code.py").write_text(_OWN_CODE.format(first=first), encoding="utf-8")
+    file = folder / "config.json"
+    own = {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}
+    config = json.loads(file.read_text(encoding="utf-8")) | {"model_type": "own-bert", "auto_map": own}
+    file.write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
 def rows(count: int, *, seed: int = 0, start: int = 0, groups: int | None = None) -> list[dict[str, Any]]:
     """Rows whose label is whether the text says what the criterion says."""
     rng = random.Random(f"{seed}-{start}")

@@ -27,6 +27,13 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
+def config_alone(folder: Path) -> Path:
+    """Write the config of a tiny Qwen2 into a folder: what planning reads."""
+    config = AutoConfig.for_model("qwen2", vocab_size=100, pad_token_id=0, **{**_SIZES, **OWN["qwen2"]})
+    config.save_pretrained(folder)
+    return folder
+
+
 def causal_lm(folder: Path, architecture: str = "qwen2", *, vocab_size: int = 420, **changes: Any) -> Path:
     """Write a random model and its tokenizer into a folder."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,11 @@
 """Run tiny trials in this process, against a channel that follows a script."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import load_file
 
 import tiny
@@ -16,9 +17,18 @@ from dryfit.core.settings import DataSettings, TrialSettings
 from dryfit.core.tail import LineTail
 from dryfit.core.tasks import metric_of
 from dryfit.core.trial import MetricPoint, TrialConfig
-from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Message
+from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Message
 from dryfit.preflight import resolve
 from dryfit.train.entry import train
+
+
+def merged(*several: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Tables of settings, the later ones over the earlier."""
+    found: dict[str, dict[str, Any]] = {}
+    for tables in several:
+        for name, table in tables.items():
+            found[name] = found.get(name, {}) | table
+    return found
 
 
 class ScriptedChannel(ChildChannel):
@@ -61,10 +71,12 @@ class Trial:
         self.task = task if ":" in task else Task(task)
         micro = tables.pop("execution", {})
         self.data = DataSettings(**data)
-        settings = {"train": {"epochs": 2, "batch_size": 8, "max_length": 32}, "optim": {"lr": 2e-3}}
-        for name, table in tables.items():
-            settings[name] = settings.get(name, {}) | table
-        settings["model"] = {"name": str(encoder)} | settings.get("model", {})
+        usual = {
+            "train": {"epochs": 2, "batch_size": 8, "max_length": 32},
+            "optim": {"lr": 2e-3},
+            "model": {"name": str(encoder)},
+        }
+        settings = merged(usual, tables)
         self.settings = TrialSettings.model_validate_json(json.dumps(settings))
         batch = self.settings.train.batch_size
         rows = min(micro.get("micro_batch") or batch, batch)
@@ -145,11 +157,41 @@ class Trial:
         assert result is not None
         return result.model_copy(update={"peak_rss_bytes": None}), channel
 
-    def best_weights(self) -> dict[str, Any]:
+    def best_weights(self, name: str = "model.safetensors") -> dict[str, torch.Tensor]:
         """The weights of the best validation."""
-        return load_file(self.folder / "best" / "model.safetensors")
+        return load_file(self.folder / "best" / name)
 
 
 def small(folder: Path, *, encoder: Path, **tables: dict[str, Any]) -> Trial:
     """A trial of ten steps on forty rows."""
     return Trial(folder, encoder=encoder, data=tiny.data(folder / "data"), **tables)
+
+
+class Undisturbed(NamedTuple):
+    """A trial that nobody stopped, and what it came to."""
+
+    trial: Trial
+    result: TrainResult
+    points: Sequence[MetricPoint]
+
+
+def undisturbed(trial: Trial) -> Undisturbed:
+    """Run a trial to its end."""
+    result, channel = trial.run()
+    return Undisturbed(trial, result, channel.points)
+
+
+def same_weights(have: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> bool:
+    """The same tensors, bit for bit."""
+    return have.keys() == want.keys() and all(torch.equal(have[name], want[name]) for name in want)
+
+
+def assert_goes_on(trial: Trial, whole: Undisturbed, step: int) -> None:
+    """A trial like another one, stopped after a step and begun again, ends like that one, bit for bit."""
+    first, before = trial.run(stop_at=step)
+    assert (first.stopped_by, first.steps) == (StopReason.REQUEST, step)
+    assert Checkpointed(step=step) in before.messages()
+    second, after = trial.run()
+    assert before.points + after.points == whole.points
+    assert second == whole.result
+    assert same_weights(trial.best_weights(), whole.trial.best_weights())

@@ -69,7 +69,8 @@ def event_line(event: Event, state: StudyState) -> str | None:
             return f"side by side: {parallel} ({reason})"
         case ReportMade(number=number, point=point):
             shown = _goals_text(point, state)
-            return f"trial {number}: report {point.n}, step {point.step}: {shown}"
+            fold = f", fold {point.fold}" if point.fold else ""
+            return f"trial {number}: report {point.n}{fold}, step {point.step}: {shown}"
         case VerdictGiven(number=number, proceed=False, reason=reason):
             return f"trial {number}: stop ({reason})"
         case AttemptEnded(number=number, failure=failure) if failure is not None and failure.action is not Action.PAUSE:

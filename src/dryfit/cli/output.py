@@ -38,11 +38,12 @@ from dryfit.report.tables import (
     Table,
     duration_text,
     front_table,
-    number_text,
+    measured_text,
     outcomes_table,
     params_text,
     places,
     trials_table,
+    values_text,
 )
 from dryfit.report.training import TopTable, TrainedModel, scores_table, top_table, trained_lines
 from dryfit.report.troubles import trouble_lines
@@ -132,7 +133,7 @@ def print_study(state: StudyState, layout: StudyLayout, *, trials: bool) -> None
         print_table(front_table(state))
     elif state.best is not None and state.created is not None:
         metric = state.created.metric
-        out.print(f"best: trial {state.best.number}, {metric} {number_text(state.best.value)}", highlight=False)
+        out.print(f"best: trial {state.best.number}, {metric} {values_text(state.best)}", highlight=False)
         out.print(f"  {params_text(state.best.params)}", highlight=False)
     else:
         out.print("best: no trial has completed yet", highlight=False)
@@ -249,7 +250,8 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
         out.print(Text(f"  {text}"))
     if summary.best is not None:
         best = summary.best
-        out.print(f"  best {number_text(best.value)}: trial {best.number}  {params_text(best.params)}", highlight=False)
+        value = measured_text(best.value, best.spread)
+        out.print(f"  best {value}: trial {best.number}  {params_text(best.params)}", highlight=False)
     if summary.pareto:
         numbers = ", ".join(str(trial.number) for trial in summary.pareto)
         out.print(f"  Pareto front: trials {numbers}", highlight=False)

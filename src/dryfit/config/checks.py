@@ -41,6 +41,7 @@ _NEEDS: Final = (
     Needs("search.patient_of", "search.pruner", ("patient",)),
     Needs("search.patience_reports", "search.pruner", ("patient",)),
     Needs("search.min_delta", "search.pruner", ("patient",)),
+    Needs("runtime.keep", "data.folds", (1,)),  # a trial of several folds leaves no weights
 )
 # What a patient pruner does not read: the numbers of the pruner it does not ask.
 _UNREAD_BY_PATIENT: Final = {PatientOf.MEDIAN: "reduction", PatientOf.ASHA: "pruner_startup_trials"}
@@ -85,6 +86,8 @@ def _data(config: StudyConfig, use: Use) -> list[Problem]:
     data = config.data
     if data.file is None:
         unread = [key for key in _SPLIT_KEYS if _changed(config, f"data.{key}")]
+        if data.folds > 1:
+            unread = [key for key in unread if key != "split_seed"]
         problems = [Problem(("data", key), "is read only with data.file") for key in unread]
         missing = [name for name in ("train", "validation") if getattr(data, name) is None]
         if missing and use is Use.TRAIN:

@@ -15,6 +15,7 @@ from dryfit.core.wire import (
     RESULT_FILE,
     STOP_FILE,
     VERDICT_FILE,
+    FirstStep,
     Message,
     Note,
     Report,
@@ -66,6 +67,7 @@ class ChildChannel:
         self._beat_path.touch()
         self._last_beat_s = time.monotonic()
         self._sigterm = False
+        self._stepped = False
 
     def note_sigterm(self) -> None:
         """Remember that a SIGTERM came; safe inside a signal handler."""
@@ -84,6 +86,12 @@ class ChildChannel:
         finally:
             os.close(fd)
         self._doorbell.ring()
+
+    def stepped(self) -> None:
+        """An optimizer step is done; the first one is told of."""
+        if not self._stepped:
+            self._stepped = True
+            self.send(FirstStep(after_ms=self.since_placed_ms()))
 
     def beat(self) -> None:
         """Say that the training thread is alive; call as often as you like."""

@@ -12,5 +12,5 @@ def derive_seed(*parts: object) -> int:
     parts give independent ones.
     """
     text = "\x1f".join(str(part) for part in parts)
-    digest = hashlib.sha256(text.encode()).digest()
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)

@@ -50,7 +50,14 @@ class DataSettings(Settings):
     file: str | None = Field(default=None, description="one source instead of three, split below by group")
     validation_fraction: Fraction = Field(default=0.2, description="share of the groups of `file` used for validation")
     test_fraction: Fraction = Field(default=0.0, description="share of the groups of `file` kept for test")
-    split_seed: int = Field(default=0, ge=0, description="seed of the split of `file`")
+    split_seed: int = Field(default=0, ge=0, description="seed of the split of `file`, and of `folds`")
+    folds: int = Field(
+        default=1,
+        ge=1,
+        le=20,
+        description="a trial trains so many times, each time on train and validation without one part of their groups, "
+        "on which it is scored: its value is the mean; 1: it trains once",
+    )
     id: str = Field(default="id", description="column with a unique row id; made from the line number if absent")
     text: str = Field(default="text", description="column with the text")
     criterion: str = Field(default="criterion", description="column with the criterion; text alone is used if absent")

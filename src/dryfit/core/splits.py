@@ -1,10 +1,10 @@
-"""Which group goes to which split: decided by hashes of the groups' names, the same wherever it is asked."""
+"""Which group goes to which split, or fold: decided by hashes of the groups' names, the same wherever it is asked."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from dryfit.core.errors import DataError
+from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.seeds import derive_seed
 
 TRAIN: Final = "train"
@@ -43,7 +43,7 @@ def split_groups(groups: Iterable[str], rule: SplitRule, *, doing: str, hint: st
     Raises:
         DataError: A split would have no group.
     """
-    ordered = sorted(set(groups), key=lambda group: (derive_seed(rule.seed, group), group))
+    ordered = _in_order(groups, rule.seed)
     wanted = {VALIDATION: rule.validation, TEST: rule.test}
     sizes = {name: max(1, round(part * len(ordered))) if part > 0 else 0 for name, part in wanted.items()}
     if sizes[VALIDATION] == 0 or sum(sizes.values()) >= len(ordered):
@@ -59,3 +59,34 @@ def split_groups(groups: Iterable[str], rule: SplitRule, *, doing: str, hint: st
         group: VALIDATION if index < last_validation else TEST if index < last_test else TRAIN
         for index, group in enumerate(ordered)
     }
+
+
+def fold_groups(groups: Iterable[str], folds: int, *, seed: int, doing: str, hint: str) -> dict[str, int]:
+    """The fold of each group, from 1.
+
+    Groups are ordered as by :func:`split_groups` and cut into runs of equal length, give or take one: no fold is empty,
+    and adding groups moves as few as possible.
+
+    Args:
+        groups: Their names; those that are there twice count once.
+        folds: How many folds.
+        seed: Another seed, other folds.
+        doing: For the error: ``dividing train and validation by group``.
+        hint: For the error: what to change.
+
+    Raises:
+        ConfigError: There are fewer groups than folds.
+    """
+    ordered = _in_order(groups, seed)
+    if len(ordered) < folds:
+        raise ConfigError(
+            doing,
+            f"{len(ordered)} groups for data.folds = {folds}",
+            allowed=f"at most {len(ordered)} folds" if len(ordered) > 1 else "at least two groups",
+            hint=hint,
+        )
+    return {group: index * folds // len(ordered) + 1 for index, group in enumerate(ordered)}
+
+
+def _in_order(groups: Iterable[str], seed: int) -> list[str]:
+    return sorted(set(groups), key=lambda group: (derive_seed(seed, group), group))

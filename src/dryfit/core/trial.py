@@ -2,11 +2,11 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import itemgetter
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -51,7 +51,9 @@ class TrialConfig(Settings):
     @property
     def fingerprint(self) -> str:
         """Hash of all that changes the result; the number is no part of it."""
-        text = self.model_dump_json(exclude={"number", "params"})
+        # A key that came later and is not set changes nothing: trials of before go on.
+        later = {"folds"} if self.data.folds == 1 else set[str]()
+        text = self.model_dump_json(exclude={"number": True, "params": True, "data": later})
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -80,6 +82,8 @@ class MetricPoint:
         epoch: Passes over the data done; fractional within one.
         value: The study's metric. May be NaN.
         metrics: Every metric computed, the study's included.
+        fold: Which of its trial's trainings it is of, from 1; 0: the trial trains once. With folds, ``n`` and ``step``
+            count over all of them, and ``value`` is what the trial has come to; ``metrics`` are this validation's own.
     """
 
     n: int
@@ -87,6 +91,65 @@ class MetricPoint:
     epoch: float
     value: float
     metrics: dict[str, float]
+    fold: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FoldScore:
+    """What a trial has come to on one fold, which it was validated on after training on the others.
+
+    Attributes:
+        value: The metric at its best validation.
+        also: Values of the study's further goals there, in their order.
+        best_step: Optimizer steps of this fold behind the best validation.
+        steps: Optimizer steps done.
+        schedule_steps: Optimizer steps of the whole schedule; more than were done where it stopped early.
+    """
+
+    value: float
+    also: tuple[float, ...]
+    best_step: int
+    steps: int
+    schedule_steps: int
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> "FoldScore":
+        """Read what :func:`dataclasses.asdict` and JSON have made of one."""
+        facts: dict[str, Any] = {**said, "also": tuple(said["also"])}
+        return cls(**facts)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Its values of all goals, the study's metric first."""
+        return (self.value, *self.also)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether a part of the schedule was not needed."""
+        return self.steps < self.schedule_steps
+
+
+def fold_means(folds: Sequence[FoldScore]) -> tuple[float, ...]:
+    """The mean over the folds, of each goal; at least one fold."""
+    return tuple(mean(values) for values in zip(*(fold.values for fold in folds), strict=True))
+
+
+def fold_spreads(folds: Sequence[FoldScore]) -> tuple[float, ...]:
+    """The sample standard deviation over the folds, of each goal; empty of fewer than two folds."""
+    if len(folds) < 2:
+        return ()
+    return tuple(_deviation(values) for values in zip(*(fold.values for fold in folds), strict=True))
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of some numbers, of which any may be infinite or NaN."""
+    return sum(values) / len(values)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Around the sample's own mean, so divided by one less than there are values; NaN where one is infinite."""
+    middle = mean(values)
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +229,9 @@ def best_point(points: tuple[MetricPoint, ...], direction: Direction) -> MetricP
         if better(point.value, best.value if best else float("nan"), direction):
             best = point
     return best
+
+
+def best_value(points: tuple[MetricPoint, ...], direction: Direction) -> float:
+    """The value of the best of several validations; NaN where there is none."""
+    best = best_point(points, direction)
+    return math.nan if best is None else best.value

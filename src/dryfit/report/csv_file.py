@@ -2,6 +2,9 @@
 
 Trials of earlier generations come first; their values are of the goals, and of the data, that their generation had.
 
+With ``data.folds``, ``spread`` is the sample standard deviation of a trial's folds, and ``fold.1`` and so on are what
+each has come to; a trial that was cut short has those that were done.
+
 A cell is empty where a trial has no such thing; numbers are written so that reading them gives the same number, NaN and
 infinities as ``nan``, ``inf`` and ``-inf``; truth is ``true`` and ``false``. A text that a spreadsheet could take for
 a formula (it begins with ``=``, ``+``, ``-``, ``@``, a tab or a line end) gets an apostrophe in front, and so does one
@@ -26,9 +29,11 @@ def csv_text(records: StudyRecords) -> str:
     further = [f"value.{goal.name}" for goal in records.goals[1:]]
     trials = (*records.earlier, *records.trials)
     names = tuple(dict.fromkeys(name for trial in trials for name in trial.params))
-    writer.writerow(_row([*_FIRST, *further, *_FACTS, *(f"param.{name}" for name in names), "reason"]))
+    folds = max((len(trial.folds) for trial in trials), default=0)
+    parts = ("spread", *(f"fold.{number + 1}" for number in range(folds))) if folds else ()
+    writer.writerow(_row([*_FIRST, *further, *parts, *_FACTS, *(f"param.{name}" for name in names), "reason"]))
     for trial in trials:
-        writer.writerow(_row(_cells(trial, names, len(further))))
+        writer.writerow(_row(_cells(trial, names, len(further), len(parts))))
     return out.getvalue()
 
 
@@ -39,14 +44,16 @@ _FACTS = (
 )
 
 
-def _cells(trial: TrialRow, names: Sequence[str], further: int) -> list[Scalar]:
+def _cells(trial: TrialRow, names: Sequence[str], further: int, parts: int) -> list[Scalar]:
     also: list[Scalar] = [*trial.also, *[None] * further]
+    folds: list[Scalar] = [next(iter(trial.spreads), None), *(fold.value for fold in trial.folds), *[None] * parts]
     return [
         trial.number,
         trial.generation,
         str(trial.outcome) if trial.outcome is not None else None,
         trial.value,
         *also[:further],
+        *folds[:parts],
         trial.last_value,
         trial.seed,
         trial.steps,

@@ -9,7 +9,7 @@ from enum import StrEnum
 from dryfit.core.choices import Direction
 from dryfit.core.failure import FailureKind
 from dryfit.core.memory_key import IRRELEVANT, NEUTRAL
-from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar, best_first, better
+from dryfit.core.trial import FoldScore, Goal, MetricPoint, Outcome, Scalar, best_first, better, fold_spreads
 from dryfit.report.plans import compared_bytes
 from dryfit.report.work import ended_at_s, lost_time_s, runs
 from dryfit.search.params import from_text, public_name
@@ -49,6 +49,13 @@ class TrialRow:
     asked_at_s: float
     finished_at_s: float | None
     reports: tuple[MetricPoint, ...]
+    folds: tuple[FoldScore, ...] = ()
+    """Of a trial that trains once for each."""
+
+    @property
+    def spreads(self) -> tuple[float, ...]:
+        """How far its folds lie apart, of each goal; empty unless it completed with folds."""
+        return () if self.value is None else fold_spreads(self.folds)
 
     @property
     def score(self) -> float | None:
@@ -202,6 +209,7 @@ def _row(trial: TrialState, seconds: float) -> TrialRow:
         asked_at_s=trial.asked_at_s,
         finished_at_s=trial.finished_at_s,
         reports=tuple(trial.reports),
+        folds=trial.folds,
     )
 
 

@@ -20,7 +20,7 @@ from dryfit.report.plots import (
     slice_figure,
 )
 from dryfit.report.records import AttemptEnd, FailureRow, StudyRecords, TrialRow, failures, refusals
-from dryfit.report.tables import Table, duration_text, moment, number_text, value_text
+from dryfit.report.tables import Table, duration_text, measured_text, moment, value_text
 from dryfit.report.timeline import timeline_figure
 from dryfit.search.importance import ENOUGH_TRIALS, Importances
 from dryfit.store.replay import StudyState
@@ -114,10 +114,7 @@ def _front(records: StudyRecords) -> Section | None:
     if not records.front:
         return Section("front", "Pareto front", texts=("No complete trial has a value for every goal.",))
     heads = ("trial", *(f"{goal.name} ({goal.direction})" for goal in records.goals), "parameters")
-    rows = [
-        (str(trial.number), *(number_text(value) for value in (trial.value, *trial.also)), _params(trial.params))
-        for trial in records.front
-    ]
+    rows = [(str(trial.number), *_values(trial, len(records.goals)), _params(trial.params)) for trial in records.front]
     others = ("Drawn are the first two goals; the front is that of all.",) if len(records.goals) > 2 else ()
     return Section(
         "front",
@@ -288,7 +285,7 @@ def _trials(records: StudyRecords) -> Section | None:
         (
             str(trial.number),
             str(trial.outcome or "not finished"),
-            *(number_text(value) for value in _values(trial, len(records.goals))),
+            *_values(trial, len(records.goals)),
             str(trial.steps),
             str(trial.attempts),
             duration_text(trial.seconds),
@@ -310,9 +307,10 @@ def _kinds(split: SplitFacts) -> str:
     return ", ".join(found if split.with_evidence is None else [*found, f"with evidence: {split.with_evidence}"])
 
 
-def _values(trial: TrialRow, count: int) -> list[float | None]:
-    values: list[float | None] = [trial.value, *trial.also]
-    return (values + [None] * count)[:count]
+def _values(trial: TrialRow, count: int) -> list[str]:
+    values: list[float | None] = [trial.value, *trial.also, *[None] * count]
+    spreads: list[float | None] = [*trial.spreads, *[None] * count]
+    return list(map(measured_text, values[:count], spreads))
 
 
 def _generations(state: StudyState) -> Section | None:

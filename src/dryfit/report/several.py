@@ -7,7 +7,7 @@ from pydantic import Field
 
 from dryfit.core.errors import ExitStatus
 from dryfit.report.summary import StudySummary, TrialCounts
-from dryfit.report.tables import Table, duration_text, number_text
+from dryfit.report.tables import Table, duration_text, measured_text
 from dryfit.report.view import Answer, View
 
 FAILED, NOT_BEGUN = "error", "not_begun"
@@ -59,5 +59,5 @@ def _best_cell(summary: StudySummary) -> str:
     """The best value by the study's metric, and how many trials no other beats where it has several goals."""
     if summary.best is None:
         return "-"
-    best = f"{summary.metric} {number_text(summary.best.value)}"
+    best = f"{summary.metric} {measured_text(summary.best.value, summary.best.spread)}"
     return f"{best} (front of {len(summary.pareto)})" if summary.pareto else best

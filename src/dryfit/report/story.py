@@ -10,7 +10,7 @@ from dryfit.core.wire import LOG_FILE, STACKS_FILE, Checkpointed, FirstStep, Mes
 from dryfit.report.plan_view import plan_view
 from dryfit.report.plans import plan_lines, plan_text
 from dryfit.report.story_view import AttemptView, FailureView, Moment, TrialStory, What
-from dryfit.report.tables import duration_text, number_text
+from dryfit.report.tables import duration_text, number_text, values_text
 from dryfit.report.work import attempt_time_s, lost_time_s, trial_time_s
 from dryfit.runtime.harvest import read_messages
 from dryfit.store.events import (
@@ -70,6 +70,8 @@ def trial_story(state: StudyState, number: int, events: Sequence[Event], layout:
         reason=trial.reason,
         values=dict(zip(goals, trial.values or (), strict=False)),
         best=trial.best,
+        folds=trial.folds,
+        spreads=dict(zip(goals, trial.spreads, strict=False)),
         steps=trial.steps,
         params=trial.params,
         given=trial.given,
@@ -242,8 +244,9 @@ def _report_text(point: MetricPoint, state: StudyState) -> str:
     shown = {metric: point.value, **point.metrics}
     # Only a trial that trains has epochs: a validation comes after at least a part of one.
     kind, epoch = ("validation", f", epoch {point.epoch:.2f}") if point.epoch else ("report", "")
+    fold = f" of fold {point.fold}, so far {number_text(point.value)}" if point.fold else ""
     values = "  ".join(f"{name} {number_text(value)}" for name, value in shown.items())
-    return f"{kind} {point.n}: step {point.step}{epoch}: {values}"
+    return f"{kind} {point.n}: step {point.step}{epoch}{fold}: {values}"
 
 
 def _end(event: AttemptEnded, attempt: AttemptState, state: StudyState) -> Moment:
@@ -283,7 +286,7 @@ def _loss_lines(attempt: AttemptState, state: StudyState) -> Iterator[str]:
 def _end_text(trial: TrialState) -> str:
     said = str(trial.outcome or "open")
     if trial.values is not None:
-        said += f", value {', '.join(map(number_text, trial.values))}"
+        said += f", value {values_text(trial)}"
     if trial.best is not None and trial.best < len(trial.reports):
         said += f" at step {trial.reports[trial.best].step}"
     return said + (f" ({trial.reason})" if trial.reason else "")

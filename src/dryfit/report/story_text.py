@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from dryfit.core.load_report import LoadReport
 from dryfit.core.words import few
 from dryfit.report.story_view import TrialStory, What
-from dryfit.report.tables import duration_text, moment, value_text
+from dryfit.report.tables import duration_text, moment, number_text, value_text
 
 
 def story_lines(story: TrialStory) -> list[str]:
@@ -15,11 +15,19 @@ def story_lines(story: TrialStory) -> list[str]:
     lines = [f"trial {story.number}: {story.end}"]
     lines += [f"  {name} = {value_text(value)}" for name, value in story.params.items()]
     lines.append(f"  seed {story.seed}, fingerprint {story.fingerprint}")
-    lines += [f"  {line}" for line in story.memory]
+    lines += [f"  {line}" for line in (*_fold_lines(story), *story.memory)]
     if story.attempts:
         lost = f", {duration_text(story.lost_s)} of it lost" if story.lost_s else ""
         lines.append(f"  worked: {duration_text(story.time_s)} in {len(story.attempts)} attempt(s){lost}")
     return [*lines, "", *_moment_lines(story), "", *_file_lines(story)]
+
+
+def _fold_lines(story: TrialStory) -> list[str]:
+    """What each fold has come to."""
+    return [
+        f"fold {index + 1}: {', '.join(map(number_text, fold.values))} at step {fold.best_step} of {fold.steps}"
+        for index, fold in enumerate(story.folds)
+    ]
 
 
 def _moment_lines(story: TrialStory) -> list[str]:

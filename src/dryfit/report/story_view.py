@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.trial import MetricPoint, Outcome, Scalar
+from dryfit.core.trial import FoldScore, MetricPoint, Outcome, Scalar
 from dryfit.report.plan_view import PlanView
 from dryfit.report.view import Answer, View
 from dryfit.store.events import Observed
@@ -92,7 +92,9 @@ class TrialStory(Answer):
     Attributes:
         end: How it ended, in words.
         values: By goal, of a complete trial.
-        best: Index of the report that gave the value.
+        best: Index of the report that gave the value; null with folds.
+        folds: What each fold has come to that was done, in order; of a trial that trains once none.
+        spreads: By goal, the sample standard deviation of the folds, of a complete trial.
         given: The known point it was made from.
         plan: Of its memory.
         memory: What is known of its memory, planned and observed, in words.
@@ -110,6 +112,8 @@ class TrialStory(Answer):
     reason: str
     values: dict[str, float]
     best: int | None
+    folds: tuple[FoldScore, ...]
+    spreads: dict[str, float]
     steps: int
     params: dict[str, Scalar]
     given: dict[str, Scalar]

@@ -31,6 +31,8 @@ class BestTrial(View):
 
     number: int
     value: float
+    spread: float | None = Field(description="sample standard deviation of its folds; null without folds")
+    folds: tuple[float, ...] = Field(description="what each of its folds has come to, in order")
     params: dict[str, Scalar]
 
 
@@ -46,6 +48,7 @@ class ParetoTrial(View):
 
     number: int
     values: tuple[float, ...]
+    spreads: tuple[float, ...] = Field(description="of its folds, in the order of the goals; empty without folds")
     params: dict[str, Scalar]
 
 
@@ -128,11 +131,18 @@ def summarise(state: StudyState) -> StudySummary:
             running=sum(trial.outcome is None for trial in state.present),
             total=state.sessions[-1].total if state.sessions else 0,
         ),
-        best=BestTrial(number=best.number, value=best.value, params=best.params)
+        best=BestTrial(
+            number=best.number,
+            value=best.value,
+            spread=next(iter(best.spreads), None),
+            folds=tuple(fold.value for fold in best.folds),
+            params=best.params,
+        )
         if best is not None and best.value is not None
         else None,
         pareto=tuple(
-            ParetoTrial(number=trial.number, values=trial.values or (), params=trial.params) for trial in state.front
+            ParetoTrial(number=trial.number, values=trial.values or (), spreads=trial.spreads, params=trial.params)
+            for trial in state.front
         )
         if created.also
         else None,

@@ -93,9 +93,19 @@ def goal_names(state: StudyState) -> tuple[str, ...]:
 
 
 def values_cells(trial: TrialState, goals: int) -> tuple[str, ...]:
-    """A trial's value of each goal, with dashes where it has none."""
+    """A trial's value of each goal, with how far its folds lie apart; dashes where it has none."""
     values = trial.values or (None,) * goals
-    return tuple(number_text(value) for value in values)
+    return tuple(map(measured_text, values, trial.spreads or (None,) * len(values)))
+
+
+def values_text(trial: TrialState) -> str:
+    """A trial's values in one line."""
+    return ", ".join(values_cells(trial, 1))
+
+
+def measured_text(value: float | None, spread: float | None) -> str:
+    """A value as people read it, with the spread of what it is the mean of."""
+    return number_text(value) if spread is None else f"{number_text(value)} ± {number_text(spread)}"
 
 
 def front_table(state: StudyState) -> Table:
@@ -123,7 +133,8 @@ def outcomes_table(state: StudyState) -> Table:
 def places(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
     """Where everything lies: what it is, and its path."""
     found: list[tuple[str, Path]] = []
-    if state.best is not None and state.created is not None and state.created.task is not Task.OBJECTIVE:
+    trains = state.created is not None and state.created.task is not Task.OBJECTIVE
+    if trains and state.best is not None and not state.best.folds:  # those of folds are not kept
         found.append(("best weights", layout.trial(state.best.number).best))
     found += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]
     journal = _mirrored_journal(layout)

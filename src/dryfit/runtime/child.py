@@ -223,6 +223,8 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
     elif isinstance(body, PlanRequest | ImportRequest):
         hide_devices(None)  # neither needs a device: it must not make a context on one that trains
     function: Entry = _load(entry)
+    gc.freeze()  # what was imported stays: the Trainer's full collections would go through all of it
+    gc.enable()
     # Before the first line: a fork server that hands on a changed torch is recognised by it.
     _check_process(body, f"starting the job {body.job}")
     channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
@@ -285,7 +287,6 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
             folder, doorbell=request.doorbell, placed_at_s=request.placed_at_s, secrets=secrets
         )
         signal.signal(signal.SIGTERM, lambda _number, _frame: opened.note_sigterm())
-        gc.enable()
         opened.finish(_do_job(request, entry, opened))
         status = ChildStatus.RESULT
     except BaseException as error:  # noqa: BLE001  # the outermost frame: whatever it is, the control process hears of it
@@ -299,4 +300,5 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    gc.disable()  # until all is imported
     run_child(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -138,12 +138,13 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(control_pid)
+    # A collection would write to every page that the children share; while all is imported, it would only take time.
+    gc.disable()
     begun_s = time.monotonic()
     server = ForkServer(connection)
     _preload(sys.argv[3:])
     library_versions()
     gc.collect()
-    gc.disable()  # a collection would write to every page that the children share
     gc.freeze()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -17,8 +17,11 @@ from dryfit.search.params import Distribution, is_one_of
 from dryfit.search.space import Space
 from dryfit.store.events import Basis
 
-_CLASSES: Final = ("num_labels", "multi_label")
-"""Keys of ``[data]`` that the rows' fingerprint does not hold, and a model's head does."""
+_OF_DATA: Final = ("num_labels", "multi_label", "folds")
+"""Keys of ``[data]`` that the rows' fingerprint does not hold: a model's head does, and what a value is the mean of."""
+
+FOLDS: Final = ("data.folds", "data.split_seed")
+"""Keys that decide over which parts of the rows a value is the mean."""
 
 _ONLY_ALLOWS: Final = frozenset({"model.trust_remote_code"})
 """Keys that say what may be done, not what is learned."""
@@ -57,7 +60,9 @@ def basis_of(config: StudyConfig, space: Space, *, data: str, folder: Path) -> B
 def _own(settings: TrialSettings, data: DataSettings) -> dict[str, Scalar]:
     keys = (*searchable_keys(), *(f"{OWN_TABLE}.{name}" for name in settings.own.knobs))
     searchable = {key: setting(settings, key) for key in keys if key not in _ONLY_ALLOWS}
-    return searchable | {f"data.{name}": getattr(data, name) for name in _CLASSES}
+    # The seed of `file` decides which rows are which, and is in their fingerprint; that of folds is not.
+    seed = data.split_seed if data.folds > 1 else 0
+    return searchable | {f"data.{name}": getattr(data, name) for name in _OF_DATA} | {"data.split_seed": seed}
 
 
 @cache

@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from dryfit.core.needs import TRIAL_NEEDS
 from dryfit.core.tasks import is_own
 from dryfit.core.trial import Scalar
-from dryfit.search.basis import Fixed, Ground
+from dryfit.search.basis import FOLDS, Fixed, Ground, whole
 from dryfit.search.params import (
     Distribution,
     Param,
@@ -39,7 +39,8 @@ class Change:
     Attributes:
         verdict: What trials so far are worth.
         reasons: A sentence for each difference that matters.
-        comparable: Whether values so far may stand beside new ones; not so where goals, data, task or function differ.
+        comparable: Whether values so far may stand beside new ones; not so where goals, data, folds, task or function
+            differ.
     """
 
     verdict: Compatibility
@@ -61,6 +62,8 @@ def compare(old: Basis, new: Basis) -> Change:
     lost = gained = False
     if old.task == new.task:  # keys of another task are other keys
         for name in dict.fromkeys((*before.space.names, *after.space.names, *before.own, *after.own)):
+            if name in FOLDS:
+                continue  # seen above
             loses, gains = not _covered(name, before, after), not _covered(name, after, before)
             lost, gained = lost or loses, gained or gains
             reasons += _sentences(name, before, after) if loses or gains else _redrawn(name, before, after)
@@ -101,6 +104,16 @@ def _not_comparable(old: Basis, new: Basis) -> Iterator[str]:
         yield f"the study's goal was to {was}, is now to {now}"
     if old.task == new.task and old.data and new.data and old.data != new.data:
         yield f"the data has changed: fingerprint {new.data}, it was {old.data}"
+    if old.task == new.task:
+        yield from _other_folds(whole(old.own or {}, old.task), whole(new.own or {}, new.task))
+
+
+def _other_folds(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> Iterator[str]:
+    """Why values are means over other parts of the rows; a study without folds has no seed of them."""
+    for key in FOLDS:
+        if old.get(key) != new.get(key):
+            yield f"{key} was {old.get(key)}, is now {new.get(key)}"
+            return
 
 
 # ---- whether all that a key can be on one side it can be on the other

@@ -6,7 +6,7 @@ from typing import Any
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.plan import DeviceKind
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import FoldScore, Outcome, fold_spreads
 
 _CUDA_KINDS = frozenset(
     {FailureKind.OOM_DEVICE, FailureKind.OOM_NEIGHBOUR, FailureKind.DEVICE_ASSERT, FailureKind.DEVICE_LOST}
@@ -76,7 +76,7 @@ class PlannedMemory:
 
 
 def end_attributes(event: Mapping[str, Any], plan: PlannedMemory | None) -> dict[str, Any]:
-    """What the end of a trial says: why it was pruned, and the peaks of its last process.
+    """What the end of a trial says: why it was pruned, what its folds have come to, and the peaks of its last process.
 
     Args:
         event: ``trial_finished``.
@@ -88,6 +88,12 @@ def end_attributes(event: Mapping[str, Any], plan: PlannedMemory | None) -> dict
         found["reason"] = event["reason"]
     if outcome in (Outcome.PRUNED, Outcome.REFUSED):
         found["prune_reason"] = event.get("reason", "")
+    folds: list[Mapping[str, Any]] = event.get("folds") or []
+    if folds:
+        scores = [FoldScore.from_json(fold) for fold in folds]
+        found["folds"] = [list(score.values) for score in scores]
+        if event.get("value") is not None:
+            found["spreads"] = list(fold_spreads(scores))
     observed: Mapping[str, Any] | None = event.get("observed")
     if observed is not None:
         allocated_bytes = observed.get("allocated_bytes")

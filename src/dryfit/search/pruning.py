@@ -9,7 +9,7 @@ new ones, and the ledger keeps them.
 import warnings
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
 
@@ -65,7 +65,7 @@ class Rules:
 
 
 def most_reports(space: Space, settings: TrialSettings) -> int:
-    """Reports of the longest trial that a space can have."""
+    """Reports of the longest training that a space can have; with folds a trial has several of these."""
     epochs = space.most("train.epochs", settings.train.epochs)
     return int(epochs * space.most("train.evals_per_epoch", settings.train.evals_per_epoch))
 
@@ -90,6 +90,7 @@ def judge(history: Iterable[TrialRecord], number: int, rules: Rules) -> PruneVer
         raise InternalError("judging a report", f"history has no running trial {number}")
     if not own.reports:
         return PruneVerdict(True, reason="nothing reported yet")
+    own = _in_fold(own)
     match pruner:
         case PrunerName.MEDIAN:
             return _median(own, past, rules)
@@ -100,6 +101,16 @@ def judge(history: Iterable[TrialRecord], number: int, rules: Rules) -> PruneVer
         case PrunerName.PATIENT:
             behind = _median if rules.search.patient_of is PatientOf.MEDIAN else _asha
             return _spared(own, rules) or behind(own, past, rules)
+
+
+def _in_fold(own: TrialRecord) -> TrialRecord:
+    """A trial as its present fold shows it: all of a trial that trains once.
+
+    A trial is compared with others by the report that it has just made, and with itself by those before. Of another
+    fold these say how hard its rows were: after an easy one no trial would ever look worse than the others.
+    """
+    fold = own.reports[-1].fold
+    return replace(own, reports=tuple(point for point in own.reports if point.fold == fold))
 
 
 def _spared(own: TrialRecord, rules: Rules) -> PruneVerdict | None:

@@ -13,7 +13,7 @@ from dryfit.core.choices import Direction
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer, ResolveResult
 from dryfit.core.tasks import TaskName
-from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar
+from dryfit.core.trial import FoldScore, Goal, MetricPoint, Outcome, Scalar
 from dryfit.core.wire import Wire
 
 
@@ -144,6 +144,7 @@ class TrialAsked(LedgerEvent):
     given: dict[str, Scalar] = Field(default={}, description="the known point it is made from; empty: none")
     seed: int
     fingerprint: str
+    fold_reports: int = Field(default=1, description="numbers that each of its folds has for its reports")
 
 
 class TrialPlanned(LedgerEvent):
@@ -267,7 +268,8 @@ class TrialFinished(LedgerEvent):
     outcome: Outcome
     value: float | None = None
     also: tuple[float, ...] = Field(default=(), description="values of the study's further goals, in their order")
-    best: int | None = Field(default=None, description="index of the report that gave the value")
+    best: int | None = Field(default=None, description="index of the report that gave the value; None with folds")
+    folds: tuple[FoldScore, ...] = Field(default=(), description="what each fold has come to that was done, in order")
     steps: int = 0
     reason: str = ""
     observed: Observed | None = None

@@ -254,6 +254,7 @@ class StudyState:
             distributions=drawn_from,
             seed=event.seed,
             fingerprint=event.fingerprint,
+            fold_reports=event.fold_reports,
             given=event.given,
             asked_at_s=event.at,
             generation=len(self.generations) or 1,
@@ -303,6 +304,7 @@ class StudyState:
         trial.value = event.value
         trial.also = event.also
         trial.best = event.best
+        trial.folds = event.folds
         trial.steps = event.steps
         trial.reason = event.reason
         trial.observed = event.observed

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from dryfit.core.failure import PERMITTED, Action, PastFailure
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import ExecutionChoice
-from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
+from dryfit.core.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
 from dryfit.store.events import Basis, FailureFacts, Observed
 
 
@@ -100,6 +100,7 @@ class TrialState:
     """Everything the ledger knows of one trial.
 
     Attributes:
+        fold_reports: Numbers that each of its folds has for its reports.
         generation: The number of its generation.
         own: The study file's own values when it was asked for; empty where they are those of today.
     """
@@ -110,6 +111,7 @@ class TrialState:
     distributions: dict[str, str]
     seed: int
     fingerprint: str
+    fold_reports: int = 1
     generation: int = 1
     own: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     reports: list[MetricPoint] = field(default_factory=list[MetricPoint])
@@ -124,6 +126,7 @@ class TrialState:
     value: float | None = None
     also: tuple[float, ...] = ()
     best: int | None = None
+    folds: tuple[FoldScore, ...] = ()
     steps: int = 0
     reason: str = ""
     observed: Observed | None = None
@@ -160,6 +163,11 @@ class TrialState:
     def values(self) -> tuple[float, ...] | None:
         """Its values of all goals, the metric's first; None unless it completed with a value."""
         return None if self.value is None else (self.value, *self.also)
+
+    @property
+    def spreads(self) -> tuple[float, ...]:
+        """How far its folds lie apart, of each goal; empty unless it completed with folds."""
+        return () if self.value is None else fold_spreads(self.folds)
 
     def record(self) -> TrialRecord:
         """The trial as samplers and pruners see it.

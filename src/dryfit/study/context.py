@@ -20,6 +20,7 @@ from dryfit.core.wire import canonical_json
 from dryfit.runtime.spec import ChildLimits, ChildSpec
 from dryfit.search.fields import apply_params, setting
 from dryfit.search.params import enumerated
+from dryfit.search.pruning import most_reports
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout, TrialLayout
 from dryfit.store.ledger import Ledger
@@ -174,6 +175,14 @@ def trial_fingerprint(study: StudyContext, number: int, params: Mapping[str, Sca
     return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
 
 
+def fold_reports(study: StudyContext) -> int:
+    """Numbers that a trial's folds have for their reports: the same in each trial that is asked for now.
+
+    A report of one number is then the same of every trial: of one fold, after as many validations of it.
+    """
+    return most_reports(study.space, study.config.trial_settings) if study.config.data.folds > 1 else 1
+
+
 def choose_device(resolved: ResolveResult, in_use: Sequence[str | None]) -> str | None:
     """The CUDA device with the fewest processes, where nothing is known of memory; None on a machine without."""
     if resolved.device is not DeviceKind.CUDA:
@@ -206,7 +215,7 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
     past = trial.past_failures
     if own is None:
         config = trial_config(study, trial.number, trial.params, trial.seed)
-        body = train_request(study, config, paths, placement)
+        body = train_request(study, config, paths, placement).model_copy(update={"fold_reports": trial.fold_reports})
         limits = training_limits(study.config.runtime, past)
     else:
         body = _objective_request(study, own, trial, placement)

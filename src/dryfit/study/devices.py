@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dryfit.core.jobs import ResolveResult
 from dryfit.core.plan import DeviceKind, DeviceSpec
 
 _SMI_TIMEOUT_S = 20.0
+_SMI_END_S = 2.0
 _MOST_PARALLEL = 256
 
 CPU_THREADS = 4
@@ -102,14 +104,12 @@ def first_gpu(variable: str | None) -> DeviceSpec | None:
     first = visible_devices(1, variable)[0]
     if variable is not None and not variable.strip():
         return None
-    query = "--query-gpu=name,memory.total,memory.reserved,compute_cap"
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", first]
+    said = _asked_driver("name,memory.total,memory.reserved,compute_cap", "-i", first)
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
         name, total_mib, reserved_mib, capability = (part.strip() for part in said.splitlines()[0].split(","))
         major, minor = map(int, capability.split("."))
         capacity_bytes = (int(total_mib) - int(reserved_mib)) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return None
     return DeviceSpec(name=name, capacity_bytes=capacity_bytes, capability=(major, minor))
 
@@ -122,13 +122,28 @@ def gpu_count(variable: str | None) -> int:
     """
     if variable is not None and not variable.strip():
         return 0
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    count = sum(line.strip().isdigit() for line in said.splitlines())
+    count = sum(line.strip().isdigit() for line in _asked_driver("index").splitlines())
     return len(visible_devices(count, variable))
+
+
+def _asked_driver(query: str, *options: str) -> str:
+    """What the driver's own tool says; nothing where there is none, it fails, or the driver hangs.
+
+    A process stuck in a driver outlives its kill, and ``subprocess.run`` would wait for its end: this does not.
+    """
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *options]
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        return ""
+    try:
+        said, _ = process.communicate(timeout=_SMI_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_SMI_END_S)
+        return ""
+    return said if process.returncode == 0 else ""
 
 
 def devices_without_torch(wish: str, count: int) -> tuple[DeviceKind, int]:

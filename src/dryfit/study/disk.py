@@ -17,9 +17,6 @@ from dryfit.study.retention import KEEP_NONE, most_kept
 _GENERATIONS = 3
 """Resumable checkpoints of a trial: the two that stay, and the next one while it is written."""
 
-_WEIGHT_FILES = 2
-"""Best weights of a running trial: those that stand, and better ones while they are written."""
-
 _STATE_PER_WEIGHT = {"sgd": 1, "lion": 1, "adafactor": 1, "adamw8bit": 1}
 _STATE_PER_WEIGHT_ELSE = 2
 """At most so many bytes of optimizer state for a byte of fp32 weights; two moments unless listed."""
@@ -34,12 +31,19 @@ class DiskNeed:
         state_bytes: Its optimizer's state.
         kept: Ended trials whose weights stay.
         running: Trials side by side.
+        best_files: Best weights of a running trial: those that stand, and better ones while they are written. None
+            with folds.
     """
 
     weights_bytes: int
     state_bytes: int
     kept: int
     running: int
+    best_files: int = 2
+
+    def with_folds(self, folds: int) -> "DiskNeed":
+        """The same of a study whose trials train so many times: with more than one they leave no weights."""
+        return self if folds == 1 else replace(self, kept=0, best_files=0)
 
     @property
     def kept_bytes(self) -> int:
@@ -50,7 +54,7 @@ class DiskNeed:
     def running_bytes(self) -> int:
         """What running trials take: best weights, and checkpoints to go on from."""
         checkpoint_bytes = self.weights_bytes + self.state_bytes
-        return self.running * (_WEIGHT_FILES * self.weights_bytes + _GENERATIONS * checkpoint_bytes)
+        return self.running * (self.best_files * self.weights_bytes + _GENERATIONS * checkpoint_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -89,7 +93,7 @@ def study_need(config: StudyConfig, space: Space, resolved: ResolveResult) -> Di
         keep=config.runtime.keep,
         trials=config.study.trials,
         parallel=parallelism(config, resolved, available_cores()).most,
-    )
+    ).with_folds(config.data.folds)
 
 
 def what_fits(need: DiskNeed, room_bytes: int) -> str:
@@ -104,7 +108,8 @@ def what_fits(need: DiskNeed, room_bytes: int) -> str:
         return f"--set runtime.keep={f'best:{kept}' if kept else KEEP_NONE}"
     alone = replace(need, kept=0, running=1)
     running = room_bytes // max(1, alone.running_bytes)
-    return f"--set runtime.keep={KEEP_NONE} --set runtime.parallel={running}" if running else ""
+    keep = f"--set runtime.keep={KEEP_NONE} " if need.best_files else ""  # with folds there are no weights to keep
+    return f"{keep}--set runtime.parallel={running}" if running else ""
 
 
 def check_disk(need: DiskNeed, *, free_bytes: int, taken_bytes: int, place: Path) -> None:

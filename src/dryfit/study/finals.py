@@ -14,7 +14,7 @@ from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyEr
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, Job
 from dryfit.core.plan import DeviceKind
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import Outcome, TrialConfig, mean
 from dryfit.core.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Note, Progress, Report, Verdict, write_model
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest
@@ -50,12 +50,14 @@ class FinalRun:
         seed: Seed of head, dropout and batch order; the trial's own repeats the trial.
         last_step: As in :class:`dryfit.core.jobs.FinalRequest`.
         save: Whether the model is wanted, or its scores alone.
+        schedule_steps: As in :class:`dryfit.core.jobs.FinalRequest`.
     """
 
     trial: TrialState
     seed: int
     last_step: int | None = None
     save: bool = True
+    schedule_steps: int | None = None
 
     @property
     def name(self) -> str:
@@ -80,26 +82,37 @@ def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, sav
     doing = f"training trial {trial.number} once more"
     if trial.outcome is Outcome.REFUSED:
         raise ConfigError(doing, f"it was refused ({trial.reason})", "a trial that fits the device")
-    last_step = None
-    if with_validation:
+    last_step = schedule_steps = None
+    if with_validation and trial.folds:
+        # As long as its trainings were on average: each had nearly as many rows as this one has.
+        last_step = max(1, round(mean([fold.best_step for fold in trial.folds])))
+        schedule_steps = max(last_step, round(mean([fold.schedule_steps for fold in trial.folds])))
+    elif with_validation:
         if trial.best is None:
             allowed = "with --with-validation: a trial that has a best validation, whose step is the last one"
             raise ConfigError(doing, "it has none", allowed, "train it without --with-validation, or another one")
         last_step = trial.reports[trial.best].step
-    return FinalRun(trial, trial.seed if seed is None else seed, last_step, save)
+    return FinalRun(trial, trial.seed if seed is None else seed, last_step, save, schedule_steps)
 
 
 def final_request(study: StudyView, run: FinalRun, placement: Placement) -> FinalRequest:
     """What the process is asked that does a run."""
     paths, trial = study.layout.final(run.name), run.trial
-    config = trial_config(study, trial.number, trial.params, run.seed)
     return FinalRequest(
-        training=train_request(study, config, paths, placement),
+        training=train_request(study, _config(study, run), paths, placement),
         last_step=run.last_step,
+        schedule_steps=run.schedule_steps,
         model_dir=str(paths.model) if run.save else None,
         study=study.config.study.name,
         searched=trial.value,
+        folds=max(1, len(trial.folds)),
     )
+
+
+def _config(study: StudyView, run: FinalRun) -> TrialConfig:
+    """What is learned: a model that is to be used is one, though the trial may have trained one for each fold."""
+    config = trial_config(study, run.trial.number, run.trial.params, run.seed)
+    return config.model_copy(update={"data": config.data.model_copy(update={"folds": 1})})
 
 
 def in_process_request(study: StudyView, run: FinalRun) -> Path:
@@ -107,10 +120,9 @@ def in_process_request(study: StudyView, run: FinalRun) -> Path:
     paths = FinalLayout(study.layout.final(run.name).folder.with_name(f"{run.name}-in-process"))
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
-    config = trial_config(study, run.trial.number, run.trial.params, run.seed)
     choice = run.trial.plan.execution if run.trial.plan is not None else None
     device = choose_device(study.resolved, ())
-    body = train_request(study, config, paths, Placement(1, device, choice))
+    body = train_request(study, _config(study, run), paths, Placement(1, device, choice))
     request = paths.folder / REQUEST_FILE
     write_model(request, body, durable=False)
     return request

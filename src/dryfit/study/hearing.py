@@ -57,7 +57,7 @@ class Hearing:
             search=study.config.search,
             direction=study.state.direction,
             study=study.state.generation.name,
-            most_reports=most_reports(study.space, study.config.trial_settings),
+            most_reports=study.config.data.folds * most_reports(study.space, study.config.trial_settings),
         )
 
     def on_message(self, event: ChildMessage, child: RunningAttempt) -> None:
@@ -94,7 +94,7 @@ class Hearing:
 
     def _keep_report(self, child: RunningAttempt, report: Report) -> None:
         trial = self._study.state.trials[child.number]
-        if report.point.n >= len(trial.reports):
+        if not trial.reports or report.point.n > trial.reports[-1].n:  # else an earlier attempt has made it
             self._write(ReportMade(number=child.number, attempt=child.attempt, point=report.point))
 
     def _verdict(self, child: RunningAttempt, n: int) -> VerdictState:

@@ -18,7 +18,7 @@ from dryfit.store.events import (
     TrialFinished,
 )
 from dryfit.store.state import TrialState
-from dryfit.study.context import Placement, StudyContext, child_spec, trial_fingerprint
+from dryfit.study.context import Placement, StudyContext, child_spec, fold_reports, trial_fingerprint
 from dryfit.study.endings import Endings
 from dryfit.study.hearing import Hearing, RunningAttempt
 from dryfit.study.machine import (
@@ -169,6 +169,7 @@ class StudyLoop:
                 given=dict(suggestion.given),
                 seed=seed,
                 fingerprint=trial_fingerprint(study, number, suggestion.params, seed),
+                fold_reports=fold_reports(study),
             )
         )
 

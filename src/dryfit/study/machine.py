@@ -308,6 +308,7 @@ def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None
             outcome=Outcome.PRUNED,
             steps=result.steps,
             best=result.best,
+            folds=result.folds,
             reason=last.reason if last else "pruned",
             observed=_observed(result),
         )
@@ -316,20 +317,29 @@ def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None
             number=trial.number,
             outcome=Outcome.PRUNED,
             steps=result.steps,
+            folds=result.folds,
             reason=f"{FailureKind.NONFINITE}: no validation gave a number",
             observed=_observed(result),
         )
-    reason = "early stopping" if result.stopped_by is StopReason.EARLY_STOPPING else ""
     return TrialFinished(
         number=trial.number,
         outcome=Outcome.COMPLETE,
         value=result.value,
         also=result.also,
         best=result.best,
+        folds=result.folds,
         steps=result.steps,
-        reason=reason,
+        reason=_why_complete(result),
         observed=_observed(result),
     )
+
+
+def _why_complete(result: TrainResult) -> str:
+    """Why a trial's training ended before its time, though its value is whole."""
+    if result.stopped_by is not StopReason.EARLY_STOPPING:
+        return ""
+    early = sum(fold.stopped_early for fold in result.folds)
+    return f"early stopping in {early} of {len(result.folds)} folds" if result.folds else "early stopping"
 
 
 def _observed(result: TrainResult) -> Observed | None:

@@ -7,6 +7,7 @@ from dryfit.meta.configs import load_tokenizer, most_tokens
 from dryfit.meta.pretrained import pretrained_config
 from dryfit.meta.source import model_identity
 from dryfit.tasks.base import Task
+from dryfit.tasks.folds import Fold, checked_fold
 from dryfit.tasks.guard import check_tokens, config_bounds
 from dryfit.tasks.own import own_source
 from dryfit.tasks.rows import Splits, fingerprint, load_splits
@@ -25,16 +26,19 @@ def checked_splits(task: Task) -> Splits:
     return splits
 
 
-def prepared_tokens(task: Task, *, cache_dir: Path, data_fingerprint: str, only: tuple[str, ...] | None) -> Tokens:
+def prepared_tokens(
+    task: Task, *, cache_dir: Path, data_fingerprint: str, only: tuple[str, ...] | None, fold: Fold | None = None
+) -> Tokens:
     """Tokens of a study's data as a task reads them: from the cache, else made again.
 
     Args:
         only: As in :func:`dryfit.tasks.tokens.load_tokens`.
+        fold: Which rows are train and validation; None: those of the sources.
 
     Raises:
         DataError: They had to be made again and the data is no longer what the study was checked with.
     """
-    tokens = load_tokens(_folder(task, cache_dir, data_fingerprint), only=only)
+    tokens = load_tokens(_folder(task, cache_dir, data_fingerprint, fold), only=only)
     if tokens is not None:
         return tokens
     splits = checked_splits(task)
@@ -46,11 +50,21 @@ def prepared_tokens(task: Task, *, cache_dir: Path, data_fingerprint: str, only:
             allowed=f"the rows the study was started with: fingerprint {data_fingerprint}",
             hint="restore the data files, or start another study",
         )
-    return cache_tokens(task, splits, cache_dir=cache_dir, data_fingerprint=found)
+    splits = splits if fold is None else checked_fold(task, splits, fold)
+    return cache_tokens(task, splits, cache_dir=cache_dir, data_fingerprint=found, fold=fold)
 
 
-def cache_tokens(task: Task, splits: Splits, *, cache_dir: Path, data_fingerprint: str) -> Tokens:
+def cache_tokens(
+    task: Task, splits: Splits, *, cache_dir: Path, data_fingerprint: str, fold: Fold | None = None
+) -> Tokens:
     """Tokenise checked rows and put them into the cache; taken from there if they are already.
+
+    Args:
+        task: Reads them.
+        splits: The rows.
+        cache_dir: Where tokens are looked for and put.
+        data_fingerprint: Of all rows of the study.
+        fold: Whose rows they are; None: those of the sources.
 
     Raises:
         ConfigError: The model has no positions for such a length.
@@ -65,7 +79,7 @@ def cache_tokens(task: Task, splits: Splits, *, cache_dir: Path, data_fingerprin
             f"train.max_length is {max_length}",
             allowed=f"at most {limit}: the model has no more positions",
         )
-    folder = _folder(task, cache_dir, data_fingerprint)
+    folder = _folder(task, cache_dir, data_fingerprint, fold)
     tokens = load_tokens(folder)
     if tokens is None:
         tokens = task.tokenise(splits, load_tokenizer(model))
@@ -75,12 +89,13 @@ def cache_tokens(task: Task, splits: Splits, *, cache_dir: Path, data_fingerprin
     return tokens
 
 
-def _folder(task: Task, cache_dir: Path, data_fingerprint: str) -> Path:
+def _folder(task: Task, cache_dir: Path, data_fingerprint: str, fold: Fold | None) -> Path:
     settings = task.given.settings
+    decides = (task.token_key(), own_source(type(task)), fold.token_key if fold is not None else "")
     return token_folder(
         cache_dir,
         data_fingerprint=data_fingerprint,
         identity=model_identity(settings.model),
         max_length=settings.train.max_length,
-        task="\x1f".join(filter(None, (task.token_key(), own_source(type(task))))),
+        task="\x1f".join(filter(None, decides)),
     )

@@ -257,7 +257,7 @@ def _evaluations(trained: Trained) -> list[EvalResult]:
 
 
 def _story(trained: Trained, base: str | None) -> str:
-    config, result, read = trained.config, trained.result, trained.model_input
+    config, result, read, folds = trained.config, trained.result, trained.model_input, trained.request.folds
     reads = f"`{read.text}`" if read.criterion is None else f"`{read.criterion}` and `{read.text}`"
     weights = f"the weights are those of step {result.step} of {result.training.steps}"
     about = [
@@ -274,9 +274,11 @@ def _story(trained: Trained, base: str | None) -> str:
         lines.append(
             "Train and validation were trained on together. So there was nothing to choose the best weights by:"
         )
-        lines.append("training ended with the step that was the trial's best in the search.")
+        searched = "the trial's best" if folds == 1 else "on average the best of the trial's folds"
+        lines.append(f"training ended with the step that was {searched} in the search.")
     if trained.request.searched is not None:
-        lines.append(f"In the search its {config.metric} on validation was {trained.request.searched:.6f}:")
+        where = "on validation" if folds == 1 else f"in the mean over {folds} folds of train and validation"
+        lines.append(f"In the search its {config.metric} {where} was {trained.request.searched:.6f}:")
         lines.append("a value that it was chosen by, and so an optimistic one.")
     return "\n".join(lines)
 

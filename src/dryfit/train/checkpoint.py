@@ -20,7 +20,7 @@ import xxhash
 from safetensors import SafetensorError
 
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError, LoadError
-from dryfit.core.trial import MetricPoint
+from dryfit.core.trial import FoldScore, MetricPoint
 from dryfit.core.wire import canonical_json, sync_folder, sync_tree
 
 _FORMAT = 1
@@ -51,13 +51,20 @@ class Checkpoint:
 
     Attributes:
         folder: Its files, as the Trainer writes and reads them.
-        step: Optimizer steps done.
-        points: The validations reported before it was written.
+        step: Optimizer steps done, of all folds.
+        points: The validations reported before it was written; with folds those of the one it is within.
+        folds: What the folds have come to that are done; those of a trial that trains once are none.
     """
 
     folder: Path
     step: int
     points: tuple[MetricPoint, ...]
+    folds: tuple[FoldScore, ...] = ()
+
+    @property
+    def fold_step(self) -> int:
+        """Optimizer steps done within the fold that it is of; 0: it stands between two folds, and has no state."""
+        return self.step - sum(fold.steps for fold in self.folds)
 
 
 def save_checkpoint(
@@ -67,15 +74,17 @@ def save_checkpoint(
     fingerprint: str,
     points: tuple[MetricPoint, ...],
     write: Callable[[Path], None],
+    folds: tuple[FoldScore, ...] = (),
 ) -> Path:
     """Write a checkpoint and remove all but this one and the one before.
 
     Args:
         directory: All checkpoints of the trial.
-        step: Optimizer steps done.
+        step: Optimizer steps done, of all folds.
         fingerprint: Of the trial's config; a checkpoint of another trial is refused on reading.
-        points: Validations reported so far.
+        points: Validations so far; with folds those of the one that is trained.
         write: Writes the state's files into a folder it is given.
+        folds: What the folds have come to that are done.
 
     Returns:
         The checkpoint's folder.
@@ -94,6 +103,7 @@ def save_checkpoint(
             "step": step,
             "fingerprint": fingerprint,
             "points": [asdict(point) for point in points],
+            "folds": [asdict(fold) for fold in folds],
             "files": {path.name: _facts(path) for path in sorted(temporary.iterdir())},
         }
         text = canonical_json(manifest).encode()
@@ -138,7 +148,8 @@ def newest_good(directory: Path, fingerprint: str, told: Callable[[str], None] =
         points = tuple(MetricPoint(**point) for point in manifest["points"])
         for text in damaged:
             told(f"{text}: going on from step {manifest['step']}, the one before")
-        return Checkpoint(folder=folder, step=manifest["step"], points=points)
+        folds = tuple(FoldScore.from_json(fold) for fold in manifest.get("folds", ()))  # none before there were some
+        return Checkpoint(folder=folder, step=manifest["step"], points=points, folds=folds)
     for text in damaged:
         told(f"{text}, and there is no good one before: beginning anew")
     return None

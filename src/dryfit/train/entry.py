@@ -1,6 +1,8 @@
 """Child job TRAIN: one trial, from its request to its result."""
 
+import gc
 import os
+from dataclasses import replace
 from pathlib import Path
 
 # Imported before the fork, so that a trial need not do it: what metrics are computed by, and what most studies train.
@@ -16,24 +18,27 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import InternalError
-from dryfit.core.jobs import ChildResult, TrainRequest, TrainResult
-from dryfit.core.trial import TrialConfig, best_point
-from dryfit.core.wire import Note, Phase
+from dryfit.core.jobs import ChildResult, StopReason, TrainRequest, TrainResult
+from dryfit.core.plan import DeviceKind
+from dryfit.core.seeds import derive_seed
+from dryfit.core.trial import FoldScore, TrialConfig, best_point, fold_means
+from dryfit.core.wire import Checkpointed, Note, Phase
 from dryfit.meta.source import model_folder
 from dryfit.tasks.base import Given, Task
+from dryfit.tasks.folds import Fold, study_folds
 from dryfit.tasks.metrics import check_metrics
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens
 from dryfit.train.batches import epoch_size
-from dryfit.train.checkpoint import Checkpoint, newest_good
+from dryfit.train.checkpoint import Checkpoint, newest_good, save_checkpoint
 from dryfit.train.device import observed_memory, prepare_device
 from dryfit.train.effect import check_effect
 from dryfit.train.loop import run_training
 from dryfit.train.model import build_model
 from dryfit.train.optim import check_optimizer, optimizer_plan
-from dryfit.train.parts import FixedLength, RunState, TrialParts
+from dryfit.train.parts import ALONE, FixedLength, Place, RunState, TrialParts
 
 # Compiles a thousand patterns on its first call (0.1 s) and keeps them: once before the fork, not in each trial.
 get_checkpoint_conversion_mapping("bert")
@@ -52,15 +57,102 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     Raises:
         DryfitError: A setting, the data, the model's weights or a checkpoint is wrong, or the loss is not finite.
     """
-    tokens = begin(body, channel, only=(TRAIN, VALIDATION))
-    run = run_training(trial_parts(body, channel, tokens), newest_good_of(body, channel))
+    if body.config.data.folds > 1:
+        result = _train_folds(body, channel)
+    else:
+        tokens = begin(body, channel, only=(TRAIN, VALIDATION))
+        result = train_result(body, run_training(trial_parts(body, channel, tokens), newest_good_of(body, channel)))
     if body.diagnostic:
         channel.send(Note(text="what ended the attempt before did not come back, although every kernel was waited for"))
-    return ChildResult(train=train_result(body, run), error=None)
+    return ChildResult(train=result, error=None)
 
 
-def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -> Tokens:
+def _train_folds(body: TrainRequest, channel: ChildChannel) -> TrainResult:
+    """Train once for each fold that is not done yet, each time on the rows of the others.
+
+    Every fold has a seed of its own and draws nothing that depends on those before, so that it is the same training
+    whether this process has done these, another one has, or nobody.
+    """
+    folds = study_folds(body.config.data)
+    checkpoint = newest_good_of(body, channel)
+    place = Place(len(folds), checkpoint.folds if checkpoint is not None else (), _fold_reports(body))
+    tokens = begin(body, channel, only=(TRAIN, VALIDATION), fold=folds[len(place.done)])
+    while True:
+        within = checkpoint if checkpoint is not None and checkpoint.fold_step else None
+        parts = trial_parts(body, channel, tokens, place=place)
+        run, schedule_steps = run_training(parts, within), parts.total_steps
+        del parts, tokens
+        _let_go(body.plan.device)
+        score = _fold_score(run, body.config, schedule_steps)
+        if score is None or run.stopped_by not in (None, StopReason.EARLY_STOPPING):
+            return _folds_result(body, place, run.stopped_by, steps=place.steps_before + run.step)
+        place = replace(place, done=(*place.done, score))
+        if len(place.done) == len(folds):
+            return _folds_result(body, place, None, steps=place.steps_before)
+        _checkpoint_between(body, channel, place)
+        asked = channel.stop_requested()
+        if asked is not None:
+            return _folds_result(body, place, asked, steps=place.steps_before)
+        checkpoint = None
+        tokens = read_tokens(body, channel, only=(TRAIN, VALIDATION), fold=folds[len(place.done)])
+
+
+def _fold_reports(body: TrainRequest) -> int:
+    """Numbers that each fold has for its reports: as in all trials of the study, and never fewer than it needs."""
+    train = body.config.settings.train
+    return max(body.fold_reports, train.epochs * train.evals_per_epoch)
+
+
+def fold_seed(seed: int, fold: int) -> int:
+    """The seed of one of a trial's folds; ``fold`` counts from 1."""
+    return derive_seed(seed, "fold", fold)
+
+
+def _fold_score(run: RunState, config: TrialConfig, schedule_steps: int) -> FoldScore | None:
+    """What a run has come to as a fold; None where no validation gave a number."""
+    best = best_point(run.points, config.direction)
+    if best is None:
+        return None
+    return FoldScore(
+        value=best.value,
+        also=tuple(best.metrics[metric] for metric in config.also),
+        best_step=best.step,
+        steps=run.step,
+        schedule_steps=schedule_steps,
+    )
+
+
+def _let_go(device: DeviceKind) -> None:
+    """Give back what a fold's model and optimizer held; the Trainer and its callbacks refer to each other."""
+    gc.collect()
+    if device is DeviceKind.CUDA:
+        torch.cuda.empty_cache()
+
+
+def _checkpoint_between(body: TrainRequest, channel: ChildChannel, place: Place) -> None:
+    """Keep what the folds have come to; the next one begins with nothing else."""
+    step = place.steps_before
+    channel.send(Phase(name="save", step=step))
+    save_checkpoint(
+        Path(body.checkpoint_dir),
+        step=step,
+        fingerprint=body.config.fingerprint,
+        points=(),
+        write=lambda _: None,
+        folds=place.done,
+    )
+    channel.send(Checkpointed(step=step))
+    channel.send(Phase(name="load", step=step))
+
+
+def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...], fold: Fold | None = None) -> Tokens:
     """Make this process ready to train, and read the tokens of some splits.
+
+    Args:
+        body: What to learn, how to run it and where its files lie.
+        channel: Told what is done, and what should be known of the rows.
+        only: Which splits.
+        fold: Which rows are train and validation; None: those of the sources.
 
     Raises:
         DryfitError: A setting or the data is wrong.
@@ -86,10 +178,27 @@ def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...]) -
     check_metrics(task, (config.metric, *config.also))
     check_effect(config)
     check_optimizer(config.settings.optim, optimizer_plan(body.plan), body.plan.device)
-    tokens = prepared_tokens(task, cache_dir=Path(body.cache_dir), data_fingerprint=config.data_fingerprint, only=only)
-    channel.beat()
-    for remark in task.remarks(tokens):
+    tokens = read_tokens(body, channel, only=only, fold=fold)
+    for remark in task.remarks(tokens):  # of one fold: each has all rows, on one side or the other
         channel.send(Note(text=remark))
+    return tokens
+
+
+def read_tokens(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...], fold: Fold | None) -> Tokens:
+    """Read the tokens of some splits, of which train and validation may be those of a fold.
+
+    Raises:
+        DataError: They had to be made again and the data is no longer what the study was checked with.
+    """
+    config = body.config
+    tokens = prepared_tokens(
+        trial_task(config),
+        cache_dir=Path(body.cache_dir),
+        data_fingerprint=config.data_fingerprint,
+        only=only,
+        fold=fold,
+    )
+    channel.beat()
     return tokens
 
 
@@ -105,16 +214,37 @@ def newest_good_of(body: TrainRequest, channel: ChildChannel) -> Checkpoint | No
 def train_result(body: TrainRequest, run: RunState) -> TrainResult:
     """What a run has come to, as the control process hears it."""
     best = best_point(run.points, body.config.direction)
+    return _with_peaks(
+        body,
+        TrainResult(
+            value=best.value if best else None,
+            also=tuple(best.metrics[metric] for metric in body.config.also) if best else (),
+            best=best.n if best else None,
+            steps=run.step,
+            stopped_by=run.stopped_by,
+        ),
+    )
+
+
+def _folds_result(body: TrainRequest, place: Place, stopped_by: StopReason | None, *, steps: int) -> TrainResult:
+    """What a trial of several folds has come to, whether all of them are done or not."""
+    value, *also = fold_means(place.done) if len(place.done) == place.folds else (None,)
+    if stopped_by is None and any(fold.stopped_early for fold in place.done):
+        stopped_by = StopReason.EARLY_STOPPING
+    return _with_peaks(
+        body,
+        TrainResult(value=value, also=tuple(also), best=None, steps=steps, folds=place.done, stopped_by=stopped_by),
+    )
+
+
+def _with_peaks(body: TrainRequest, result: TrainResult) -> TrainResult:
     peak = observed_memory(body.plan.device)
-    return TrainResult(
-        value=best.value if best else None,
-        also=tuple(best.metrics[metric] for metric in body.config.also) if best else (),
-        best=best.n if best else None,
-        steps=run.step,
-        stopped_by=run.stopped_by,
-        peak_allocated_bytes=peak.allocated_bytes,
-        peak_reserved_bytes=peak.reserved_bytes,
-        peak_rss_bytes=peak.rss_bytes,
+    return result.model_copy(
+        update={
+            "peak_allocated_bytes": peak.allocated_bytes,
+            "peak_reserved_bytes": peak.reserved_bytes,
+            "peak_rss_bytes": peak.rss_bytes,
+        }
     )
 
 
@@ -126,10 +256,25 @@ def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:
 
 
 def trial_parts(
-    body: TrainRequest, channel: ChildChannel, tokens: Tokens, length: FixedLength | None = None
+    body: TrainRequest,
+    channel: ChildChannel,
+    tokens: Tokens,
+    length: FixedLength | None = None,
+    place: Place = ALONE,
 ) -> TrialParts:
-    """Build the model, and put together what one training run is made of."""
-    config = body.config
+    """Build the model, and put together what one training run is made of.
+
+    Args:
+        body: What to learn, how to run it and where its files lie.
+        channel: How to report, and to hear verdicts and stop requests.
+        tokens: The rows, of which train and validation are those of the place.
+        length: None: all epochs, validated on the way.
+        place: Which of the trial's trainings it is.
+    """
+    fingerprint, config = body.config.fingerprint, body.config
+    if place.number:
+        config = config.model_copy(update={"seed": fold_seed(config.seed, place.number)})
+        body = body.model_copy(update={"config": config})
     task = trial_task(config, tokens)
     parts = TrialParts(
         request=body,
@@ -140,7 +285,9 @@ def trial_parts(
         validation=tokens.splits[VALIDATION],
         tokenizer_folders={part: model_folder(source) for part, source in task.sources().items()},
         epoch_rows=epoch_size(tokens.splits[TRAIN], task),
+        fingerprint=fingerprint,
         length=length,
+        place=place,
     )
     channel.beat()
     return parts

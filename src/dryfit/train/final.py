@@ -42,7 +42,7 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
     length = None
     if body.last_step is not None:
         alone = epoch_size(tokens.splits[TRAIN], trial_task(body.training.config, tokens))
-        length = FixedLength(_schedule_steps(body, alone), body.last_step)
+        length = FixedLength(body.schedule_steps or _schedule_steps(body, alone), body.last_step)
         both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
         tokens = replace(tokens, splits={**tokens.splits, TRAIN: both})
     parts = trial_parts(body.training, channel, tokens, length)

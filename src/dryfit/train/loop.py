@@ -145,7 +145,7 @@ class TrialTrainer(Trainer):
         if not math.isfinite(loss):
             batch = {name: values.to(self.args.device) for name, values in self._batch.items()}
             origin = loss_origin(model, batch, self._parts.task, self._parts.request.plan.micro_batch)
-        doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}"
+        doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}{self._parts.place}"
         raise non_finite(doing, model, self.optimizer, loss=loss, norm=norm, scale=scale, origin=origin)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -176,7 +176,7 @@ class TrialTrainer(Trainer):
 
 
 def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
-    """Train from the start, or go on from a checkpoint, until the end or a stop.
+    """Train once, from the start, or go on from a checkpoint within this training, until the end or a stop.
 
     Raises:
         NonFiniteError: The loss or a gradient became infinite or NaN.
@@ -191,7 +191,7 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
     for split, tokens in ((TRAIN, parts.train), (VALIDATION, parts.validation)):
         check_tokens(split, tokens, bounds)
     refuse_offload(parts.model, doing=f"training trial {config.number}")
-    run = RunState(points=checkpoint.points if checkpoint else (), step=checkpoint.step if checkpoint else 0)
+    run = RunState(points=checkpoint.points if checkpoint else (), step=checkpoint.fold_step if checkpoint else 0)
     seed = derive_seed(config.seed, "batches")
     sampler = EpochBatchSampler(
         parts.train.lengths_R,
@@ -208,7 +208,7 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
     with at:
         trainer = TrialTrainer(parts, sampler, guards[0], at)
         trainer.add_callback(Steward(parts, run, trainer, guards[1], at))
-        parts.channel.send(Phase(name="train", step=run.step))
+        parts.channel.send(Phase(name="train", step=parts.place.steps_before + run.step))
         trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
     return run
 

@@ -1,12 +1,12 @@
 """What one training run is made of, and what it has come to."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs import StopReason, TrainRequest
-from dryfit.core.trial import MetricPoint
+from dryfit.core.trial import FoldScore, MetricPoint, mean
 from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.tokens import TokenSet
 
@@ -25,13 +25,76 @@ class FixedLength:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Which of its trial's trainings a run is.
+
+    Attributes:
+        folds: How many there are; 1: the trial trains once, and this is it.
+        done: What those before this one have come to.
+        reports: Numbers that each has for its reports.
+    """
+
+    folds: int = 1
+    done: tuple[FoldScore, ...] = ()
+    reports: int = 1
+
+    def __str__(self) -> str:
+        """Behind what is said of a step."""
+        return f" of fold {self.number} of {self.folds}" if self.number else ""
+
+    @property
+    def number(self) -> int:
+        """From 1; 0 where the trial trains once."""
+        return len(self.done) + 1 if self.folds > 1 else 0
+
+    @property
+    def steps_before(self) -> int:
+        """Optimizer steps that were done before it."""
+        return sum(fold.steps for fold in self.done)
+
+    def total_steps(self, own: int) -> int:
+        """Optimizer steps of the whole trial as far as they are known: of those to come, as many as of this one."""
+        return self.steps_before + own * (self.folds - len(self.done))
+
+    def reported(self, point: MetricPoint, best: float | None) -> MetricPoint:
+        """A validation as the control process hears of it.
+
+        Trials are compared by reports of one number, so a number must mean the same in each. Every fold has as many,
+        whatever it needs; its last validation has the last of them, after however many epochs that is. The value is
+        what the trial has come to: the mean of the folds before and of this one, which stands at its present value, and
+        in the end at its best.
+
+        Args:
+            point: As it is counted within this run.
+            best: The run's best value, where this is its last validation; else None.
+        """
+        if not self.number:
+            return point
+        first = len(self.done) * self.reports
+        now = point.value if best is None else best
+        return replace(
+            point,
+            n=first + (point.n if best is None else self.reports - 1),
+            step=self.steps_before + point.step,
+            value=mean([*(fold.value for fold in self.done), now]),
+            fold=self.number,
+        )
+
+
+ALONE = Place()
+"""The trial trains once."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialParts:
     """All that one training run is made of.
 
     Attributes:
         tokenizer_folders: Of each pretrained model, by the folder that keeps it in a saved model's own.
         epoch_rows: Rows of the training split that each epoch trains on.
+        fingerprint: Of the trial's config, which its checkpoints carry: that of ``request`` may have a fold's own seed.
         length: None: all epochs, validated on the way.
+        place: Which of the trial's trainings it is.
     """
 
     request: TrainRequest
@@ -42,7 +105,9 @@ class TrialParts:
     validation: TokenSet
     tokenizer_folders: Mapping[str, Path]
     epoch_rows: int
+    fingerprint: str
     length: FixedLength | None = None
+    place: Place = ALONE
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,7 +129,7 @@ class TrialParts:
 
 @dataclass(slots=True)
 class RunState:
-    """What a run has come to.
+    """What a run has come to; all is counted from its own beginning.
 
     Attributes:
         points: Validations so far, those before the checkpoint it went on from included.

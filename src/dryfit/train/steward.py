@@ -11,8 +11,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from dryfit.core.jobs import StopReason
 from dryfit.core.tasks import task_word
-from dryfit.core.trial import MetricPoint, best_point, better
-from dryfit.core.wire import Checkpointed, FirstStep, Phase, Progress
+from dryfit.core.trial import MetricPoint, best_value, better
+from dryfit.core.wire import Checkpointed, Phase, Progress
 from dryfit.meta.sanity import check_process
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.load import save_trained
@@ -75,7 +75,6 @@ class Steward(TrainerCallback):
             )
         self._checkpointed_s = time.monotonic()
         self._progress_s = -math.inf
-        self._first_step = True
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -104,9 +103,7 @@ class Steward(TrainerCallback):
     def _sign_of_life(self, step: int) -> None:
         channel = self._parts.channel
         channel.beat()
-        if self._first_step:
-            self._first_step = False
-            channel.send(FirstStep(after_ms=channel.since_placed_ms()))
+        channel.stepped()
         now_s = time.monotonic()
         if now_s - self._progress_s >= _PROGRESS_EVERY_S:
             self._progress_s = now_s
@@ -114,8 +111,8 @@ class Steward(TrainerCallback):
             epoch = step / self._parts.steps_per_epoch
             channel.send(
                 Progress(
-                    step=step,
-                    total_steps=self._parts.last_step,
+                    step=self._of_trial(step),
+                    total_steps=self._parts.place.total_steps(self._parts.last_step),
                     epoch=epoch,
                     loss=loss,
                     device_bytes=taken_of_device(self._parts.request.plan.device),
@@ -125,7 +122,7 @@ class Steward(TrainerCallback):
     def _validate(self, step: int) -> StopReason | None:
         parts, run = self._parts, self._run
         config = parts.request.config
-        parts.channel.send(Phase(name="evaluate", step=step))
+        parts.channel.send(Phase(name="evaluate", step=self._of_trial(step)))
         found = evaluate(
             parts.model,
             parts.validation,
@@ -144,18 +141,24 @@ class Steward(TrainerCallback):
             value=found.metrics[config.metric],
             metrics=found.metrics,
         )
-        before = best_point(run.points, config.direction)
+        before = best_value(run.points, config.direction)
         run.points = (*run.points, point)
-        if better(point.value, before.value if before else math.nan, config.direction):
+        # A fold's weights are nobody's: the others' are as good, and none has seen all rows.
+        if not parts.place.number and better(point.value, before, config.direction):
             self._save_best(point, found)  # before the report: what the ledger knows of can be loaded
-        proceed = parts.channel.report(point, timeout_s=parts.request.verdict_timeout_s)
-        parts.channel.send(Phase(name="train", step=step))
+        patience = config.settings.train.early_stopping
+        stalls = stopped_early(run.points, patience=patience, direction=config.direction)
+        is_last = stalls or step == parts.last_step
+        told = parts.place.reported(point, best_value(run.points, config.direction) if is_last else None)
+        proceed = parts.channel.report(told, timeout_s=parts.request.verdict_timeout_s)
+        parts.channel.send(Phase(name="train", step=self._of_trial(step)))
         if not proceed:
             return StopReason.VERDICT
-        patience = config.settings.train.early_stopping
-        if step < parts.total_steps and stopped_early(run.points, patience=patience, direction=config.direction):
-            return StopReason.EARLY_STOPPING
-        return None
+        return StopReason.EARLY_STOPPING if stalls and step < parts.total_steps else None
+
+    def _of_trial(self, step: int) -> int:
+        """A step of this run, counted over all of the trial's."""
+        return self._parts.place.steps_before + step
 
     def _save_best(self, point: MetricPoint, found: Evaluated) -> None:
         config = self._parts.request.config
@@ -179,14 +182,16 @@ class Steward(TrainerCallback):
 
     def _checkpoint(self, step: int) -> None:
         check_process(f"writing a checkpoint after step {step}")
-        self._parts.channel.send(Phase(name="save", step=step))
+        at = self._of_trial(step)
+        self._parts.channel.send(Phase(name="save", step=at))
         save_checkpoint(
             Path(self._parts.request.checkpoint_dir),
-            step=step,
-            fingerprint=self._parts.request.config.fingerprint,
+            step=at,
+            fingerprint=self._parts.fingerprint,
             points=self._run.points,
             write=self._trainer.write_state,
+            folds=self._parts.place.done,
         )
         self._checkpointed_s = time.monotonic()
-        self._parts.channel.send(Checkpointed(step=step))
-        self._parts.channel.send(Phase(name="train", step=step))
+        self._parts.channel.send(Checkpointed(step=at))
+        self._parts.channel.send(Phase(name="train", step=at))

@@ -70,6 +70,7 @@ def test_conditions_and_cases_work_with_free_names() -> None:
         (HEAD + 'direction = "maximize"\n' + OWN + SPACE, 'write directions = ["maximize"] into [objective]'),
         (HEAD + OWN + SPACE + "[train]\nepochs = 3\n", "train.epochs is not read by study.task = objective"),
         (HEAD + OWN + SPACE + '[data]\nfile = "a.jsonl"\n', "data.file is not read"),
+        (HEAD + OWN + SPACE + "[data]\nfolds = 3\n", "data.folds is not read by study.task = objective"),
         (HEAD + OWN + SPACE + "[lora]\nr = 4\n", "lora.r is not read"),
         (HEAD + OWN + SPACE + "[runtime]\ncheckpoint_every_s = 5\n", "runtime.checkpoint_every_s is not read"),
         (HEAD + OWN + SPACE + '[execution]\nmemory_limit = "2GiB"\n', "execution.memory_limit is not read"),

@@ -1,4 +1,6 @@
 import json
+import math
+import statistics
 
 import pytest
 
@@ -8,7 +10,18 @@ from dryfit.core.plan import DeviceKind, ExecutionPlan, ExecutionSettings, plan_
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import DataSettings, TrialSettings
 from dryfit.core.tail import LineTail
-from dryfit.core.trial import MetricPoint, Outcome, TrialConfig, TrialRecord, best_first, best_point, better
+from dryfit.core.trial import (
+    FoldScore,
+    MetricPoint,
+    Outcome,
+    TrialConfig,
+    TrialRecord,
+    best_first,
+    best_point,
+    better,
+    fold_means,
+    fold_spreads,
+)
 from dryfit.core.wire import ErrorParts, Verdict, canonical_json, read_model, write_model, write_text_atomic
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -33,6 +46,7 @@ def test_seeds_depend_on_all_parts_and_their_borders():
     assert derive_seed("a", 1) == derive_seed("a", 1)
     assert len({derive_seed("a", 1), derive_seed("a", 2), derive_seed("a1"), derive_seed("a", "1", "")}) == 4
     assert all(0 <= derive_seed(number) < 2**31 for number in range(1000))
+    assert derive_seed("\ud800") != derive_seed("\ud801")  # half a character, as JSON may hold
 
 
 @pytest.mark.parametrize(
@@ -118,3 +132,14 @@ def test_a_tail_waits_for_the_end_of_a_line(tmp_path):
     path.write_bytes(b"one\ntwo\nthree\n")
     assert list(tail.read()) == [b"two", b"three"]
     assert list(tail.read()) == []
+
+
+def test_means_and_spreads_of_folds() -> None:
+    folds = [FoldScore(value, (also,), 1, 1, 1) for value, also in ((0.5, 3.0), (0.75, 4.0), (0.7, 8.0))]
+    values, also = [one.value for one in folds], [one.also[0] for one in folds]
+    assert fold_means(folds) == pytest.approx((statistics.fmean(values), statistics.fmean(also)), rel=1e-15)
+    assert fold_spreads(folds) == pytest.approx((statistics.stdev(values), statistics.stdev(also)), rel=1e-12)
+    assert fold_spreads(folds[:1]) == fold_spreads([]) == ()
+    endless = [FoldScore(value, (), 1, 1, 1) for value in (float("inf"), 1.0)]
+    assert fold_means(endless) == (float("inf"),)
+    assert math.isnan(fold_spreads(endless)[0])

@@ -3,13 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.trial import MetricPoint, Outcome
+from dryfit.core.trial import FoldScore, MetricPoint, Outcome
 from dryfit.core.wire import MESSAGES_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Phase, Report, Started
 from dryfit.report.story import FOLLOWED, trial_story
 from dryfit.report.story_text import story_lines
 from dryfit.report.story_view import TrialStory, What
-from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts
+from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts, ReportMade
 from dryfit.store.layout import StudyLayout
 from ledgers import Script, eventful
 
@@ -193,3 +195,22 @@ def test_a_session_that_began_while_the_trial_was_open_is_part_of_it() -> None:
     kinds = [one.what for one in told(script, lost).moments]
     assert kinds.index(What.SESSION) < kinds.index(What.FAILURE)
     assert What.SESSION not in [one.what for one in told(script, 0).moments]
+
+
+def test_folds_are_told() -> None:
+    script = Script()
+    script.begin()
+    script.ask(0, {})
+    script.place(0)
+    point = MetricPoint(n=5, step=35, epoch=1.5, value=0.75, metrics={"f1_macro": 0.7}, fold=2)
+    script.say(ReportMade(number=0, attempt=1, point=point))
+    script.say(AttemptEnded(number=0, attempt=1))
+    folds = (FoldScore(0.8, (), 10, 20, 20), FoldScore(0.7, (), 20, 20, 20))
+    script.finish(0, Outcome.COMPLETE, 0.75, folds=folds, steps=40)
+    story = told(script)
+    assert story.end == "complete, value 0.7500 ± 0.0707"
+    assert (story.best, story.folds) == (None, folds)
+    assert story.spreads == {"f1_macro": pytest.approx(0.005**0.5)}
+    lines = story_lines(story)
+    assert "  fold 1: 0.8000 at step 10 of 20" in lines and "  fold 2: 0.7000 at step 20 of 20" in lines
+    assert any("validation 5: step 35, epoch 1.50 of fold 2, so far 0.7500: f1_macro 0.7000" in line for line in lines)

@@ -220,3 +220,26 @@ def test_which_trials_are_trials_of_another_basis() -> None:
         "model.name": "a",
         "train.batch_size": 8,
     }
+
+
+def test_other_folds_are_other_values() -> None:
+    """A mean over other parts of the rows; of a study without folds, their seed is none."""
+    study = config()
+
+    def of(**data: int) -> Basis:
+        return basis(study.model_copy(update={"data": study.data.model_copy(update=data)}))
+
+    once, five = of(), of(folds=5)
+    for old, new, said in (
+        (once, five, "data.folds was 1, is now 5"),
+        (five, once, "data.folds was 5, is now 1"),
+        (once, of(folds=5, split_seed=3), "data.folds was 1, is now 5"),
+        (five, of(folds=5, split_seed=3), "data.split_seed was 0, is now 3"),
+    ):
+        change = compare(old, new)
+        assert (change.verdict, change.comparable, change.reasons) == (FORKS, False, (said,))
+        assert not is_trial_of(Ground(new), {}, old.own or {})
+    assert compare(once, of(split_seed=3)).verdict is SAME
+    before = once.model_copy(update={"own": {k: v for k, v in (once.own or {}).items() if not k.startswith("data.")}})
+    assert compare(before, once).verdict is SAME, "an older dryfit had no folds"
+    assert compare(before, five).verdict is FORKS

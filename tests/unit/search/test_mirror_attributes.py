@@ -94,3 +94,15 @@ def test_only_what_optuna_calls_pruned_has_a_reason_for_that(outcome: str, told:
     found = end_attributes(ended(outcome, reason="because"), None)
     assert ("prune_reason" in found) is told
     assert (found["outcome"], found["reason"]) == (outcome, "because")
+
+
+def test_folds_are_told_with_their_spread() -> None:
+    folds = [
+        {"value": value, "also": [2 * value], "best_step": 4, "steps": 5, "schedule_steps": 9} for value in (0.5, 0.7)
+    ]
+    found = end_attributes(ended(value=0.6, folds=folds), None)
+    assert found["folds"] == [[0.5, 1.0], [0.7, 1.4]]
+    assert found["spreads"] == pytest.approx([0.02**0.5, 2 * 0.02**0.5])
+    pruned = end_attributes(ended("pruned", folds=folds[:1]), None)
+    assert pruned["folds"] == [[0.5, 1.0]] and "spreads" not in pruned
+    assert "folds" not in end_attributes(ended(value=0.6), None)

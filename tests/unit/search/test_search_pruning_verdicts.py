@@ -111,3 +111,33 @@ def test_asha_returns_new_rungs_only() -> None:
 def test_a_trial_that_has_ended_is_not_judged() -> None:
     with pytest.raises(InternalError, match="no running trial 4"):
         judge(GOOD, 4, rules(settings(pruner="median")))
+
+
+def folded(number: int, values: list[list[float]], outcome: Outcome | None = None) -> TrialRecord:
+    """A trial of folds of three reports each."""
+    points = tuple(
+        MetricPoint(3 * fold + n, 0, 0.0, value, {}, fold + 1)
+        for fold, found in enumerate(values)
+        for n, value in enumerate(found)
+    )
+    value = values[-1][-1] if outcome is Outcome.COMPLETE else None
+    return TrialRecord(number, {}, {}, outcome, value, points)
+
+
+def test_an_easy_fold_shields_no_trial_in_the_next() -> None:
+    """Optuna's median compares a trial's best so far: of another fold that says how hard its rows were."""
+    search = settings(pruner="median", warmup_reports=0, pruner_startup_trials=3)
+    others = [folded(n, [[0.9, 0.9, 0.9], [0.6, 0.7, 0.7]], Outcome.COMPLETE) for n in range(4)]
+    as_easy = [0.9, 0.9, 0.9]
+    assert verdict([*others, folded(4, [as_easy])], search).proceed
+    assert verdict([*others, folded(4, [as_easy, [0.6]])], search).proceed
+    assert not verdict([*others, folded(4, [as_easy, [0.5]])], search).proceed
+    assert verdict([*others, folded(4, [as_easy, [0.7, 0.6]])], search).proceed, "its best of this fold counts"
+
+
+def test_patience_begins_anew_with_each_fold() -> None:
+    search = settings(pruner="patient", patience_reports=1, warmup_reports=0, pruner_startup_trials=0)
+    others = [folded(n, [[0.9] * 3, [0.9] * 3], Outcome.COMPLETE) for n in range(3)]
+    low = [0.8, 0.8, 0.8]
+    assert verdict([*others, folded(3, [low, [0.4, 0.4]])], search).proceed, "nothing of this fold is better"
+    assert not verdict([*others, folded(3, [low, [0.6, 0.4, 0.4]])], search).proceed

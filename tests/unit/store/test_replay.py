@@ -10,7 +10,7 @@ from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.plan import DeviceSpec
-from dryfit.core.trial import Goal, MetricPoint, Outcome
+from dryfit.core.trial import FoldScore, Goal, MetricPoint, Outcome
 from dryfit.store.events import (
     EVENT,
     AttemptEnded,
@@ -221,3 +221,23 @@ def test_distributions_that_many_trials_share_are_kept_once() -> None:
     state = fold(created(), *events)
     assert [trial.distributions for trial in state.trials] == [texts] * 3
     assert len({id(trial.distributions) for trial in state.trials}) == 1
+
+
+def test_folds_are_remembered_and_those_of_before_had_none() -> None:
+    folds = (FoldScore(0.5, (1.0,), 4, 9, 9), FoldScore(0.7, (3.0,), 9, 9, 9))
+    finished = TrialFinished(number=0, outcome=Outcome.COMPLETE, value=0.6, also=(2.0,), folds=folds)
+    trial = fold(created(), asked(0), EVENT.validate_json(finished.model_dump_json())).trials[0]
+    assert trial.folds == folds
+    assert trial.spreads == pytest.approx((0.02**0.5, 2**0.5))
+    written = json.loads(TrialFinished(number=0, outcome=Outcome.COMPLETE, value=0.6).model_dump_json())
+    del written["folds"]
+    once = asked(0).model_dump(mode="json")
+    del once["fold_reports"]
+    report = ReportMade(number=0, attempt=1, point=MetricPoint(0, 1, 1.0, 0.5, {})).model_dump(mode="json")
+    del report["point"]["fold"]
+    placed = AttemptPlaced(number=0, attempt=1)
+    older = fold(created(), *(EVENT.validate_json(json.dumps(e)) for e in (once,)), placed)
+    for event in (report, written):
+        older.apply(EVENT.validate_json(json.dumps(event)))
+    trial = older.trials[0]
+    assert (trial.fold_reports, trial.folds, trial.spreads, trial.reports[0].fold) == (1, (), (), 0)

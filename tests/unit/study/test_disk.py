@@ -70,3 +70,11 @@ def test_what_trials_have_already_is_counted(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_bytes(bytes(size_bytes))
     assert taken_bytes(layout) == 111
+
+
+def test_with_folds_no_weights_stay() -> None:
+    need = disk_need([GIB], ["adamw"], keep="best:3", trials=20, parallel=2)
+    assert need.with_folds(1) == need
+    folds = need.with_folds(5)
+    assert (folds.kept_bytes, folds.running_bytes) == (0, 2 * 3 * 3 * GIB)
+    assert what_fits(folds, 9 * GIB) == "--set runtime.parallel=1"

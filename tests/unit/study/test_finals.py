@@ -1,19 +1,23 @@
 """Configurations trained once more, with children that do their work at once."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 import instant
 import plan_jobs
-from dryfit.core.errors import ChildError
+from dryfit.core.errors import ChildError, ConfigError
 from dryfit.core.jobs import FinalRequest, FinalResult, PlanRequest
 from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.core.trial import FoldScore
 from dryfit.runtime.supervisor import Supervisor
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState
-from dryfit.study.context import StudyView
-from dryfit.study.finals import FinalWork, final_run
+from dryfit.study.context import Placement, StudyView
+from dryfit.study.finals import FinalWork, final_request, final_run
 from dryfit.study.stops import StopRequests
 
 DEVICE = DeviceSpec(name="CPU", kind=DeviceKind.CPU, capacity_bytes=512 * plan_jobs.MIB)
@@ -73,3 +77,19 @@ def test_without_a_fallback_it_fails_and_says_why(tmp_path: Path) -> None:
     (error,) = work.results.values()
     assert isinstance(error, ChildError)
     assert "oom_device" in str(error)
+
+
+def test_with_validation_a_trial_of_folds_gives_the_mean_of_their_lengths(tmp_path: Path) -> None:
+    study, trial = planned_too_low(tmp_path)
+    data = study.config.data.model_copy(update={"folds": 3})
+    study = replace(study, config=study.config.model_copy(update={"data": data}))
+    with pytest.raises(ConfigError, match="it has none"):
+        final_run(trial, seed=None, with_validation=True)
+    trial.folds = (FoldScore(0.5, (), 10, 30, 30), FoldScore(0.6, (), 21, 25, 30), FoldScore(0.4, (), 30, 32, 32))
+    run = final_run(trial, seed=None, with_validation=True)
+    assert (run.last_step, run.schedule_steps) == (20, 31)
+    asked = final_request(study, run, Placement(1))
+    assert (asked.last_step, asked.schedule_steps) == (20, 31)
+    assert asked.training.config.data.folds == 1, "a model to use is one"
+    alone = final_run(trial, seed=None, with_validation=False)
+    assert (alone.last_step, alone.schedule_steps) == (None, None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
-from dryfit.core.trial import Outcome
+from dryfit.core.trial import FoldScore, Outcome
 from dryfit.runtime.packing import House, Occupant
 from dryfit.store.events import (
     AttemptEnded,
@@ -341,3 +341,19 @@ def test_results_become_ends() -> None:
         lost = finish_trial(trial, TrainResult(value=nothing, best=None, steps=9))
         assert lost is not None
         assert lost.outcome is P
+
+
+def test_folds_go_with_the_end_of_their_trial() -> None:
+    trial = study(None).trials[0]
+    folds = tuple(FoldScore(value, (), 4, steps, 9) for value, steps in ((0.5, 9), (0.7, 5), (0.6, 9)))
+    early = TrainResult(value=0.6, best=None, steps=23, folds=folds, stopped_by=StopReason.EARLY_STOPPING)
+    done = finish_trial(trial, early)
+    assert done is not None
+    assert (done.outcome, done.folds, done.best, done.steps) == (C, folds, None, 23)
+    assert done.reason == "early stopping in 1 of 3 folds"
+    pruned = finish_trial(
+        trial, TrainResult(value=None, best=None, steps=9, folds=folds[:1], stopped_by=StopReason.VERDICT)
+    )
+    assert pruned is not None and (pruned.outcome, pruned.folds) == (P, folds[:1])
+    lost = finish_trial(trial, TrainResult(value=None, best=None, steps=18, folds=folds[:1]))
+    assert lost is not None and (lost.outcome, lost.folds, lost.value) == (P, folds[:1], None)

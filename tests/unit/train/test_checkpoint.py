@@ -1,4 +1,5 @@
 import errno
+import json
 import math
 import os
 import signal
@@ -7,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError
-from dryfit.core.trial import MetricPoint
+from dryfit.core.trial import FoldScore, MetricPoint
 from dryfit.train.checkpoint import Reading, newest_good, save_checkpoint
 
 POINTS = (
@@ -232,3 +234,24 @@ def test_what_is_not_the_files_fault_sets_nothing_aside(tmp_path: Path, error: E
     with pytest.raises(type(error)), Reading(None):
         raise error
     assert newest.is_dir()
+
+
+def test_folds_that_are_done_are_kept_and_older_checkpoints_have_none(tmp_path: Path) -> None:
+    folds = (FoldScore(0.25, (0.5,), 10, 12, 20), FoldScore(0.75, (1 / 3,), 3, 8, 20))
+    between = save_checkpoint(tmp_path, step=20, fingerprint="abc", points=(), write=lambda _: None, folds=folds)
+    found = newest_good(tmp_path, "abc")
+    assert found is not None
+    assert (found.folder, found.folds, found.points, found.fold_step) == (between, folds, (), 0)
+    save_checkpoint(tmp_path, step=25, fingerprint="abc", points=POINTS, write=write, folds=folds)
+    found = newest_good(tmp_path, "abc")
+    assert found is not None and (found.step, found.fold_step, found.folds) == (25, 5, folds)
+    # As it was written before there were folds.
+    (tmp_path / "older").mkdir()
+    folder = save(tmp_path / "older", 10)
+    _, _, text = (folder / "manifest.json").read_bytes().partition(b"\n")
+    manifest = json.loads(text)
+    del manifest["folds"]
+    text = json.dumps(manifest).encode()
+    (folder / "manifest.json").write_bytes(xxhash.xxh3_128_hexdigest(text).encode() + b"\n" + text)
+    found = newest_good(tmp_path / "older", "abc")
+    assert found is not None and (found.folds, found.fold_step) == ((), 10)

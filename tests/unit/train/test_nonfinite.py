@@ -20,6 +20,7 @@ from dryfit.runtime.faults import classify
 from dryfit.tasks.heads import EncoderWithHead
 from dryfit.train.loop import TrialTrainer
 from dryfit.train.nonfinite import loss_origin, non_finite
+from dryfit.train.parts import ALONE
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def trainer(model: nn.Module, scale: float | None) -> Any:
         state=SimpleNamespace(global_step=6, max_steps=9),
         args=SimpleNamespace(device="cpu"),
         _batch={},
-        _parts=None,
+        _parts=SimpleNamespace(place=ALONE),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny
+import tiny_lms
 from dryfit.core.calibration import MemoryCase
 from dryfit.core.choices import Task
 from dryfit.core.memory import ExecutionChoice, StepPhase
@@ -76,20 +77,7 @@ def test_two_heads_run_too(tmp_path: Path, task: Task) -> None:
 
 @PEFT_ASKS
 def test_adapters_run_too(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps(
-            {
-                "model_type": "qwen2",
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "intermediate_size": 64,
-                "vocab_size": 100,
-                "pad_token_id": 0,
-            }
-        )
-    )
+    tiny_lms.config_alone(tmp_path)
     meter = Listening()
     lora = case(tmp_path, lora=True, execution={"checkpointing": True, "optimizer_impl": OptimizerImpl.FOREACH})
     assert run_case(lora, "cpu", meter) == 3

@@ -20,7 +20,7 @@ from dryfit.train.optim import make_optimizer
 from dryfit.train.step import backward_batch, micro_batches
 
 CLASSES = 3
-ROWS = 23
+ROWS = 11
 COUNTS = {0: 70, 1: 20, 2: 10}
 LOSSES = [
     LossSettings(),
@@ -64,7 +64,7 @@ def step(model: nn.Module, batch: Batch, task: CriteriaTask, rows: int) -> tuple
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.class_balance}-{loss.label_smoothing}")
-@pytest.mark.parametrize("rows", [*range(1, ROWS + 1), 64])
+@pytest.mark.parametrize("rows", [*range(1, ROWS + 1), 32])
 def test_gradients_equal_those_of_the_whole_batch(model: EncoderWithHead, loss: LossSettings, rows: int) -> None:
     task = task_of(loss)
     batch = batch_of(task)
@@ -153,7 +153,7 @@ def test_micro_batches_are_trimmed_and_lose_nothing() -> None:
     task = task_of(LossSettings())
     batch = batch_of(task)
     parts = list(micro_batches(batch, 4, task.padded))
-    assert [len(part["labels"]) for part in parts] == [4, 4, 4, 4, 4, 3]
+    assert [len(part["labels"]) for part in parts] == [4, 4, 3]
     for part in parts:
         assert int(part["attention_mask"].sum(dim=1).max()) == part["input_ids"].shape[1]
     assert sum(int(part["attention_mask"].sum()) for part in parts) == int(batch["attention_mask"].sum())

@@ -9,7 +9,7 @@ from dryfit.core.jobs.names import Job
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionPlan
 from dryfit.core.settings import DataSettings, ModelSettings, ObjectiveSettings, TrialSettings
 from dryfit.core.tasks import MetricName, TaskName
-from dryfit.core.trial import Scalar, TrialConfig
+from dryfit.core.trial import FoldScore, Scalar, TrialConfig
 from dryfit.core.wire import Wire
 
 
@@ -46,6 +46,7 @@ class ResolveResult(Wire):
 
     data_fingerprint: str
     splits: dict[str, SplitFacts]
+    fold_rows: tuple[int, ...] = Field(default=(), description="rows of each of the study's folds; none: it has none")
     revisions: dict[str, str] = Field(description="resolved revision or content hash of each model, by name")
     device: DeviceKind
     device_count: int
@@ -71,6 +72,7 @@ class TrainRequest(Wire):
     load_report: str = Field(description="file that says where each tensor of the model came from")
     checkpoint_every_s: float = Field(gt=0)
     verdict_timeout_s: float = Field(gt=0)
+    fold_reports: int = Field(default=1, ge=1, description="numbers that each fold has for its reports")
     visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
     memory_fraction: float | None = Field(
         default=None, gt=0, le=1, description="share of its device that its allocator may take"
@@ -96,10 +98,11 @@ class TrainResult(Wire):
     """How a trial's process ended that trained, or called the user's own function.
 
     Attributes:
-        value: The best validation's metric; None where there is none.
-        also: Values of the study's further goals at the best validation, in their order.
-        best: Index of the best report.
-        steps: Optimizer steps done.
+        value: The best validation's metric; with folds the mean of them; None where there is none.
+        also: Values of the study's further goals at the best validation, in their order; with folds their means.
+        best: Index of the best report; None with folds, each of which has its own.
+        steps: Optimizer steps done, of all folds.
+        folds: What each fold has come to that is done, in order; empty where the trial trains once.
         stopped_by: None where all epochs were done.
         peak_allocated_bytes: Most memory its tensors took of the device; None on the CPU.
         peak_reserved_bytes: Most that the allocator took of the device for them; None on the CPU.
@@ -110,6 +113,7 @@ class TrainResult(Wire):
     also: tuple[float, ...] = ()
     best: int | None
     steps: int
+    folds: tuple[FoldScore, ...] = ()
     stopped_by: StopReason | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -123,17 +127,21 @@ class FinalRequest(Wire):
         training: As for the trial itself, with folders of its own.
         last_step: Train on train and validation together and stop after so many steps of the trial's schedule, as there
             is no validation left to choose the best by; None: on train alone, the best validation's weights.
+        schedule_steps: How long that schedule is; None: as long as that of the training rows alone.
         model_dir: Where to save the model; None: nowhere, its scores are all that is wanted.
         study: The study's name, for the model card.
         searched: What the trial's value was in the study, for the model card.
+        folds: How many of the trial's folds that is the mean over; 1: it was trained once.
     """
 
     job: Literal[Job.FINAL] = Job.FINAL
     training: TrainRequest
     last_step: int | None = Field(default=None, ge=1)
+    schedule_steps: int | None = Field(default=None, ge=1)
     model_dir: str | None
     study: str
     searched: float | None = None
+    folds: int = Field(default=1, ge=1)
 
     @property
     def visible_device(self) -> str | None:

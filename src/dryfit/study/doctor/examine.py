@@ -33,6 +33,7 @@ from dryfit.study.doctor.walk import (
     data_findings,
     device_findings,
     device_of,
+    fold_findings,
     model_findings,
     rehearsals,
 )
@@ -118,6 +119,7 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
         yield failed_by(DATA, "rows", error)
         return
     yield from data_findings(resolved.splits, config.data.num_labels)
+    yield from fold_findings(resolved.fold_rows)
     changed = study_checks.data_changed(state, resolved.data_fingerprint)
     if changed is not None:
         yield changed
@@ -200,7 +202,7 @@ def _disk(
         keep=config.runtime.keep,
         trials=config.study.trials,
         parallel=ground.parallel,
-    )
+    ).with_folds(config.data.folds)
     yield study_checks.disk_finding(need, folder, taken_bytes(patient.layout))
 
 

@@ -21,6 +21,7 @@ from dryfit.core.jobs import (
 )
 from dryfit.core.plan import DeviceKind, plan_execution
 from dryfit.core.settings import ModelSettings, TrialSettings
+from dryfit.core.splits import TRAIN, VALIDATION
 from dryfit.core.trial import Scalar, TrialConfig
 from dryfit.core.words import few
 from dryfit.search.fields import setting
@@ -112,6 +113,13 @@ def data_findings(splits: dict[str, SplitFacts], num_labels: int) -> Iterator[Fi
             yield warned(DATA, name, "; ".join(found), fix)
         else:
             yield passed(DATA, name, "; ".join(found))
+
+
+def fold_findings(fold_rows: Sequence[int]) -> Iterator[Finding]:
+    """The folds of a study that has some."""
+    if fold_rows:
+        found = f"{len(fold_rows)}, of {min(fold_rows)} to {max(fold_rows)} of {sum(fold_rows)} rows"
+        yield passed(DATA, "folds", found)
 
 
 def rehearsals(ground: Ground, drawn: Drawn) -> dict[str, RehearseRequest]:
@@ -235,9 +243,18 @@ def model_findings(
         yield warned(about, "rows", remark, "raise the limit that it names, or leave these rows as they are")
     if found.step is not None:
         yield _gradients(about, found.step)
-        windows = max((walk.rows for walk in found.walks if walk.split == "train"), default=train_rows)
-        yield from _time(about, asked, found.step, windows)
+        yield from _time(about, asked, found.step, _epoch_rows(found, asked.trial.config.data.folds, train_rows))
     yield from _points(about, found.points)
+
+
+def _epoch_rows(found: RehearseResult, folds: int, train_rows: int) -> int:
+    """Rows, or windows, that one epoch trains on; of all folds together, each of which leaves out its own."""
+
+    def most(split: str, otherwise: int) -> int:
+        return max((walk.rows for walk in found.walks if walk.split == split), default=otherwise)
+
+    train = most(TRAIN, train_rows)
+    return train if folds == 1 else (train + most(VALIDATION, 0)) * (folds - 1)
 
 
 def _batches(about: str, found: RehearseResult) -> Iterator[Finding]:
@@ -272,15 +289,15 @@ def _gradients(about: str, step: StepFacts) -> Finding:
     return passed(about, "step", f"{what}; {trained}")
 
 
-def _time(about: str, asked: RehearseRequest, step: StepFacts, train_rows: int) -> Iterator[Finding]:
+def _time(about: str, asked: RehearseRequest, step: StepFacts, epoch_rows: int) -> Iterator[Finding]:
     if step.micro_batch < asked.trial.plan.micro_batch:
         found = f"{step.rows} rows at once do not fit the device: {step.micro_batch} do"
         yield warned(about, "memory", found, "nothing: the planner splits batches; `dryfit plan` says what fits")
     if step.step_s is None:
         return
     epochs = asked.trial.config.settings.train.epochs
-    passes = f"{train_rows * epochs} rows"
-    trial_s = step.step_s / step.rows * train_rows * epochs
+    passes = f"{epoch_rows * epochs} rows"
+    trial_s = step.step_s / step.rows * epoch_rows * epochs
     found = f"{step.largest_s * 1000:.0f} ms forward and backward of the largest batch, {step.step_s * 1000:.0f} ms of "
     found += f"a middling one; about {_duration(trial_s)} a trial ({passes}), optimizer and validation left out"
     yield passed(about, "time", found)

@@ -26,7 +26,15 @@ from dryfit.core.wire import ErrorParts
 from dryfit.search.space import Space
 from dryfit.study.doctor.finding import Finding, Status
 from dryfit.study.doctor.study_checks import space_findings
-from dryfit.study.doctor.walk import Ground, covering, data_findings, device_findings, model_findings, rehearsals
+from dryfit.study.doctor.walk import (
+    Ground,
+    covering,
+    data_findings,
+    device_findings,
+    fold_findings,
+    model_findings,
+    rehearsals,
+)
 
 CARD = DeviceSpec(name="A card", capacity_bytes=24 << 30, capability=(7, 5))
 STEP = StepFacts(parameters=100, trainable=80, rows=16, length=30, micro_batch=16, loss=0.7, largest_s=0.5, step_s=0.25)
@@ -173,3 +181,18 @@ def test_devices_and_number_formats(
     answer = ProbeResult(torch="2.13", cuda_build=None, **probe)
     (found,) = device_findings(config, (precision,), answer)
     assert (found.status, said in found.found) == (status, True), found
+
+
+def test_folds_are_counted() -> None:
+    (found,) = fold_findings((11, 9, 10))
+    assert (found.status, found.check, found.found) == (Status.PASS, "folds", "3, of 9 to 11 of 30 rows")
+    assert list(fold_findings(())) == []
+
+
+def test_the_time_of_a_trial_is_that_of_all_its_folds() -> None:
+    (asked,) = requests(data={"folds": 5}).values()
+    held = BatchWalk(max_length=64, split="validation", rows=40, batches=10, longest=30, faults=())
+    answer = ChildResult(rehearse=RehearseResult(walks=(*walked(), held), step=STEP))
+    (time,) = [one for one in model_findings("m", asked, answer, 160) if one.check == "time"]
+    # 0.25 s for 16 rows, four of five parts of 200 rows five times, 2 epochs
+    assert "about 25 s a trial (1600 rows)" in time.found
