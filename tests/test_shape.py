@@ -36,6 +36,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.tasks.load:load": "the public face of loading: each argument is a question only the caller can answer",
 }
 CATCHES_EVERYTHING: dict[str, str] = {
+    "dryfit.parallel.simulated": "the outermost frame of a rank's thread: whoever waits for it raises what it caught",
     "dryfit.core.cleanup": "what a clean-up raises is added to the error it came after, whatever it is",
     "dryfit.runtime.child": "the child's outermost frame turns any exception into its last word",
     "dryfit.cli.app": "the outermost frame of a command turns a bug into exit status 4",

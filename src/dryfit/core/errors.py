@@ -15,6 +15,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── StudyBusyError         BUSY        2   another process owns the study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
     ├── TraceError             TRACE       2   a model's step cannot be traced: its memory is unknown
+    ├── ShardError             SHARD       2   a model cannot be cut over ranks as planned, or its ranks disagree
     ├── ObjectiveError         OBJECTIVE   2   a function of the user's own cannot be used, or gave no result
     ├── ChildError             CHILD       2   a preparing child process failed
     └── InternalError          INTERNAL    4   an invariant of ours broke
@@ -127,6 +128,12 @@ class TraceError(DryfitError):
     """A model's training step cannot be traced without a device, so its memory is unknown."""
 
     code = "TRACE"
+
+
+class ShardError(DryfitError):
+    """A model cannot be cut over ranks as planned, a plan is not equal to the whole model, or its ranks disagree."""
+
+    code = "SHARD"
 
 
 class ObjectiveError(DryfitError):

@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from dryfit.core.words import few
 from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
 from dryfit.meta.guard import FileGuard
 from dryfit.meta.inputs import allow_real_inputs, is_mapped, watch_files
+from dryfit.meta.keys import Conversion
 from dryfit.meta.matching import Match, Missing, Place, Wishes, match
 from dryfit.meta.moves import existing_device
 from dryfit.meta.offload import refuse_early_optimizers
+from dryfit.meta.parts import Part, parts_of_sources
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import current, put
@@ -83,6 +85,7 @@ def _fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadR
     # Before anything of ours refers to the parameters: while nobody does, this is cheap.
     refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
     matched = match(module, stored, wishes)
+    _refuse_views_of_parts(matched, wishes)
     filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
     made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
     if stored is not None:
@@ -113,6 +116,7 @@ class _Filler:
     in_fp32: list[re.Pattern[str]]
     random: list[str] = field(default_factory=list)
     casts: Counter[str] = field(default_factory=Counter)
+    whole: list[str] = field(default_factory=list)
 
     def compare(self, matched: Match, reader: CheckpointReader) -> None:
         """Compare what the file holds more than once, or holds although the constructor computes it.
@@ -120,8 +124,8 @@ class _Filler:
         Raises:
             LoadError: Tied weights differ, or a table is not the one the config stands for.
         """
-        firsts = set(matched.duplicates.values())
-        values = dict(reader.tensors(firsts | set(matched.duplicates)))
+        keys = {*matched.duplicates, *matched.duplicates.values()}
+        values = dict(reader.tensors(keys, self._parts(matched)))
         for key, first in matched.duplicates.items():
             if not _equal(values[key], values[first]):
                 raise LoadError(
@@ -143,15 +147,41 @@ class _Filler:
     def read(self, matched: Match, reader: CheckpointReader) -> None:
         """Fill every place the file has a tensor for."""
         fresh: list[tuple[Place, torch.Tensor]] = []
-        for key, tensor in reader.tensors(matched.from_file):
+        for key, tensor in reader.tensors(matched.from_file, self._parts(matched)):
             self._fill(matched.from_file[key], tensor, fresh)
         for conversion in matched.conversions:
-            assert isinstance(self.module, PreTrainedModel)
-            values = dict(reader.tensors(key for _, key in conversion.sources))
-            for name, tensor in conversion.apply(values, self.module).items():
-                self._fill(matched.converted[name], tensor.contiguous(), fresh)
+            for place, tensor in self._convert(conversion, matched, reader):
+                self._fill(place, tensor.contiguous(), fresh)
         for place, tensor in fresh:
             _replace(place, tensor)
+
+    def _parts(self, matched: Match) -> dict[str, Part]:
+        """What is wanted of each key that is not wanted whole."""
+        keys = {key: place for key, place in matched.from_file.items() if self.wishes.part_of(place) is not None}
+        keys |= {key: keys[first] for key, first in matched.duplicates.items() if first in keys}
+        return {key: part for key, place in keys.items() if (part := self.wishes.part_of(place)) is not None}
+
+    def _convert(
+        self, conversion: Conversion, matched: Match, reader: CheckpointReader
+    ) -> Iterator[tuple[Place, torch.Tensor]]:
+        """What a conversion makes, from no more than the parts of its sources that are wanted."""
+        assert isinstance(self.module, PreTrainedModel)
+        keys: dict[str, Part | None] = {key: None for _, key in conversion.sources}
+        place = matched.converted.get(conversion.target)
+        part = self.wishes.part_of(place) if place is not None else None
+        if part is not None and (needed := parts_of_sources(conversion, reader.stored, part)) is not None:
+            keys = needed
+            conversion = replace(conversion, sources=tuple(pair for pair in conversion.sources if pair[1] in keys))
+        given = {key: one for key, one in keys.items() if one is not None}
+        values = dict(reader.tensors(keys, given))
+        for name, tensor in conversion.apply(values, self.module).items():
+            place = matched.converted[name]
+            part = self.wishes.part_of(place)
+            if part is None or tensor.shape != place.tensor.shape:
+                yield place, tensor
+            else:  # its sources had to be read whole
+                self.whole.append(name)
+                yield place, part.of(tensor)
 
     def _fill(self, place: Place, tensor: torch.Tensor, fresh: list[tuple[Place, torch.Tensor]]) -> None:
         wanted = self._dtype_of(place)
@@ -160,6 +190,7 @@ class _Filler:
         old = place.tensor
         in_place = not is_deferred(old) and (old.device, old.dtype) == (self.wishes.device, wanted)
         in_place = in_place and not is_mapped(old)  # pages of a file go with it, even those that were written to
+        in_place = in_place and old.shape == tensor.shape
         if in_place and self.wishes.mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
             with torch.no_grad():
                 old.copy_(tensor)
@@ -176,6 +207,8 @@ class _Filler:
                 tensor, drawn = _constructed(place)
             if drawn:
                 self.random += place.names[:1]
+            part = self.wishes.part_of(place)
+            tensor = tensor if part is None else part.of(tensor.detach())
             tensor = tensor.to(device=self.wishes.device, dtype=self._dtype_of(place))
             if tensor is not place.tensor:
                 made.append((place, tensor))
@@ -188,6 +221,9 @@ class _Filler:
             return old
         kept = any(pattern.search(name) for name in place.names for pattern in self.in_fp32)
         return torch.float32 if kept else self.wishes.dtype
+
+    def _notes(self) -> tuple[str, ...]:
+        return (f"read whole and cut here, for their conversion: {few(self.whole)}",) if self.whole else ()
 
     def report(self, matched: Match, stored: Checkpoint | None, seconds: float) -> LoadReport:
         """Say where everything came from; what an earlier loading of a part said stays said."""
@@ -214,7 +250,7 @@ class _Filler:
             ignored=(*matched.keys.ignored, *matched.redundant),
             renamed=dict(matched.keys.renamed),
             casts=dict(self.casts),
-            notes=stored.notes if stored is not None else (),
+            notes=(*(stored.notes if stored is not None else ()), *self._notes()),
             seconds=round(seconds, 4),
         )
 
@@ -271,6 +307,16 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     kind = torch.promote_types(one.dtype, other.dtype)
     one, other = one.to(kind), other.to(kind)
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _refuse_views_of_parts(matched: Match, wishes: Wishes) -> None:
+    views = [f"{place.name} of {whole.name}" for place, whole in matched.views if wishes.part_of(whole) is not None]
+    if views:
+        raise LoadError(
+            "filling a model with parts of its weights",
+            f"{len(views)} tensors are views of weights that are not wanted whole: {few(views)}",
+            allowed="weights that nothing else is a view of",
+        )
 
 
 def _seen(old: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dryfit.core.errors import LoadError
 from dryfit.core.words import few
 from dryfit.meta.checkpoint import Checkpoint
 from dryfit.meta.keys import Conversion, KeyMap, map_keys
+from dryfit.meta.parts import Part
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.safetensors_file import StoredTensor
 from dryfit.meta.tape import is_deferred
@@ -30,6 +31,8 @@ class Wishes:
         aliases: Names by key, where a file names tensors in a way of its own.
         partial: Whether tensors that have data already may stay as they are.
         exact: Whether every key must have a place: for files of our own.
+        parts: Which part of a weight is wanted, by any of its names; all of those that are not named. Everything else
+            is judged by the whole weights, which the module has when it is filled.
     """
 
     device: torch.device
@@ -40,6 +43,11 @@ class Wishes:
     aliases: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
     exact: bool = False
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    def part_of(self, place: "Place") -> Part | None:
+        """Which part of a place's weight is wanted; None: all of it."""
+        return next((self.parts[name] for name in place.names if name in self.parts), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Reading the tensors of a checkpoint: into private memory, or mapped."""
 
 import ctypes
+import math
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,7 @@ from dryfit.core.errors import LoadError
 from dryfit.core.words import few
 from dryfit.meta.checkpoint import Checkpoint
 from dryfit.meta.guard import FileGuard, changed, open_file
+from dryfit.meta.parts import Part, spans
 from dryfit.meta.safetensors_file import StoredTensor
 
 _CHUNK_BYTES: Final = 1 << 30  # one read of Linux moves at most 2 GiB less a page
@@ -78,21 +81,30 @@ class CheckpointReader:
         """The folder or file that is read."""
         return self._checkpoint.where
 
+    @property
+    def stored(self) -> Mapping[str, StoredTensor]:
+        """Every tensor of the checkpoint, by its key."""
+        return self._checkpoint.tensors
+
     def guard(self) -> FileGuard:
         """The files of the checkpoint, to be checked before mapped tensors are used."""
         return self._checkpoint.guard
 
-    def tensors(self, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(
+        self, keys: Iterable[str], parts: Mapping[str, Part] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield tensors by key, in the order in which they lie on the disk.
 
         Every tensor is on the CPU, as the file has it in dtype and shape. Private tensors are row-major.
 
         Args:
             keys: What to read; one that is named twice is read once.
+            parts: Of which of them only a part is read, by key; into private memory only.
 
         Raises:
             LoadError: A key is not in the checkpoint, or a file changed, shrank or vanished.
         """
+        parts = parts or {}
         wanted = set(keys)
         unknown = sorted(wanted - self._checkpoint.tensors.keys())
         if unknown:
@@ -105,18 +117,19 @@ class CheckpointReader:
         order.sort(key=lambda stored: (place[stored.file], stored.offset_bytes, stored.key))
         for stored in order:
             if stored.value is not None:  # a copy: weights of one memory there need not be tied here
-                yield stored.key, stored.value.clone(memory_format=torch.contiguous_format)
+                yield stored.key, _copy_of(stored.value, parts.get(stored.key))
         order = [stored for stored in order if stored.value is None]
         match self._mode:
             case ReadMode.PRIVATE:
-                yield from self._private(order)
+                yield from self._private([_Wanted(stored, parts.get(stored.key)) for stored in order])
             case ReadMode.MAPPED:
+                assert not parts
                 yield from self._mapped(order)
         self._compare()
 
-    def _private(self, order: Sequence[StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _private(self, order: Sequence["_Wanted"]) -> Iterator[tuple[str, torch.Tensor]]:
         # Memory is made here and filled there: made in the threads, small tensors would split the heap in pieces.
-        pending: deque[tuple[Future[list[torch.Tensor]], list[StoredTensor], int]] = deque()
+        pending: deque[tuple[Future[list[torch.Tensor]], list[_Wanted], int]] = deque()
         ahead_bytes = 0
         with ThreadPoolExecutor(self._threads, thread_name_prefix="dryfit-read") as pool:
             try:
@@ -124,8 +137,8 @@ class CheckpointReader:
                     while pending and ahead_bytes + size_bytes > _AHEAD_BYTES:
                         ahead_bytes -= pending[0][2]
                         yield from _results(*pending.popleft()[:2])
-                    descriptor = self._open(batch[0].file)
-                    future = pool.submit(_fill, descriptor, batch, [_memory(stored) for stored in batch])
+                    descriptor = self._open(batch[0].stored.file)
+                    future = pool.submit(_fill, descriptor, batch, [_memory(wanted) for wanted in batch])
                     pending.append((future, batch, size_bytes))
                     ahead_bytes += size_bytes
                 while pending:
@@ -161,52 +174,87 @@ class CheckpointReader:
             self._stamps[path].compare(os.fstat(descriptor))
 
 
-def _batches(order: Sequence[StoredTensor]) -> Iterator[tuple[list[StoredTensor], int]]:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A tensor to read, or a part of it.
+
+    One that does not lie in row-major order (of a pickle) is read whole, and cut then.
+    """
+
+    stored: StoredTensor
+    part: Part | None
+
+    @property
+    def size_bytes(self) -> int:
+        if self.part is None or self.stored.stride is not None:
+            return self.stored.size_bytes
+        return math.prod(self.part.shape_of(self.stored.shape)) * self.stored.dtype.itemsize
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Offset and length of what is read, in order."""
+        if self.part is None or self.stored.stride is not None:
+            return iter([(self.stored.offset_bytes, self.stored.size_bytes)])
+        return spans(self.stored, self.part)
+
+
+def _copy_of(value: torch.Tensor, part: Part | None) -> torch.Tensor:
+    return value.clone(memory_format=torch.contiguous_format) if part is None else part.of(value)
+
+
+def _batches(order: Sequence[_Wanted]) -> Iterator[tuple[list[_Wanted], int]]:
     """Neighbours of one file, so many that a thread's work outweighs handing it over."""
-    batch: list[StoredTensor] = []
+    batch: list[_Wanted] = []
     size_bytes = 0
-    for stored in order:
-        if batch and (size_bytes + stored.size_bytes > _BATCH_BYTES or stored.file != batch[0].file):
+    for wanted in order:
+        full = size_bytes + wanted.size_bytes > _BATCH_BYTES
+        if batch and (full or wanted.stored.file != batch[0].stored.file):
             yield batch, size_bytes
             batch, size_bytes = [], 0
-        batch.append(stored)
-        size_bytes += stored.size_bytes
+        batch.append(wanted)
+        size_bytes += wanted.size_bytes
     if batch:
         yield batch, size_bytes
 
 
-def _results(future: Future[list[torch.Tensor]], batch: Sequence[StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    for stored, tensor in zip(batch, future.result(), strict=True):
-        yield stored.key, tensor
+def _results(future: Future[list[torch.Tensor]], batch: Sequence[_Wanted]) -> Iterator[tuple[str, torch.Tensor]]:
+    for wanted, tensor in zip(batch, future.result(), strict=True):
+        yield wanted.stored.key, tensor
 
 
-def _memory(stored: StoredTensor) -> torch.Tensor:
+def _memory(wanted: _Wanted) -> torch.Tensor:
+    stored = wanted.stored
     # A caller's mode or device context that sends new tensors elsewhere must not reach in here.
     with torch._C.DisableTorchFunction():
         if stored.stride is not None:
             return torch.empty(stored.size_bytes // stored.dtype.itemsize, dtype=stored.dtype, device="cpu")
-        return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
+        shape = stored.shape if wanted.part is None else wanted.part.shape_of(stored.shape)
+        return torch.empty(shape, dtype=stored.dtype, device="cpu")
 
 
-def _fill(descriptor: int, batch: Sequence[StoredTensor], memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _fill(descriptor: int, batch: Sequence[_Wanted], memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     filled: list[torch.Tensor] = []
-    for stored, tensor in zip(batch, memory, strict=True):
-        if stored.size_bytes:
+    for wanted, tensor in zip(batch, memory, strict=True):
+        stored = wanted.stored
+        if wanted.size_bytes:
             # Not through .numpy(): that marks the memory for good as not torch's own.
-            memory_of = (ctypes.c_ubyte * stored.size_bytes).from_address(tensor.data_ptr())
-            _read_into(descriptor, stored, memoryview(memory_of).cast("B"))
+            memory_of = (ctypes.c_ubyte * wanted.size_bytes).from_address(tensor.data_ptr())
+            view, done = memoryview(memory_of).cast("B"), 0
+            for offset_bytes, size_bytes in wanted.spans():
+                _read_into(descriptor, stored, offset_bytes, view[done : done + size_bytes])
+                done += size_bytes
         if stored.stride is None:
             filled.append(tensor)
         else:
-            filled.append(tensor.as_strided(stored.shape, stored.stride).contiguous())
+            whole = tensor.as_strided(stored.shape, stored.stride)
+            filled.append(whole.contiguous() if wanted.part is None else wanted.part.of(whole))
     return filled
 
 
-def _read_into(descriptor: int, stored: StoredTensor, memory: memoryview) -> None:
+def _read_into(descriptor: int, stored: StoredTensor, offset_bytes: int, memory: memoryview) -> None:
     done = 0
     while done < len(memory):
         try:
-            count = os.preadv(descriptor, [memory[done : done + _CHUNK_BYTES]], stored.offset_bytes + done)
+            count = os.preadv(descriptor, [memory[done : done + _CHUNK_BYTES]], offset_bytes + done)
         except OSError as error:
             raise LoadError(
                 f"reading {stored.key} from {stored.file}", f"the file cannot be read ({error.strerror})"

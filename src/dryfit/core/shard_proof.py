@@ -1,0 +1,29 @@
+"""What a proof of a :class:`dryfit.core.sharding.ShardPlan` found, for the plan's record."""
+
+from pydantic import Field
+
+from dryfit.core.settings import Settings
+
+
+class ShardProof(Settings):
+    """A cut model computed what the whole one does, in double precision on simulated ranks.
+
+    Attributes:
+        degree: How many ranks.
+        output_error: Largest difference of an output, relative to the largest output where that is over 1.
+        gradient_error: Largest difference of a gradient, relative to the largest of all gradients.
+        parameter_error: Largest difference of a parameter after ``steps`` optimizer steps.
+        parameters: How many parameters were compared.
+        steps: How many optimizer steps were made.
+        left_out: Layers that were left out, because two others of the same kind were proved.
+        seconds: Time it took.
+    """
+
+    degree: int = Field(ge=2)
+    output_error: float = Field(ge=0)
+    gradient_error: float = Field(ge=0)
+    parameter_error: float = Field(ge=0)
+    parameters: int = Field(ge=1)
+    steps: int = Field(ge=0)
+    left_out: tuple[str, ...] = ()
+    seconds: float = Field(ge=0)

@@ -1,0 +1,82 @@
+"""Cut models on real processes with gloo: equal to the whole, alike where they must be, clear where they are not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rank_processes
+
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each of two ranks found: all cases in one start, which takes longer than they do."""
+    return rank_processes.run("all", 2, tmp_path_factory.mktemp("ranks") / "two")
+
+
+def assert_equal(found: Found) -> None:
+    for rank in found:
+        for kind, off in rank.items():
+            assert off["logits"] < 1e-10, kind
+            assert off["gradients"] < 1e-8, kind
+            assert off["parameters"] < 1e-8, kind
+            assert off["names"]
+            assert off["saved"] == 0.0, kind  # the gathered checkpoint is the one that was saved, bit for bit
+    assert [sorted(rank) for rank in found] == [["bert", "gpt2", "llama"]] * len(found)
+
+
+def test_slices_from_a_folder_train_as_the_whole_and_are_saved_whole(two: Found):
+    assert_equal([rank["equality"] for rank in two])
+
+
+@pytest.mark.slow
+def test_four_ranks_train_as_the_whole(tmp_path: Path):
+    assert_equal(rank_processes.run("equality", 4, tmp_path / "four"))
+
+
+@pytest.mark.parametrize("way", ["plain", "non-reentrant", "reentrant"])
+def test_with_dropout_all_ranks_give_what_they_all_hold_the_same_gradients(two: Found, way: str):
+    for rank in two:
+        assert rank["dropout"][way]
+        assert rank["dropout"][f"{way}: generator"]
+        assert rank["dropout"].get(f"{way}: as plain", 0.0) < 1e-12  # recomputing drops the same
+
+
+def test_ranks_drop_the_same_of_what_all_hold_and_other_elements_of_their_own_heads(two: Found):
+    for rank in two:
+        of_heads, of_all = rank["dropout"]["masks"]
+        assert of_all == 1.0
+        assert 0.3 < of_heads < 0.7  # half of it by chance
+        assert rank["dropout"]["differs from evaluation"]
+
+
+def test_ranks_that_are_not_alike_say_what_differs_before_they_train(two: Found):
+    for rank in two:
+        said = rank["refusals"]
+        assert said["alike"] == "nothing"
+        assert "the plan of rank 1 is not that of rank 0" in said["plan"]
+        assert "the random generator's state of rank 1 is not that of rank 0" in said["seed"]
+        assert "the mode (train or eval) of rank 1 is not that of rank 0" in said["mode"]
+        assert "cutting a Sequential over 2 ranks: the plan is for 3" in said["degree"]
+
+
+def test_checked_calls_that_differ_are_named_on_each_rank(two: Found):
+    for rank in two:
+        said = rank["refusals"]
+        assert (
+            "rank 0 is at all_reduce of layer 1, float32[2, 3], rank 1 at all_reduce of layer 1, float32[2, 4]"
+            in (said["shape"])
+        )
+        assert "rank 1 at all_gather of layer 1, float32[2]" in said["call"]
+
+
+def test_transformers_runs_a_plan_that_it_has_words_for(two: Found):
+    for rank in two:
+        found = rank["native"]
+        assert found["said"]["model.layers.*.self_attn.o_proj"] == "rowwise"
+        assert found["said"]["lm_head"] == "replicate"  # its class would have it cut
+        assert found["logits"] < 1e-6  # its norms round to fp32
+        assert found["gradients"] < 1e-6
+        assert found["cut"] == 14

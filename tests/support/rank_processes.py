@@ -1,0 +1,299 @@
+"""Real ranks: processes with gloo, forked from one that has imported everything; cases by name, results as JSON.
+
+As a program: ``python -m rank_processes CASE DEGREE FOLDER``.
+"""
+
+import copy
+import datetime
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import shard_plans as made
+from dryfit.core.errors import ShardError
+from dryfit.core.sharding import ShardPlan
+from dryfit.meta import materialise
+from dryfit.parallel.apply import apply, check_ranks, connect
+from dryfit.parallel.collectives import ProcessRanks
+from dryfit.parallel.gathering import gather_state
+from dryfit.parallel.native import native_plan
+from dryfit.parallel.slices import load
+from dryfit.parallel.stand_in import InDouble
+
+KINDS: dict[str, Callable[..., ShardPlan]] = {
+    "bert": made.bert_plan,
+    "llama": lambda module, degree: made.llama_plan(module, degree, vocabulary=True),
+    "gpt2": made.gpt2_plan,
+}
+Facts = dict[str, Any]
+
+
+def run(case: str, degree: int, folder: Path) -> list[Facts]:
+    """Run a case on processes of its own.
+
+    Returns:
+        What each rank found.
+    """
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "rank_processes", case, str(degree), str(folder)]
+    paths = [str(Path(__file__).parent), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(degree)]
+
+
+def _main(case: str, degree: int, folder: Path) -> int:
+    torch.set_num_threads(1)
+    _save_models(folder)
+    children = []
+    for rank in range(degree):
+        child = os.fork()
+        if not child:
+            os._exit(_rank(case, rank, degree, folder))
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+
+
+def _rank(case: str, rank: int, degree: int, folder: Path) -> int:
+    try:
+        store = dist.FileStore(str(folder / "store"), degree)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=degree, timeout=datetime.timedelta(seconds=300)
+        )
+        found = {**CASES, "all": everything}[case](ProcessRanks(), folder)
+        (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _save_models(folder: Path) -> None:
+    """Models with weights that are not small, in fp64."""
+    for kind in KINDS:
+        module = _enlarged(kind)
+        module.save_pretrained(folder / kind)
+
+
+def _enlarged(kind: str, **changes: Any) -> Any:
+    module: Any = made.on_meta(kind, **changes)
+    materialise(module, missing="init")
+    torch.manual_seed(7)
+    with torch.no_grad():
+        module.double()
+        for parameter in module.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return module.eval()
+
+
+# --- cases -----------------------------------------------------------------------------------------------------------
+
+
+def equality(ranks: ProcessRanks, folder: Path) -> Facts:
+    """Logits, gradients, three optimizer steps, and the checkpoint after them, of slices loaded from a folder."""
+    return {kind: _equality(kind, ranks, folder) for kind in KINDS}
+
+
+def _equality(kind: str, ranks: ProcessRanks, folder: Path) -> Facts:
+    expected: Any = made.on_meta(kind)
+    materialise(expected, folder / kind, dtype=torch.float64)
+    module: Any = made.on_meta(kind)
+    plan = KINDS[kind](module, ranks.degree)
+    load(module, plan, ranks.rank, folder / kind, dtype=torch.float64)
+    connect(module, plan, ranks)
+    with InDouble():
+        for part in (module, expected):
+            for buffer in part.buffers():
+                buffer.data = buffer.data.double() if buffer.is_floating_point() else buffer.data
+        off, largest = _step(module, expected, plan, ranks)
+        optimizers = [torch.optim.AdamW(part.parameters(), lr=0.01, eps=1e-4) for part in (expected, module)]
+        for _ in range(3):
+            for part, optimizer in zip((expected, module), optimizers, strict=True):
+                optimizer.zero_grad()
+                (_loss(part) / largest).backward()
+                optimizer.step()
+    state = gather_state(module, plan, ranks)
+    final = expected.state_dict()
+    off["parameters"] = max(_distance(state[name], final[name]) for name in final)
+    off["names"] = list(state) == list(final)
+    if ranks.rank == 0:
+        module.save_pretrained(folder / f"{kind}-saved", state_dict=dict(state))  # it empties what it is given
+    dist.barrier()
+    loaded: Any = made.on_meta(kind)
+    materialise(loaded, folder / f"{kind}-saved", dtype=torch.float64)
+    off["saved"] = max(_distance(value, state[name]) for name, value in loaded.state_dict().items())
+    return off
+
+
+def _step(module: Any, expected: Any, plan: ShardPlan, ranks: ProcessRanks) -> tuple[Facts, float]:
+    outputs = [part.eval()(**made.batch()).logits for part in (module, expected)]
+    for part in (module, expected):
+        _loss(part).backward()
+    grads = {name: parameter.grad for name, parameter in expected.named_parameters()}
+    largest = max(float(grad.abs().max()) for grad in grads.values())
+    worst = 0.0
+    for name, parameter in module.named_parameters():
+        shard = plan.parameters[name]
+        local = grads[name]
+        if shard.dim is not None:
+            cuts = [local.narrow(shard.dim, a, b - a) for a, b in shard.slices(ranks.rank, ranks.degree)]
+            local = torch.cat(cuts, shard.dim)
+        worst = max(worst, float((parameter.grad - local).abs().max()) / largest)
+    return {"logits": _distance(*outputs), "gradients": worst}, largest
+
+
+def _loss(module: Any) -> torch.Tensor:
+    logits = module(**made.batch()).logits
+    weights = torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
+    return (logits * weights).sum()
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.detach() - other.detach()).abs().max()) / max(1.0, float(other.detach().abs().max()))
+
+
+def dropout(ranks: ProcessRanks, folder: Path) -> Facts:
+    """A training step with dropout, with and without checkpointing: what all ranks hold must get the same gradients."""
+    facts: Facts = {}
+    steps: dict[str, dict[str, torch.Tensor]] = {}
+    for way in ("plain", "non-reentrant", "reentrant"):
+        module = _enlarged("bert", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+        plan = made.bert_plan(module, ranks.degree)
+        module = apply(module, plan, ranks).train()
+        if way != "plain":
+            module.activation_checkpointing_enable({"use_reentrant": way == "reentrant"})
+            module.enable_input_require_grads()
+        torch.manual_seed(11)
+        _loss(module).backward()
+        steps[way] = {name: parameter.grad for name, parameter in module.named_parameters()}
+        whole = [steps[way][name] for name, shard in plan.parameters.items() if shard.dim is None]
+        flat = torch.cat([gradient.flatten() for gradient in whole])
+        facts[way] = all(torch.equal(flat, other) for other in ranks.all_gather(flat, "gradients"))
+        state = torch.get_rng_state().double()
+        facts[f"{way}: generator"] = all(torch.equal(state, other) for other in ranks.all_gather(state, "state"))
+    for way in ("non-reentrant", "reentrant"):
+        pairs = [(steps[way][name], gradient) for name, gradient in steps["plain"].items()]
+        facts[f"{way}: as plain"] = max(_distance(*pair) for pair in pairs)
+    facts["differs from evaluation"] = _differs(ranks)
+    facts["masks"] = _masks(ranks)
+    return facts
+
+
+def _differs(ranks: ProcessRanks) -> bool:
+    module = _enlarged("bert", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+    module = apply(module, made.bert_plan(module, ranks.degree), ranks)
+    logits = [module.train(mode)(**made.batch()).logits for mode in (True, False)]
+    return not torch.allclose(*logits)
+
+
+def _masks(ranks: ProcessRanks) -> list[float]:
+    """How much of what is dropped is dropped at the same place on the other rank, in a region and outside."""
+    module = _enlarged("bert", hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5, attn_implementation="eager")
+    module = apply(module, made.bert_plan(module, ranks.degree), ranks).train()
+    dropped: dict[int, torch.Tensor] = {}
+    original = nn.functional.dropout
+
+    def listening(value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = original(torch.ones_like(value), *args, **kwargs)
+        dropped.setdefault(value.dim(), (out == 0).double())  # four dimensions: attention's; three: what all hold
+        return out * value
+
+    nn.functional.dropout = listening
+    try:
+        torch.manual_seed(3)
+        module(**made.batch())
+    finally:
+        nn.functional.dropout = original
+    agree = []
+    for dimensions in (4, 3):
+        one, other, *_ = ranks.all_gather(dropped[dimensions], "masks")
+        agree.append(float((one == other).double().mean()))
+    return agree
+
+
+def refusals(ranks: ProcessRanks, folder: Path) -> Facts:
+    """What ranks say that are not alike."""
+    facts: Facts = {}
+    plain: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    rows = made.PlanBuilder(plain, ranks.degree)
+    rows.column("0")
+    plan = rows.plan()
+
+    def said(name: str, do: Callable[[], Any]) -> None:
+        try:
+            do()
+            facts[name] = "nothing"
+        except ShardError as error:
+            facts[name] = str(error)
+
+    def part(changed: ShardPlan = plan) -> nn.Module:
+        return apply(copy.deepcopy(plain), changed, ranks)
+
+    torch.manual_seed(0)
+    said("alike", lambda: check_ranks(part(), plan, ranks))
+    other = made.PlanBuilder(plain, ranks.degree).plan() if ranks.rank else plan
+    said("plan", lambda: check_ranks(part(other), other, ranks))
+    torch.manual_seed(ranks.rank)
+    said("seed", lambda: check_ranks(part(), plan, ranks))
+    torch.manual_seed(0)
+    said("mode", lambda: check_ranks(part().train(ranks.rank == 0), plan, ranks))
+    ranks.checked = True
+    shape = (2, 3 + ranks.rank)
+    said("shape", lambda: ranks.all_reduce(torch.ones(shape), "layer 1"))
+    said("call", lambda: (ranks.all_gather if ranks.rank else ranks.all_reduce)(torch.ones(2), "layer 1"))
+    said("degree", lambda: apply(copy.deepcopy(plain), plan.model_copy(update={"degree": 3}), ranks))
+    return facts
+
+
+def native(ranks: ProcessRanks, folder: Path) -> Facts:
+    """A plan run by transformers, against the whole model."""
+    from transformers.distributed import DistributedConfig
+
+    os.environ |= {"RANK": str(ranks.rank), "LOCAL_RANK": str(ranks.rank), "WORLD_SIZE": str(ranks.degree)}
+    module: Any = made.on_meta("llama")
+    plan = made.llama_plan(module, ranks.degree)
+    said = native_plan(plan, module.tp_plan)
+    expected = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float64)
+    config = DistributedConfig(tp_size=ranks.degree, tp_plan=said)
+    module = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float64, distributed_config=config)
+    logits = [part(**made.batch()).logits for part in (module, expected)]
+    for part in (module, expected):
+        _loss(part).backward()
+    grads = {name: parameter.grad for name, parameter in expected.named_parameters()}
+    largest = max(float(grad.abs().max()) for grad in grads.values())
+    worst = 0.0
+    for name, parameter in module.named_parameters():
+        found = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+        worst = max(worst, float((found - grads[name]).abs().max()) / largest)
+    cut = sum(hasattr(parameter, "full_tensor") for parameter in module.parameters())
+    return {"said": said, "logits": _distance(*logits), "gradients": worst, "cut": cut}
+
+
+CASES: dict[str, Callable[[ProcessRanks, Path], Facts]] = {
+    "equality": equality,
+    "dropout": dropout,
+    "refusals": refusals,
+    "native": native,
+}
+
+
+def everything(ranks: ProcessRanks, folder: Path) -> Facts:
+    """Each case in turn: importing takes longer than any of them."""
+    return {name: case(ranks, folder) for name, case in CASES.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,313 @@
+"""The prover: right plans pass far within the tolerances, each kind of wrong one is refused by name."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shard_plans as made
+from dryfit.core.errors import ShardError
+from dryfit.core.sharding import Boundary, ModuleShard, ParameterShard, ShardPlan
+from dryfit.meta import build, leaks
+from dryfit.parallel.prove import prove
+
+PLANS: dict[str, Callable[..., ShardPlan]] = {
+    "bert": made.bert_plan,
+    "llama": made.llama_plan,
+    "gpt2": made.gpt2_plan,
+    "mixtral": made.mixtral_plan,
+}
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("kind", PLANS)
+def test_right_plans_are_proved(kind: str, degree: int):
+    module = made.on_meta(kind)
+    empty, text = leaks(module), repr(module)
+
+    proof = prove(module, PLANS[kind](module, degree), made.batch())
+
+    assert max(proof.output_error, proof.gradient_error) < 1e-12
+    assert proof.parameter_error < 1e-10
+    assert proof.parameters == len(list(module.parameters()))
+    assert (proof.degree, proof.steps, proof.left_out) == (degree, 3, ())
+    assert (leaks(module), repr(module)) == (empty, text)  # the model that was given is as it was
+
+
+def test_vocabularies_are_cut_tied_or_not():
+    for tied in (False, True):
+        module = made.on_meta("llama", tie_word_embeddings=tied)
+        assert prove(module, made.llama_plan(module, 2, vocabulary=True), made.batch()).output_error < 1e-12
+    bert = made.on_meta("bert")  # whose padding row gets no gradient
+    assert prove(bert, made.bert_plan(bert, 4, vocabulary=True), made.batch()).gradient_error < 1e-12
+
+
+def test_of_many_layers_of_a_kind_two_are_proved():
+    module = made.on_meta("llama", num_hidden_layers=5)
+    plan = made.llama_plan(module, 2)
+
+    proof = prove(module, plan, made.batch())
+
+    assert proof.left_out == ("model.layers.2", "model.layers.3", "model.layers.4")
+    assert prove(module, plan, made.batch(), whole=True).left_out == ()
+
+
+def test_a_layer_that_is_cut_otherwise_is_not_left_out():
+    module = made.on_meta("llama", num_hidden_layers=5)
+    plan = changed_module(made.llama_plan(module, 2), "model.layers.3.mlp.down_proj", outputs={})
+
+    with pytest.raises(ShardError, match=r"model\.layers\.3\.mlp\.down_proj's output is off"):
+        prove(module, plan, made.batch())
+
+
+def test_a_model_that_counts_on_all_its_layers_is_proved_whole():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for index in range(4):
+                x = self.layers[index](x).tanh()
+            return x
+
+    module = build(Counting)
+    rows = made.PlanBuilder(module, 2)
+    for index in range(4):
+        rows.column(f"layers.{index}")
+        rows.modules[f"layers.{index}"] = ModuleShard(inputs={"input": Boundary.COPY}, outputs={"0": Boundary.GATHER})
+
+    assert prove(module, rows.plan(), {"x": torch.randn(3, 4)}).left_out == ()
+
+
+# --- wrong plans -----------------------------------------------------------------------------------------------------
+
+ATTENTION, MLP = "model.layers.1.self_attn", "model.layers.1.mlp"
+
+
+class OffByOne(ParameterShard):
+    """Slices that begin one too far along, and wrap around."""
+
+    def slices(self, rank: int, degree: int) -> Iterator[tuple[int, int]]:
+        for begin, end in super().slices(rank, degree):
+            last = rank == degree - 1
+            yield (begin, end) if last else (begin + 1, end + 1)
+
+
+def changed_module(plan: ShardPlan, path: str, **changes: Any) -> ShardPlan:
+    row = plan.modules.get(path, ModuleShard()).model_copy(update=changes)
+    return plan.model_copy(update={"modules": {**plan.modules, path: row}})
+
+
+def changed_parameter(plan: ShardPlan, name: str, **changes: Any) -> ShardPlan:
+    row = plan.parameters[name].model_copy(update=changes)
+    return plan.model_copy(update={"parameters": {**plan.parameters, name: row}})
+
+
+def off_by_one(plan: ShardPlan, name: str) -> ShardPlan:
+    row = OffByOne.model_validate(plan.parameters[name].model_dump())
+    return plan.model_copy(update={"parameters": {**plan.parameters, name: row}})
+
+
+def swapped(plan: ShardPlan, *names: str) -> ShardPlan:
+    for name in names:
+        shape, dim = plan.parameters[name].shape, plan.parameters[name].dim
+        assert dim is not None
+        plan = changed_parameter(plan, name, dim=1 - dim, blocks=(shape[1 - dim],), unit=1)
+    return plan
+
+
+MUTANTS: dict[str, tuple[Callable[[ShardPlan], ShardPlan], str]] = {
+    "row and column swapped in the MLP": (
+        lambda plan: swapped(plan, *(f"{MLP}.{name}_proj.weight" for name in ("gate", "up", "down"))),
+        rf"{MLP}.\w+ fails on a rank's slices",
+    ),
+    "row and column swapped in attention": (
+        lambda plan: swapped(plan, *(f"{ATTENTION}.{name}_proj.weight" for name in "qkvo")),
+        rf"{ATTENTION}.\w+ fails on a rank's slices",
+    ),
+    "row and column of a square weight swapped": (
+        lambda plan: swapped(plan, f"{ATTENTION}.o_proj.weight"),
+        rf"{ATTENTION}.o_proj fails",
+    ),
+    "a sum dropped behind attention": (
+        lambda plan: changed_module(plan, f"{ATTENTION}.o_proj", outputs={}),
+        f"{ATTENTION}.o_proj's output is off",
+    ),
+    "a sum dropped behind the MLP": (
+        lambda plan: changed_module(plan, f"{MLP}.down_proj", outputs={}),
+        f"{MLP}.down_proj's output is off",
+    ),
+    "a sum twice": (
+        lambda plan: changed_module(plan, MLP, outputs={"0": Boundary.REDUCE}),
+        f"{MLP}'s output is off",
+    ),
+    "a sum of gradients dropped before attention": (
+        lambda plan: changed_module(plan, ATTENTION, inputs={}),
+        r"gradient of model\.layers\.1\.input_layernorm\.weight is off",
+    ),
+    "a sum of gradients dropped before the MLP": (
+        lambda plan: changed_module(plan, MLP, inputs={}),
+        r"gradient of model\.layers\.1\.post_attention_layernorm\.weight is off",
+    ),
+    "a sum of gradients too many": (
+        lambda plan: changed_parameter(plan, "model.layers.1.input_layernorm.weight", sum_gradient=True),
+        r"gradient of model\.layers\.1\.input_layernorm\.weight is off",
+    ),
+    "heads of queries split in halves": (
+        lambda plan: changed_parameter(plan, f"{ATTENTION}.q_proj.weight", blocks=(16, 16), unit=1),
+        f"{ATTENTION}.o_proj's output is off",
+    ),
+    "heads of values in another order": (
+        lambda plan: changed_parameter(plan, f"{ATTENTION}.v_proj.weight", blocks=(8, 24), unit=1),
+        f"{ATTENTION}.o_proj's output is off",
+    ),
+    "gate and up cut differently": (
+        lambda plan: changed_parameter(plan, f"{MLP}.gate_proj.weight", blocks=(24, 24)),
+        f"{MLP}.down_proj's output is off",
+    ),
+    "a slice of queries off by one": (
+        lambda plan: off_by_one(plan, f"{ATTENTION}.q_proj.weight"),
+        f"{ATTENTION}.o_proj's output is off",
+    ),
+    "a slice of the last weight off by one": (
+        lambda plan: off_by_one(plan, f"{MLP}.down_proj.weight"),
+        f"{MLP}.down_proj's output is off",
+    ),
+    "rows of the vocabulary off by one": (
+        lambda plan: off_by_one(plan, "model.embed_tokens.weight"),
+        r"model\.embed_tokens's output is off",
+    ),
+    "ids of other ranks' rows not left out": (
+        lambda plan: changed_module(plan, "model.embed_tokens", vocabulary=False),
+        r"model\.embed_tokens fails on a rank's slices",
+    ),
+    "the head's slices not put together": (
+        lambda plan: changed_module(plan, "lm_head", outputs={}),
+        "the output is off by inf",
+    ),
+    "the head's slices put together, its input's gradients not summed": (
+        lambda plan: changed_module(plan, "lm_head", inputs={}),
+        r"gradient of model\.norm\.weight is off",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_plan_is_refused_by_name(mutant: str):
+    change, named = MUTANTS[mutant]
+    module = made.on_meta("llama")
+    plan = change(made.llama_plan(module, 2, vocabulary=True))
+
+    with pytest.raises(ShardError, match=named) as caught:
+        prove(module, plan, made.batch())
+
+    assert caught.value.doing == "proving a plan that cuts a LlamaForCausalLM over 2 ranks"
+
+
+BERT_MUTANTS: dict[str, tuple[Callable[[ShardPlan], ShardPlan], str]] = {
+    "a bias on each rank": (
+        lambda plan: changed_module(plan, "bert.encoder.layer.0.output.dense", bias_after=False),
+        r"bert\.encoder\.layer\.0\.output\.dense's output is off",
+    ),
+    "a bias that is not cut": (
+        lambda plan: changed_parameter(plan, "bert.encoder.layer.0.attention.self.query.bias", dim=None, blocks=()),
+        r"bert\.encoder\.layer\.0\.attention\.self\.query fails",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", BERT_MUTANTS)
+def test_a_wrong_plan_of_a_model_with_biases_is_refused_by_name(mutant: str):
+    change, named = BERT_MUTANTS[mutant]
+    module = made.on_meta("bert")
+
+    with pytest.raises(ShardError, match=named):
+        prove(module, change(made.bert_plan(module, 2)), made.batch())
+
+
+def test_a_fused_weight_cut_in_one_block_is_refused():
+    module = made.on_meta("gpt2")
+    plan = made.gpt2_plan(module, 2)
+    for name in ("weight", "bias"):
+        plan = changed_parameter(plan, f"transformer.h.0.attn.c_attn.{name}", blocks=(96,))
+
+    with pytest.raises(ShardError, match=r"transformer\.h\.0\.attn\.c_proj's output is off"):
+        prove(module, plan, made.batch())
+
+
+def test_weights_of_experts_need_their_gradients_summed_too():
+    module = made.on_meta("mixtral")
+    path = next(path for path, part in module.named_modules() if type(part).__name__ == "MixtralExperts")
+    plan = changed_module(made.mixtral_plan(module, 2), path, inputs={"hidden_states": Boundary.COPY})
+
+    with pytest.raises(ShardError, match=rf"the gradient of {path.removesuffix('experts')}gate\.weight is off"):
+        prove(module, plan, made.batch())
+
+
+class PerHeadNorm(nn.Module):
+    """A weight that all heads share, on what each rank has other heads of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16, bias=False)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.down = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.up(x).unflatten(-1, (-1, 4))
+        return self.down((heads.tanh() * self.scale).flatten(-2))
+
+
+def per_head_plan(module: nn.Module, *, summed: bool) -> ShardPlan:
+    rows = made.PlanBuilder(module, 2)
+    rows.column("up", unit=4)
+    rows.modules["up"] = ModuleShard(inputs={"input": Boundary.COPY})
+    rows.row("down", unit=4)
+    return changed_parameter(rows.plan(), "scale", sum_gradient=summed)
+
+
+def test_a_whole_parameter_inside_a_region_needs_its_gradient_summed():
+    module = build(PerHeadNorm)
+    inputs = {"x": torch.randn(5, 8)}
+
+    assert prove(module, per_head_plan(module, summed=True), inputs).gradient_error < 1e-12
+    with pytest.raises(ShardError, match="the gradient of scale is off"):
+        prove(module, per_head_plan(module, summed=False), inputs)
+
+
+# --- what cannot be proved --------------------------------------------------------------------------------------------
+
+
+def test_a_proof_that_takes_too_much_memory_is_refused_with_numbers():
+    module = made.on_meta("bert")
+
+    with pytest.raises(ShardError, match=r"parameters take about 0\.0 GiB to prove") as caught:
+        prove(module, made.bert_plan(module, 2), made.batch(), most_bytes=1 << 20)
+
+    assert "narrower model" in caught.value.hint
+
+
+def test_inputs_that_the_whole_model_cannot_take_are_named():
+    module = made.on_meta("bert")
+
+    with pytest.raises(ShardError, match=r"the whole model fails \(index out of range"):
+        prove(module, made.bert_plan(module, 2), {"input_ids": torch.full((2, 3), 10_000)})
+
+
+def test_a_model_without_gradients_proves_nothing():
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight.detach() * x
+
+    module = build(Table)
+    plan = made.PlanBuilder(module, 2).plan()
+
+    with pytest.raises(ShardError, match="no parameter gets a gradient|fails"):
+        prove(module, plan, {"x": torch.ones(4)})
