@@ -1,8 +1,9 @@
 """Which axes to cut: those that save most memory for what they send.
 
 An axis is worth the bytes of the parameters it cuts, with their gradients and an optimizer's two moments, that a rank
-need not hold, less the bytes that a step sends because of it. Of axes that meet in one tensor only one can be cut. Layers are cut in any case, that being what was asked for; the table of a vocabulary, whose sums and
-scores are long, only where it pays.
+need not hold, less the bytes that a step sends because of it. Of axes that meet in one tensor only one can be cut.
+Layers are cut in any case, that being what was asked for; the table of a vocabulary, whose sums and scores are long,
+only where it pays.
 """
 
 from collections.abc import Iterable, Mapping

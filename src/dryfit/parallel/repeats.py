@@ -27,7 +27,7 @@ def shortened(module: nn.Module) -> Iterator[dict[str, str]]:
         Of each layer that is out, the one that stands for it.
     """
     stands_for: dict[str, str] = {}
-    held: list[tuple[nn.ModuleList, dict[str, nn.Module | None]]] = []
+    held: list[tuple[nn.ModuleList, dict[str, nn.Module]]] = []
     for path, layers in _outermost_lists(module):
         kept, like = _split(layers)
         if len(kept) < len(layers) and not _shares_parameters(module, list(layers)[len(kept) :]):

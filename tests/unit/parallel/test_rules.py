@@ -103,7 +103,12 @@ def rank_slice(tensor: Tensor, solved: Solved, ref: Ref, axis: int, rank: int) -
     return tensor
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("linear", "heads", "shared heads", "rotated", "grouped attention")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_a_rule_says_what_its_operator_does(name):
     module, solved = solved_of(name)
     ids = torch.randint(0, 12, (3, 7), generator=torch.Generator().manual_seed(1))

@@ -134,11 +134,11 @@ RULES: Final[dict[str, Rule]] = {}
 """By the operator's name."""
 
 
-def rule(*names: str, partial: Partial = Partial.NEVER) -> Callable[[Handler], Handler]:
-    """Make a function the rule of some operators."""
+def rule(names: str, partial: Partial = Partial.NEVER) -> Callable[[Handler], Handler]:
+    """Make a function the rule of some operators, whose names stand in one text."""
 
     def known(apply: Handler) -> Handler:
-        for name in names:
+        for name in names.split():
             RULES[name] = Rule(apply, partial)
         return apply
 

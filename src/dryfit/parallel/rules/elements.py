@@ -23,8 +23,8 @@ def _elements(step: Step) -> None:
         step.out(step.broadcast(refs, step.made(item)), item)
 
 
-rule(*_ANY.split())(_elements)
-rule("add", "sub", partial=Partial.ALL)(_elements)
+rule(_ANY)(_elements)
+rule("add sub", partial=Partial.ALL)(_elements)
 rule("mul", partial=Partial.ONE)(_elements)
 
 
@@ -33,30 +33,30 @@ def _(step: Step) -> None:
     _elements(step)
 
 
-@rule(*_FIRST.split(), partial=Partial.FIRST)
+@rule(_FIRST, partial=Partial.FIRST)
 def _(step: Step) -> None:
     first = next(step.node.refs())
     for item in range(len(step.node.outputs)):
         step.out(step.dims(first), item)
 
 
-@rule("zeros_like", "ones_like", "empty_like", "full_like")
+@rule("zeros_like ones_like empty_like full_like")
 def _(step: Step) -> None:
     step.out(step.dims(step.node.ref("self")))
 
 
-@rule("zeros", "ones", "empty", "full", "new_zeros", "new_ones", "new_empty", "new_full", "scalar_tensor")
+@rule("zeros ones empty full new_zeros new_ones new_empty new_full scalar_tensor")
 def _(step: Step) -> None:
     """Each element is the same: any part of such a tensor is one of another size."""
     step.out(step.fresh(size) for size in step.made())
 
 
-@rule("arange", "linspace", "eye", "tril_indices", "triu_indices", "rand", "randn")
+@rule("arange linspace eye tril_indices triu_indices rand randn")
 def _(step: Step) -> None:
     step.out(step.fixed(size, "counts from the beginning of a dimension") for size in step.made())
 
 
-@rule("tril", "triu", "cumsum", "cumprod", "flip", "roll")
+@rule("tril triu cumsum cumprod flip roll")
 def _(step: Step) -> None:
     dims = step.dims(step.node.ref("self"))
     for dim in dims:

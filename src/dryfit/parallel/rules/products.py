@@ -28,7 +28,7 @@ def _(step: Step) -> None:
     step.out(made)
 
 
-@rule("matmul", "mm", "bmm", partial=Partial.ONE)
+@rule("matmul mm bmm", partial=Partial.ONE)
 def _(step: Step) -> None:
     refs = list(step.node.refs())
     one, other = (step.dims(ref) for ref in refs)
@@ -69,7 +69,7 @@ def _(step: Step) -> None:
     step.out(made)
 
 
-@rule("grouped_mm", "_grouped_mm", "transformers::grouped_mm_fallback")
+@rule("grouped_mm _grouped_mm transformers::grouped_mm_fallback")
 def _(step: Step) -> None:
     """Rows of several experts, each group with a matrix of its own: (S, K) and (E, K, N) give (S, N)."""
     refs = list(step.node.refs())

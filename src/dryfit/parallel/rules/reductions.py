@@ -5,14 +5,14 @@ from dryfit.parallel.graph import Ref
 from dryfit.parallel.rules.base import Partial, Step, positive, rule, unknown
 
 
-@rule("softmax", "log_softmax", "_softmax", "_log_softmax", "logcumsumexp")
+@rule("softmax log_softmax _softmax _log_softmax logcumsumexp")
 def _(step: Step) -> None:
     dims = step.dims(step.node.ref("self"))
     step.whole(dims[positive(step.node.integer("dim"), len(dims))])
     step.out(dims)
 
 
-@rule("layer_norm", "rms_norm", "_fused_rms_norm", "native_layer_norm")
+@rule("layer_norm rms_norm _fused_rms_norm native_layer_norm")
 def _(step: Step) -> None:
     dims = step.dims(step.node.ref("input"))
     count = len(step.node.numbers("normalized_shape"))
@@ -51,12 +51,12 @@ def _(step: Step) -> None:
     _needs_all(step)
 
 
-@rule("amax", "amin", "var", "std", "prod", "logsumexp", "argmax", "argmin", "any", "all", "norm", "linalg_vector_norm")
+@rule("amax amin var std prod logsumexp argmax argmin any all norm linalg_vector_norm")
 def _(step: Step) -> None:
     _needs_all(step)
 
 
-@rule("min", "max")
+@rule("min max")
 def _(step: Step) -> None:
     """With another tensor they work on elements; else they reduce."""
     if other := step.node.optional("other"):
@@ -74,7 +74,7 @@ def _needs_all(step: Step) -> None:
         step.out(left, item)
 
 
-@rule("topk", "sort", "argsort", "kthvalue", "median")
+@rule("topk sort argsort kthvalue median")
 def _(step: Step) -> None:
     dims = list(step.dims(step.node.ref("self")))
     at = positive(step.node.integer("dim", -1), len(dims))
@@ -88,7 +88,7 @@ def _(step: Step) -> None:
     step.out((*step.dims(step.node.ref("self")), step.fixed(step.made()[-1])))
 
 
-@rule("cross_entropy_loss", "nll_loss_nd", "nll_loss")
+@rule("cross_entropy_loss nll_loss_nd nll_loss")
 def _(step: Step) -> None:
     """A loss over classes, the second dimension; of one of several rows, all of them are needed too."""
     reason = step.why("needs the scores of all classes", Hold.LOSS)
@@ -98,7 +98,7 @@ def _(step: Step) -> None:
     step.out(step.axes.new(size, reason) for size in step.made())
 
 
-@rule("gather", "take_along_dim", partial=Partial.FIRST)
+@rule("gather take_along_dim", partial=Partial.FIRST)
 def _(step: Step) -> None:
     first, index = step.node.ref("self"), step.node.ref("index")
     at = positive(step.node.integer("dim"), len(step.dims(first)))
@@ -144,7 +144,7 @@ def _(step: Step) -> None:
     return step.out((*rest[:before], *looked, *rest[before:]))
 
 
-@rule("index_put", "index_add", "index_copy", "scatter", "scatter_add", "histc", "bincount")
+@rule("index_put index_add index_copy scatter scatter_add histc bincount")
 def _(step: Step) -> None:
     """Where something is written depends on values: only what is whole on each rank may take part."""
     unknown(step)

@@ -5,7 +5,7 @@ from dryfit.parallel.graph import Ref
 from dryfit.parallel.rules.base import Partial, Step, positive, rule
 
 
-@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", partial=Partial.FIRST)
+@rule("view reshape _unsafe_view flatten unflatten view_as reshape_as", partial=Partial.FIRST)
 def _(step: Step) -> None:
     dims = step.dims(step.node.ref("self"))
     made = step.axes.regroup(dims, step.made())
@@ -16,7 +16,7 @@ def _(step: Step) -> None:
     step.out(made)
 
 
-@rule("transpose", "swapaxes", "swapdims", partial=Partial.FIRST)
+@rule("transpose swapaxes swapdims", partial=Partial.FIRST)
 def _(step: Step) -> None:
     dims = list(step.dims(step.node.ref("self")))
     first = positive(step.node.integer("dim0", step.node.integer("axis0")), len(dims))
@@ -25,7 +25,7 @@ def _(step: Step) -> None:
     step.out(dims)
 
 
-@rule("t", "mT", "numpy_T", partial=Partial.FIRST)
+@rule("t mT numpy_T", partial=Partial.FIRST)
 def _(step: Step) -> None:
     dims = step.dims(step.node.ref("self"))
     step.out((*dims[:-2], *reversed(dims[-2:])))
@@ -47,14 +47,14 @@ def _(step: Step) -> None:
     step.out(dims[moved[at]] if at in moved else dims[next(rest)] for at in range(len(dims)))
 
 
-@rule("unsqueeze", "squeeze", partial=Partial.FIRST)
+@rule("unsqueeze squeeze", partial=Partial.FIRST)
 def _(step: Step) -> None:
     """Dimensions of size 1 come and go; the others stay in their order."""
     left = iter([dim for dim in step.dims(step.node.ref("self")) if dim])
     step.out(next(left) if size > 1 else () for size in step.made())
 
 
-@rule("expand", "expand_as", "broadcast_to", partial=Partial.FIRST)
+@rule("expand expand_as broadcast_to", partial=Partial.FIRST)
 def _(step: Step) -> None:
     dims, shape = step.dims(step.node.ref("self")), step.made()
     old = [()] * (len(shape) - len(dims)) + list(dims)
@@ -84,7 +84,7 @@ def _(step: Step) -> None:
     return step.out(dims)
 
 
-@rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk", partial=Partial.FIRST)
+@rule("split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk", partial=Partial.FIRST)
 def _(step: Step) -> None:
     dims = step.dims(step.node.ref("self"))
     at = positive(step.node.integer("dim"), len(dims))
@@ -107,7 +107,7 @@ def _part_of(step: Step, dim: Dim, count: int, sizes: set[int]) -> Dim | None:
     return part
 
 
-@rule("slice", "narrow", partial=Partial.FIRST)
+@rule("slice narrow", partial=Partial.FIRST)
 def _(step: Step) -> None:
     dims = step.dims(step.node.ref("self"))
     at = positive(step.node.integer("dim"), len(dims))
@@ -140,7 +140,7 @@ def _(step: Step) -> None:
         step.out((*dims[:at], *dims[at + 1 :]), item)
 
 
-@rule("cat", "concat", "concatenate", partial=Partial.ALL)
+@rule("cat concat concatenate", partial=Partial.ALL)
 def _(step: Step) -> None:
     refs = [ref for ref in step.node.tensors("tensors") if step.shape(ref) != (0,)]
     shape = step.made()
@@ -172,7 +172,7 @@ def _(step: Step) -> None:
     step.out(made)
 
 
-@rule("pad", "constant_pad_nd")
+@rule("pad constant_pad_nd")
 def _(step: Step) -> None:
     first: Ref = step.node.ref("self")
     made: list[Dim] = []

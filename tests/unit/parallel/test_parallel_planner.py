@@ -82,6 +82,7 @@ def test_a_layer_of_two_products():
     proved(module, plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("say", ["heads", "product", "width"])
 def test_heads_of_a_fused_projection(say):
     module = Stack(Attention(say=say))
@@ -95,6 +96,7 @@ def test_heads_of_a_fused_projection(say):
     proved(module, plan)
 
 
+@pytest.mark.slow
 def test_heads_that_stand_in_the_code_are_refused_and_the_rest_is_cut():
     plan = planned(Stack(Attention(say="constant"), Mlp()))
     assert plan.parameters["layers.0.qkv.weight"].dim is None
@@ -118,6 +120,7 @@ class Unusual(nn.Module):
         return self.down(torch.fft.rfft(self.up(x), dim=1).real[:, : x.shape[1] // 2])
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_rule_is_named_with_its_module():
     plan = planned(Stack(Mlp(), Unusual()))
     assert plan.parameters["layers.0.up.weight"].dim == 0
@@ -167,6 +170,7 @@ class Twice(nn.Module):
         return self.down(hidden) + self.down(F.silu(self.gate(x + 1)) * self.up(x + 1))
 
 
+@pytest.mark.slow
 def test_modules_that_run_twice():
     module = Stack(Mlp(), Twice())
     plan = planned(module)
@@ -174,6 +178,7 @@ def test_modules_that_run_twice():
     proved(module, plan)
 
 
+@pytest.mark.slow
 def test_layers_that_repeat_are_planned_once_and_all_of_them_are_in_the_plan():
     module = Stack(*(layer for _ in range(5) for layer in (Attention(), Mlp())), Mlp(48))
     before = dict(module.named_parameters())
@@ -202,6 +207,7 @@ class Steps(nn.Module):
         return self.mlp(x if x.shape[1] < 10 else x.relu())
 
 
+@pytest.mark.slow
 def test_a_model_that_does_something_else_in_long_rows():
     with pytest.raises(ConfigError, match="with more rows it runs relu"):
         planned(Steps())
@@ -216,11 +222,13 @@ class Reads(nn.Module):
         return self.mlp(x) * float(x.sum().item() > 0 and x.tolist()[0][0][0])
 
 
+@pytest.mark.slow
 def test_code_that_needs_values_is_named():
     with pytest.raises(TraceError, match="torch.export gave up in the model itself"):
         planned(Reads())
 
 
+@pytest.mark.slow
 def test_bert_with_a_table_of_words_that_pays():
     module = on_meta("bert", num_hidden_layers=1)
     plan = plan_shards(module, 4, tokens=1)
@@ -236,6 +244,7 @@ def test_bert_with_a_table_of_words_that_pays():
     prove(module, plan, batch())
 
 
+@pytest.mark.slow
 def test_heads_that_share_keys_and_a_tied_head():
     module = on_meta("llama", num_hidden_layers=1, num_key_value_heads=2, tie_word_embeddings=True)
     plan = plan_shards(module, 2, tokens=1)
