@@ -1,4 +1,4 @@
-"""Every model of the catalogue can be planned: encoders with a head, decoders with adapters."""
+"""Models of the catalogue can be planned: every encoder with a head, decoders of every kind with adapters."""
 
 import json
 from pathlib import Path
@@ -30,8 +30,19 @@ def task_of(name: str) -> Task | None:
     return Task.CAUSAL_LM if stored_kind(config) is Kind.CAUSAL_LM else Task.CRITERIA
 
 
+def smallest_and_largest(names: list[str]) -> set[str]:
+    """Two of each architecture: those between run the same code in more or fewer, wider or narrower layers."""
+    kinds: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda one: PUBLISHED[one].parameters):
+        config = catalogue_config(name)
+        assert config is not None
+        kinds.setdefault(config.model_type, []).append(name)
+    return {name for found in kinds.values() for name in (found[0], found[-1])}
+
+
 ENCODERS = [name for name in catalogue_names() if task_of(name) is Task.CRITERIA]
 DECODERS = [name for name in catalogue_names() if task_of(name) is Task.CAUSAL_LM]
+ENDS_OF_KINDS = [name for name in DECODERS if name in smallest_and_largest(DECODERS)]
 OTHERS = [name for name in catalogue_names() if task_of(name) is None]
 
 
@@ -81,9 +92,9 @@ def test_every_encoder_can_be_planned(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
-def test_every_decoder_can_be_planned_with_adapters(tmp_path: Path, part: int) -> None:
-    assert len(DECODERS) >= 25
-    found = answers(DECODERS[part::3], Task.CAUSAL_LM, tmp_path)
+def test_decoders_of_every_kind_can_be_planned_with_adapters(tmp_path: Path, part: int) -> None:
+    assert len(DECODERS) >= 25 and len(ENDS_OF_KINDS) >= 18
+    found = answers(ENDS_OF_KINDS[part::3], Task.CAUSAL_LM, tmp_path)
     assert wrong(found, FP16_BYTES) == {}
     for answer in found.values():
         assert answer.memory is not None

@@ -84,7 +84,7 @@ def test_planned_and_proved_on_two_ranks(name, words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["bert", "deberta-v2", "modernbert", "gpt2", "llama", "mixtral", "t5"])
 def test_four_ranks_need_four_heads_of_keys(name):
     module = model_of(name)
     if KV.keys() <= ARCHITECTURES[name][1].keys():
