@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dryfit.api.training import STOPPED, do_runs, none_completed, study_view
+from dryfit.api.training import do_runs, exit_status, none_completed, study_view
 from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
 from dryfit.core.jobs import EnsembleResult
@@ -36,7 +36,7 @@ class EnsembleOutcome:
     @property
     def status(self) -> ExitStatus:
         """What the command line exits with."""
-        return ExitStatus.DONE if self.end is End.DONE else STOPPED.get(self.end, ExitStatus.STOPPED)
+        return exit_status(self.end)
 
 
 def train_ensemble(

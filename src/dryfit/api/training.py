@@ -30,7 +30,13 @@ from dryfit.study.session import read_study
 from dryfit.study.stops import StopRequests
 
 BEST = "best"
-STOPPED = {End.INTERRUPTED: ExitStatus.INTERRUPTED}
+
+
+def exit_status(end: End) -> ExitStatus:
+    """What the command line exits with after training beside a study, by how it ended."""
+    if end is End.DONE:
+        return ExitStatus.DONE
+    return ExitStatus.INTERRUPTED if end is End.INTERRUPTED else ExitStatus.STOPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class TrainOutcome:
     @property
     def status(self) -> ExitStatus:
         """What the command line exits with."""
-        return ExitStatus.DONE if self.end is End.DONE else STOPPED.get(self.end, ExitStatus.STOPPED)
+        return exit_status(self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class TopOutcome:
     def status(self) -> ExitStatus:
         """What the command line exits with; 1 where no run came to a value."""
         if self.end is not End.DONE:
-            return STOPPED.get(self.end, ExitStatus.STOPPED)
+            return exit_status(self.end)
         useful = any(run.error is None for one in self.table.configurations for run in one.runs)
         return ExitStatus.DONE if useful else ExitStatus.ANSWER_IS_NO
 

@@ -6,6 +6,8 @@ and ``stop``; written by the child, ``messages.jsonl``, ``beat``, ``log.txt`` an
 
 import json
 import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -153,6 +155,22 @@ def sync_tree(folder: Path) -> None:
         else:
             sync_file(path)
     sync_folder(folder)
+
+
+def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> None:
+    """Add files to a folder that is complete but for these, and let it appear by one rename, on the disk.
+
+    Args:
+        temporary: The folder, beside the place where it shall lie.
+        folder: That place; what lies there is removed.
+        texts: The files, by name.
+    """
+    for name, content in texts.items():
+        (temporary / name).write_text(content, encoding="utf-8")
+    sync_tree(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+    sync_folder(folder.parent)
 
 
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Every place of a module that holds a tensor: found, named and replaced one by one."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, StrEnum, auto
 from functools import lru_cache
@@ -250,3 +250,19 @@ def _replaced(holder: Any, path: tuple[Any, ...], tensor: torch.Tensor) -> Any:
     items = [*holder[:key], value, *holder[key + 1 :]]
     cls: Any = type(holder)
     return cls._make(items) if hasattr(cls, "_make") else cls(items)
+
+
+def floats_of(output: Any) -> Iterator[torch.Tensor]:
+    """The floating-point tensors of what a module returned; caches, which are objects, are left out."""
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from floats_of(value)
+    elif isinstance(output, tuple | list):
+        for value in output:
+            yield from floats_of(value)
+    elif is_dataclass(output):
+        for one in fields(output):
+            yield from floats_of(getattr(output, one.name))

@@ -17,11 +17,12 @@ from dryfit.core.errors import ShardError
 from dryfit.core.shard_proof import ShardProof
 from dryfit.core.sharding import Boundary, ShardPlan
 from dryfit.core.words import few
+from dryfit.meta.walk import floats_of
 from dryfit.parallel.apply import connect, mark_cut, slice_tensor, slices_of
 from dryfit.parallel.check import check_plan, shards_of
 from dryfit.parallel.simulated import SimulatedRanks, simulate
 from dryfit.parallel.stand_in import InDouble, StandIn, stand_in
-from dryfit.parallel.witness import Witness, floats_of
+from dryfit.parallel.witness import Witness
 
 OUTPUT_TOLERANCE: Final = 1e-10
 GRADIENT_TOLERANCE: Final = 1e-8

@@ -1,12 +1,13 @@
 """What one pass through a model was like: what each module gave, and where it was when it failed."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+
+from dryfit.meta.walk import floats_of
 
 
 @dataclass(slots=True)
@@ -40,19 +41,3 @@ class Witness:
     def _leave(self, path: str, _module: nn.Module, _args: Any, output: Any) -> None:
         self.inside.pop()
         self.outputs.setdefault(path, tuple(tensor.detach().clone() for tensor in floats_of(output)))
-
-
-def floats_of(output: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors of what a module returned; caches, which are objects, are left out."""
-    if isinstance(output, torch.Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from floats_of(value)
-    elif isinstance(output, tuple | list):
-        for value in output:
-            yield from floats_of(value)
-    elif is_dataclass(output):
-        for one in fields(output):
-            yield from floats_of(getattr(output, one.name))

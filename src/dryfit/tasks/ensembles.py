@@ -20,7 +20,7 @@ from torch import nn
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.settings import Settings
 from dryfit.core.tasks import task_word
-from dryfit.core.wire import canonical_json, sync_folder, sync_tree
+from dryfit.core.wire import canonical_json, publish_folder
 from dryfit.tasks.averaging import AveragingTask, averaging
 from dryfit.tasks.base import Outputs
 from dryfit.tasks.model_input import (
@@ -206,12 +206,7 @@ def save_ensemble(
     shutil.rmtree(temporary, ignore_errors=True)
     for name, model in zip(names, models, strict=True):
         shutil.copytree(model, temporary / name, copy_function=_take)
-    for name, content in {**texts, DRYFIT_FILE: text}.items():
-        (temporary / name).write_text(content, encoding="utf-8")
-    sync_tree(temporary)
-    shutil.rmtree(folder, ignore_errors=True)  # an empty folder, or one without an ensemble
-    temporary.rename(folder)
-    sync_folder(folder.parent)
+    publish_folder(temporary, folder, {**texts, DRYFIT_FILE: text})
 
 
 def _take(source: str, target: str) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings import ModelSettings
-from dryfit.core.wire import canonical_json, sync_file, sync_folder, sync_tree, write_text_atomic
+from dryfit.core.wire import canonical_json, publish_folder, sync_file, write_text_atomic
 from dryfit.meta.adapters import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
@@ -165,12 +165,7 @@ def save_trained(
         if adapted is None:
             base.config.to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
         copy_tokenizer(tokenizer_folders[part], temporary / part)
-    for name, content in {**texts, DRYFIT_FILE: text}.items():
-        (temporary / name).write_text(content, encoding="utf-8")
-    sync_tree(temporary)
-    shutil.rmtree(folder, ignore_errors=True)  # an empty folder, or one without a model
-    temporary.rename(folder)
-    sync_folder(folder.parent)
+    publish_folder(temporary, folder, {**texts, DRYFIT_FILE: text})
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

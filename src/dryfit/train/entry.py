@@ -4,6 +4,7 @@ import gc
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 # Imported before the fork, so that a trial need not do it: what metrics are computed by, and what most studies train.
 import sklearn.metrics  # noqa: F401
@@ -214,15 +215,13 @@ def newest_good_of(body: TrainRequest, channel: ChildChannel) -> Checkpoint | No
 def train_result(body: TrainRequest, run: RunState) -> TrainResult:
     """What a run has come to, as the control process hears it."""
     best = best_point(run.points, body.config.direction)
-    return _with_peaks(
-        body,
-        TrainResult(
-            value=best.value if best else None,
-            also=tuple(best.metrics[metric] for metric in body.config.also) if best else (),
-            best=best.n if best else None,
-            steps=run.step,
-            stopped_by=run.stopped_by,
-        ),
+    return TrainResult(
+        value=best.value if best else None,
+        also=tuple(best.metrics[metric] for metric in body.config.also) if best else (),
+        best=best.n if best else None,
+        steps=run.step,
+        stopped_by=run.stopped_by,
+        **_peaks(body.plan.device),
     )
 
 
@@ -231,21 +230,24 @@ def _folds_result(body: TrainRequest, place: Place, stopped_by: StopReason | Non
     value, *also = fold_means(place.done) if len(place.done) == place.folds else (None,)
     if stopped_by is None and any(fold.stopped_early for fold in place.done):
         stopped_by = StopReason.EARLY_STOPPING
-    return _with_peaks(
-        body,
-        TrainResult(value=value, also=tuple(also), best=None, steps=steps, folds=place.done, stopped_by=stopped_by),
+    return TrainResult(
+        value=value,
+        also=tuple(also),
+        best=None,
+        steps=steps,
+        folds=place.done,
+        stopped_by=stopped_by,
+        **_peaks(body.plan.device),
     )
 
 
-def _with_peaks(body: TrainRequest, result: TrainResult) -> TrainResult:
-    peak = observed_memory(body.plan.device)
-    return result.model_copy(
-        update={
-            "peak_allocated_bytes": peak.allocated_bytes,
-            "peak_reserved_bytes": peak.reserved_bytes,
-            "peak_rss_bytes": peak.rss_bytes,
-        }
-    )
+def _peaks(device: DeviceKind) -> dict[str, Any]:
+    peak = observed_memory(device)
+    return {
+        "peak_allocated_bytes": peak.allocated_bytes,
+        "peak_reserved_bytes": peak.reserved_bytes,
+        "peak_rss_bytes": peak.rss_bytes,
+    }
 
 
 def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:

@@ -1,6 +1,5 @@
 """Where a loss or a gradient stopped being a number: told once, after it happened, so that no step pays for it."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from dryfit.core.errors import NonFiniteError
+from dryfit.meta.walk import floats_of
 from dryfit.tasks.base import Batch, Loss
 from dryfit.train.step import micro_batches
 
@@ -80,7 +80,7 @@ def _first_bad_output(model: nn.Module, inputs: Batch) -> str | None:
     found: list[str] = []
 
     def look(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        if not found and any(_not_finite(tensor) for tensor in _tensors(output)):
+        if not found and any(_not_finite(tensor) for tensor in floats_of(output)):
             found.append(name)
 
     handles = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()]
@@ -92,17 +92,6 @@ def _first_bad_output(model: nn.Module, inputs: Batch) -> str | None:
         for handle in handles:
             handle.remove()
     return found[0] if found else None
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)
 
 
 def _not_finite(tensor: torch.Tensor | None) -> bool:
