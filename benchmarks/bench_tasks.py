@@ -59,6 +59,7 @@ validation_limit = {validation}
 epochs = 3
 batch_size = 16
 max_length = {length}
+precision = "{precision}"
 
 [optim]
 lr = 1e-4
@@ -175,6 +176,7 @@ def search(options: argparse.Namespace) -> None:
                 train=options.train,
                 validation=options.validation,
                 length=options.length,
+                precision=options.precision,
             )
             study.write_text(filled + ("" if task == "criteria" else SPAN), encoding="utf-8")
         for command in (["tune", str(study)], ["train", str(study)]):
@@ -215,6 +217,7 @@ def main() -> None:
     parser.add_argument("--validation", type=int, default=400)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--trials", type=int, default=4)
+    parser.add_argument("--precision", default="fp32", help="bf16 is faster where the CPU has instructions for it")
     options = parser.parse_args()
     if options.action != "baselines" and options.folder is None:
         parser.error("FOLDER is needed")

@@ -119,8 +119,30 @@ class ExecutionSettings(Settings):
     allocator: Allocator = Field(
         default=Allocator.EXPANDABLE, description="segments of the CUDA caching allocator: expandable or native"
     )
-    threads: int | None = Field(default=None, ge=1, le=1024, description="CPU threads a trial; unset: cores / parallel")
+    tp: int = Field(
+        default=1, ge=1, le=64, description="processes, each with a device, that a trial's model is cut over; 1: not cut"
+    )
+    dp: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="processes, each with a device, that a trial's weights and batches are divided among; 1: not divided",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="CPU threads of each process; unset: cores / parallel / processes"
+    )
     loader_workers: int = Field(default=0, ge=0, le=64, description="processes that load batches; 0: none")
+
+    @model_validator(mode="after")
+    def _one_way_to_divide(self) -> "ExecutionSettings":
+        if self.tp > 1 and self.dp > 1:
+            raise ValueError("tp and dp are both over 1: a trial is cut over processes or divided among them, not both")
+        return self
+
+    @property
+    def processes(self) -> int:
+        """Processes that train one trial together, each with a device of its own where there are devices."""
+        return self.tp * self.dp
 
 
 class ExecutionPlan(Settings):
@@ -136,8 +158,15 @@ class ExecutionPlan(Settings):
     offload_optimizer: bool = False
     allocator: Allocator = Allocator.EXPANDABLE
     memory_limit_bytes: int | None = Field(default=None, gt=0)
+    tp: int = Field(default=1, ge=1)
+    dp: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)
     loader_workers: int = Field(default=0, ge=0)
+
+    @property
+    def processes(self) -> int:
+        """Processes that train the trial together."""
+        return self.tp * self.dp
 
     @model_validator(mode="after")
     def _accumulation_fits(self) -> "ExecutionPlan":
@@ -171,6 +200,8 @@ def plan_execution(
         offload_optimizer=bool(wishes.offload_optimizer),
         allocator=wishes.allocator,
         memory_limit_bytes=parse_bytes(wishes.memory_limit) if wishes.memory_limit else None,
-        threads=wishes.threads or max(1, cores // parallel),
+        tp=wishes.tp,
+        dp=wishes.dp,
+        threads=wishes.threads or max(1, cores // (parallel * wishes.processes)),
         loader_workers=wishes.loader_workers,
     )
