@@ -120,13 +120,13 @@ class ExecutionSettings(Settings):
         default=Allocator.EXPANDABLE, description="segments of the CUDA caching allocator: expandable or native"
     )
     tp: int = Field(
-        default=1, ge=1, le=64, description="processes, each with a device, that a trial's model is cut over; 1: not cut"
+        default=1, ge=1, le=64, description="processes, each with a device, that a trial's model is cut over"
     )
     dp: int = Field(
         default=1,
         ge=1,
         le=64,
-        description="processes, each with a device, that a trial's weights and batches are divided among; 1: not divided",
+        description="processes, each with a device, that divide a trial's weights and batches",
     )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of each process; unset: cores / parallel / processes"

@@ -100,7 +100,7 @@ class EncoderWithHead(TaskModel):
         types_BL = token_type_ids if self.takes_types else None
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types_BL}
         hidden_BLD = encode(self.encoder, {**inputs, **self._unneeded})
-        with torch.autocast(hidden_BLD.device.type, enabled=False):
+        with without_autocast(hidden_BLD.device):
             return self.head(pooled(hidden_BLD.to(dtype_of(self.head)), attention_mask, self.spec))
 
     def base(self) -> PreTrainedModel:
@@ -235,6 +235,11 @@ def _follows_layers(name: str, parts: EncoderParts) -> bool:
     """Whether a parameter of the last depth stands after the layers (a final norm): never frozen."""
     in_layer = any(part.isdigit() for part in name.split("."))
     return parts.depth_of[name] == parts.depth and not in_layer
+
+
+def without_autocast(device: torch.device) -> torch.autocast:
+    """A context in which everything is computed in the format it is in; autocast knows no meta device."""
+    return torch.autocast("cpu" if device.type == "meta" else device.type, enabled=False)
 
 
 def dtype_of(head: nn.Module) -> torch.dtype:

@@ -24,6 +24,7 @@ from dryfit.tasks.heads import (
     takes_types,
     unneeded_outputs,
     width_of,
+    without_autocast,
 )
 from dryfit.tasks.two_heads import TwoHeads
 
@@ -162,7 +163,7 @@ class TwoEncoders(TaskModel):
         criterion = {"input_ids": criterion_ids, "attention_mask": criterion_mask}
         hidden_BLD = encode(self.encoder, {**text, **self._unneeded})
         criterion_BKD = encode(self.encoder_of_criteria, {**criterion, **self._unneeded_of_criteria})
-        with torch.autocast(hidden_BLD.device.type, enabled=False):
+        with without_autocast(hidden_BLD.device):
             dtype = self.head.dtype
             fused_BLD = self.fusion(hidden_BLD.to(dtype), criterion_BKD.to(dtype), criterion_mask)
             return self.head(fused_BLD, attention_mask)

@@ -13,7 +13,17 @@ from transformers import PreTrainedModel
 
 from dryfit.core.choices import Weighting
 from dryfit.tasks.base import TaskModel
-from dryfit.tasks.heads import HeadSpec, dtype_of, encode, make_head, pooled, takes_types, unneeded_outputs, width_of
+from dryfit.tasks.heads import (
+    HeadSpec,
+    dtype_of,
+    encode,
+    make_head,
+    pooled,
+    takes_types,
+    unneeded_outputs,
+    width_of,
+    without_autocast,
+)
 
 
 @final
@@ -97,5 +107,5 @@ class SharedEncoder(TaskModel):
         types_BL = token_type_ids if self.takes_types else None
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types_BL}
         hidden_BLD = encode(self.encoder, {**inputs, **self._unneeded})
-        with torch.autocast(hidden_BLD.device.type, enabled=False):
+        with without_autocast(hidden_BLD.device):
             return self.head(hidden_BLD.to(self.head.dtype), attention_mask)

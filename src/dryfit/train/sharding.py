@@ -1,0 +1,105 @@
+"""How a trial's model is cut over its ranks: planned and proved once for each model, and kept."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from pydantic import ValidationError
+
+from dryfit.core.settings import Settings
+from dryfit.core.shard_proof import ShardProof
+from dryfit.core.sharding import ShardPlan
+from dryfit.core.wire import canonical_json, read_model, write_model
+from dryfit.memory.store import code_fingerprint
+from dryfit.parallel.planner import plan_shards
+from dryfit.parallel.prove import prove
+from dryfit.tasks.base import Batch, Task, TaskModel
+from dryfit.tasks.guard import model_bounds
+
+FOLDER = "shards"
+"""Where plans are kept, beside a study's tokens or the planner's traces."""
+
+_ROWS, _LENGTH = 3, 12
+_POSITIONS = "position_ids"
+_PACKAGE = Path(__file__).parents[1]
+
+
+class ProvedPlan(Settings):
+    """A plan, and what its proof found."""
+
+    plan: ShardPlan
+    proof: ShardProof
+
+
+def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> ProvedPlan:
+    """Plan how a trial's model is cut over ranks, head and adapters included, and prove it.
+
+    Args:
+        model: The whole model; its weights are not read. It may be on meta.
+        task: Whose model it is: says what it is called with.
+        degree: How many ranks.
+        folder: Where plans are kept, by all that decides them; what cannot be read there is made again.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: The model's code cannot be followed.
+        ShardError: The plan computes something else than the model, or the proof would take too much memory.
+    """
+    path = folder / f"{_key(model, task, degree)}.json"
+    kept = _kept(path)
+    if kept is not None:
+        return kept
+    plan = plan_shards(model, degree, inputs=lambda rows, length: _inputs(model, task, rows, length, _on_meta))
+    made = ProvedPlan(plan=plan, proof=prove(model, plan, _sample(model, task)))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_model(path, made, durable=False)
+    return made
+
+
+def _kept(path: Path) -> ProvedPlan | None:
+    try:
+        return read_model(path, ProvedPlan)
+    except (OSError, ValidationError):
+        return None
+
+
+def _key(model: TaskModel, task: Task, degree: int) -> str:
+    """Of all that a plan depends on: code, architecture, sizes, and how many ranks."""
+    facts = {
+        "code": (code_fingerprint(_PACKAGE), torch.__version__, transformers.__version__),
+        "degree": degree,
+        "inputs": task.inputs,
+        "models": {part: base.config.to_json_string(use_diff=False) for part, base in model.pretrained().items()},
+        "modules": [f"{name} {type(part).__qualname__}" for name, part in model.named_modules()],
+        "parameters": [f"{name} {tuple(one.shape)}" for name, one in model.named_parameters(remove_duplicate=False)],
+    }
+    return hashlib.sha256(canonical_json(facts).encode()).hexdigest()[:24]
+
+
+def _on_meta(_name: str, size: tuple[int, ...]) -> torch.Tensor:
+    return torch.ones(size, dtype=torch.long, device="meta")
+
+
+def _inputs(
+    model: TaskModel, task: Task, rows: int, length: int, make: Callable[[str, tuple[int, ...]], torch.Tensor]
+) -> Batch:
+    """What the model is called with; positions in packed sequences change nothing of how it can be cut."""
+    sizes = task.batch_sizes(rows, length, segments=model.takes_types)
+    return {name: make(name, sizes[name]) for name in task.inputs if name in sizes and name != _POSITIONS}
+
+
+def _sample(model: TaskModel, task: Task) -> Batch:
+    """Rows to prove a plan with: random tokens without padding, all in the first segment."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = model_bounds(model).tokens or 2
+
+    def make(name: str, size: tuple[int, ...]) -> torch.Tensor:
+        if "mask" in name:
+            return torch.ones(size, dtype=torch.long)
+        if "type" in name:
+            return torch.zeros(size, dtype=torch.long)
+        return torch.randint(min(5, tokens - 1), tokens, size, generator=generator)
+
+    return _inputs(model, task, _ROWS, _LENGTH, make)
