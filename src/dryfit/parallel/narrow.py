@@ -5,10 +5,10 @@ chosen anew. Both models are followed, whole and as one rank's part: they must r
 tensors, and cut every tensor of every operator in the same dimensions.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 from torch import nn
@@ -17,16 +17,11 @@ from transformers import PreTrainedModel
 from dryfit.core.errors import ShardError
 from dryfit.core.shard_proof import ShardProof
 from dryfit.core.sharding import ModuleShard, ParameterShard, ShardPlan
-from dryfit.parallel.capture import SMALL, CannotFollow, Inputs, follow
+from dryfit.parallel.capture import Inputs
 from dryfit.parallel.check import check_plan, shards_of
-from dryfit.parallel.graph import Arg, Graph, Node, Ref
 from dryfit.parallel.narrow_config import Narrowing, sizes_changed
-from dryfit.parallel.proof import one_rank
 from dryfit.parallel.prove import MOST_BYTES, proof_bytes, prove
-from dryfit.parallel.repeats import shortened
-
-_COPIES: Final = frozenset({"contiguous", "clone"})
-"""Operators that torch leaves away where a tensor lies as it should already."""
+from dryfit.parallel.same_program import Difference, check_same_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +105,10 @@ def prove_on(
     sizes = _sizes(wide.module, narrow)
     if not sizes:
         raise wide.refused("the other model is not narrower", "a model whose config has smaller sizes")
-    _check_same_programs(wide, narrow, plan)
+    try:
+        check_same_program((wide.module, wide.plan), (narrow, plan), wide.inputs)
+    except Difference as found:
+        raise wide.refused(str(found), found.allowed) from found
     proof = prove(narrow, plan, sample, seed=seed, most_bytes=most_bytes)
     return proof.model_copy(update={"narrowed": sizes})
 
@@ -218,124 +216,3 @@ def _sizes(module: nn.Module, narrow: nn.Module) -> dict[str, tuple[int, int]]:
     if len(found) == 1:
         return found[0][1]
     return {f"{path}: {key}": size for path, sizes in found for key, size in sizes.items()}
-
-
-# --- the same programs -----------------------------------------------------------------------------------------------
-
-
-def _check_same_programs(wide: Wide, narrow: nn.Module, plan: ShardPlan) -> None:
-    """Follow both models, whole and on a rank, and compare all four operator by operator."""
-    with shortened(wide.module) as before, shortened(narrow) as after:
-        if before != after:
-            raise wide.refused("other layers are alike in the narrow model", "layers that repeat as the wide ones do")
-        try:
-            programs = _programs(wide, narrow, plan)
-        except CannotFollow as no:
-            if not before:
-                raise _not_followed(wide, no) from no
-            programs = None
-    if programs is None:  # its code counts on all of its layers
-        try:
-            programs = _programs(wide, narrow, plan)
-        except CannotFollow as no:
-            raise _not_followed(wide, no) from no
-    for whole, other, part, other_part in zip_longest(*map(_acting, programs)):
-        if whole is None or other is None or not _alike(whole, other):
-            _refuse_other(wide, other, whole, "the narrow model")
-        if part is None or whole[0].op != part[0].op:
-            _refuse_other(wide, part, whole, "a rank's part")
-        if other_part is None or not _alike(part, other_part):
-            _refuse_other(wide, other_part, part, "a rank's part of the narrow model")
-        _check_cut(wide, (whole[0], part[0]), (other[0], other_part[0]))
-
-
-def _programs(wide: Wide, narrow: nn.Module, plan: ShardPlan) -> tuple[Graph, Graph, Graph, Graph]:
-    return (
-        follow(wide.module, wide.inputs, SMALL),
-        follow(narrow, wide.inputs, SMALL),
-        _follow_rank(wide.module, wide.plan, wide.inputs),
-        _follow_rank(narrow, plan, wide.inputs),
-    )
-
-
-def _follow_rank(module: nn.Module, plan: ShardPlan, inputs: Inputs | None) -> Graph:
-    """What a rank's part runs; of layers that are out, nothing."""
-    there = _modules(module)
-    modules = {path: what for path, what in plan.modules.items() if path in there}
-    with one_rank(module, shards_of(module, plan), modules, plan.degree):
-        return follow(module, inputs, SMALL, shards=modules, degree=plan.degree)
-
-
-def _not_followed(wide: Wide, no: CannotFollow) -> ShardError:
-    return wide.refused(
-        f"{no.module or 'the model'} fails on a rank's slices, or cannot be followed ({no.text})",
-        "code that computes with whatever sizes its weights have",
-    )
-
-
-def _acting(graph: Graph) -> Iterator[tuple[Node, tuple[object, ...]]]:
-    """The operators of a program that are there in any case, each with what it was given but for sizes."""
-    known: dict[str, object] = {}
-    for node in graph.nodes:
-        if node.op in _COPIES:
-            source = next(node.refs())
-            known[node.name] = known.get(source.name, source.name)
-            continue
-        given = tuple((name, _given(value, known)) for name, value in node.args.items() if name != "memory_format")
-        yield node, given
-        known[node.name] = len(known)
-
-
-def _given(value: Arg, known: Mapping[str, object]) -> object:
-    if isinstance(value, Ref):
-        return "tensor", known.get(value.name, value.name), value.item
-    if isinstance(value, tuple):
-        return tuple(_given(one, known) for one in value)
-    return value
-
-
-def _alike(one: tuple[Node, tuple[object, ...]], other: tuple[Node, tuple[object, ...]]) -> bool:
-    """Whether two operators are the same but for sizes."""
-    return (
-        (one[0].op, one[0].module) == (other[0].op, other[0].module)
-        and [value and (len(value.shape), value.floating) for value in one[0].outputs]
-        == [value and (len(value.shape), value.floating) for value in other[0].outputs]
-        and _same_but_sizes(one[1], other[1])
-    )
-
-
-def _same_but_sizes(one: object, other: object) -> bool:
-    """Equal, but for integers that are smaller in the second, and what was computed from them."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_same_but_sizes, one, other))
-    if type(one) is int and type(other) is int:
-        return one == other or one > other > 0
-    if isinstance(one, float) and isinstance(other, float):
-        return True
-    return one == other
-
-
-def _refuse_other(
-    wide: Wide,
-    found: tuple[Node, tuple[object, ...]] | None,
-    expected: tuple[Node, tuple[object, ...]] | None,
-    who: str,
-) -> None:
-    raise wide.refused(f"{who} runs {_named(found)} where {_named(expected)} should run", "the same operators")
-
-
-def _named(acting: tuple[Node, tuple[object, ...]] | None) -> str:
-    return f"{acting[0].op} in {acting[0].module or 'the model itself'}" if acting else "nothing"
-
-
-def _check_cut(wide: Wide, before: tuple[Node, Node], after: tuple[Node, Node]) -> None:
-    """Whether a rank's part of what an operator makes is the same share of it in both models, in each dimension."""
-    for values in zip(*(node.outputs for node in (*before, *after)), strict=True):
-        shapes = [value.shape for value in values if value]
-        for whole, part, narrow, narrow_part in zip(*shapes, strict=True):
-            if whole * narrow_part != narrow * part:
-                where = f"{before[0].op} in {before[0].module or 'the model itself'}"
-                raise wide.refused(
-                    f"{where} makes {part} of {whole} on a rank, in the narrow model {narrow_part} of {narrow}",
-                    "the same share: a size stands in the code that is no attribute of the module",
-                )

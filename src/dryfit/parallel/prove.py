@@ -34,8 +34,8 @@ MOST_BYTES: Final = 8 << 30
 _OWN_TOLERANCE: Final = 1e-6  # of a gradient, relative to the parameter's own largest
 _NOISE: Final = 1e-12  # of a gradient that is zero but for rounding, relative to the largest of all
 _LEARNING_RATE: Final = 0.01
-# AdamW divides by it what is small: rounding in a key's bias, or beside adapters with steep gradients. Of gradients that
-# are 1 at most, one that is wrong by GRADIENT_TOLERANCE still moves a parameter by PARAMETER_TOLERANCE.
+# AdamW divides by it what is small: rounding in a key's bias, or beside adapters with steep gradients. Gradients are at
+# most 1, and what GRADIENT_TOLERANCE finds in them still moves a parameter by PARAMETER_TOLERANCE.
 _EPSILON: Final = 1e-2
 _BYTES_OF_EACH: Final = 8 * 10  # weight, gradient, two moments, of the whole and of the ranks; what passes leave
 
