@@ -1,6 +1,8 @@
 """Run tiny trials in this process, against a channel that follows a script."""
 
 import json
+import os
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +61,43 @@ class ScriptedChannel(ChildChannel):
     def messages(self) -> list[Message]:
         """All messages sent."""
         return [MESSAGE.validate_json(line) for line in LineTail(self.folder / MESSAGES_FILE).read()]
+
+
+def _apart(request: TrainRequest, channel: ScriptedChannel) -> TrainResult | None:
+    """Train in a process of its own, as the fork server does: one that has had a process group cannot be forked again.
+
+    Raises:
+        Exception: What the attempt raised, with its notes.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump(_attempt(request, channel), pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said, notes = pickle.load(pipe)  # noqa: S301  # we have written it ourselves
+    assert os.waitpid(pid, 0)[1] == 0
+    if isinstance(said, Exception):
+        said.__notes__ = notes
+        raise said
+    channel.points = notes
+    return said
+
+
+def _attempt(request: TrainRequest, channel: ScriptedChannel) -> tuple[object, list[Any]]:
+    said: object
+    try:
+        said, notes = train(request, channel).train, channel.points
+    except Exception as error:
+        said, notes = error, getattr(error, "__notes__", [])
+    try:
+        left = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return said, notes
+    return AssertionError(f"a rank is left: {left}"), []
 
 
 class Trial:
@@ -155,7 +194,7 @@ class Trial:
         """
         request = self.request(checkpoint_every_s=checkpoint_every_s)
         channel = ScriptedChannel(self.folder / f"attempt-{self._attempt}", stop_at=stop_at, verdict=verdict)
-        result = train(request, channel).train
+        result = _apart(request, channel) if self.plan.processes > 1 else train(request, channel).train
         assert result is not None
         return result.model_copy(update={"peak_rss_bytes": None}), channel
 
