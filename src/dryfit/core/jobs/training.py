@@ -31,6 +31,7 @@ class ResolveRequest(Wire):
     cache_dir: str
     device: str
     precisions: tuple[str, ...] = ()
+    processes: int = Field(default=1, ge=1, description="of each trial; on CUDA each needs a device of its own")
 
 
 class SplitFacts(Wire):
