@@ -90,14 +90,13 @@ CPU = DeviceRoom(None)
 
 
 def group_room(place: str, rooms: Sequence[DeviceRoom]) -> DeviceRoom:
-    """A group of devices as one place: as small, and as much in others' hands, as any of them; blocked if one is."""
-    capacities = [room.capacity_bytes for room in rooms if room.capacity_bytes is not None]
-    return DeviceRoom(
-        place,
-        min(capacities, default=None),
-        max((room.neighbour_bytes for room in rooms), default=0),
-        "; ".join(room.blocked for room in rooms if room.blocked),
-    )
+    """A group of devices as one place: with the memory of that which neighbours leave the least of; blocked if one is.
+
+    As trials take the same of each of its devices, what fits that one fits all.
+    """
+    counted = [(room.capacity_bytes, room.neighbour_bytes) for room in rooms if room.capacity_bytes is not None]
+    capacity_bytes, neighbour_bytes = min(counted, key=lambda one: one[0] - one[1], default=(None, 0))
+    return DeviceRoom(place, capacity_bytes, neighbour_bytes, "; ".join(room.blocked for room in rooms if room.blocked))
 
 
 @dataclass(frozen=True, slots=True)
