@@ -286,6 +286,16 @@ def test_a_group_has_the_room_of_its_device_with_the_least() -> None:
     assert found == Hindrance(5, Limit.EXCLUSIVE, "trial 5 must be alone on devices 0, 1")
 
 
+def test_whoever_shares_a_device_with_a_group_is_on_it() -> None:
+    """However places were divided: what runs on one device of a group keeps a trial off that must be alone there."""
+    house = House([DeviceRoom("1,2", CAPACITY)], (Occupant(3, "0,1", 6),), together=2)
+    assert house.taken_bytes("1,2") == 6 and house.on("2,3") == []
+    found = pack([Need(5, exclusive=True)], house)
+    assert isinstance(found, Hindrance) and found.limit is Limit.EXCLUSIVE
+    assert isinstance(pack([Need(5, 5, 5)], house), Hindrance)
+    assert pack([Need(5, 4, 4)], house) == Fit(5, "1,2")
+
+
 def test_a_group_is_avoided_for_any_of_its_devices() -> None:
     house = House([DeviceRoom("0,1"), DeviceRoom("2,3")], together=2)
     assert pack([Need(5, avoid=frozenset({"1"}))], house) == Fit(5, "2,3")

@@ -155,15 +155,14 @@ class Occupancy:
         return look.room_bytes(expected)
 
     def _rooms(self) -> list[DeviceRoom]:
-        """The places that no device is missing from; where one is set aside now, others may come together for it."""
+        """The places that no device is missing from."""
         set_aside = self.study.state.sessions[-1].set_aside
-        before, taken = len(set_aside), [one.device for one in self.running.values() if one.device is not None]
+        taken = [one.device for one in self.running.values() if one.device is not None]
         places = places_of(self._names, self._together, set_aside=set_aside, taken=taken)
-        if self._together == 1:
-            rooms = [self._room(name) for name in places]
-            return [room for room in rooms if room.device not in set_aside]  # one may just have been
         rooms = [group_room(place, [self._room(name) for name in devices_of(place)]) for place in places]
-        return rooms if len(set_aside) == before else self._rooms()
+        if self._together > 1:  # what is left of a group that just lost a device is blocked until the next division
+            return rooms
+        return [room for room in rooms if room.device not in set_aside]  # one may just have been
 
     def _room(self, name: str) -> DeviceRoom:
         now_s, there = self.clock(), self._on(name)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_runs_of_several_processes_have_a_group_each(tmp_path: Path, monkeypatch
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     study, trial = planned_too_low(tmp_path)
     trial.plan = None
-    tables = {"head": study.config.head.model_copy(update={"hidden": 8})}
+    tables: dict[str, Any] = {"head": study.config.head.model_copy(update={"hidden": 8})}
     tables["execution"] = study.config.execution.model_copy(update={"dp": 2, "memory_limit": None})
     tables["runtime"] = study.config.runtime.model_copy(update={"parallel": "auto"})
     there = study.resolved.model_copy(update={"device": DeviceKind.CUDA, "device_count": 5})
