@@ -79,7 +79,7 @@ class Occupancy:
         if resolved.device is DeviceKind.CUDA:
             self._names = visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
         observed = (one.observed for one in self.study.state.trials if one.observed is not None)
-        self._host_bytes = self._together * max((one.rss_bytes or 0 for one in observed), default=0)
+        self._host_bytes = max((one.rss_bytes or 0 for one in observed), default=0)
         if not self._auto:
             self._told = self.study.parallelism.most, Limit.ASKED
         self._tell_left_over(())
@@ -237,7 +237,7 @@ class Occupancy:
         child, evidence = self.running.pop(event.key), event.evidence
         trained = event.result.train if event.result is not None else None
         if trained is not None:
-            self._host_bytes = max(self._host_bytes, self._together * (trained.peak_rss_bytes or 0))
+            self._host_bytes = max(self._host_bytes, trained.peak_rss_bytes or 0)
         most_bytes = evidence.peak_bytes + _CONTEXT_MOST_BYTES if evidence.peak_bytes is not None else None
         for device in devices_of(child.device) if child.device is not None else ():
             if device not in self.study.state.sessions[-1].set_aside:

@@ -107,7 +107,7 @@ class TrainResult(Wire):
         stopped_by: None where all epochs were done.
         peak_allocated_bytes: Most memory its tensors took of the device; None on the CPU.
         peak_reserved_bytes: Most that the allocator took of the device for them; None on the CPU.
-        peak_rss_bytes: Most host memory of the process; None on a device.
+        peak_rss_bytes: Most host memory of the process, or of all processes of the trial together; None on a device.
     """
 
     value: float | None
