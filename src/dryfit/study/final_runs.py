@@ -153,7 +153,7 @@ def in_process_request(study: StudyView, run: FinalRun) -> Path:
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
     choice = run.trial.plan.execution if run.trial.plan is not None else None
-    device = choose_device(study.resolved, ())
+    device = choose_device(study.resolved, (), together=study.config.execution.processes)
     body = train_request(study, _config(study, run), paths, Placement(1, device, choice))
     request = paths.folder / REQUEST_FILE
     write_model(request, body, durable=False)

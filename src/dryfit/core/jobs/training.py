@@ -31,6 +31,7 @@ class ResolveRequest(Wire):
     cache_dir: str
     device: str
     precisions: tuple[str, ...] = ()
+    processes: int = Field(default=1, ge=1, description="of each trial; on CUDA each needs a device of its own")
 
 
 class SplitFacts(Wire):
@@ -106,7 +107,7 @@ class TrainResult(Wire):
         stopped_by: None where all epochs were done.
         peak_allocated_bytes: Most memory its tensors took of the device; None on the CPU.
         peak_reserved_bytes: Most that the allocator took of the device for them; None on the CPU.
-        peak_rss_bytes: Most host memory of the process; None on a device.
+        peak_rss_bytes: Most host memory of the process, or of all processes of the trial together; None on a device.
     """
 
     value: float | None
