@@ -370,8 +370,7 @@ def test_spans_have_the_mean_of_the_members_probabilities(found_spans: Made) -> 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_spans_score_as_what_is_predicted(found_spans: Made, split: str) -> None:
     rows = read(found_spans.data[split])
-    # In the same batches: a fitted threshold is the difference of a row, and rounding may put it on either side.
-    lines = predicted(found_spans.folder, found_spans.data[split], batch_rows=32)
+    lines = predicted(found_spans.folder, found_spans.data[split])
     answers = np.array([line["span"] or (0, 0) for line in lines], dtype=np.int64)
     golds = Ragged.of([np.array(row["evidence"], dtype=np.int32).reshape(-1, 2) for row in rows])
     wanted = span_metrics(answers, golds, Ragged.of([word_spans(row["text"]) for row in rows]))

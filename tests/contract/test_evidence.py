@@ -143,6 +143,34 @@ def test_test_rows_are_judged_by_the_threshold_of_validation(whole, once_more) -
     assert done.rows == {"train": 24, "validation": 16, "test": 20, "trained": 24}
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_with_validation_the_threshold_is_the_one_that_validation_chose(whole, tmp_path: Path, there: bool) -> None:
+    """Of the trial's own weights, while they are there; else it is 0, which is told."""
+    trial, _, _ = whole
+    best = trial.folder / "best"
+    paths = {"checkpoint_dir": str(tmp_path / "checkpoints"), "best_dir": str(tmp_path / "best")}
+    request = FinalRequest(
+        training=trial.request().model_copy(update=paths),
+        last_step=3,
+        chosen_dirs=(str(tmp_path / "gone"), *([str(best)] if there else [])),
+        model_dir=str(tmp_path / "model"),
+        study="s",
+    )
+    channel = trials.ScriptedChannel(tmp_path)
+    done = final(request, channel).final
+    assert done is not None and done.test is not None
+    fitted = read_model_input(tmp_path / "model").fitted
+    assert fitted == (read_model_input(best).fitted if there else {})
+    told = [m.text for m in channel.messages() if isinstance(m, Note) and "threshold of null" in m.text]
+    assert len(told) == (0 if there else 1)
+    rows = read(trial.data.test)
+    said = predicted(tmp_path / "model", rows)
+    assert_same(done.test, scored(rows, said))
+    at = fitted.get("null_threshold", 0.0)
+    for one in said:
+        assert (one["span"] is None) == (one["null_score"] - one["candidates"][0]["score"] > at)
+
+
 def test_the_folder_says_what_it_is_and_opens_without_dryfit(once_more, capsys, monkeypatch) -> None:
     _, folder = once_more
     card = (folder / "README.md").read_text("utf-8")

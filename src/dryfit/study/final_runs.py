@@ -116,11 +116,21 @@ def final_request(study: StudyView, run: FinalRun, placement: Placement) -> Fina
         training=train_request(study, _config(study, run), paths, placement),
         last_step=run.last_step,
         schedule_steps=run.schedule_steps,
+        chosen_dirs=_chosen_dirs(study, run),
         model_dir=str(paths.model) if run.save else None,
         study=study.config.study.name,
         searched=trial.value,
         folds=max(1, len(trial.folds)),
     )
+
+
+def _chosen_dirs(study: StudyView, run: FinalRun) -> tuple[str, ...]:
+    """Where what validation chose for a configuration may stand: with the trial's weights, or those of its other runs."""
+    if run.last_step is None:
+        return ()
+    seeds = dict.fromkeys((run.trial.seed, run.seed))
+    others = [replace(run, seed=seed, last_step=None, schedule_steps=None, save=True) for seed in seeds]
+    return (str(study.layout.trial(run.trial.number).best), *(str(study.layout.final(one.name).model) for one in others))
 
 
 def _config(study: StudyView, run: FinalRun) -> TrialConfig:

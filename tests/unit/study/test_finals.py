@@ -94,3 +94,16 @@ def test_with_validation_a_trial_of_folds_gives_the_mean_of_their_lengths(tmp_pa
     assert asked.training.config.data.folds == 1, "a model to use is one"
     alone = final_run(trial, seed=None, with_validation=False)
     assert (alone.last_step, alone.schedule_steps) == (None, None)
+
+
+def test_with_validation_it_is_said_where_what_validation_chose_may_stand(tmp_path: Path) -> None:
+    """With the trial's weights, or those of a run that had validation: of its own seed first, then of the asked one."""
+    study, trial = planned_too_low(tmp_path)
+    trial.folds = (FoldScore(0.5, (), 10, 30, 30),)
+    runs = [final_run(trial, seed=seed, with_validation=True) for seed in (None, 9)]
+    trained = [study.layout.final(final_run(trial, seed=seed, with_validation=False).name).model for seed in (None, 9)]
+    own = study.layout.trial(trial.number).best
+    first, other = (final_request(study, run, Placement(1)).chosen_dirs for run in runs)
+    assert first == (str(own), str(trained[0]))
+    assert other == (str(own), str(trained[0]), str(trained[1]))
+    assert not final_request(study, final_run(trial, seed=None, with_validation=False), Placement(1)).chosen_dirs
