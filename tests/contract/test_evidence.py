@@ -15,7 +15,7 @@ import study_runs
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.jobs import FinalRequest, PredictRequest
+from dryfit.core.jobs import FinalRequest
 from dryfit.core.tasks import task_metrics
 from dryfit.core.wire import Note
 from dryfit.meta.configs import load_tokenizer
@@ -27,7 +27,8 @@ from dryfit.tasks.rows import UnlabelledRow
 from dryfit.tasks.span_metrics import span_metrics
 from dryfit.tasks.windows import Ragged
 from dryfit.train.final import final
-from dryfit.train.predict import Predictor, predict
+from dryfit.train.predict import Predictor
+from trials import read_lines as read
 
 TABLES = {
     "train": {"epochs": 3, "evals_per_epoch": 2, "max_length": 28},
@@ -51,10 +52,6 @@ def trial_in(folder: Path, model: Path, *, rows: dict[str, int] | None = None, *
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> trials.Undisturbed:
     return trials.undisturbed(trial_in(tmp_path_factory.mktemp("whole"), model, rows={"test": 20}))
-
-
-def read(path: str | None) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path or "").read_text(encoding="utf-8").splitlines()]
 
 
 def predicted(folder: Path, rows: list[dict[str, Any]], *, batch_rows: int = 4) -> list[dict[str, Any]]:
@@ -193,20 +190,9 @@ def test_rows_without_room_for_a_next_window_have_lines_of_their_own(whole, tmp_
         {"id": "b", "criterion": "feel " * 20, "text": "i feel sad"},
         {"id": "c", "criterion": "sleep bad", "text": "we sleep bad"},
     ]
-    source, out = tiny.write_jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl"
-    body = PredictRequest(
-        model_dir=str(trial.folder / "best"),
-        source=str(source),
-        out=str(out),
-        temporary=str(tmp_path / ".temporary"),
-        batch_rows=4,
-        device="cpu",
-        threads=1,
-    )
-    done = predict(body, trials.ScriptedChannel(tmp_path / "channel")).predict
-    assert done is not None
+    source = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
+    done, lines = trials.predicted(trial.folder / "best", source, tmp_path / "out.jsonl")
     assert (done.rows, done.bad) == (3, 1)
-    lines = read(str(out))
     assert [line["id"] for line in lines] == ["a", "b", "c"]
     assert "has 20 tokens" in lines[1]["error"]
     for row, line in ((rows[0], lines[0]), (rows[2], lines[2])):

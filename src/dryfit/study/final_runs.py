@@ -125,12 +125,12 @@ def final_request(study: StudyView, run: FinalRun, placement: Placement) -> Fina
 
 
 def _chosen_dirs(study: StudyView, run: FinalRun) -> tuple[str, ...]:
-    """Where what validation chose for a configuration may stand: with the trial's weights, or those of its other runs."""
+    """Where it may stand what validation chose for a configuration: with the trial's weights, or a later run's."""
     if run.last_step is None:
         return ()
     seeds = dict.fromkeys((run.trial.seed, run.seed))
-    others = [replace(run, seed=seed, last_step=None, schedule_steps=None, save=True) for seed in seeds]
-    return (str(study.layout.trial(run.trial.number).best), *(str(study.layout.final(one.name).model) for one in others))
+    later = [final_run(run.trial, seed=seed, with_validation=False) for seed in seeds]
+    return (str(study.layout.trial(run.trial.number).best), *(str(study.layout.final(one.name).model) for one in later))
 
 
 def _config(study: StudyView, run: FinalRun) -> TrialConfig:

@@ -190,7 +190,7 @@ def test_the_fitted_threshold_is_the_best_of_all(seed: int) -> None:
     within = [threshold for threshold in thresholds[1:-1] if value(threshold) > value(fitted) - 1e-12]
     assert all(abs(fitted) <= abs(threshold) for threshold in within)
     for moved in (differences - 1e-3, differences + 1e-3):
-        assert (np.where(moved > fitted, without, with_span) == np.where(differences > fitted, without, with_span)).all()
+        assert ((moved > fitted) == (differences > fitted)).all()
 
 
 def test_where_a_threshold_lies() -> None:
@@ -206,7 +206,7 @@ def test_where_a_threshold_lies() -> None:
     assert fitted(1, 1, 1, 1) == pytest.approx(7.5)
     nearly = differences[[1, 1, 2, 2]] + np.array([0.0, 1e-9, 0.0, 1e-9])
     values = np.array([1.0, 0.0, 1.0, 0.0])
-    assert fit_threshold(nearly, values, np.array([0.0, 1.0, 0.5, 0.75])) == pytest.approx(0.5), "rounding parts no rows"
+    assert fit_threshold(nearly, values, np.array([0.0, 1.0, 0.5, 0.75])) == pytest.approx(0.5), "rounding parts none"
     assert fit_threshold(np.array([4.0]), np.ones(1), np.zeros(1)) == 5.0
     assert fit_threshold(np.array([4.0]), np.zeros(1), np.ones(1)) == 3.0
 
