@@ -100,7 +100,7 @@ def evaluate(
     ).float()
     fitted = task.fit(kept, tokens) if fitted is None else fitted
     found = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, beat)}
-    return Evaluated({name: float(value) for name, value in found.items()}, fitted)
+    return Evaluated({name: float(value) for name, value in found.items()}, dict(fitted))
 
 
 def kept_in_order(
