@@ -13,7 +13,15 @@ from safetensors.torch import load_file
 import tiny
 from dryfit.core.channel import ChildChannel
 from dryfit.core.choices import Direction, Metric, Task
-from dryfit.core.jobs import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
+from dryfit.core.jobs import (
+    PredictRequest,
+    PredictResult,
+    ResolveRequest,
+    ResolveResult,
+    StopReason,
+    TrainRequest,
+    TrainResult,
+)
 from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import DataSettings, TrialSettings
 from dryfit.core.tail import LineTail
@@ -22,6 +30,7 @@ from dryfit.core.trial import MetricPoint, TrialConfig
 from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Message
 from dryfit.preflight import resolve
 from dryfit.train.entry import train
+from dryfit.train.predict import predict
 
 
 def merged(*several: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -236,3 +245,26 @@ def assert_goes_on(trial: Trial, whole: Undisturbed, step: int) -> None:
     assert before.points + after.points == whole.points
     assert second == whole.result
     assert same_weights(trial.best_weights(), whole.trial.best_weights())
+
+
+def predicted(
+    model: Path, source: Path | str, out: Path, *, batch_rows: int = 4
+) -> tuple[PredictResult, list[dict[str, Any]]]:
+    """What ``dryfit predict`` comes to, and the lines that it writes; its channel is the folder ``channel`` beside."""
+    body = PredictRequest(
+        model_dir=str(model),
+        source=str(source),
+        out=str(out),
+        temporary=str(out.with_name(".temporary")),
+        batch_rows=batch_rows,
+        device="cpu",
+        threads=1,
+    )
+    result = predict(body, ScriptedChannel(out.with_name("channel"))).predict
+    assert result is not None
+    return result, read_lines(out)
+
+
+def read_lines(path: Path | str | None) -> list[dict[str, Any]]:
+    """The objects of a JSONL file."""
+    return [json.loads(line) for line in Path(path or "").read_text(encoding="utf-8").splitlines()]

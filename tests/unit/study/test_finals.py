@@ -116,3 +116,16 @@ def test_runs_of_several_processes_have_a_group_each(tmp_path: Path, monkeypatch
     work = FinalWork(few, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
     with pytest.raises(MachineError, match="each of a trial's 2 processes a device of its own"):
         work.do([final_run(trial, seed=4, with_validation=False)], most=1)
+
+
+def test_with_validation_it_is_said_where_what_validation_chose_may_stand(tmp_path: Path) -> None:
+    """With the trial's weights, or those of a run that had validation: of its own seed first, then of the asked one."""
+    study, trial = planned_too_low(tmp_path)
+    trial.folds = (FoldScore(0.5, (), 10, 30, 30),)
+    runs = [final_run(trial, seed=seed, with_validation=True) for seed in (None, 9)]
+    trained = [study.layout.final(final_run(trial, seed=seed, with_validation=False).name).model for seed in (None, 9)]
+    own = study.layout.trial(trial.number).best
+    first, other = (final_request(study, run, Placement(1)).chosen_dirs for run in runs)
+    assert first == (str(own), str(trained[0]))
+    assert other == (str(own), str(trained[0]), str(trained[1]))
+    assert not final_request(study, final_run(trial, seed=None, with_validation=False), Placement(1)).chosen_dirs

@@ -129,6 +129,8 @@ class FinalRequest(Wire):
         last_step: Train on train and validation together and stop after so many steps of the trial's schedule, as there
             is no validation left to choose the best by; None: on train alone, the best validation's weights.
         schedule_steps: How long that schedule is; None: as long as that of the training rows alone.
+        chosen_dirs: Models of the configuration for which something was chosen on validation (a threshold): where there
+            is none left to choose by, the first that is there says what.
         model_dir: Where to save the model; None: nowhere, its scores are all that is wanted.
         study: The study's name, for the model card.
         searched: What the trial's value was in the study, for the model card.
@@ -139,6 +141,7 @@ class FinalRequest(Wire):
     training: TrainRequest
     last_step: int | None = Field(default=None, ge=1)
     schedule_steps: int | None = Field(default=None, ge=1)
+    chosen_dirs: tuple[str, ...] = ()
     model_dir: str | None
     study: str
     searched: float | None = None
