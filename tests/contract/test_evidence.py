@@ -99,6 +99,34 @@ def test_what_the_best_weights_predict_scores_as_they_did(whole) -> None:
         assert one["span"] == other["span"]
 
 
+@pytest.mark.parametrize("metric", ["token_f1", "exact_match", "span_iou"])
+def test_no_threshold_is_better_by_the_studys_metric(tmp_path: Path, model: Path, metric: str) -> None:
+    """Answers of one token, where evidence is a text of two words: all are right in part, and none wholly."""
+    data = spans.evidence_data(tmp_path / "data")
+    texts = [f"{word} sad" for word in tiny.WORDS]
+    golds = [[[0, len(text)]] if number % 3 else [] for number, text in enumerate(texts)]
+    rows = [
+        {"id": f"s{number}", "criterion": "feel sad", "text": text, "evidence": gold}
+        for number, (text, gold) in enumerate(zip(texts, golds, strict=True))
+    ]
+    tiny.write_jsonl(Path(data["validation"]), rows)
+    study, own = {"task": "evidence", "metric": metric}, {"span": {"max_answer_len": 1}, "train": {"epochs": 1}}
+    trial = trials.Trial(tmp_path, encoder=model, data=data, study=study, **trials.merged(TABLES, own))
+    trial.run()
+    said = predicted(tmp_path / "best", rows)
+    differences = [one["null_score"] - one["score"] if one["candidates"] else math.inf for one in said]
+    edges = np.unique([one for one in differences if one < math.inf])
+    values = []
+    for threshold in [edges[0] - 1, *((edges[1:] + edges[:-1]) / 2), edges[-1] + 1]:
+        answered = [
+            {"span": one["candidates"][0]["span"] if difference <= threshold else None}
+            for one, difference in zip(said, differences, strict=True)
+        ]
+        values.append(scored(rows, answered)[metric])
+    assert scored(rows, said)[metric] == pytest.approx(max(values), abs=1e-9)
+    assert max(values) > min(values)
+
+
 @pytest.mark.parametrize("step", [5, 7])
 def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path: Path, model: Path, whole, step: int) -> None:
     """With other windows without a span in each epoch."""
