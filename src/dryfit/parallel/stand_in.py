@@ -21,11 +21,11 @@ from dryfit.meta.inputs import allow_real_inputs
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import Slot, slots
 from dryfit.parallel.check import shards_of
+from dryfit.parallel.repeats import OF_EACH_KIND, outermost_lists
 
 _STD: Final = 0.5
 _MOST_FAN: Final = 3.0
 _THIN: Final = 8  # times longer than wide: a matrix of low rank
-_OF_EACH_KIND: Final = 2
 _SMALLER: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _TO_SMALLER: Final = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16})
 
@@ -118,8 +118,7 @@ def kept_parameters(module: nn.Module, plan: ShardPlan, *, whole: bool) -> int:
 
 def _dropped(module: nn.Module, plan: ShardPlan, whole: bool) -> set[int]:
     """The ids of the layers that a copy does without."""
-    left_out = {} if whole else _repeated(module, plan)
-    return {id(layer) for layers in left_out.values() for layer in layers}
+    return set[int]() if whole else _repeated(module, plan)
 
 
 def _within(module: nn.Module, dropped: set[int]) -> set[int]:
@@ -169,21 +168,17 @@ def _computed(name: str, tensor: torch.Tensor) -> torch.Tensor:
     raise ShardError("copying a model to prove a plan with", f"{name}: {found}", hint="build it by dryfit.meta.build")
 
 
-def _repeated(module: nn.Module, plan: ShardPlan) -> dict[str, list[nn.Module]]:
-    """The layers of each outermost list that are more than two of a kind, by the list's path."""
+def _repeated(module: nn.Module, plan: ShardPlan) -> set[int]:
+    """The ``id`` of each layer of an outermost list that is one more than two of a kind."""
     shards = shards_of(module, plan)
-    found: dict[str, list[nn.Module]] = {}
-    lists: list[str] = []
-    for path, part in module.named_modules():
-        if not isinstance(part, nn.ModuleList) or any(path.startswith(f"{outer}.") for outer in lists):
-            continue  # a list within a layer: experts, say, of which the layer knows the number
-        lists.append(path)
+    found = set[int]()
+    for path, layers in outermost_lists(module):
         seen: dict[object, int] = {}
-        for index, layer in enumerate(part):
+        for index, layer in enumerate(layers):
             kind = _kind(f"{path}.{index}", layer, shards, plan)
             seen[kind] = seen.get(kind, 0) + 1
-            if seen[kind] > _OF_EACH_KIND:
-                found.setdefault(path, []).append(layer)
+            if seen[kind] > OF_EACH_KIND:
+                found.add(id(layer))
     return found
 
 

@@ -9,14 +9,13 @@ import torch
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
-from dryfit.core.tasks import task_word
+from dryfit.core.tasks import is_own, reads, task_word
 from dryfit.core.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
-from dryfit.core.wire import Phase
-from dryfit.meta.matching import Wishes
+from dryfit.core.wire import Note, Phase
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
-from dryfit.tasks.load import restore, save_trained
-from dryfit.tasks.model_input import model_input, read_model_input
+from dryfit.tasks.load import save_trained
+from dryfit.tasks.model_input import DRYFIT_FILE, model_input, read_model_input
 from dryfit.tasks.rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens, joined
 from dryfit.train.batches import epoch_size
@@ -25,6 +24,7 @@ from dryfit.train.entry import begin, newest_good_of, train_result, trial_parts,
 from dryfit.train.evaluate import evaluate, evaluation_rows
 from dryfit.train.loop import run_training
 from dryfit.train.parts import FixedLength, TrialParts
+from dryfit.train.ranks import Company, together
 from dryfit.train.whereabouts import Whereabouts
 
 
@@ -37,23 +37,30 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
     Raises:
         DryfitError: As for a trial; or no validation gave a number, so that no weights are the best.
     """
+    return together(body.training.plan, channel, lambda company: _final(body, channel, company))
+
+
+def _final(body: FinalRequest, channel: ChildChannel, company: Company) -> ChildResult:
     tokens = begin(body.training, channel, only=(TRAIN, VALIDATION, TEST))
     rows = {name: split.sources for name, split in tokens.splits.items()}
-    length = None
+    length, fitted = None, dict[str, float]()
     if body.last_step is not None:
+        fitted = _chosen_before(body, channel)
         alone = epoch_size(tokens.splits[TRAIN], trial_task(body.training.config, tokens))
         length = FixedLength(body.schedule_steps or _schedule_steps(body, alone), body.last_step)
         both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
         tokens = replace(tokens, splits={**tokens.splits, TRAIN: both})
-    parts = trial_parts(body.training, channel, tokens, length)
+    parts = trial_parts(body.training, channel, tokens, length, company=company)
     if TEST in tokens.splits:  # before the training, not after it
         check_tokens(TEST, tokens.splits[TEST], model_bounds(parts.model))
     run = run_training(parts, newest_good_of(body.training, channel))
-    ended = train_result(body.training, run)
+    ended = train_result(body.training, run, company)
     if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
         return ChildResult(train=ended, error=None)
-    best = None if length is not None else _take_best(parts, run.points)
-    fitted = {} if best is None else read_model_input(Path(body.training.best_dir)).fitted
+    best = None
+    if length is None:
+        best = _take_best(parts, run.points)
+        fitted = read_model_input(Path(body.training.best_dir)).fitted
     test = _scores(parts, tokens, run.step, fitted)
     result = FinalResult(
         training=ended,
@@ -67,6 +74,18 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
         channel.send(Phase(name="save", step=result.step))
         _save(body, parts, result, fitted)
     return ChildResult(final=result, error=None)
+
+
+def _chosen_before(body: FinalRequest, channel: ChildChannel) -> dict[str, float]:
+    """What was chosen for the configuration while it had validation; nothing where that is gone."""
+    for folder in map(Path, body.chosen_dirs):
+        if (folder / DRYFIT_FILE).is_file():
+            return read_model_input(folder).fitted
+    config = body.training.config
+    if not is_own(config.task) and reads(config.task, "span") and config.settings.span.null_policy == "calibrated":
+        found = f"no model of trial {config.number} has a threshold of null that was fitted on validation: it is 0"
+        channel.send(Note(text=f"{found}. Train the trial once without --with-validation before, and its own is taken"))
+    return {}
 
 
 def _schedule_steps(body: FinalRequest, epoch_rows: int) -> int:
@@ -86,7 +105,8 @@ def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoin
         raise NonFiniteError(
             f"training trial {config.number} once more", f"none of {len(points)} validations gave a number"
         )
-    restore(parts.model, Path(parts.request.best_dir), Wishes(next(parts.model.parameters()).device))
+    parts.layout.company.share(None)  # rank 0 has saved them
+    parts.layout.restore(parts.model, Path(parts.request.best_dir))
     return best
 
 
@@ -107,9 +127,12 @@ def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, f
 
 def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Mapping[str, float]) -> None:
     """Write the folder, by one rename."""
+    whole = parts.layout.whole(parts.model)
+    if whole is None:
+        return
     config = body.training.config
     read = model_input(config.task, replace(parts.task.given, fitted=fitted))
-    trained = Trained(body, result, read, parts.model)
+    trained = Trained(body, result, read, whole)
     assert body.model_dir is not None  # a model is asked for
     facts = {
         "task": task_word(config.task),
@@ -129,7 +152,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
     program = example(trained)
     save_trained(
         Path(body.model_dir),
-        parts.model,
+        whole,
         tokenizer_folders=parts.tokenizer_folders,
         facts=facts,
         texts={README_FILE: model_card(trained)} | ({} if program is None else {EXAMPLE_FILE: program}),

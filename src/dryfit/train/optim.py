@@ -12,9 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from transformers import PreTrainedModel, get_scheduler
 from transformers.optimization import Adafactor
 
+from dryfit.core.choices import Precision
 from dryfit.core.errors import ConfigError
 from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
-from dryfit.core.settings import OptimSettings, SchedSettings
+from dryfit.core.settings import OptimSettings, SchedSettings, TrialSettings
 from dryfit.tasks.heads import encoder_parts
 from dryfit.train.extras import bitsandbytes, pytorch_optimizer
 from dryfit.train.modelled import ModelledOptimizer, StateOf, adamw8bit_state, momentum_state, no_state
@@ -55,6 +56,30 @@ class OptimizerPlan:
 def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
     """What an optimizer reads of a trial's plan."""
     return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer)
+
+
+_ELEMENT_BY_ELEMENT: Final = ("adamw", "sgd", "lion", "radam", "nadam")
+"""Optimizers that treat each number of a parameter by itself, so that a slice can be trained without the others."""
+
+
+def check_divided(settings: TrialSettings, plan: ExecutionPlan) -> None:
+    """Refuse to divide a trial among processes where that would change what it learns.
+
+    Raises:
+        ConfigError: Its optimizer looks at whole parameters, its state lies in host memory, or a loss scaler would
+            decide on each rank by itself.
+    """
+    if plan.processes == 1:
+        return
+    doing = f"training a trial on {plan.processes} processes"
+    if settings.optim.name not in _ELEMENT_BY_ELEMENT:
+        found = f"{settings.optim.name} computes with whole parameters, and each process has a part"
+        raise ConfigError(doing, found, allowed=", ".join(_ELEMENT_BY_ELEMENT), hint="set optim.name to one of them")
+    if plan.offload_optimizer:
+        raise ConfigError(doing, "execution.offload_optimizer is true", allowed="false: each process has a part of it")
+    if settings.train.precision is Precision.FP16:
+        found = 'train.precision is "fp16", whose loss scale each process would choose by itself'
+        raise ConfigError(doing, found, allowed="fp32 or bf16")
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:

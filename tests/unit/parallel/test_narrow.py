@@ -191,13 +191,14 @@ class ByWidth(LlamaForCausalLM):
     """Does something else where its stream is wide."""
 
     def forward(self, **given: Any) -> Any:
-        out = super().forward(**given)
+        out: Any = super().forward(**given)
         return out.logits.tanh() if self.config.hidden_size > 200 else out.logits.sigmoid()
 
 
 def test_code_that_goes_by_the_width_is_refused():
-    module = build(lambda: ByWidth(wide_llama().config))
-    narrow = build(lambda: ByWidth(narrow_config(module.config, 2, Narrowing.HEADS)))
+    config: Any = made.config("llama", **WIDE)
+    narrow_one: Any = narrow_config(config, 2, Narrowing.HEADS)
+    module, narrow = build(lambda: ByWidth(config)), build(lambda: ByWidth(narrow_one))
 
     with pytest.raises(ShardError, match="the narrow model runs sigmoid in the model itself where tanh"):
         proved(module, made.llama_plan(module, 2), narrow)
