@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, get_scheduler
 from transformers.optimization import Adafactor
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
+from dryfit.core.plan import DeviceKind, ExecutionPlan, ExecutionSettings, OptimizerImpl
 from dryfit.core.settings import OptimSettings, SchedSettings
 from dryfit.tasks.heads import encoder_parts
 from dryfit.train.extras import bitsandbytes, pytorch_optimizer
@@ -31,6 +31,14 @@ IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
     "adamw8bit": (OptimizerImpl.FUSED,),
 }
 """What each optimizer has, the fastest first."""
+
+_NOT_BY_ELEMENT: Final = {
+    "adafactor": "its step depends on whole rows and columns, of which a rank has a part",
+    "adamw8bit": "it rounds blocks of a parameter together, and a rank's slices make other blocks",
+}
+"""Optimizers whose step on slices is not the slices of their step; why."""
+
+_ON_DEVICES: Final = "the ranks of a model that is cut keep their optimizer's state on their devices"
 
 _RECTIFIED_AFTER_STEPS: Final = 5
 """Of RAdam: Liu et al. 2020, arXiv:1908.03265, algorithm 2, for any ``beta2`` from 0.9 on."""
@@ -141,8 +149,34 @@ def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKin
         )
 
 
-def cannot_offload(optim: OptimSettings, device: DeviceKind) -> str | None:
+def check_divided(optim: OptimSettings, execution: ExecutionSettings | ExecutionPlan) -> None:
+    """Refuse an optimizer that cannot work on a rank's slices of parameters, where a model is cut over ranks.
+
+    Raises:
+        ConfigError: It reads more of a parameter than one element at a time, or its state is to lie in host memory.
+    """
+    if execution.tp == 1:
+        return
+    if optim.name in _NOT_BY_ELEMENT:
+        raise ConfigError(
+            f"checking execution.tp = {execution.tp}",
+            f"optim.name is {optim.name!r}: {_NOT_BY_ELEMENT[optim.name]}",
+            allowed=" or ".join(f'"{name}"' for name in IMPLEMENTATIONS if name not in _NOT_BY_ELEMENT),
+            hint="choose another optimizer, or leave execution.tp out",
+        )
+    if execution.offload_optimizer:
+        raise ConfigError(
+            "checking execution.offload_optimizer = true",
+            f"execution.tp is {execution.tp}: {_ON_DEVICES}",
+            allowed="false where a model is cut over ranks",
+            hint="leave execution.offload_optimizer out, or execution.tp",
+        )
+
+
+def cannot_offload(optim: OptimSettings, device: DeviceKind, *, tp: int = 1) -> str | None:
     """Why an optimizer's state cannot lie in host memory; None where it can."""
+    if tp > 1:
+        return _ON_DEVICES
     if device is not DeviceKind.CUDA:
         return "on the CPU it lies in host memory already"
     if optim.name == "adamw8bit":
