@@ -1,4 +1,4 @@
-"""What a planner's answer says of a model that is cut over ranks; :class:`dryfit.core.sharding.ShardPlan` has it all."""
+"""What a planner's answer says of a cut model; :class:`dryfit.core.sharding.ShardPlan` has it all."""
 
 from pydantic import Field
 

@@ -242,6 +242,7 @@ class _Climb:
         smallest = f"the least that was found is {gib(least_memory.required_bytes)}: {describe(least, asked)}"
         return (needs, *([smallest] if least != asked else []), *dict.fromkeys(self.untraceable.values()))
 
+
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     kind: VerdictKind

@@ -1,6 +1,6 @@
 """Ranks whose traffic is counted: what a module sends, from its calls and not from its plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,7 +23,7 @@ class CountedRanks:
 
     inner: Ranks
     backward: bool = False
-    sent: Sent = Sent()
+    sent: Sent = field(default_factory=Sent)
 
     @property
     def rank(self) -> int:

@@ -22,7 +22,7 @@ def least_rung(answer: PlanAnswer) -> Rung | None:
 
 
 def what_fits(answer: PlanAnswer) -> Rung | None:
-    """The first rung of a refused trial's ladder that fits: a change of the experiment, or one that is not allowed."""
+    """The first rung of a refused trial's ladder that fits: not allowed, another experiment, or more devices."""
     return next((rung for rung in answer.ladder if rung.fits), None)
 
 
@@ -73,6 +73,7 @@ def _suggestions(known: Sequence[tuple[TrialState, PlanAnswer]]) -> list[str]:
 
 def _suggestion(rung: Rung) -> str:
     effect = "changes the experiment" if rung.effect is Effect.SEMANTICS else "execution.allow or a wish forbids it"
+    effect = rung.note if rung.devices > 1 else effect
     return f"{rung.change} ({gib(rung.required_bytes)}, {effect})"
 
 

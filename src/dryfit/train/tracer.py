@@ -107,9 +107,7 @@ class StepTracer:
 
     def _stage(self, checkpointing: bool) -> "_Stage":
         if checkpointing not in self._stages:
-            parts = step_parts(
-                self._subject, checkpointing=checkpointing, reentrant=self._reentrant, plan=self._plan
-            )
+            parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant, plan=self._plan)
             self._stages[checkpointing] = _Stage(parts, self._spec.kind)
         return self._stages[checkpointing]
 
