@@ -38,6 +38,7 @@ MANY_ARGUMENTS: dict[str, str] = {
 CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.parallel.simulated": "the outermost frame of a rank's thread: whoever waits for it raises what it caught",
     "dryfit.core.cleanup": "what a clean-up raises is added to the error it came after, whatever it is",
+    "dryfit.train.ranks": "what ends a rank, whatever it is, ends the trial, and rank 0 tells of it",
     "dryfit.runtime.child": "the child's outermost frame turns any exception into its last word",
     "dryfit.cli.app": "the outermost frame of a command turns a bug into exit status 4",
     "dryfit.search.mirror_process": "the process's outermost frame takes passwords out of what drivers say",

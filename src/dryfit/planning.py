@@ -57,7 +57,7 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     channel.send(Phase(name="load"))
     body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
     for subject in body.subjects:
-        check_divided(subject.settings.optim, body.wishes)
+        check_divided(subject.settings, body.wishes)
     planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)), Cuts(Path(body.trace_dir).parent / FOLDER))
     trials = [planner.trial(subject) for subject in body.subjects]
     planner.prepare(trials)
@@ -131,7 +131,7 @@ class _Planner:
             ConfigError: Nothing can be cut, the degree does not divide what can be, or its optimizer takes no slices.
             TraceError: The model's code cannot be followed.
         """
-        check_divided(subject.settings.optim, self.body.wishes.model_copy(update={"tp": degree}))
+        check_divided(subject.settings, self.body.wishes.model_copy(update={"tp": degree}))
         plan = self.cuts.plan(subject, degree)
         return SegmentSource(
             StepTracer(subject, self.body.device, reentrant=self.body.wishes.reentrant, plan=plan), self.store
@@ -193,7 +193,7 @@ class _Planner:
             optimizer_impls=implementations(settings.optim.name, spec.kind),
             evaluation_rows=evaluation_rows,
             cannot_checkpoint=self.cannot_checkpoint(subject),
-            cannot_offload=cannot_offload(settings.optim, spec.kind, tp=self.body.wishes.tp),
+            cannot_offload=cannot_offload(settings.optim, spec.kind, processes=self.body.wishes.processes),
             lora_rank=subject.lora.r if subject.lora is not None else None,
         )
 

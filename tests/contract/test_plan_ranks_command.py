@@ -41,7 +41,7 @@ def test_the_answer_is_a_table_one_object_or_a_clear_refusal(tmp_path: Path) -> 
 
     for sets, said in (
         (("execution.tp=3",), "3 does not divide 4"),
-        (("execution.tp=2", "optim.name=adafactor"), "its step depends on whole rows"),
+        (("execution.tp=2", "optim.name=adafactor"), "adafactor computes with whole parameters"),
     ):
         refused = ask(bert, *sets)
         assert refused.returncode == 2, refused.stdout

@@ -90,6 +90,8 @@ class Trial:
             optimizer_impl=OptimizerImpl(micro.get("optimizer_impl", "auto")),
             offload_optimizer=micro.get("offload_optimizer", False),
             loader_workers=micro.get("loader_workers", 0),
+            tp=micro.get("tp", 1),
+            dp=micro.get("dp", 1),
         )
         self.metric = metric
         wanted = "minimize" if metric in (Metric.LOSS, Metric.ECE) else "maximize"

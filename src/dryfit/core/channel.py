@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from dryfit.core.jobs import ChildResult, StopReason
 from dryfit.core.secrets import redacted_json
@@ -23,6 +24,8 @@ from dryfit.core.wire import (
     read_model,
     write_text_atomic,
 )
+
+T = TypeVar("T")
 
 _BEAT_EVERY_S = 0.5
 _FIRST_POLL_S = 0.001
@@ -46,8 +49,28 @@ class Doorbell:
             os.write(self._fd, b"\n")
 
 
+class Peers(Protocol):
+    """The processes that do one job together, as one of them sees the others. All make the same calls in one order."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def share(self, value: T) -> T:
+        """What rank 0 has, on each of them."""
+        ...
+
+
 class ChildChannel:
     """What a child may say to the control process, and hear from it.
+
+    Where several processes do one job together, rank 0 alone speaks, and what it hears all of them hear.
 
     Args:
         folder: The attempt's folder.
@@ -68,6 +91,22 @@ class ChildChannel:
         self._last_beat_s = time.monotonic()
         self._sigterm = False
         self._stepped = False
+        self._peers: Peers | None = None
+
+    def join(self, peers: Peers) -> None:
+        """From now on this process is one of several."""
+        self._peers = peers
+
+    def part(self) -> None:
+        """It is alone again."""
+        self._peers = None
+
+    @property
+    def _speaks(self) -> bool:
+        return self._peers is None or self._peers.rank == 0
+
+    def _shared(self, value: T) -> T:
+        return value if self._peers is None else self._peers.share(value)
 
     def note_sigterm(self) -> None:
         """Remember that a SIGTERM came; safe inside a signal handler."""
@@ -79,6 +118,8 @@ class ChildChannel:
 
     def send(self, message: Message) -> None:
         """Append one message; whole lines only, in one write."""
+        if not self._speaks:
+            return
         line = redacted_json(message.model_dump_json().encode(), self._secrets) + b"\n"
         fd = os.open(self.folder / MESSAGES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -96,12 +137,15 @@ class ChildChannel:
     def beat(self) -> None:
         """Say that the training thread is alive; call as often as you like."""
         now_s = time.monotonic()
-        if now_s - self._last_beat_s >= _BEAT_EVERY_S:
+        if now_s - self._last_beat_s >= _BEAT_EVERY_S and self._speaks:
             self._last_beat_s = now_s
             os.utime(self._beat_path)
 
     def stop_requested(self) -> StopReason | None:
         """Whether to checkpoint and stop, and who asked. Cheap: one stat."""
+        return self._shared(self._asked_to_stop() if self._speaks else None)
+
+    def _asked_to_stop(self) -> StopReason | None:
         if (self.folder / STOP_FILE).exists():
             return StopReason.REQUEST
         return StopReason.SIGTERM if self._sigterm else None
@@ -115,6 +159,9 @@ class ChildChannel:
         Returns:
             Whether to go on. True as well where no verdict came in time; then a note says so.
         """
+        return self._shared(self._wait_for_verdict(point, timeout_s) if self._speaks else True)
+
+    def _wait_for_verdict(self, point: MetricPoint, timeout_s: float) -> bool:
         self.send(Report(point=point))
         deadline_s = time.monotonic() + timeout_s
         pause_s = _FIRST_POLL_S

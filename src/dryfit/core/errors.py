@@ -16,6 +16,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── LedgerError            LEDGER      2   the ledger cannot be read
     ├── TraceError             TRACE       2   a model's step cannot be traced: its memory is unknown
     ├── ShardError             SHARD       2   a model cannot be cut over ranks as planned, or its ranks disagree
+    ├── CommError              COMM        2   the processes that train a trial together lost each other
     ├── ObjectiveError         OBJECTIVE   2   a function of the user's own cannot be used, or gave no result
     ├── ChildError             CHILD       2   a preparing child process failed
     └── InternalError          INTERNAL    4   an invariant of ours broke
@@ -134,6 +135,12 @@ class ShardError(DryfitError):
     """A model cannot be cut over ranks as planned, a plan is not equal to the whole model, or its ranks disagree."""
 
     code = "SHARD"
+
+
+class CommError(DryfitError):
+    """The processes that train one trial together lost each other."""
+
+    code = "COMM"
 
 
 class ObjectiveError(DryfitError):

@@ -63,13 +63,14 @@ def fill_adapter(adapted: nn.Module, stored: Checkpoint, *, device: torch.device
         LoadError: A tensor is missing, too many, or of another shape.
     """
     names = {memory_of(place.tensor): place.name for place in places(adapted)}
-    aliases = {key: names[memory_of(tensor)] for key, tensor in _state(adapted).items()}
+    aliases = {key: names[memory_of(tensor)] for key, tensor in adapter_state(adapted).items()}
     fill(adapted, stored, Wishes(torch.device(device), aliases=aliases, partial=True))
 
 
 def save_adapter(adapted: nn.Module, path: Path) -> None:
     """Write the tensors of the adapters as PEFT does: a file for :data:`ADAPTER_WEIGHTS`."""
-    save_file({key: tensor.contiguous() for key, tensor in _state(adapted).items()}, path, metadata={"format": "pt"})
+    tensors = {key: tensor.contiguous() for key, tensor in adapter_state(adapted).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def save_adapter_config(adapted: nn.Module, folder: Path, *, revision: str | None) -> None:
@@ -105,7 +106,7 @@ def base_of_adapter(folder: Path, *, trust: bool) -> ModelSource | None:
     return FolderSource(str(name), revision=revision, trust_remote_code=trust)
 
 
-def _state(adapted: nn.Module) -> dict[str, torch.Tensor]:
+def adapter_state(adapted: nn.Module) -> dict[str, torch.Tensor]:
     """The adapters' tensors, under the keys that PEFT itself saves them by."""
     return _peft().get_peft_model_state_dict(adapted, adapter_name=_NAME, save_embedding_layers=False)
 

@@ -232,7 +232,7 @@ class _Filler:
         drawn = set(self.random)
         random, constructed = list(self.random), []
         for name in (place.name for place in matched.constructed if place.name not in drawn):
-            origin, key = earlier.get(_unwrapped(name), (Origin.CONSTRUCTOR, ""))
+            origin, key = earlier.get(unwrapped(name), (Origin.CONSTRUCTOR, ""))
             if origin is Origin.FILE:
                 from_file[name] = key
             else:
@@ -263,11 +263,11 @@ def _earlier(module: nn.Module) -> dict[str, tuple[Origin, str]]:
         if isinstance(report, LoadReport):
             dot = f"{prefix}." if prefix else ""
             origins = report.origins().items()
-            found |= {_unwrapped(dot + name): (origin, report.from_file.get(name, "")) for name, origin in origins}
+            found |= {unwrapped(dot + name): (origin, report.from_file.get(name, "")) for name, origin in origins}
     return found
 
 
-def _unwrapped(name: str) -> str:
+def unwrapped(name: str) -> str:
     """A name as it was before PEFT wrapped the layer, which may have happened after an earlier loading."""
     return ".".join(part for part in name.split(".") if part not in ("base_layer", "original_module"))
 

@@ -1,6 +1,7 @@
 """Pretrained models: the right class for a config, built without memory and given its weights."""
 
 import inspect
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -22,10 +23,11 @@ from transformers import (
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.load_report import LoadReport
+from dryfit.meta.checkpoint import open_checkpoint
 from dryfit.meta.configs import load_config, set_dropouts
 from dryfit.meta.construction import build
-from dryfit.meta.filling import materialise
-from dryfit.meta.matching import Missing
+from dryfit.meta.filling import fill
+from dryfit.meta.matching import Missing, Wishes
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.source import ModelSource, local_folder, weights_folder
 
@@ -141,12 +143,37 @@ def load_pretrained(
     """
     config = config if config is not None else load_config(source)
     model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
+    wishes = Wishes(torch.device(device), dtype, missing, mode=mode)
+    return model, fill_pretrained(model, source, kind, wishes)
+
+
+def fill_pretrained(model: PreTrainedModel, source: ModelSource, kind: Kind, wishes: Wishes) -> LoadReport:
+    """Give a model that was built from a source's config the source's weights, or parts of them.
+
+    Args:
+        model: Without memory.
+        source: Where its weights are.
+        kind: What stands on it.
+        wishes: Where they go, in which type, which parts of them.
+
+    Raises:
+        LoadError: A weight is missing, of another shape, or stray.
+    """
     folder = weights_folder(source)
-    report = materialise(model, folder, device=device, dtype=dtype, missing=may_lack(kind, missing), mode=mode)
-    model.config.dtype = dtype if dtype is not None else torch.float32
+    report = fill(model, open_checkpoint(folder), replace(wishes, missing=may_lack(kind, wishes.missing)))
+    model.config.dtype = wishes.dtype if wishes.dtype is not None else torch.float32
     if model.can_generate() and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model, report
+    return report
+
+
+def empty_stack(
+    source: ModelSource, kind: Kind, *, dropout: float | None = None, attention_dropout: float | None = None
+) -> PreTrainedModel:
+    """A pretrained encoder or decoder without memory, in eval mode; see :func:`load_stack`."""
+    config = pretrained_config(source, kind)
+    set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
+    return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
 
 
 def load_encoder(
@@ -181,9 +208,8 @@ def load_stack(
         LoadError: A weight is missing or has another shape; poolers excepted, they are not used.
         ConfigError: The architecture has no such dropout, or is an encoder-decoder.
     """
-    config = pretrained_config(source, kind)
-    set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
-    return load_pretrained(source, kind, config=config, dtype=dtype)
+    model = empty_stack(source, kind, dropout=dropout, attention_dropout=attention_dropout)
+    return model, fill_pretrained(model, source, kind, Wishes(torch.device("cpu"), dtype))
 
 
 def stack_bytes(source: ModelSource, kind: Kind) -> int:

@@ -76,8 +76,6 @@ class ProcessRanks:
             together. May be set at any time, on all ranks at the same call.
     """
 
-    own_generator: Final = True
-
     def __init__(self, group: Any = None, *, checked: bool = False) -> None:
         if not dist.is_initialized():
             raise ShardError(
@@ -88,6 +86,7 @@ class ProcessRanks:
             )
         self._group = group
         self.checked = checked
+        self.own_generator: Final = True
         self.rank: Final[int] = dist.get_rank(group)
         self.degree: Final[int] = dist.get_world_size(group)
         self._by_device = dist.get_backend(group) == dist.Backend.NCCL

@@ -120,7 +120,7 @@ ROWS: tuple[Row, ...] = (
         "exception, raised while a checkpoint was read",
         texts.CHECKPOINT,
     ),
-    Row(FailureKind.CONFIG, code("CONFIG", "LOAD", "MACHINE", "CHECKPOINT"), "{said}", "exception"),
+    Row(FailureKind.CONFIG, code("CONFIG", "LOAD", "MACHINE", "CHECKPOINT", "SHARD", "TRACE"), "{said}", "exception"),
     Row(FailureKind.USER_CODE, code("OBJECTIVE"), "{said}", "exception"),
     # The device, from the worst on: what follows from a lost one looks like anything else.
     Row(
@@ -184,7 +184,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         FailureKind.COMM,
-        any_of(raised(*texts.COMM_TYPES), said(*texts.COMM)),
+        any_of(code("COMM"), raised(*texts.COMM_TYPES), said(*texts.COMM)),
         "the processes of one trial lost each other: {said}",
         "exception or log",
         texts.COMM,

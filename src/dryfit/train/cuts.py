@@ -8,12 +8,15 @@ from pathlib import Path
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from dryfit.core.choices import BaseFormat
 from dryfit.core.cut import CutRow, CutSummary, KeptWhole, Sent
+from dryfit.core.errors import ConfigError
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import ModelSettings
 from dryfit.core.sharding import ParameterShard, ShardPlan
 from dryfit.parallel.check import shards_of
+from dryfit.tasks.base import Task, TaskModel
 from dryfit.train.sharding import ProvedPlan, proved_plan, shard_plan
 from dryfit.train.subjects import subject_model, subject_task
 from dryfit.train.tracer import any_shape
@@ -36,12 +39,11 @@ class Cuts:
         """A subject's plan with its proof.
 
         Raises:
-            ConfigError: Nothing can be cut, or the degree does not divide what can be.
+            ConfigError: Nothing can be cut, the degree does not divide what can be, or the base is in 8 bits.
             TraceError: The model's code cannot be followed.
             ShardError: The plan is refused by its proof.
         """
-        task = subject_task(subject)
-        found = proved_plan(subject_model(subject, task), task, degree, self.folder)
+        found = proved_plan(*_model(subject), degree, self.folder)
         self._plans[_place(subject, degree)] = found.plan
         return found
 
@@ -49,14 +51,25 @@ class Cuts:
         """A subject's plan: the proved one where it was proved here; else for numbers only.
 
         Raises:
-            ConfigError: Nothing can be cut, or the degree does not divide what can be.
+            ConfigError: Nothing can be cut, the degree does not divide what can be, or the base is in 8 bits.
             TraceError: The model's code cannot be followed.
         """
         place = _place(subject, degree)
         if place not in self._plans:
-            task = subject_task(subject)
-            self._plans[place] = shard_plan(subject_model(subject, task), task, degree)
+            self._plans[place] = shard_plan(*_model(subject), degree)
         return self._plans[place]
+
+
+def _model(subject: PlanSubject) -> tuple[TaskModel, Task]:
+    if subject.lora is not None and subject.lora.base is BaseFormat.INT8:
+        raise ConfigError(
+            "cutting a trial's model over processes",
+            'lora.base is "int8"',
+            "fp32, fp16 or bf16",
+            "leave execution.tp out",
+        )
+    task = subject_task(subject)
+    return subject_model(subject, task), task
 
 
 def _place(subject: PlanSubject, degree: int) -> _Place:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,10 @@ from dryfit.train.checkpoint import Checkpoint, newest_good, save_checkpoint
 from dryfit.train.device import observed_memory, prepare_device
 from dryfit.train.effect import check_effect
 from dryfit.train.loop import run_training
-from dryfit.train.model import build_model
-from dryfit.train.optim import check_optimizer, optimizer_plan
+from dryfit.train.model import lay_out
+from dryfit.train.optim import check_divided, check_optimizer, optimizer_plan
 from dryfit.train.parts import ALONE, FixedLength, Place, RunState, TrialParts
+from dryfit.train.ranks import BY_ITSELF, Company, together
 
 # Compiles a thousand patterns on its first call (0.1 s) and keeps them: once before the fork, not in each trial.
 get_checkpoint_conversion_mapping("bert")
@@ -58,17 +60,21 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     Raises:
         DryfitError: A setting, the data, the model's weights or a checkpoint is wrong, or the loss is not finite.
     """
-    if body.config.data.folds > 1:
-        result = _train_folds(body, channel)
-    else:
-        tokens = begin(body, channel, only=(TRAIN, VALIDATION))
-        result = train_result(body, run_training(trial_parts(body, channel, tokens), newest_good_of(body, channel)))
+    result = together(body.plan, channel, lambda company: _train(body, channel, company))
     if body.diagnostic:
         channel.send(Note(text="what ended the attempt before did not come back, although every kernel was waited for"))
     return ChildResult(train=result, error=None)
 
 
-def _train_folds(body: TrainRequest, channel: ChildChannel) -> TrainResult:
+def _train(body: TrainRequest, channel: ChildChannel, company: Company) -> TrainResult:
+    if body.config.data.folds > 1:
+        return _train_folds(body, channel, company)
+    tokens = begin(body, channel, only=(TRAIN, VALIDATION))
+    parts = trial_parts(body, channel, tokens, company=company)
+    return train_result(body, run_training(parts, newest_good_of(body, channel)), company)
+
+
+def _train_folds(body: TrainRequest, channel: ChildChannel, company: Company) -> TrainResult:
     """Train once for each fold that is not done yet, each time on the rows of the others.
 
     Every fold has a seed of its own and draws nothing that depends on those before, so that it is the same training
@@ -80,20 +86,21 @@ def _train_folds(body: TrainRequest, channel: ChildChannel) -> TrainResult:
     tokens = begin(body, channel, only=(TRAIN, VALIDATION), fold=folds[len(place.done)])
     while True:
         within = checkpoint if checkpoint is not None and checkpoint.fold_step else None
-        parts = trial_parts(body, channel, tokens, place=place)
+        parts = trial_parts(body, channel, tokens, place=place, company=company)
         run, schedule_steps = run_training(parts, within), parts.total_steps
         del parts, tokens
         _let_go(body.plan.device)
         score = _fold_score(run, body.config, schedule_steps)
         if score is None or run.stopped_by not in (None, StopReason.EARLY_STOPPING):
-            return _folds_result(body, place, run.stopped_by, steps=place.steps_before + run.step)
+            return _folds_result(body, place, run.stopped_by, company, steps=place.steps_before + run.step)
         place = replace(place, done=(*place.done, score))
         if len(place.done) == len(folds):
-            return _folds_result(body, place, None, steps=place.steps_before)
-        _checkpoint_between(body, channel, place)
+            return _folds_result(body, place, None, company, steps=place.steps_before)
+        if company.rank == 0:
+            _checkpoint_between(body, channel, place)
         asked = channel.stop_requested()
         if asked is not None:
-            return _folds_result(body, place, asked, steps=place.steps_before)
+            return _folds_result(body, place, asked, company, steps=place.steps_before)
         checkpoint = None
         tokens = read_tokens(body, channel, only=(TRAIN, VALIDATION), fold=folds[len(place.done)])
 
@@ -179,6 +186,7 @@ def begin(body: TrainRequest, channel: ChildChannel, *, only: tuple[str, ...], f
     check_metrics(task, (config.metric, *config.also))
     check_effect(config)
     check_optimizer(config.settings.optim, optimizer_plan(body.plan), body.plan.device)
+    check_divided(config.settings, body.plan)
     tokens = read_tokens(body, channel, only=only, fold=fold)
     for remark in task.remarks(tokens):  # of one fold: each has all rows, on one side or the other
         channel.send(Note(text=remark))
@@ -212,7 +220,7 @@ def newest_good_of(body: TrainRequest, channel: ChildChannel) -> Checkpoint | No
     return newest_good(Path(body.checkpoint_dir), body.config.fingerprint, told)
 
 
-def train_result(body: TrainRequest, run: RunState) -> TrainResult:
+def train_result(body: TrainRequest, run: RunState, company: Company) -> TrainResult:
     """What a run has come to, as the control process hears it."""
     best = best_point(run.points, body.config.direction)
     return TrainResult(
@@ -221,11 +229,13 @@ def train_result(body: TrainRequest, run: RunState) -> TrainResult:
         best=best.n if best else None,
         steps=run.step,
         stopped_by=run.stopped_by,
-        **_peaks(body.plan.device),
+        **_peaks(body.plan.device, company),
     )
 
 
-def _folds_result(body: TrainRequest, place: Place, stopped_by: StopReason | None, *, steps: int) -> TrainResult:
+def _folds_result(
+    body: TrainRequest, place: Place, stopped_by: StopReason | None, company: Company, *, steps: int
+) -> TrainResult:
     """What a trial of several folds has come to, whether all of them are done or not."""
     value, *also = fold_means(place.done) if len(place.done) == place.folds else (None,)
     if stopped_by is None and any(fold.stopped_early for fold in place.done):
@@ -237,17 +247,23 @@ def _folds_result(body: TrainRequest, place: Place, stopped_by: StopReason | Non
         steps=steps,
         folds=place.done,
         stopped_by=stopped_by,
-        **_peaks(body.plan.device),
+        **_peaks(body.plan.device, company),
     )
 
 
-def _peaks(device: DeviceKind) -> dict[str, Any]:
-    peak = observed_memory(device)
+def _peaks(device: DeviceKind, company: Company) -> dict[str, Any]:
+    """Of a device that of the rank that took most; of the host that of all ranks together."""
+    peaks = company.collect(observed_memory(device))
     return {
-        "peak_allocated_bytes": peak.allocated_bytes,
-        "peak_reserved_bytes": peak.reserved_bytes,
-        "peak_rss_bytes": peak.rss_bytes,
+        "peak_allocated_bytes": _of_all(max, (peak.allocated_bytes for peak in peaks)),
+        "peak_reserved_bytes": _of_all(max, (peak.reserved_bytes for peak in peaks)),
+        "peak_rss_bytes": _of_all(sum, (peak.rss_bytes for peak in peaks)),
     }
+
+
+def _of_all(combine: Callable[[list[int]], int], peaks: Iterable[int | None]) -> int | None:
+    known = [peak for peak in peaks if peak is not None]
+    return combine(known) if known else None
 
 
 def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:
@@ -263,6 +279,7 @@ def trial_parts(
     tokens: Tokens,
     length: FixedLength | None = None,
     place: Place = ALONE,
+    company: Company = BY_ITSELF,
 ) -> TrialParts:
     """Build the model, and put together what one training run is made of.
 
@@ -272,16 +289,18 @@ def trial_parts(
         tokens: The rows, of which train and validation are those of the place.
         length: None: all epochs, validated on the way.
         place: Which of the trial's trainings it is.
+        company: The processes that train it.
     """
     fingerprint, config = body.config.fingerprint, body.config
     if place.number:
         config = config.model_copy(update={"seed": fold_seed(config.seed, place.number)})
         body = body.model_copy(update={"config": config})
     task = trial_task(config, tokens)
+    model, layout = lay_out(body, task, company)
     parts = TrialParts(
         request=body,
         channel=channel,
-        model=build_model(body, task),
+        model=model,
         task=task,
         train=tokens.splits[TRAIN],
         validation=tokens.splits[VALIDATION],
@@ -290,6 +309,7 @@ def trial_parts(
         fingerprint=fingerprint,
         length=length,
         place=place,
+        layout=layout,
     )
     channel.beat()
     return parts

@@ -98,7 +98,7 @@ def evaluate(
     kept = kept_in_order(model, tokens, task, collate, batch_rows=batch_rows, beat=beat, guard=guard).float()
     fitted = task.fit(kept, tokens) if fitted is None else fitted
     found = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, beat)}
-    return Evaluated({name: float(value) for name, value in found.items()}, fitted)
+    return Evaluated({name: float(value) for name, value in found.items()}, dict(fitted))
 
 
 def kept_in_order(

@@ -13,9 +13,8 @@ from dryfit.core.tasks import task_word
 from dryfit.core.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Phase
-from dryfit.meta.matching import Wishes
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
-from dryfit.tasks.load import restore, save_trained
+from dryfit.tasks.load import save_trained
 from dryfit.tasks.model_input import model_input, read_model_input
 from dryfit.tasks.rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens, joined
@@ -25,6 +24,7 @@ from dryfit.train.entry import begin, newest_good_of, train_result, trial_parts,
 from dryfit.train.evaluate import evaluate, evaluation_rows
 from dryfit.train.loop import run_training
 from dryfit.train.parts import FixedLength, TrialParts
+from dryfit.train.ranks import Company, together
 from dryfit.train.whereabouts import Whereabouts
 
 
@@ -37,6 +37,10 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
     Raises:
         DryfitError: As for a trial; or no validation gave a number, so that no weights are the best.
     """
+    return together(body.training.plan, channel, lambda company: _final(body, channel, company))
+
+
+def _final(body: FinalRequest, channel: ChildChannel, company: Company) -> ChildResult:
     tokens = begin(body.training, channel, only=(TRAIN, VALIDATION, TEST))
     rows = {name: split.sources for name, split in tokens.splits.items()}
     length = None
@@ -45,11 +49,11 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
         length = FixedLength(body.schedule_steps or _schedule_steps(body, alone), body.last_step)
         both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
         tokens = replace(tokens, splits={**tokens.splits, TRAIN: both})
-    parts = trial_parts(body.training, channel, tokens, length)
+    parts = trial_parts(body.training, channel, tokens, length, company=company)
     if TEST in tokens.splits:  # before the training, not after it
         check_tokens(TEST, tokens.splits[TEST], model_bounds(parts.model))
     run = run_training(parts, newest_good_of(body.training, channel))
-    ended = train_result(body.training, run)
+    ended = train_result(body.training, run, company)
     if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
         return ChildResult(train=ended, error=None)
     best = None if length is not None else _take_best(parts, run.points)
@@ -86,7 +90,8 @@ def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoin
         raise NonFiniteError(
             f"training trial {config.number} once more", f"none of {len(points)} validations gave a number"
         )
-    restore(parts.model, Path(parts.request.best_dir), Wishes(next(parts.model.parameters()).device))
+    parts.layout.company.share(None)  # rank 0 has saved them
+    parts.layout.restore(parts.model, Path(parts.request.best_dir))
     return best
 
 
@@ -107,9 +112,12 @@ def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, f
 
 def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Mapping[str, float]) -> None:
     """Write the folder, by one rename."""
+    whole = parts.layout.whole(parts.model)
+    if whole is None:
+        return
     config = body.training.config
     read = model_input(config.task, replace(parts.task.given, fitted=fitted))
-    trained = Trained(body, result, read, parts.model)
+    trained = Trained(body, result, read, whole)
     assert body.model_dir is not None  # a model is asked for
     facts = {
         "task": task_word(config.task),
@@ -129,7 +137,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
     program = example(trained)
     save_trained(
         Path(body.model_dir),
-        parts.model,
+        whole,
         tokenizer_folders=parts.tokenizer_folders,
         facts=facts,
         texts={README_FILE: model_card(trained)} | ({} if program is None else {EXAMPLE_FILE: program}),

@@ -14,11 +14,10 @@ from dryfit.core.choices import Precision
 from dryfit.core.plan import DeviceKind
 from dryfit.core.seeds import derive_seed
 from dryfit.core.wire import Phase
-from dryfit.meta.matching import Wishes
 from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
 from dryfit.tasks.base import Batch, Outputs
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
-from dryfit.tasks.load import restore, save_weights, weights_file
+from dryfit.tasks.load import save_weights, weights_file
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, Reading
@@ -67,6 +66,7 @@ class TrialTrainer(Trainer):
             request = self._parts.request
             plan = optimizer_plan(request.plan)
             self.optimizer = make_optimizer(self._parts.model, request.config.settings.optim, plan)
+            self._parts.layout.save_whole_state(self._parts.model, self.optimizer)
             refuse_early_optimizer(self._parts.model, self.optimizer)
         return self.optimizer
 
@@ -122,11 +122,10 @@ class TrialTrainer(Trainer):
 
     def _clip(self, model: nn.Module, most: float) -> float:
         self.accelerator.unscale_gradients()
-        parameters = list(model.parameters())
-        total = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        total = self._parts.layout.gradient_norm(model)
         norm = float(total)  # the one wait for the device in a step, as the Trainer has it a moment later
         self._refuse_non_finite(model, norm, float(self.step_loss))
-        nn.utils.clip_grads_with_norm_(parameters, most, total)
+        nn.utils.clip_grads_with_norm_(model.parameters(), most, total)
         return norm
 
     def _refuse_non_finite(self, model: nn.Module, norm: float, loss: float) -> None:
@@ -152,7 +151,7 @@ class TrialTrainer(Trainer):
         """Strictly: the Trainer's own loading goes on with missing weights."""
         folder = Path(resume_from_checkpoint)
         with Reading(folder):
-            restore(self._parts.model, folder, Wishes(self.args.device))
+            self._parts.layout.restore(self._parts.model, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with Reading(checkpoint):
@@ -167,12 +166,19 @@ class TrialTrainer(Trainer):
             super()._load_rng_state(checkpoint)
 
     def write_state(self, folder: Path) -> None:
-        """Write all the Trainer needs to go on from here, in its own files."""
-        save_weights(self._parts.model, folder / weights_file(self._parts.model))
+        """Write all the Trainer needs to go on from here, in its own files; rank 0's part of it."""
+        whole = self._parts.layout.whole(self._parts.model)
+        assert whole is not None  # on rank 0 it is
+        save_weights(whole, folder / weights_file(whole))
         self._save_optimizer_and_scheduler(str(folder))
         self._save_scaler(str(folder))
         self._save_rng_state(str(folder))
         self.state.save_to_json(str(folder / "trainer_state.json"))
+
+    def help_write_state(self) -> None:
+        """Another rank's part: what it holds of the model and of the optimizer's state."""
+        self._parts.layout.whole(self._parts.model)
+        self.optimizer.state_dict()
 
 
 def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:

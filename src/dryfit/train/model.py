@@ -7,26 +7,73 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import TrainRequest
-from dryfit.core.plan import DeviceKind
+from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import ModelSettings, RegularizationSettings
+from dryfit.core.sharding import ShardPlan
 from dryfit.core.wire import write_text_atomic
 from dryfit.meta.configs import set_dropouts
 from dryfit.meta.filling import materialise
 from dryfit.meta.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
+from dryfit.parallel.apply import check_ranks
 from dryfit.tasks.base import MakeBase, Task, TaskModel
 from dryfit.tasks.decoder import load_int8
 from dryfit.tasks.heads import freeze
+from dryfit.train.cut_model import Cutting, empty_model
+from dryfit.train.layout import Layout, OneProcess
+from dryfit.train.ranks import Company, Group
+from dryfit.train.sharding import FOLDER, proved_plan
+
+
+def lay_out(body: TrainRequest, task: Task, company: Company) -> tuple[TaskModel, Layout]:
+    """The trial's model, or this process's part of it, ready to train, and how it lies on the processes.
+
+    Raises:
+        ConfigError: It cannot be divided so.
+        ShardError: The plan by which it would be cut is wrong, or the ranks are not alike.
+    """
+    if not isinstance(company, Group):
+        return build_model(body, task), OneProcess()
+    regularization = body.config.settings.regularization
+
+    def build(make: MakeBase) -> TaskModel:
+        model = task.model(make, seed=derive_seed(body.config.seed, "head"))
+        _recompute(model, body.plan)
+        return model
+
+    plan: ShardPlan | None = None
+    if company.rank == 0:
+        plan = proved_plan(empty_model(build, regularization), task, company.size, Path(body.cache_dir) / FOLDER).plan
+    plan = company.share(plan)
+    assert plan is not None  # rank 0 has made it
+    cutting = Cutting(build, regularization, plan, company, device_of(body.plan))
+    model, report = cutting.filled()
+    if company.rank == 0:
+        write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
+    freeze(model, regularization.freeze_layers)
+    task.check_model(model)
+    layout = cutting.connected(model)
+    check_ranks(model, plan, company.tensors)
+    return model, layout
+
+
+def device_of(plan: ExecutionPlan) -> str:
+    """Where a trial's tensors go."""
+    return "cuda" if plan.device is DeviceKind.CUDA else "cpu"
+
+
+def _recompute(model: TaskModel, plan: ExecutionPlan) -> None:
+    if plan.checkpointing:
+        for part in model.pretrained().values():
+            enable_checkpointing(part, reentrant=plan.reentrant)
 
 
 def build_model(body: TrainRequest, task: Task) -> TaskModel:
     """The trial's model: pretrained, with a seeded head, layers frozen, on its device; its report is written."""
     regularization = body.config.settings.regularization
-    device = "cuda" if body.plan.device is DeviceKind.CUDA else "cpu"
+    device = device_of(body.plan)
     model = task.model(_pretrained(regularization, device), seed=derive_seed(body.config.seed, "head"))
-    if body.plan.checkpointing:
-        for part in model.pretrained().values():
-            enable_checkpointing(part, reentrant=body.plan.reentrant)
+    _recompute(model, body.plan)
     report = materialise(model, device=device, missing=model.drawn)
     write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
     freeze(model, regularization.freeze_layers)

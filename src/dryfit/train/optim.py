@@ -12,9 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from transformers import PreTrainedModel, get_scheduler
 from transformers.optimization import Adafactor
 
+from dryfit.core.choices import Precision
 from dryfit.core.errors import ConfigError
 from dryfit.core.plan import DeviceKind, ExecutionPlan, ExecutionSettings, OptimizerImpl
-from dryfit.core.settings import OptimSettings, SchedSettings
+from dryfit.core.settings import OptimSettings, SchedSettings, TrialSettings
 from dryfit.tasks.heads import encoder_parts
 from dryfit.train.extras import bitsandbytes, pytorch_optimizer
 from dryfit.train.modelled import ModelledOptimizer, StateOf, adamw8bit_state, momentum_state, no_state
@@ -31,14 +32,6 @@ IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
     "adamw8bit": (OptimizerImpl.FUSED,),
 }
 """What each optimizer has, the fastest first."""
-
-_NOT_BY_ELEMENT: Final = {
-    "adafactor": "its step depends on whole rows and columns, of which a rank has a part",
-    "adamw8bit": "it rounds blocks of a parameter together, and a rank's slices make other blocks",
-}
-"""Optimizers whose step on slices is not the slices of their step; why."""
-
-_ON_DEVICES: Final = "the ranks of a model that is cut keep their optimizer's state on their devices"
 
 _RECTIFIED_AFTER_STEPS: Final = 5
 """Of RAdam: Liu et al. 2020, arXiv:1908.03265, algorithm 2, for any ``beta2`` from 0.9 on."""
@@ -63,6 +56,30 @@ class OptimizerPlan:
 def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
     """What an optimizer reads of a trial's plan."""
     return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer)
+
+
+_ELEMENT_BY_ELEMENT: Final = ("adamw", "sgd", "lion", "radam", "nadam")
+"""Optimizers that treat each number of a parameter by itself, so that a slice can be trained without the others."""
+
+
+def check_divided(settings: TrialSettings, plan: ExecutionPlan | ExecutionSettings) -> None:
+    """Refuse to divide a trial among processes where that would change what it learns.
+
+    Raises:
+        ConfigError: Its optimizer looks at whole parameters, its state lies in host memory, or a loss scaler would
+            decide on each rank by itself.
+    """
+    if plan.processes == 1:
+        return
+    doing = f"training a trial on {plan.processes} processes"
+    if settings.optim.name not in _ELEMENT_BY_ELEMENT:
+        found = f"{settings.optim.name} computes with whole parameters, and each process has a part"
+        raise ConfigError(doing, found, allowed=", ".join(_ELEMENT_BY_ELEMENT), hint="set optim.name to one of them")
+    if plan.offload_optimizer:
+        raise ConfigError(doing, "execution.offload_optimizer is true", allowed="false: each process has a part of it")
+    if settings.train.precision is Precision.FP16:
+        found = 'train.precision is "fp16", whose loss scale each process would choose by itself'
+        raise ConfigError(doing, found, allowed="fp32 or bf16")
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
@@ -149,34 +166,10 @@ def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKin
         )
 
 
-def check_divided(optim: OptimSettings, execution: ExecutionSettings | ExecutionPlan) -> None:
-    """Refuse an optimizer that cannot work on a rank's slices of parameters, where a model is cut over ranks.
-
-    Raises:
-        ConfigError: It reads more of a parameter than one element at a time, or its state is to lie in host memory.
-    """
-    if execution.tp == 1:
-        return
-    if optim.name in _NOT_BY_ELEMENT:
-        raise ConfigError(
-            f"checking execution.tp = {execution.tp}",
-            f"optim.name is {optim.name!r}: {_NOT_BY_ELEMENT[optim.name]}",
-            allowed=" or ".join(f'"{name}"' for name in IMPLEMENTATIONS if name not in _NOT_BY_ELEMENT),
-            hint="choose another optimizer, or leave execution.tp out",
-        )
-    if execution.offload_optimizer:
-        raise ConfigError(
-            "checking execution.offload_optimizer = true",
-            f"execution.tp is {execution.tp}: {_ON_DEVICES}",
-            allowed="false where a model is cut over ranks",
-            hint="leave execution.offload_optimizer out, or execution.tp",
-        )
-
-
-def cannot_offload(optim: OptimSettings, device: DeviceKind, *, tp: int = 1) -> str | None:
+def cannot_offload(optim: OptimSettings, device: DeviceKind, *, processes: int = 1) -> str | None:
     """Why an optimizer's state cannot lie in host memory; None where it can."""
-    if tp > 1:
-        return _ON_DEVICES
+    if processes > 1:
+        return "each process of a trial has a part of it, on its own device"
     if device is not DeviceKind.CUDA:
         return "on the CPU it lies in host memory already"
     if optim.name == "adamw8bit":

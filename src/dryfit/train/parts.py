@@ -1,7 +1,7 @@
 """What one training run is made of, and what it has come to."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
@@ -9,6 +9,7 @@ from dryfit.core.jobs import StopReason, TrainRequest
 from dryfit.core.trial import FoldScore, MetricPoint, mean
 from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.tokens import TokenSet
+from dryfit.train.layout import Layout, OneProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class TrialParts:
         fingerprint: Of the trial's config, which its checkpoints carry: that of ``request`` may have a fold's own seed.
         length: None: all epochs, validated on the way.
         place: Which of the trial's trainings it is.
+        layout: How the model lies on the processes that train it.
     """
 
     request: TrainRequest
@@ -108,6 +110,12 @@ class TrialParts:
     fingerprint: str
     length: FixedLength | None = None
     place: Place = ALONE
+    layout: Layout = field(default_factory=OneProcess)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes for all that train the trial."""
+        return self.layout.company.rank == 0
 
     @property
     def steps_per_epoch(self) -> int:

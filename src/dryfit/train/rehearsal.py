@@ -20,7 +20,7 @@ from dryfit.core.sharding import ShardPlan
 from dryfit.memory.events import Shape
 from dryfit.parallel.check import shards_of
 from dryfit.parallel.collectives import Ranks
-from dryfit.parallel.gathering import gather, gather_state
+from dryfit.parallel.gathering import gather
 from dryfit.parallel.norms import gradient_norm
 from dryfit.tasks.base import DTYPES, Batch
 from dryfit.train.optim import OptimizerPlan
@@ -123,9 +123,10 @@ class Rehearsal:
 
     def _save_whole(self, plan: ShardPlan, ranks: Ranks) -> None:
         model = self.parts.model
-        gather_state(model, plan, ranks)
-        shards = shards_of(model, plan)
+        shards, adapted = shards_of(model, plan), model.adapted() is not None
         for name, parameter in model.named_parameters():
+            if parameter.requires_grad or not adapted:
+                gather(parameter.detach(), shards[name], ranks, name).cpu()
             state = self.optimizer.state.get(parameter, {}) if self.optimizer is not None else {}
             for value in state.values():
                 if isinstance(value, torch.Tensor):

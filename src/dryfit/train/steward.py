@@ -36,7 +36,11 @@ class Training(Protocol):
         ...
 
     def write_state(self, folder: Path) -> None:
-        """Write all that is needed to go on from here."""
+        """Write all that is needed to go on from here; called on rank 0 alone."""
+        ...
+
+    def help_write_state(self) -> None:
+        """Give what is to be written to rank 0; called on all others, at the same time."""
         ...
 
 
@@ -93,12 +97,17 @@ class Steward(TrainerCallback):
             self._run.stopped_by = self._validate(step)
         if self._run.stopped_by is None and step < self._parts.last_step:
             asked = self._parts.channel.stop_requested()
-            due = time.monotonic() - self._checkpointed_s >= self._parts.request.checkpoint_every_s
+            due = self._is_checkpoint_due()
             if asked is not None or (due and (validated or self._parts.length is not None)):
                 self._checkpoint(step)
             self._run.stopped_by = asked
         if self._run.stopped_by is not None or step == self._parts.last_step:
             control.should_training_stop = True
+
+    def _is_checkpoint_due(self) -> bool:
+        """By the clock of rank 0: others' may be a moment behind."""
+        due = time.monotonic() - self._checkpointed_s >= self._parts.request.checkpoint_every_s
+        return self._parts.layout.company.share(due)
 
     def _sign_of_life(self, step: int) -> None:
         channel = self._parts.channel
@@ -132,6 +141,7 @@ class Steward(TrainerCallback):
             guard=self._guard,
         )
         self._at.end_batch()
+        found = parts.layout.company.share(found)  # one number decides on all ranks
         found.require((config.metric, *config.also), parts.task)
         check_process(f"validating after step {step}")  # what is reported is never taken back
         point = MetricPoint(
@@ -164,6 +174,9 @@ class Steward(TrainerCallback):
         config = self._parts.request.config
         given = replace(self._parts.task.given, fitted=found.fitted)
         self._parts.channel.send(Phase(name="save", step=point.step))
+        whole = self._parts.layout.whole(self._parts.model)
+        if whole is None:
+            return
         facts = {
             "task": task_word(config.task),
             "trial": config.number,
@@ -175,7 +188,7 @@ class Steward(TrainerCallback):
         }
         save_trained(
             Path(self._parts.request.best_dir),
-            self._parts.model,
+            whole,
             tokenizer_folders=self._parts.tokenizer_folders,
             facts=facts,
         )
@@ -184,6 +197,9 @@ class Steward(TrainerCallback):
         check_process(f"writing a checkpoint after step {step}")
         at = self._of_trial(step)
         self._parts.channel.send(Phase(name="save", step=at))
+        if not self._parts.leads:
+            self._trainer.help_write_state()
+            return
         save_checkpoint(
             Path(self._parts.request.checkpoint_dir),
             step=at,

@@ -1,0 +1,67 @@
+"""How a trial's model lies on the processes that train it, and what follows from that for training and saving it."""
+
+from pathlib import Path
+from typing import Protocol, final
+
+import torch
+from torch import nn
+
+from dryfit.meta.matching import Wishes
+from dryfit.tasks.base import TaskModel
+from dryfit.tasks.load import restore
+from dryfit.train.ranks import Alone, Company
+
+
+class Layout(Protocol):
+    """What a process of a trial asks of the others about the model. All make the same calls in the same order."""
+
+    @property
+    def company(self) -> Company:
+        """The processes."""
+        ...
+
+    def gradient_norm(self, model: nn.Module) -> torch.Tensor:
+        """The 2-norm of the whole model's gradients, the same on each rank."""
+        ...
+
+    def whole(self, model: TaskModel) -> TaskModel | None:
+        """The model with all that is saved of it in one place: on rank 0; None on the others.
+
+        Where adapters alone are saved, its other weights may be without data.
+        """
+        ...
+
+    def restore(self, model: TaskModel, folder: Path) -> None:
+        """Give the model the weights that were saved of the whole one.
+
+        Raises:
+            LoadError: A weight is missing, has no place or another shape, or the file is damaged.
+        """
+        ...
+
+    def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
+        """Make the optimizer's saved state that of the whole model, whatever it is loaded into or taken from."""
+        ...
+
+
+@final
+class OneProcess:
+    """All of the model is here."""
+
+    def __init__(self) -> None:
+        self.company = Alone()
+
+    def gradient_norm(self, model: nn.Module) -> torch.Tensor:
+        """As torch computes it."""
+        return nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+
+    def whole(self, model: TaskModel) -> TaskModel | None:
+        """The model itself."""
+        return model
+
+    def restore(self, model: TaskModel, folder: Path) -> None:
+        """In place."""
+        restore(model, folder, Wishes(next(model.parameters()).device))
+
+    def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
+        """It is."""
