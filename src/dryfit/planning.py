@@ -35,11 +35,11 @@ from dryfit.tasks.own import own_source
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task, task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
-from dryfit.train.cuts import Cuts, cut_summary
+from dryfit.train.cuts import Cuts
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.optim import cannot_offload, check_divided, implementations
 from dryfit.train.sharding import FOLDER
-from dryfit.train.subjects import subject_model, subject_task
+from dryfit.train.subjects import subject_task
 from dryfit.train.tracer import StepTracer, any_shape
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -90,6 +90,8 @@ class _Planner:
         if len(trials) == 1:
             return
         for subject, trial in zip(self.body.subjects, trials, strict=True):
+            if self.body.wishes.tp > 1:
+                self.cuts.prove(subject, self.body.wishes.tp)
             source = self.source(subject)
             rows = min(self.body.wishes.micro_batch or trial.effective_batch, trial.effective_batch)
             for length in trial.lengths.candidates:
@@ -106,7 +108,7 @@ class _Planner:
             TraceError: Its model cannot be followed to cut it.
         """
         began_s, wishes = time.monotonic(), self.body.wishes
-        proved = self.cuts.prove(subject, wishes.tp) if wishes.tp > 1 else None
+        cut = self.cuts.prove(subject, wishes.tp) if wishes.tp > 1 else None
         source, device = self.source(subject), self.device()
         found = climb(
             trial,
@@ -118,9 +120,8 @@ class _Planner:
         )
         if self.body.every_rung:
             found = with_divided(found, trial, wishes, source, device, lambda degree: self.divided(subject, degree))
-        if proved is not None:
-            model = subject_model(subject, subject_task(subject))
-            cut = cut_summary(model, proved, self.sent(subject, trial, found))
+        if cut is not None:
+            cut = cut.model_copy(update={"sent": self.sent(subject, trial, found)})
             found = found.model_copy(update={"cut": cut})
         return found.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})
 

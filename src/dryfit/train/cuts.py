@@ -9,7 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from dryfit.core.choices import BaseFormat
-from dryfit.core.cut import CutRow, CutSummary, KeptWhole, Sent
+from dryfit.core.cut import CutRow, CutSummary, KeptWhole
 from dryfit.core.errors import ConfigError
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import PlanSubject
@@ -34,18 +34,23 @@ class Cuts:
 
     folder: Path
     _plans: dict[_Place, ShardPlan] = field(default_factory=dict[_Place, ShardPlan])
+    _proved: dict[_Place, CutSummary] = field(default_factory=dict[_Place, CutSummary])
 
-    def prove(self, subject: PlanSubject, degree: int) -> ProvedPlan:
-        """A subject's plan with its proof.
+    def prove(self, subject: PlanSubject, degree: int) -> CutSummary:
+        """Prove a subject's plan; what is sent is not known yet.
 
         Raises:
             ConfigError: Nothing can be cut, the degree does not divide what can be, or the base is in 8 bits.
             TraceError: The model's code cannot be followed.
             ShardError: The plan is refused by its proof.
         """
-        found = proved_plan(*_model(subject), degree, self.folder)
-        self._plans[_place(subject, degree)] = found.plan
-        return found
+        place = _place(subject, degree)
+        if place not in self._proved:
+            model, task = _model(subject)
+            found = proved_plan(model, task, degree, self.folder)
+            self._plans[place] = found.plan
+            self._proved[place] = cut_summary(model, found)
+        return self._proved[place]
 
     def plan(self, subject: PlanSubject, degree: int) -> ShardPlan:
         """A subject's plan: the proved one where it was proved here; else for numbers only.
@@ -76,13 +81,12 @@ def _place(subject: PlanSubject, degree: int) -> _Place:
     return (subject.settings.model, memory_key(any_shape(subject)), degree)
 
 
-def cut_summary(model: nn.Module, proved: ProvedPlan, sent: Sent | None) -> CutSummary:
+def cut_summary(model: nn.Module, proved: ProvedPlan) -> CutSummary:
     """Sum up how a model is cut.
 
     Args:
         model: The whole model; it may be on meta.
         proved: Its plan.
-        sent: By a rank in one optimizer step.
     """
     plan, shards = proved.plan, shards_of(model, proved.plan)
     every = dict(model.named_parameters())
@@ -99,7 +103,6 @@ def cut_summary(model: nn.Module, proved: ProvedPlan, sent: Sent | None) -> CutS
         whole_weight_bytes=whole_bytes,
         cut=len(cut),
         whole=len(every) - len(cut),
-        sent=sent,
         output_error=proved.proof.output_error,
         gradient_error=proved.proof.gradient_error,
         rows=tuple(
