@@ -14,7 +14,6 @@ from pathlib import Path
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from dryfit.core.sharding import ShardPlan
 from dryfit.meta import build
 from dryfit.parallel.planner import plan_shards
 
@@ -22,21 +21,12 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / folder) for folder in 
 
 from test_shard_architectures import ARCHITECTURES, model_of  # noqa: E402
 
+_FP32_BYTES = 4
+
 
 def bert_large() -> nn.Module:
     config = BertConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096)
     return build(lambda: BertForSequenceClassification(config))
-
-
-def held_bytes(plan: ShardPlan, item_bytes: int = 4) -> int:
-    total = 0
-    for shard in plan.parameters.values():
-        if shard.tied_to is None:
-            size = item_bytes
-            for length in shard.local_shape(plan.degree):
-                size *= length
-            total += size
-    return total
 
 
 def measured(name: str, module: nn.Module, degree: int) -> None:
@@ -47,7 +37,7 @@ def measured(name: str, module: nn.Module, degree: int) -> None:
     sent = sum(one.bytes_per_token for one in plan.traffic)
     print(
         f"{name:24s} {used:7.1f} s CPU {seconds:7.1f} s   {cut:4d} of {len(plan.parameters):4d} cut   "
-        f"{held_bytes(plan) / 2**20:8.1f} MiB held   {sent:8d} bytes a token"
+        f"{plan.held_bytes(_FP32_BYTES) / 2**20:8.1f} MiB held   {sent:8d} bytes a token"
     )
 
 

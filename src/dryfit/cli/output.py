@@ -222,20 +222,13 @@ def print_verdict(diagnosis: Diagnosis) -> None:
     console().print(Text(verdict_line(diagnosis), style="green" if diagnosis.healthy else "red"))
 
 
-def print_trained(model: TrainedModel) -> None:
-    """A trained model, and its scores."""
+def print_trained(model: TrainedModel | TrainedEnsemble) -> None:
+    """A trained model, and its scores; those of an ensemble beside those of its members."""
+    one = isinstance(model, TrainedModel)
     out = console()
-    for line in trained_lines(model):
+    for line in trained_lines(model) if one else ensemble_lines(model):
         out.print(Text(line))
-    print_table(scores_table(model))
-
-
-def print_ensemble(model: TrainedEnsemble) -> None:
-    """An ensemble, and its scores beside those of its members."""
-    out = console()
-    for line in ensemble_lines(model):
-        out.print(Text(line))
-    print_table(ensemble_table(model))
+    print_table(scores_table(model) if one else ensemble_table(model))
 
 
 def print_top(table: TopTable) -> None:

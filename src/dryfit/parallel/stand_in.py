@@ -21,10 +21,10 @@ from dryfit.meta.inputs import allow_real_inputs
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import slots
 from dryfit.parallel.check import shards_of
+from dryfit.parallel.repeats import OF_EACH_KIND, outermost_lists
 
 _STD: Final = 0.5
 _MOST_FAN: Final = 3.0
-_OF_EACH_KIND: Final = 2
 _SMALLER: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _TO_SMALLER: Final = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16})
 
@@ -86,8 +86,7 @@ def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> S
     Raises:
         ShardError: A buffer has no value and cannot be computed.
     """
-    left_out = {} if whole else _repeated(module, plan)
-    dropped = {id(layer) for layers in left_out.values() for layer in layers}
+    dropped = set[int]() if whole else _repeated(module, plan)
     memo: dict[int, Any] = {key: nn.Module() for key in dropped}
     generator = torch.Generator().manual_seed(seed)
     kept_alive = _tensors(module, dropped, generator, memo)
@@ -142,21 +141,17 @@ def _computed(name: str, tensor: torch.Tensor) -> torch.Tensor:
     raise ShardError("copying a model to prove a plan with", f"{name}: {found}", hint="build it by dryfit.meta.build")
 
 
-def _repeated(module: nn.Module, plan: ShardPlan) -> dict[str, list[nn.Module]]:
-    """The layers of each outermost list that are more than two of a kind, by the list's path."""
+def _repeated(module: nn.Module, plan: ShardPlan) -> set[int]:
+    """The ``id`` of each layer of an outermost list that is one more than two of a kind."""
     shards = shards_of(module, plan)
-    found: dict[str, list[nn.Module]] = {}
-    lists: list[str] = []
-    for path, part in module.named_modules():
-        if not isinstance(part, nn.ModuleList) or any(path.startswith(f"{outer}.") for outer in lists):
-            continue  # a list within a layer: experts, say, of which the layer knows the number
-        lists.append(path)
+    found = set[int]()
+    for path, layers in outermost_lists(module):
         seen: dict[object, int] = {}
-        for index, layer in enumerate(part):
+        for index, layer in enumerate(layers):
             kind = _kind(f"{path}.{index}", layer, shards, plan)
             seen[kind] = seen.get(kind, 0) + 1
-            if seen[kind] > _OF_EACH_KIND:
-                found.setdefault(path, []).append(layer)
+            if seen[kind] > OF_EACH_KIND:
+                found.add(id(layer))
     return found
 
 
