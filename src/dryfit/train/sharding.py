@@ -51,11 +51,21 @@ def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> Prov
     kept = _kept(path)
     if kept is not None:
         return kept
-    plan = plan_shards(model, degree, inputs=lambda rows, length: _inputs(model, task, rows, length, _on_meta))
+    plan = shard_plan(model, task, degree)
     made = ProvedPlan(plan=plan, proof=prove(model, plan, _sample(model, task)))
     folder.mkdir(parents=True, exist_ok=True)
     write_model(path, made, durable=False)
     return made
+
+
+def shard_plan(model: TaskModel, task: Task, degree: int) -> ShardPlan:
+    """Plan how a trial's model is cut, without a proof: for numbers, never for training.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: The model's code cannot be followed.
+    """
+    return plan_shards(model, degree, inputs=lambda rows, length: _inputs(model, task, rows, length, _on_meta))
 
 
 def _kept(path: Path) -> ProvedPlan | None:
