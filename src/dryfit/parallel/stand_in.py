@@ -19,12 +19,13 @@ from dryfit.core.errors import LoadError, ShardError
 from dryfit.core.sharding import ShardPlan
 from dryfit.meta.inputs import allow_real_inputs
 from dryfit.meta.tape import is_deferred, tape_of
-from dryfit.meta.walk import slots
+from dryfit.meta.walk import Slot, slots
 from dryfit.parallel.check import shards_of
 from dryfit.parallel.repeats import OF_EACH_KIND, outermost_lists
 
 _STD: Final = 0.5
 _MOST_FAN: Final = 3.0
+_THIN: Final = 8  # times longer than wide: a matrix of low rank
 _SMALLER: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _TO_SMALLER: Final = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16})
 
@@ -86,7 +87,7 @@ def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> S
     Raises:
         ShardError: A buffer has no value and cannot be computed.
     """
-    dropped = set[int]() if whole else _repeated(module, plan)
+    dropped = _dropped(module, plan, whole)
     memo: dict[int, Any] = {key: nn.Module() for key in dropped}
     generator = torch.Generator().manual_seed(seed)
     kept_alive = _tensors(module, dropped, generator, memo)
@@ -103,16 +104,38 @@ def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> S
     return StandIn(copied.eval(), _renamed(plan, back, gone), names, gone)
 
 
+def kept_parameters(module: nn.Module, plan: ShardPlan, *, whole: bool) -> int:
+    """How many numbers the parameters of a copy have; none is made."""
+    without = _within(module, _dropped(module, plan, whole))
+    kept = {
+        id(parameter): parameter.numel()
+        for part in module.modules()
+        if id(part) not in without
+        for parameter in part.parameters(recurse=False)
+    }
+    return sum(kept.values())
+
+
+def _dropped(module: nn.Module, plan: ShardPlan, whole: bool) -> set[int]:
+    """The ids of the layers that a copy does without."""
+    return set[int]() if whole else _repeated(module, plan)
+
+
+def _within(module: nn.Module, dropped: set[int]) -> set[int]:
+    """The ids of some layers and of all modules in them."""
+    return {id(part) for layer in module.modules() if id(layer) in dropped for part in layer.modules()}
+
+
 def _tensors(module: nn.Module, dropped: set[int], generator: torch.Generator, memo: dict[int, Any]) -> list[Any]:
     """Put a stand-in for every tensor of the copy into the table that ``deepcopy`` looks into."""
     found = slots(module)
-    without = {id(part) for layer in module.modules() if id(layer) in dropped for part in layer.modules()}
+    without = _within(module, dropped)
     for slot in found:
         old = slot.tensor
         if id(slot.owner) in without or id(old) in memo:
             continue
         if isinstance(old, nn.Parameter) and old.is_floating_point():
-            memo[id(old)] = nn.Parameter(_drawn(slot.name, tuple(old.shape), generator))
+            memo[id(old)] = nn.Parameter(_drawn(slot, tuple(old.shape), generator))
             continue
         value = _computed(slot.name, old).detach()
         value = value.double() if value.is_floating_point() else value.clone()
@@ -120,12 +143,16 @@ def _tensors(module: nn.Module, dropped: set[int], generator: torch.Generator, m
     return found
 
 
-def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _drawn(slot: Slot, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
     if len(shape) < 2:
-        return drawn * _STD + (1.0 if name.endswith("weight") else 0.0)  # a norm's
-    fan = math.sqrt(shape[-1] * shape[-2])
-    return drawn * min(_STD, _MOST_FAN / math.sqrt(max(fan, 1.0)))
+        return drawn * _STD + (1.0 if slot.name.endswith("weight") else 0.0)  # a norm's
+    short, long = sorted(shape[-2:])
+    if isinstance(slot.owner, nn.Embedding) or short * _THIN > long:
+        return drawn * min(_STD, _MOST_FAN / math.sqrt(max(math.sqrt(short * long), 1.0)))
+    return drawn * min(
+        _STD, 1 / math.sqrt(max(long, 1))
+    )  # an adapter's: two of them stand beside one matrix, times a factor
 
 
 def _computed(name: str, tensor: torch.Tensor) -> torch.Tensor:
