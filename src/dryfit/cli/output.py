@@ -17,6 +17,7 @@ from dryfit.core.memory import VerdictKind
 from dryfit.core.secrets import redacted, secrets_of
 from dryfit.core.trial import Outcome
 from dryfit.report.calibrations import calibration_lines, calibration_table
+from dryfit.report.cut_tables import cut_lines, cut_table
 from dryfit.report.doctor import finding_lines, verdict_line
 from dryfit.report.generations import generation_text
 from dryfit.report.health import health_table, verdict
@@ -176,9 +177,16 @@ def print_plan(answer: PlanAnswer) -> None:
         for table in (requirement_table(answer, memory), memory_table(memory)):
             out.print()
             print_table(table)
+    if answer.cut is not None:
+        out.print()
+        print_table(cut_table(answer.cut))
+        for line in cut_lines(answer.cut):
+            out.print(Text(line))
     if answer.ladder:
         out.print()
         print_table(ladder_table(answer.ladder))
+    if answer.cannot_cut:
+        out.print(Text(f"no rung for more devices: {answer.cannot_cut}"))
     out.print(Text(trust_text(answer), style="dim"))
 
 

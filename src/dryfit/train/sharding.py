@@ -61,12 +61,21 @@ def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path, *, most
     kept = _kept(path)
     if kept is not None:
         return kept
-    inputs = traced_inputs(model, task)
-    plan = plan_shards(model, degree, inputs=inputs)
-    made = ProvedPlan(plan=plan, proof=_proved(Wide(model, plan, inputs), task, most_bytes))
+    plan = shard_plan(model, task, degree)
+    made = ProvedPlan(plan=plan, proof=_proved(Wide(model, plan, traced_inputs(model, task)), task, most_bytes))
     folder.mkdir(parents=True, exist_ok=True)
     write_model(path, made, durable=False)
     return made
+
+
+def shard_plan(model: TaskModel, task: Task, degree: int) -> ShardPlan:
+    """Plan how a trial's model is cut, without a proof: for numbers, never for training.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: The model's code cannot be followed.
+    """
+    return plan_shards(model, degree, inputs=traced_inputs(model, task))
 
 
 def traced_inputs(model: TaskModel, task: Task) -> Inputs:
