@@ -43,6 +43,7 @@ SUBJECTS: dict[str, Callable[[Path], PlanSubject]] = {
     "llama": lambda folder: subject(config(folder, "llama"), Task.CAUSAL_LM),
     "llama, adapters": lambda folder: subject(config(folder, "llama"), Task.CAUSAL_LM, lora={"r": 4}),
 }
+QUICK = (("bert", False), ("llama, adapters", False))
 
 
 @dataclass
@@ -137,7 +138,11 @@ def real_step(what: PlanSubject, parts: StepParts, plan: ShardPlan, ranks: Simul
 
 
 @pytest.mark.parametrize(
-    ("name", "checkpointing"), [*((name, False) for name in SUBJECTS), ("bert", True), ("bert, frozen", True)]
+    ("name", "checkpointing"),
+    [
+        pytest.param(name, recompute, marks=() if (name, recompute) in QUICK else pytest.mark.slow)
+        for name, recompute in [*((name, False) for name in SUBJECTS), ("bert", True), ("bert, frozen", True)]
+    ],
 )
 def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
     name: str, checkpointing: bool, tmp_path: Path
@@ -176,6 +181,7 @@ def category(answer: PlanAnswer, name: MemoryCategory) -> int:
     return answer.memory.by_category.get(name, 0)
 
 
+@pytest.mark.slow
 def test_a_rank_takes_less_than_the_whole_and_neither_answers_for_the_other(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", hidden_size=256, intermediate_size=1024, vocab_size=4096))
     answers = [planned(what, tmp_path / "cache", tp=tp) for tp in (1, 2, 4, 1, 2)]
@@ -191,6 +197,7 @@ def test_a_rank_takes_less_than_the_whole_and_neither_answers_for_the_other(tmp_
         assert states == pytest.approx(of(one).weight_bytes / of(one).whole_weight_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_puts_whole_parameters_together(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", vocab_size=8192), train={"max_length": 8})
     table_bytes = 8192 * 64 * 4
@@ -246,6 +253,7 @@ def test_a_base_in_8_bits_is_not_cut(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("traces/*"))
 
 
+@pytest.mark.slow
 def test_heads_of_keys_count_where_queries_share_them(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", "llama"), Task.CAUSAL_LM)
     with pytest.raises(ConfigError, match="4 does not divide 2") as refused:
@@ -254,6 +262,7 @@ def test_heads_of_keys_count_where_queries_share_them(tmp_path: Path) -> None:
     assert "key and value heads" in refused.value.hint
 
 
+@pytest.mark.slow
 def test_a_plan_that_its_proof_refuses_is_not_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_sums_of_gradients(*args: Any) -> ShardPlan:
         found = shard_plan(*args)
@@ -298,6 +307,7 @@ def test_more_devices_are_the_last_rungs_and_a_refusal_names_the_fewest(tmp_path
         assert "on each of" in tight.reasons[-1]
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_cut_has_no_such_rung_but_a_reason(tmp_path: Path) -> None:
     few = partial(planned, cache=tmp_path / "cache", every_rung=True, micro_batch=8, optimizer_impl=OptimizerImpl.FUSED)
     odd = subject(config(tmp_path / "odd", num_attention_heads=1, hidden_size=63, intermediate_size=33))
@@ -311,6 +321,7 @@ def test_a_model_that_cannot_be_cut_has_no_such_rung_but_a_reason(tmp_path: Path
     assert "adafactor" in few(by_rows, optimizer_impl=OptimizerImpl.PLAIN).cannot_cut
 
 
+@pytest.mark.slow
 def test_where_a_degree_is_set_only_larger_ones_are_rungs(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model"))
     nothing = CPU.model_copy(update={"capacity_bytes": 1})

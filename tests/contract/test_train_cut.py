@@ -88,7 +88,7 @@ MAKERS: dict[str, Callable[..., Trial]] = {
         **{**tables, "execution": {**tables.get("execution", {}), "checkpointing": True, "micro_batch": 3}},
     ),
 }
-QUICK = ("criteria", "causal-lm")
+QUICK = ("causal-lm",)
 
 
 def weights(trial: Trial) -> dict[str, torch.Tensor]:

@@ -178,6 +178,7 @@ OTHERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_model_that_differs_in_more_than_its_sizes_proves_nothing(other: str):
     change, named = OTHERS[other]
