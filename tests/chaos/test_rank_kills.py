@@ -27,7 +27,10 @@ from study_runs import (
     write_study,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc"),
+    pytest.mark.slow,
+]
 
 CUT = "tp = 2"
 
@@ -79,7 +82,6 @@ def test_a_killed_rank_is_one_failure_and_the_trial_goes_on(tmp_path: Path, undi
     assert not marked_processes(folder)
 
 
-@pytest.mark.slow
 def test_a_killed_study_leaves_no_rank_behind_and_goes_on(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "study"
     write_study(folder, trials=2, execution=CUT)
@@ -94,7 +96,6 @@ def test_a_killed_study_leaves_no_rank_behind_and_goes_on(tmp_path: Path, undist
     assert all(trial.outcome in (Outcome.COMPLETE, Outcome.PRUNED) for trial in fold(folder).trials)
 
 
-@pytest.mark.slow
 def test_the_best_trial_is_trained_once_more_on_two_processes(undisturbed: Path) -> None:
     done = run("train", undisturbed)
     assert done.returncode == 0, done.stderr

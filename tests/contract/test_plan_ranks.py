@@ -282,6 +282,7 @@ def wide(folder: Path, **tables: Any) -> PlanSubject:
     return subject(config(folder, **shape), train={"batch_size": 2, "max_length": 8}, **tables)
 
 
+@pytest.mark.slow
 def test_more_devices_are_the_last_rungs_and_a_refusal_names_the_fewest(tmp_path: Path) -> None:
     what, cache = wide(tmp_path / "model"), tmp_path / "cache"
     planned_so = partial(planned, what, cache, micro_batch=2, optimizer_impl=OptimizerImpl.FUSED)

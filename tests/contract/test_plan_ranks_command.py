@@ -5,10 +5,13 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from rank_plans import config
 from study_runs import command
 
 
+@pytest.mark.slow
 def test_the_answer_is_a_table_one_object_or_a_clear_refusal(tmp_path: Path) -> None:
     bert = config(tmp_path / "bert")
     environment = {**os.environ, "DRYFIT_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
