@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dryfit.core.errors import ConfigError
@@ -86,14 +87,19 @@ class Dividing:
         agree(self.group.tensors, {"the parameters": _described(model, shapes)})
         mesh = init_device_mesh(self.device, (self.group.size,))
         held = _without_memory(model, shapes)
-        for unit, ignored in list(_units(model)):  # all, before parameters are replaced
-            divided = cast(
-                "FSDPModule", fully_shard(unit, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
-            )
+        units = list(_units(model))  # before parameters are replaced
+        for unit in units:
+            unit.register_forward_hook(_without_views)
+            divided = cast("FSDPModule", fully_shard(unit, mesh=mesh, reshard_after_forward=True))
             # The loss was divided by the whole batch's weight already. gloo has no sum of products, so plain sums.
             divided.set_gradient_divide_factor(1.0)
             divided.set_force_sum_reduction_for_comms(True)
         _take_parts(model, held, mesh)
+        for unit in units:
+            # What they are put together in is made on first use: made in inference mode, it could not be trained.
+            divided = cast("FSDPModule", unit)
+            divided.unshard()
+            divided.reshard()
         return DividedModel(self)
 
 
@@ -107,25 +113,28 @@ def _described(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> str:
     return "\n".join(f"{name} {shapes[name]} {one.dtype} {one.requires_grad}" for name, one in named)
 
 
-def _units(model: TaskModel) -> Iterator[tuple[nn.Module, set[nn.Parameter]]]:
-    """Modules whose weights are put together at once, inner ones first; each with what is used outside it too.
+def _units(model: TaskModel) -> Iterator[nn.Module]:
+    """Modules whose weights are put together at once, inner ones first.
 
     Layers are what transformers itself recomputes one by one. The pretrained models are units of their own, since they
-    are called without the head where they generate; what two units share is the next outer one's.
+    are called without the head where they generate. A module that shares weights with what is outside it is none.
     """
-    bases = list(model.pretrained().values())
-    wanted = [*_layers(model), *bases, model]
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    paths = {id(module): path for path, module in model.named_modules()}
-    seen = set[int]()
-    for unit in wanted:
-        if id(unit) in seen:
-            continue
-        seen.add(id(unit))
-        prefix = f"{paths[id(unit)]}." if unit is not model else ""
-        yield unit, {one for one in unit.parameters() if not all(name.startswith(prefix) for name in names[one])}
+    paths = {module: path for path, module in model.named_modules()}
+    for unit in dict.fromkeys([*_layers(model), *model.pretrained().values()]):
+        own = [name.startswith(f"{paths[unit]}.") for one in unit.parameters() for name in names[one]]
+        if all(own):
+            yield unit
+    yield model
+
+
+def _without_views(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """Copy what of a unit's outputs is a view: what is written into one would pass over the hooks of FSDP."""
+    return tree_map_only(
+        torch.Tensor, lambda one: one.clone() if one.requires_grad and one._is_view() else one, outputs
+    )
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
