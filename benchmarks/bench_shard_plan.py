@@ -1,42 +1,46 @@
 """How long it takes to plan how a model is cut: tiny models of each architecture, and BERT-large's shape.
 
     python benchmarks/bench_shard_plan.py [--degree 2]
+    python benchmarks/bench_shard_plan.py --wide [--degree 2]
 
 Everything is on the meta device. Said are seconds of this process's CPU and by the clock, how many parameters are cut,
 the bytes of parameters a rank holds, and the bytes it sends for a token.
+
+With --wide, trials' models of well-known sizes are planned and proved, each in a process of its own, by the clock and
+by that process's largest resident memory; those that are too wide to be proved themselves on a narrower model.
 """
 
 import argparse
+import os
+import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from dryfit.core.sharding import ShardPlan
+from dryfit.core.choices import Task
+from dryfit.core.plan import PlanSubject
+from dryfit.core.settings import LoraSettings, ModelSettings, TrialSettings
 from dryfit.meta import build
 from dryfit.parallel.planner import plan_shards
+from dryfit.parallel.prove import proof_bytes
+from dryfit.train.sharding import proved_plan
+from dryfit.train.subjects import step_parts
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("support", "contract")]
 
 from test_shard_architectures import ARCHITECTURES, model_of  # noqa: E402
 
+_FP32_BYTES = 4
+
 
 def bert_large() -> nn.Module:
     config = BertConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096)
     return build(lambda: BertForSequenceClassification(config))
-
-
-def held_bytes(plan: ShardPlan, item_bytes: int = 4) -> int:
-    total = 0
-    for shard in plan.parameters.values():
-        if shard.tied_to is None:
-            size = item_bytes
-            for length in shard.local_shape(plan.degree):
-                size *= length
-            total += size
-    return total
 
 
 def measured(name: str, module: nn.Module, degree: int) -> None:
@@ -47,14 +51,62 @@ def measured(name: str, module: nn.Module, degree: int) -> None:
     sent = sum(one.bytes_per_token for one in plan.traffic)
     print(
         f"{name:24s} {used:7.1f} s CPU {seconds:7.1f} s   {cut:4d} of {len(plan.parameters):4d} cut   "
-        f"{held_bytes(plan) / 2**20:8.1f} MiB held   {sent:8d} bytes a token"
+        f"{plan.held_bytes(_FP32_BYTES) / 2**20:8.1f} MiB held   {sent:8d} bytes a token"
+    )
+
+
+# Task and rank of adapters.
+WIDE = (
+    ("google-bert/bert-large-uncased", Task.CRITERIA, 0),
+    ("Qwen/Qwen2.5-0.5B", Task.CAUSAL_LM, 0),
+    ("Qwen/Qwen2.5-0.5B", Task.CAUSAL_LM, 8),
+    ("meta-llama/Llama-2-7b-hf", Task.CAUSAL_LM, 0),
+    ("meta-llama/Llama-2-7b-hf", Task.CAUSAL_LM, 8),
+    ("meta-llama/Llama-3.1-8B", Task.CAUSAL_LM, 0),
+    ("meta-llama/Llama-3.1-8B", Task.CAUSAL_LM, 8),
+)
+
+
+def proved(index: int, degree: int) -> None:
+    """Plan and prove one of WIDE in this process."""
+    name, task, rank = WIDE[index]
+    subject = PlanSubject(
+        task=task, settings=TrialSettings(model=ModelSettings(name=name)), lora=LoraSettings(r=rank) if rank else None
+    )
+    clock = time.perf_counter()
+    parts = step_parts(subject, checkpointing=False, reentrant=False)
+    built = time.perf_counter() - clock
+    with TemporaryDirectory() as folder:
+        clock = time.perf_counter()
+        made = proved_plan(parts.model, parts.task, degree, Path(folder))
+        seconds = time.perf_counter() - clock
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    narrowed = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in made.proof.narrowed.items())
+    print(
+        f"{name:32s} r = {rank}: built {built:5.1f} s, planned and proved {seconds:5.1f} s (of which the proof itself "
+        f"{made.proof.seconds:5.1f} s), peak {peak:4.1f} GiB; at full width the proof would take "
+        f"{proof_bytes(parts.model, made.plan) / 2**30:5.1f} GiB; gradients {made.proof.gradient_error:.0e}, "
+        f"parameters {made.proof.parameter_error:.0e}; narrowed: {narrowed or 'nothing'}",
+        flush=True,
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--degree", type=int, default=2)
-    degree = parser.parse_args().degree
+    parser.add_argument("--wide", action="store_true", help="plan and prove models of well-known sizes")
+    parser.add_argument("--only", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    degree = asked.degree
+    if asked.only is not None:
+        proved(asked.only, degree)
+        return
+    if asked.wide:
+        for index in range(len(WIDE)):
+            command = [sys.executable, __file__, "--only", str(index), "--degree", str(degree)]
+            subprocess.run(command, check=True)
+        print("load averages of the last 1, 5 and 15 minutes:", *(f"{load:.1f}" for load in os.getloadavg()))
+        return
     for name in ARCHITECTURES:
         measured(name, model_of(name), degree)
     measured("bert-large, 24 layers", bert_large(), degree)

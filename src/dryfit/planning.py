@@ -1,6 +1,7 @@
 """Child job PLAN: the memory of trials on a device, before anything runs on it."""
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import ConfigError
+from dryfit.core.cut import Sent
+from dryfit.core.errors import ConfigError, TraceError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import ExecutionSettings, PlanSubject
@@ -16,12 +18,14 @@ from dryfit.core.settings import DataSettings, ModelSettings
 from dryfit.core.wire import Phase
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations
+from dryfit.memory.divided import with_divided
 from dryfit.memory.estimate import Device, Lengths
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.ladder import plan as climb
-from dryfit.memory.rungs import Change, ChangeKind, Trial
+from dryfit.memory.rungs import Change, ChangeKind, Trial, execution_asked
 from dryfit.memory.source import SegmentSource
 from dryfit.memory.store import TraceStore
+from dryfit.memory.tracer import Variant
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import most_tokens
 from dryfit.meta.pretrained import cannot_checkpoint
@@ -31,12 +35,16 @@ from dryfit.tasks.own import own_source
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task, task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.train.cuts import Cuts
 from dryfit.train.evaluate import evaluation_rows
-from dryfit.train.optim import cannot_offload, implementations
+from dryfit.train.optim import cannot_offload, check_divided, implementations
+from dryfit.train.sharding import FOLDER
 from dryfit.train.subjects import subject_task
 from dryfit.train.tracer import StepTracer, any_shape
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_Step = tuple[ModelSettings, str]
+"""What subjects have in common that differ in batch size and length alone."""
 
 
 def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
@@ -48,7 +56,9 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
     body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
-    planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)))
+    for subject in body.subjects:
+        check_divided(subject.settings, body.wishes)
+    planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)), Cuts(Path(body.trace_dir).parent / FOLDER))
     trials = [planner.trial(subject) for subject in body.subjects]
     planner.prepare(trials)
     answers: list[PlanAnswer] = []
@@ -70,16 +80,18 @@ class _Planner:
 
     body: PlanRequest
     store: TraceStore
-    sources: dict[tuple[ModelSettings, str], SegmentSource] = field(
-        default_factory=dict[tuple[ModelSettings, str], SegmentSource]
-    )
+    cuts: Cuts
+    sources: dict[_Step, SegmentSource] = field(default_factory=dict[_Step, SegmentSource])
     lengths: dict[tuple[str, int, str], Lengths] = field(default_factory=dict[tuple[str, int, str], Lengths])
+    tracers: dict[_Step, StepTracer] = field(default_factory=dict[_Step, StepTracer])
 
     def prepare(self, trials: Sequence[Trial]) -> None:
         """Say which batches will be asked for, so that a whole space needs few traces."""
         if len(trials) == 1:
             return
         for subject, trial in zip(self.body.subjects, trials, strict=True):
+            if self.body.wishes.tp > 1:
+                self.cuts.prove(subject, self.body.wishes.tp)
             source = self.source(subject)
             rows = min(self.body.wishes.micro_batch or trial.effective_batch, trial.effective_batch)
             for length in trial.lengths.candidates:
@@ -88,15 +100,72 @@ class _Planner:
                 source.prepare(SegmentKind.EVALUATE, [Shape(trial.evaluation_rows(rows), length)])
 
     def answer(self, subject: PlanSubject, trial: Trial) -> PlanAnswer:
-        """Plan one subject."""
-        return climb(
+        """Plan one subject.
+
+        Raises:
+            ConfigError: A wish is impossible.
+            ShardError: Its model cannot be cut as the wishes say.
+            TraceError: Its model cannot be followed to cut it.
+        """
+        began_s, wishes = time.monotonic(), self.body.wishes
+        cut = self.cuts.prove(subject, wishes.tp) if wishes.tp > 1 else None
+        source, device = self.source(subject), self.device()
+        found = climb(
             trial,
-            self.body.wishes,
-            self.source(subject),
-            self.device(),
+            wishes,
+            source,
+            device,
             resubject=lambda change: self.changed(subject, change),
             every_rung=self.body.every_rung,
         )
+        if self.body.every_rung:
+            found = with_divided(found, trial, wishes, source, device, lambda degree: self.divided(subject, degree))
+        if cut is not None:
+            cut = cut.model_copy(update={"sent": self.sent(subject, trial, found)})
+            found = found.model_copy(update={"cut": cut})
+        return found.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})
+
+    def divided(self, subject: PlanSubject, degree: int) -> SegmentSource:
+        """Segments of one rank of a subject's model, whose plan is not proved.
+
+        Raises:
+            ConfigError: Nothing can be cut, the degree does not divide what can be, or its optimizer takes no slices.
+            TraceError: The model's code cannot be followed.
+        """
+        check_divided(subject.settings, self.body.wishes.model_copy(update={"tp": degree}))
+        plan = self.cuts.plan(subject, degree)
+        return SegmentSource(
+            StepTracer(subject, self.body.device, reentrant=self.body.wishes.reentrant, plan=plan), self.store
+        )
+
+    def sent(self, subject: PlanSubject, trial: Trial, answer: PlanAnswer) -> Sent | None:
+        """What a rank sends in an optimizer step of the worst batch; None where the step cannot be traced."""
+        if answer.memory is None:
+            return None
+        choice = answer.execution or execution_asked(trial, self.body.wishes)
+        whole, rest = divmod(trial.effective_batch, choice.micro_batch)
+        length = answer.memory.worst_batch.length
+        total = Sent()
+        try:
+            for rows in [choice.micro_batch] * whole + [rest] * bool(rest):
+                total += self.sent_once(subject, Shape(rows, length), checkpointing=choice.checkpointing)
+        except TraceError:
+            return None
+        return total
+
+    def sent_once(self, subject: PlanSubject, shape: Shape, *, checkpointing: bool) -> Sent:
+        """What a rank sends for one micro-batch.
+
+        Raises:
+            TraceError: The model's code cannot be traced.
+        """
+        tracer = self.tracer(subject)
+        question = f"{tracer.key}\n{checkpointing} {shape}"
+        found = self.store.sent(question)
+        if found is None:
+            found = tracer.sent(Variant(checkpointing=checkpointing), shape)
+            self.store.put_sent(found, question)
+        return found
 
     def trial(self, subject: PlanSubject) -> Trial:
         """What the ladder must know of a subject.
@@ -125,7 +194,7 @@ class _Planner:
             optimizer_impls=implementations(settings.optim.name, spec.kind),
             evaluation_rows=evaluation_rows,
             cannot_checkpoint=self.cannot_checkpoint(subject),
-            cannot_offload=cannot_offload(settings.optim, spec.kind),
+            cannot_offload=cannot_offload(settings.optim, spec.kind, processes=self.body.wishes.processes),
             lora_rank=subject.lora.r if subject.lora is not None else None,
         )
 
@@ -151,21 +220,25 @@ class _Planner:
 
     def source(self, subject: PlanSubject) -> SegmentSource:
         """Segments of a subject: one source for all that differ in batch size and length alone."""
-        step = (subject.settings.model, memory_key(any_shape(subject)))
+        step = _step(subject)
         if step not in self.sources:
             self.sources[step] = SegmentSource(self.tracer(subject), self.store)
         return self.sources[step]
 
     def tracer(self, subject: PlanSubject) -> StepTracer:
-        """Traces a subject as the request's device and wishes have it."""
-        return StepTracer(subject, self.body.device, reentrant=self.body.wishes.reentrant)
+        """Traces a subject as the request's device and wishes have it; one for all that differ in shapes alone."""
+        wishes, step = self.body.wishes, _step(subject)
+        if step not in self.tracers:
+            plan = self.cuts.plan(subject, wishes.tp) if wishes.tp > 1 else None
+            self.tracers[step] = StepTracer(subject, self.body.device, reentrant=wishes.reentrant, plan=plan)
+        return self.tracers[step]
 
     def changed(self, subject: PlanSubject, change: Change) -> SegmentSource | None:
         """Segments after a change of the experiment; None where it has no such part."""
         settings = subject.settings
         match change.kind:
             case ChangeKind.EIGHT_BIT_OPTIMIZER:
-                if settings.optim.name != "adamw":
+                if settings.optim.name != "adamw" or self.body.wishes.tp > 1:
                     return None
                 optim = settings.optim.model_copy(update={"name": "adamw8bit"})
                 smaller = subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
@@ -178,6 +251,10 @@ class _Planner:
                 )
             case ChangeKind.SHORTER | ChangeKind.SMALLER_BATCH:
                 return self.source(subject)  # shapes alone: the same segments
+
+
+def _step(subject: PlanSubject) -> _Step:
+    return (subject.settings.model, memory_key(any_shape(subject)))
 
 
 def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]) -> AllocatorSettings:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from dryfit.core.channel import ChildChannel
 from dryfit.core.choices import Precision
 from dryfit.core.errors import ConfigError
+from dryfit.core.groups import check_enough
 from dryfit.core.jobs import (
     CheckRequest,
     CheckResult,
@@ -50,6 +51,8 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     """
     torch.set_num_threads(1)
     device, count = find_device(body.device)
+    if device is DeviceKind.CUDA:
+        check_enough(count, body.processes)
     check_precisions(body.precisions, device)
     channel.send(Phase(name="load"))
     task = make_task(body.task, Given(body.settings, body.data))

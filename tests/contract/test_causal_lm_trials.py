@@ -13,13 +13,12 @@ import dryfit
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.jobs import MergeRequest, PredictRequest, StopReason
+from dryfit.core.jobs import MergeRequest, StopReason
 from dryfit.core.settings import LmSettings, LoraSettings
 from dryfit.tasks.answers import answer
 from dryfit.tasks.causal_lm import CausalLm
 from dryfit.tasks.merging import merge
 from dryfit.tasks.prompt_tokens import PromptTokenizer
-from dryfit.train.predict import predict
 
 # PEFT itself asks transformers for a property under its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -133,8 +132,7 @@ def test_predictions_are_what_the_model_writes(done: trials.Trial, tmp_path: Pat
         {"id": "c", "text": "we walk"},
     ]
     source = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
-    _predict(done.folder / "best", source)
-    first, second, third = [json.loads(line) for line in source.with_suffix(".out").read_text("utf-8").splitlines()]
+    first, second, third = trials.predicted(done.folder / "best", source, tmp_path / "out.jsonl")[1]
     assert set(first) == {"row", "id", "answer", "label", "evidence"}
     assert "tokens without its text" in second["error"] and "column 'criterion' is missing" in third["error"]
     # The same by hand, from the folder alone.
@@ -239,18 +237,5 @@ def test_plain_text_needs_neither_labels_nor_criteria(tmp_path: Path, model: Pat
 
 
 def _predicted(folder: Path, source: Path) -> dict[str, Any]:
-    _predict(folder, source)
-    return json.loads(source.with_suffix(".out").read_text("utf-8"))
-
-
-def _predict(folder: Path, source: Path) -> None:
-    body = PredictRequest(
-        model_dir=str(folder),
-        source=str(source),
-        out=str(source.with_suffix(".out")),
-        temporary=str(source.with_suffix(".tmp")),
-        batch_rows=4,
-        device="cpu",
-        threads=1,
-    )
-    predict(body, trials.ScriptedChannel(source.parent / "predicting"))
+    (line,) = trials.predicted(folder, source, source.with_suffix(".out"))[1]
+    return line

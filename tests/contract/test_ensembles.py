@@ -18,7 +18,7 @@ import spans
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.jobs import EnsembleMember, EnsembleRequest, EnsembleResult, FinalRequest, PredictRequest
+from dryfit.core.jobs import EnsembleMember, EnsembleRequest, EnsembleResult, FinalRequest
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.characters import word_spans
@@ -31,9 +31,9 @@ from dryfit.tasks.windows import Ragged
 from dryfit.train import predict as predicting
 from dryfit.train.ensembles import ensemble
 from dryfit.train.final import final
-from dryfit.train.predict import predict
 
 Line = dict[str, Any]
+read = trials.read_lines
 
 SIZES = {"train": 24, "validation": 16, "test": 12}
 
@@ -83,24 +83,9 @@ def made(folder: Path, data: dict[str, Any], members: list[tuple[Path, dict[str,
     return Made(result, request, data)
 
 
-def read(path: Path | str | None) -> list[Line]:
-    return [json.loads(line) for line in Path(path or "").read_text(encoding="utf-8").splitlines()]
-
-
 def predicted(folder: Path, source: Path | str, *, batch_rows: int = 4) -> list[Line]:
     """What ``dryfit predict`` says."""
-    out = folder.with_name(f"{folder.name}-said.jsonl")
-    body = PredictRequest(
-        model_dir=str(folder),
-        source=str(source),
-        out=str(out),
-        temporary=str(out.with_suffix(".tmp")),
-        batch_rows=batch_rows,
-        device="cpu",
-        threads=1,
-    )
-    assert predict(body, trials.ScriptedChannel(out.with_suffix(".channel"))).predict
-    return read(out)
+    return trials.predicted(folder, source, folder.with_name(f"{folder.name}-said.jsonl"), batch_rows=batch_rows)[1]
 
 
 def probabilities(lines: list[Line]) -> np.ndarray:
@@ -370,8 +355,7 @@ def test_spans_have_the_mean_of_the_members_probabilities(found_spans: Made) -> 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_spans_score_as_what_is_predicted(found_spans: Made, split: str) -> None:
     rows = read(found_spans.data[split])
-    # In the same batches: a fitted threshold is the difference of a row, and rounding may put it on either side.
-    lines = predicted(found_spans.folder, found_spans.data[split], batch_rows=32)
+    lines = predicted(found_spans.folder, found_spans.data[split])
     answers = np.array([line["span"] or (0, 0) for line in lines], dtype=np.int64)
     golds = Ragged.of([np.array(row["evidence"], dtype=np.int32).reshape(-1, 2) for row in rows])
     wanted = span_metrics(answers, golds, Ragged.of([word_spans(row["text"]) for row in rows]))

@@ -15,7 +15,7 @@ import study_runs
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.jobs import FinalRequest, PredictRequest
+from dryfit.core.jobs import FinalRequest
 from dryfit.core.tasks import task_metrics
 from dryfit.core.wire import Note
 from dryfit.meta.configs import load_tokenizer
@@ -27,7 +27,8 @@ from dryfit.tasks.rows import UnlabelledRow
 from dryfit.tasks.span_metrics import span_metrics
 from dryfit.tasks.windows import Ragged
 from dryfit.train.final import final
-from dryfit.train.predict import Predictor, predict
+from dryfit.train.predict import Predictor
+from trials import read_lines as read
 
 TABLES = {
     "train": {"epochs": 3, "evals_per_epoch": 2, "max_length": 28},
@@ -51,10 +52,6 @@ def trial_in(folder: Path, model: Path, *, rows: dict[str, int] | None = None, *
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> trials.Undisturbed:
     return trials.undisturbed(trial_in(tmp_path_factory.mktemp("whole"), model, rows={"test": 20}))
-
-
-def read(path: str | None) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path or "").read_text(encoding="utf-8").splitlines()]
 
 
 def predicted(folder: Path, rows: list[dict[str, Any]], *, batch_rows: int = 4) -> list[dict[str, Any]]:
@@ -102,6 +99,34 @@ def test_what_the_best_weights_predict_scores_as_they_did(whole) -> None:
         assert one["span"] == other["span"]
 
 
+@pytest.mark.parametrize("metric", ["token_f1", "exact_match", "span_iou"])
+def test_no_threshold_is_better_by_the_studys_metric(tmp_path: Path, model: Path, metric: str) -> None:
+    """Answers of one token, where evidence is a text of two words: all are right in part, and none wholly."""
+    data = spans.evidence_data(tmp_path / "data")
+    texts = [f"{word} sad" for word in tiny.WORDS]
+    golds = [[[0, len(text)]] if number % 3 else [] for number, text in enumerate(texts)]
+    rows = [
+        {"id": f"s{number}", "criterion": "feel sad", "text": text, "evidence": gold}
+        for number, (text, gold) in enumerate(zip(texts, golds, strict=True))
+    ]
+    tiny.write_jsonl(Path(data["validation"]), rows)
+    study, own = {"task": "evidence", "metric": metric}, {"span": {"max_answer_len": 1}, "train": {"epochs": 1}}
+    trial = trials.Trial(tmp_path, encoder=model, data=data, study=study, **trials.merged(TABLES, own))
+    trial.run()
+    said = predicted(tmp_path / "best", rows)
+    differences = [one["null_score"] - one["score"] if one["candidates"] else math.inf for one in said]
+    edges = np.unique([one for one in differences if one < math.inf])
+    values = []
+    for threshold in [edges[0] - 1, *((edges[1:] + edges[:-1]) / 2), edges[-1] + 1]:
+        answered = [
+            {"span": one["candidates"][0]["span"] if difference <= threshold else None}
+            for one, difference in zip(said, differences, strict=True)
+        ]
+        values.append(scored(rows, answered)[metric])
+    assert scored(rows, said)[metric] == pytest.approx(max(values), abs=1e-9)
+    assert max(values) > min(values)
+
+
 @pytest.mark.parametrize("step", [5, 7])
 def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path: Path, model: Path, whole, step: int) -> None:
     """With other windows without a span in each epoch."""
@@ -143,6 +168,34 @@ def test_test_rows_are_judged_by_the_threshold_of_validation(whole, once_more) -
     assert done.rows == {"train": 24, "validation": 16, "test": 20, "trained": 24}
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_with_validation_the_threshold_is_the_one_that_validation_chose(whole, tmp_path: Path, there: bool) -> None:
+    """Of the trial's own weights, while they are there; else it is 0, which is told."""
+    trial, _, _ = whole
+    best = trial.folder / "best"
+    paths = {"checkpoint_dir": str(tmp_path / "checkpoints"), "best_dir": str(tmp_path / "best")}
+    request = FinalRequest(
+        training=trial.request().model_copy(update=paths),
+        last_step=3,
+        chosen_dirs=(str(tmp_path / "gone"), *([str(best)] if there else [])),
+        model_dir=str(tmp_path / "model"),
+        study="s",
+    )
+    channel = trials.ScriptedChannel(tmp_path)
+    done = final(request, channel).final
+    assert done is not None and done.test is not None
+    fitted = read_model_input(tmp_path / "model").fitted
+    assert fitted == (read_model_input(best).fitted if there else {})
+    told = [m.text for m in channel.messages() if isinstance(m, Note) and "threshold of null" in m.text]
+    assert len(told) == (0 if there else 1)
+    rows = read(trial.data.test)
+    said = predicted(tmp_path / "model", rows)
+    assert_same(done.test, scored(rows, said))
+    at = fitted.get("null_threshold", 0.0)
+    for one in said:
+        assert (one["span"] is None) == (one["null_score"] - one["candidates"][0]["score"] > at)
+
+
 def test_the_folder_says_what_it_is_and_opens_without_dryfit(once_more, capsys, monkeypatch) -> None:
     _, folder = once_more
     card = (folder / "README.md").read_text("utf-8")
@@ -165,20 +218,9 @@ def test_rows_without_room_for_a_next_window_have_lines_of_their_own(whole, tmp_
         {"id": "b", "criterion": "feel " * 20, "text": "i feel sad"},
         {"id": "c", "criterion": "sleep bad", "text": "we sleep bad"},
     ]
-    source, out = tiny.write_jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl"
-    body = PredictRequest(
-        model_dir=str(trial.folder / "best"),
-        source=str(source),
-        out=str(out),
-        temporary=str(tmp_path / ".temporary"),
-        batch_rows=4,
-        device="cpu",
-        threads=1,
-    )
-    done = predict(body, trials.ScriptedChannel(tmp_path / "channel")).predict
-    assert done is not None
+    source = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
+    done, lines = trials.predicted(trial.folder / "best", source, tmp_path / "out.jsonl")
     assert (done.rows, done.bad) == (3, 1)
-    lines = read(str(out))
     assert [line["id"] for line in lines] == ["a", "b", "c"]
     assert "has 20 tokens" in lines[1]["error"]
     for row, line in ((rows[0], lines[0]), (rows[2], lines[2])):

@@ -20,7 +20,7 @@ import tiny_lms
 import trials
 from dryfit.core.errors import CommError, ConfigError, DryfitError, NonFiniteError
 from dryfit.core.jobs import StopReason
-from dryfit.memory.divided import held_bytes
+from dryfit.memory.shares import held_bytes
 from dryfit.train import loop
 from trials import Trial, Undisturbed
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dryfit.core.groups import devices_of, left_over, places_of
 from dryfit.runtime.packing import (
     BYPASSED_MOST,
     CPU,
@@ -15,6 +16,7 @@ from dryfit.runtime.packing import (
     Limit,
     Need,
     Occupant,
+    group_room,
     no_device_left,
     pack,
 )
@@ -171,3 +173,136 @@ def test_the_host_bounds_all_but_the_first() -> None:
     unknown = replace(busy, host_room_bytes=9 * GIB, host_unknown="nobody knows")
     assert pack([one], unknown) == Hindrance(5, Limit.HOST_MEMORY, "nobody knows")
     assert pack([one], replace(unknown, occupants=())) == Fit(5, None)
+
+
+# ---- groups of devices
+
+
+@dataclass
+class Groups:
+    """Devices of which each trial takes ``together``, and which may be set aside at any time."""
+
+    devices: tuple[str, ...]
+    together: int
+    waiting: list[Need]
+    running: dict[int, tuple[Need, str]] = field(default_factory=dict)
+    neighbours: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    aside: dict[str, str] = field(default_factory=dict)
+
+    def house(self) -> House:
+        taken = [place for _, place in self.running.values()]
+        places = places_of(self.devices, self.together, set_aside=self.aside, taken=taken)
+        rooms = [
+            group_room(place, [DeviceRoom(one, self.sizes[one], self.neighbours[one]) for one in devices_of(place)])
+            for place in places
+        ]
+        occupants = [Occupant(n, place, one.shared_bytes, one.exclusive) for n, (one, place) in self.running.items()]
+        return House(rooms, occupants, tuple(self.aside), together=self.together)
+
+    def step(self) -> Fit | Hindrance | None:
+        found = pack(self.waiting, self.house())
+        if isinstance(found, Fit):
+            one = next(waiting for waiting in self.waiting if waiting.number == found.number)
+            assert found.device is not None
+            chosen = devices_of(found.device)
+            assert len(set(chosen)) == self.together and set(chosen) <= set(self.devices) - set(self.aside)
+            self.waiting.remove(one)
+            self.running[one.number] = one, found.device
+            self.check(chosen)
+        return found
+
+    def check(self, chosen: tuple[str, ...]) -> None:
+        for device in chosen:
+            there = [one for one, place in self.running.values() if device in devices_of(place)]
+            assert len(there) == 1 or not any(one.exclusive for one in there), "a device of its own is shared"
+            planned = sum(one.shared_bytes or 0 for one in there)
+            if len(there) > 1 and all(one.shared_bytes is not None for one in there):
+                assert planned + self.neighbours[device] <= self.sizes[device]
+
+
+@given(needs(10), st.integers(1, 7), st.integers(1, 4), st.data())
+def test_no_device_is_in_two_groups_where_one_trial_must_be_alone(
+    waiting: list[Need], count: int, together: int, data: st.DataObject
+) -> None:
+    devices = tuple(str(index) for index in range(count))
+    held = {device: data.draw(st.sampled_from([0, 0, 0, 1])) for device in devices}
+    sizes = {device: CAPACITY + data.draw(st.integers(0, 2)) for device in devices}
+    machine = Groups(devices, together, [replace(one, exclusive=one.number % 2 == 0) for one in waiting])
+    machine.neighbours, machine.sizes = held, sizes
+    for _ in range(120):
+        if data.draw(st.integers(0, 9)) == 0:
+            machine.aside[data.draw(st.sampled_from(devices))] = "lost"
+        if isinstance(machine.step(), Fit) and data.draw(st.booleans()):
+            continue
+        if machine.running:
+            del machine.running[data.draw(st.sampled_from(sorted(machine.running)))]
+        elif not machine.waiting or count - len(machine.aside) < together:
+            break
+    if machine.waiting and not machine.running:
+        found = machine.step()
+        assert isinstance(found, Hindrance)
+        few_left = count - len(machine.aside) < together
+        assert found.limit is (Limit.SET_ASIDE if few_left else Limit.NEIGHBOUR), found
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.data())
+def test_places_have_no_device_in_common_and_use_all_that_can_be_used(
+    count: int, size: int, data: st.DataObject
+) -> None:
+    devices = tuple(f"GPU-{index}" for index in range(count))
+    aside = data.draw(st.frozensets(st.sampled_from(devices)))
+    before = places_of(devices, size, set_aside=data.draw(st.frozensets(st.sampled_from(sorted(devices)))))
+    taken = data.draw(st.lists(st.sampled_from(before), unique=True)) if before else []
+    places = places_of(devices, size, set_aside=aside, taken=taken)
+    used = [device for place in places for device in devices_of(place)]
+    assert len(used) == len(set(used)) == size * len(places) and not aside & set(used)
+    assert all(len(devices_of(place)) == size for place in places)
+    busy = {device for place in taken for device in devices_of(place)}
+    for place in taken:
+        assert (place in places) is not (bool(aside & set(devices_of(place))))
+    assert all(place in taken or busy.isdisjoint(devices_of(place)) for place in places)
+    free = [device for device in devices if device not in busy | aside]
+    assert sum(place not in taken for place in places) == len(free) // size
+    idle = left_over(devices, size, set_aside=aside)
+    assert len(idle) == (count - len(aside)) % size and aside.isdisjoint(idle)
+    if size == 1:
+        assert places == [device for device in devices if device not in aside], "one device: as ever"
+
+
+def test_a_group_has_the_room_of_its_device_with_the_least() -> None:
+    rooms = [DeviceRoom("0", 24 * GIB, 6 * GIB), DeviceRoom("1", 20 * GIB, GIB), DeviceRoom("2", None, 0, "late")]
+    assert group_room("0,1,2", rooms) == DeviceRoom("0,1,2", 24 * GIB, 6 * GIB, "late")
+    assert group_room("2", rooms[2:]) == rooms[2]
+    assert group_room("0", rooms[:1]) == rooms[0]
+    house = House([group_room("0,1", rooms[:2])], (Occupant(3, "0,1", 9 * GIB),), together=2)
+    found = pack([Need(5, 14 * GIB, 13 * GIB)], house)
+    assert isinstance(found, Hindrance) and found.limit is Limit.DEVICE_MEMORY
+    assert found.text == (
+        "trial 5 needs 14.0 GiB of each of devices 0, 1, which has 24.0 GiB, 9.0 GiB of them planned for trial 3, "
+        "6.0 GiB of them held by others"
+    )
+    found = pack([Need(5, exclusive=True)], house)
+    assert found == Hindrance(5, Limit.EXCLUSIVE, "trial 5 must be alone on devices 0, 1")
+
+
+def test_whoever_shares_a_device_with_a_group_is_on_it() -> None:
+    """However places were divided: what runs on one device of a group keeps a trial off that must be alone there."""
+    house = House([DeviceRoom("1,2", CAPACITY)], (Occupant(3, "0,1", 6),), together=2)
+    assert house.taken_bytes("1,2") == 6 and house.on("2,3") == []
+    found = pack([Need(5, exclusive=True)], house)
+    assert isinstance(found, Hindrance) and found.limit is Limit.EXCLUSIVE
+    assert isinstance(pack([Need(5, 5, 5)], house), Hindrance)
+    assert pack([Need(5, 4, 4)], house) == Fit(5, "1,2")
+
+
+def test_a_group_is_avoided_for_any_of_its_devices() -> None:
+    house = House([DeviceRoom("0,1"), DeviceRoom("2,3")], together=2)
+    assert pack([Need(5, avoid=frozenset({"1"}))], house) == Fit(5, "2,3")
+    assert pack([Need(5, avoid=frozenset({"1", "2"}))], house) == Fit(5, "0,1"), "nothing else is left"
+
+
+def test_with_too_few_devices_for_a_group_nothing_is_placed() -> None:
+    found = pack([Need(5)], House((), set_aside=("1",), together=2))
+    assert isinstance(found, Hindrance) and found.limit is Limit.SET_ASIDE
+    assert found.text == "fewer than the 2 devices of a trial are left to run on: 1 set aside"

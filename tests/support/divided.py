@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from dryfit.core.jobs import TrainRequest
 from dryfit.core.seeds import derive_seed
-from dryfit.memory.divided import HeldBytes, ParameterSize
+from dryfit.memory.shares import HeldBytes, ParameterSize
 from dryfit.parallel.stand_in import InDouble
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze

@@ -1,6 +1,8 @@
 """Run tiny trials in this process, against a channel that follows a script."""
 
 import json
+import os
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +13,15 @@ from safetensors.torch import load_file
 import tiny
 from dryfit.core.channel import ChildChannel
 from dryfit.core.choices import Direction, Metric, Task
-from dryfit.core.jobs import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
+from dryfit.core.jobs import (
+    PredictRequest,
+    PredictResult,
+    ResolveRequest,
+    ResolveResult,
+    StopReason,
+    TrainRequest,
+    TrainResult,
+)
 from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings import DataSettings, TrialSettings
 from dryfit.core.tail import LineTail
@@ -20,6 +30,7 @@ from dryfit.core.trial import MetricPoint, TrialConfig
 from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Message
 from dryfit.preflight import resolve
 from dryfit.train.entry import train
+from dryfit.train.predict import predict
 
 
 def merged(*several: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -59,6 +70,43 @@ class ScriptedChannel(ChildChannel):
     def messages(self) -> list[Message]:
         """All messages sent."""
         return [MESSAGE.validate_json(line) for line in LineTail(self.folder / MESSAGES_FILE).read()]
+
+
+def _apart(request: TrainRequest, channel: ScriptedChannel) -> TrainResult | None:
+    """Train in a process of its own, as the fork server does: one that has had a process group cannot be forked again.
+
+    Raises:
+        Exception: What the attempt raised, with its notes.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump(_attempt(request, channel), pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said, notes = pickle.load(pipe)  # noqa: S301  # we have written it ourselves
+    assert os.waitpid(pid, 0)[1] == 0
+    if isinstance(said, Exception):
+        said.__notes__ = notes
+        raise said
+    channel.points = notes
+    return said
+
+
+def _attempt(request: TrainRequest, channel: ScriptedChannel) -> tuple[object, list[Any]]:
+    said: object
+    try:
+        said, notes = train(request, channel).train, channel.points
+    except Exception as error:
+        said, notes = error, getattr(error, "__notes__", [])
+    try:
+        left = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return said, notes
+    return AssertionError(f"a rank is left: {left}"), []
 
 
 class Trial:
@@ -155,7 +203,7 @@ class Trial:
         """
         request = self.request(checkpoint_every_s=checkpoint_every_s)
         channel = ScriptedChannel(self.folder / f"attempt-{self._attempt}", stop_at=stop_at, verdict=verdict)
-        result = train(request, channel).train
+        result = _apart(request, channel) if self.plan.processes > 1 else train(request, channel).train
         assert result is not None
         return result.model_copy(update={"peak_rss_bytes": None}), channel
 
@@ -197,3 +245,26 @@ def assert_goes_on(trial: Trial, whole: Undisturbed, step: int) -> None:
     assert before.points + after.points == whole.points
     assert second == whole.result
     assert same_weights(trial.best_weights(), whole.trial.best_weights())
+
+
+def predicted(
+    model: Path, source: Path | str, out: Path, *, batch_rows: int = 4
+) -> tuple[PredictResult, list[dict[str, Any]]]:
+    """What ``dryfit predict`` comes to, and the lines that it writes; its channel is the folder ``channel`` beside."""
+    body = PredictRequest(
+        model_dir=str(model),
+        source=str(source),
+        out=str(out),
+        temporary=str(out.with_name(".temporary")),
+        batch_rows=batch_rows,
+        device="cpu",
+        threads=1,
+    )
+    result = predict(body, ScriptedChannel(out.with_name("channel"))).predict
+    assert result is not None
+    return result, read_lines(out)
+
+
+def read_lines(path: Path | str | None) -> list[dict[str, Any]]:
+    """The objects of a JSONL file."""
+    return [json.loads(line) for line in Path(path or "").read_text(encoding="utf-8").splitlines()]

@@ -17,6 +17,7 @@ from dryfit.core.memory import VerdictKind
 from dryfit.core.secrets import redacted, secrets_of
 from dryfit.core.trial import Outcome
 from dryfit.report.calibrations import calibration_lines, calibration_table
+from dryfit.report.cut_tables import cut_lines, cut_table
 from dryfit.report.doctor import finding_lines, verdict_line
 from dryfit.report.generations import generation_text
 from dryfit.report.health import health_table, verdict
@@ -176,9 +177,16 @@ def print_plan(answer: PlanAnswer) -> None:
         for table in (requirement_table(answer, memory), memory_table(memory)):
             out.print()
             print_table(table)
+    if answer.cut is not None:
+        out.print()
+        print_table(cut_table(answer.cut))
+        for line in cut_lines(answer.cut):
+            out.print(Text(line))
     if answer.ladder:
         out.print()
         print_table(ladder_table(answer.ladder))
+    if answer.cannot_cut:
+        out.print(Text(f"no rung for more devices: {answer.cannot_cut}"))
     out.print(Text(trust_text(answer), style="dim"))
 
 
@@ -214,20 +222,13 @@ def print_verdict(diagnosis: Diagnosis) -> None:
     console().print(Text(verdict_line(diagnosis), style="green" if diagnosis.healthy else "red"))
 
 
-def print_trained(model: TrainedModel) -> None:
-    """A trained model, and its scores."""
+def print_trained(model: TrainedModel | TrainedEnsemble) -> None:
+    """A trained model, and its scores; those of an ensemble beside those of its members."""
+    one = isinstance(model, TrainedModel)
     out = console()
-    for line in trained_lines(model):
+    for line in trained_lines(model) if one else ensemble_lines(model):
         out.print(Text(line))
-    print_table(scores_table(model))
-
-
-def print_ensemble(model: TrainedEnsemble) -> None:
-    """An ensemble, and its scores beside those of its members."""
-    out = console()
-    for line in ensemble_lines(model):
-        out.print(Text(line))
-    print_table(ensemble_table(model))
+    print_table(scores_table(model) if one else ensemble_table(model))
 
 
 def print_top(table: TopTable) -> None:

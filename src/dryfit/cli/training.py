@@ -4,17 +4,19 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dryfit.cli.options import JsonOption, QuietOption, StudyArgument, notes
 from dryfit.core.errors import ConfigError, ExitStatus
 
+if TYPE_CHECKING:
+    from dryfit.report.training import TrainedEnsemble, TrainedModel
+
 _BEST = "best"
 _DEVICES = ("auto", "cpu", "cuda")
 _TOP = re.compile(r"top([0-9]{1,4})")
-_GOES_ON = "stopped; the same command goes on"
 
 
 def train(
@@ -43,7 +45,7 @@ def train(
 ) -> None:
     """Train a trial's configuration once more, score it once on test, save the model. Ctrl-C: repeat to go on."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_top, print_trained
+    from dryfit.cli.output import print_json, print_top
 
     several = {"--trial": trial != _BEST, "--seed": seed is not None, "-o": out is not None}
     several |= {"--with-validation": with_validation, "--in-process": in_process, "--merge": merge}
@@ -70,12 +72,7 @@ def train(
     done = api.train(
         study, trial=chosen, with_validation=with_validation, seed=seed, out=out, merged=merge, on_note=on_note
     )
-    if done.model is None:
-        typer.echo(_GOES_ON, err=True)
-    elif as_json:
-        print_json(done.model)
-    else:
-        print_trained(done.model)
+    _print_model(done.model, as_json=as_json)
     raise typer.Exit(done.status)
 
 
@@ -90,7 +87,6 @@ class _Wishes:
 
 def _train_ensemble(study: Path, top: int, wishes: _Wishes, *, as_json: bool, quiet: bool) -> ExitStatus:
     import dryfit.api as api
-    from dryfit.cli.output import print_ensemble, print_json
 
     done = api.train_ensemble(
         study,
@@ -100,13 +96,19 @@ def _train_ensemble(study: Path, top: int, wishes: _Wishes, *, as_json: bool, qu
         out=wishes.out,
         on_note=notes(quiet=quiet),
     )
-    if done.model is None:
-        typer.echo(_GOES_ON, err=True)
-    elif as_json:
-        print_json(done.model)
-    else:
-        print_ensemble(done.model)
+    _print_model(done.model, as_json=as_json)
     return done.status
+
+
+def _print_model(model: "TrainedModel | TrainedEnsemble | None", *, as_json: bool) -> None:
+    from dryfit.cli.output import print_json, print_trained
+
+    if model is None:
+        typer.echo("stopped; the same command goes on", err=True)
+    elif as_json:
+        print_json(model)
+    else:
+        print_trained(model)
 
 
 def predict(

@@ -71,13 +71,15 @@ class Evidence:
         oom_kills_rose: The cgroup's count of OOM kills rose during the attempt.
         phase: What it did last, in the words of :class:`dryfit.core.wire.Phase`; empty: nothing is known.
         step: The optimizer step it was at.
-        device: The device it saw, as ``CUDA_VISIBLE_DEVICES`` named it; None: none.
-        device_free_bytes: Free memory of that device when it ended.
+        device: The device it saw, or several, as ``CUDA_VISIBLE_DEVICES`` named them; None: none.
+        device_free_bytes: Free memory of that device when it ended; of several, that of the one with the least room
+            beside the neighbours.
         device_total_bytes: All of it.
         neighbour_bytes: What processes that are not ours took of it.
         planned_bytes: What the trial's plan says it reserves.
         peak_bytes: The most of the device that it was seen to reserve.
-        xids: Error numbers that the driver reported of that device during the attempt.
+        xids: Error numbers that the driver reported of that device, or of any of several, during the attempt.
+        xid_devices: The device of each of them, in their order.
         shm_free_bytes: Room left in ``/dev/shm``.
         disk_free_bytes: Room left where the study lies.
         diagnostic: The attempt was run to find out more (:attr:`AttemptTerms.diagnostic`).
@@ -105,6 +107,7 @@ class Evidence:
     planned_bytes: int | None = None
     peak_bytes: int | None = None
     xids: tuple[int, ...] = ()
+    xid_devices: tuple[str, ...] = ()
     shm_free_bytes: int | None = None
     disk_free_bytes: int | None = None
     diagnostic: bool = False

@@ -154,11 +154,12 @@ class Rung(Settings):
 
     Attributes:
         change: What is changed, in words: ``micro-batch 16 -> 8, accumulate 2``.
-        execution: The whole choice after it; None for suggestions that change the experiment.
+        execution: The whole choice after it; None for what is only ever suggested.
         required_bytes: What the device must have then.
         saves_bytes: Compared with the plan as asked.
-        time_factor: Rough factor on the time of a step.
+        time_factor: Rough factor on the time of a step; of several devices, without what they add and save.
         fits: Whether it would fit.
+        devices: How many devices it needs; the bytes are those of each.
     """
 
     change: str
@@ -168,4 +169,5 @@ class Rung(Settings):
     time_factor: float
     effect: Effect
     fits: bool
+    devices: int = Field(default=1, ge=1)
     note: str = ""

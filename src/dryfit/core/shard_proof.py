@@ -16,6 +16,8 @@ class ShardProof(Settings):
         parameters: How many parameters were compared.
         steps: How many optimizer steps were made.
         left_out: Layers that were left out, because two others of the same kind were proved.
+        narrowed: Of a model that is too wide to be proved itself, what was made smaller in the model of the same class
+            that was proved in its place: (wide, narrow) by the key of the config. Empty: it was proved at full width.
         seconds: Time it took.
     """
 
@@ -26,4 +28,5 @@ class ShardProof(Settings):
     parameters: int = Field(ge=1)
     steps: int = Field(ge=0)
     left_out: tuple[str, ...] = ()
+    narrowed: dict[str, tuple[int, int]] = Field(default_factory=dict)
     seconds: float = Field(ge=0)

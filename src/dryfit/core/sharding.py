@@ -4,6 +4,7 @@ A plan says of each parameter which slices of it a rank holds, and of each modul
 go in and come out. Ranks are numbered from 0 to ``degree - 1``; each has the same rows of a batch.
 """
 
+import math
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -133,6 +134,11 @@ class ShardPlan(Settings):
     modules: dict[str, ModuleShard]
     traffic: tuple[Traffic, ...] = ()
     whole: dict[str, str] = Field(default_factory=dict)
+
+    def held_bytes(self, item_bytes: int) -> int:
+        """Bytes of parameters that a rank holds, each of whose numbers takes so many; tied ones are one."""
+        own = (shard for shard in self.parameters.values() if shard.tied_to is None)
+        return item_bytes * sum(math.prod(shard.local_shape(self.degree)) for shard in own)
 
     @model_validator(mode="after")
     def _blocks_can_be_cut(self) -> "ShardPlan":

@@ -93,6 +93,34 @@ def capacity_bytes(wishes: ExecutionSettings, device: Device) -> int:
     return min(limit_bytes, device.spec.capacity_bytes)
 
 
+def variant_of(choice: ExecutionChoice) -> Variant:
+    """What a choice changes of the operators that run."""
+    return Variant(choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer)
+
+
+def work_of(trial: Trial, choice: ExecutionChoice) -> Work:
+    """What a trial does with memory when it is run by a choice."""
+    return Work(
+        variant=variant_of(choice),
+        effective_batch=trial.effective_batch,
+        micro_batch=choice.micro_batch,
+        evaluation_rows=trial.evaluation_rows(choice.micro_batch),
+        lengths=trial.lengths,
+    )
+
+
+def memory_of(source: SegmentSource, work: Work, device: Device, most_bytes: int) -> MemoryPlan:
+    """The plan of some work; batches of all lengths are only looked at where the longest alone fit.
+
+    Raises:
+        TraceError: The model's code cannot be traced.
+    """
+    found = estimate(source, work, device)
+    if found.required_bytes > most_bytes:
+        return found
+    return with_fragmentation(found, source, work, device, seed=_ORDER_SEED)
+
+
 @dataclass(slots=True)
 class _Climb:
     """What was found on the way; the only thing here that changes."""
@@ -110,11 +138,8 @@ class _Climb:
     def memory(self, choice: ExecutionChoice) -> MemoryPlan:
         """The plan of one choice; batches of all lengths are only looked at where the longest alone fit."""
         if choice not in self.tried:
-            work = self._work(self.trial, choice)
-            found = estimate(self.source, work, self.device)
-            if self.fits(found):
-                found = with_fragmentation(found, self.source, work, self.device, seed=_ORDER_SEED)
-            self.tried[choice] = found
+            work = work_of(self.trial, choice)
+            self.tried[choice] = memory_of(self.source, work, self.device, self.capacity_bytes)
         return self.tried[choice]
 
     def try_stage(self, stage: Stage, chosen: ExecutionChoice | None, *, every_rung: bool) -> ExecutionChoice | None:
@@ -179,7 +204,7 @@ class _Climb:
                 continue
             trial, choice = changed(self.trial, base, change)
             try:
-                memory = estimate(source, self._work(trial, choice), self.device)
+                memory = estimate(source, work_of(trial, choice), self.device)
             except TraceError:
                 continue
             found.append(
@@ -216,15 +241,6 @@ class _Climb:
         )
         smallest = f"the least that was found is {gib(least_memory.required_bytes)}: {describe(least, asked)}"
         return (needs, *([smallest] if least != asked else []), *dict.fromkeys(self.untraceable.values()))
-
-    def _work(self, trial: Trial, choice: ExecutionChoice) -> Work:
-        return Work(
-            variant=Variant(choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer),
-            effective_batch=trial.effective_batch,
-            micro_batch=choice.micro_batch,
-            evaluation_rows=trial.evaluation_rows(choice.micro_batch),
-            lengths=trial.lengths,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dryfit.core.cut import Sent
 from dryfit.core.memory import MemoryCategory, MemoryPlan, StepPhase
 from dryfit.core.settings import Settings
 from dryfit.core.wire import canonical_json
@@ -51,6 +52,14 @@ class _Answered(Settings):
     format: Literal[1] = 1
     question: str
     plan: MemoryPlan
+
+
+class _Counted(Settings):
+    """A question and what a rank sends, its answer."""
+
+    format: Literal[1] = 1
+    question: str
+    sent: Sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,21 @@ class TraceStore:
         """Record the answer to a question."""
         text = _Answered(question=question, plan=plan).model_dump_json()
         self._write_bytes(self._path(question, ".json"), text.encode())
+
+    def sent(self, question: str) -> Sent | None:
+        """What a rank sends, as it was counted; None where it was not yet."""
+        path = self._path(f"sent {question}", ".json")
+        try:
+            found = _Counted.model_validate_json(path.read_bytes())
+            os.utime(path)
+        except _UNREADABLE:
+            return None
+        return found.sent if found.question == question else None
+
+    def put_sent(self, sent: Sent, question: str) -> None:
+        """Record what a rank sends."""
+        text = _Counted(question=question, sent=sent).model_dump_json()
+        self._write_bytes(self._path(f"sent {question}", ".json"), text.encode())
 
     def _path(self, identity: str, suffix: str = ".npz") -> Path:
         digest = hashlib.sha256(f"{self.code}\n{identity}".encode()).hexdigest()

@@ -102,6 +102,9 @@ class _SizesRead(TorchFunctionMode):
         ]
         if not read or getattr(func, "__name__", "").endswith("_"):
             return made
+        first = made[0] if isinstance(made, tuple | list) and made else made
+        if isinstance(first, Tensor) and not first.is_meta:  # a constant, made where no activation is
+            return made
         if isinstance(made, Tensor):
             return mark(made, SIZES, "", " ".join(read), 0, 1, 1)
         if isinstance(made, tuple | list) and made and isinstance(made[0], Tensor):

@@ -21,18 +21,22 @@ from dryfit.meta.walk import floats_of
 from dryfit.parallel.apply import connect, mark_cut, slice_tensor, slices_of
 from dryfit.parallel.check import check_plan, shards_of
 from dryfit.parallel.simulated import SimulatedRanks, simulate
-from dryfit.parallel.stand_in import InDouble, StandIn, stand_in
+from dryfit.parallel.stand_in import InDouble, StandIn, kept_parameters, stand_in
 from dryfit.parallel.witness import Witness
 
 OUTPUT_TOLERANCE: Final = 1e-10
 GRADIENT_TOLERANCE: Final = 1e-8
 PARAMETER_TOLERANCE: Final = 1e-8
 STEPS: Final = 3
+MOST_BYTES: Final = 8 << 30
+"""Memory that a proof may take, where nobody says another number."""
 
 _OWN_TOLERANCE: Final = 1e-6  # of a gradient, relative to the parameter's own largest
 _NOISE: Final = 1e-12  # of a gradient that is zero but for rounding, relative to the largest of all
 _LEARNING_RATE: Final = 0.01
-_EPSILON: Final = 1e-4  # AdamW divides by it what is zero but for rounding, as a key's bias: no less than noise allows
+# AdamW divides by it what is small: rounding in a key's bias, or beside adapters with steep gradients. Gradients are at
+# most 1, and what GRADIENT_TOLERANCE finds in them still moves a parameter by PARAMETER_TOLERANCE.
+_EPSILON: Final = 1e-2
 _BYTES_OF_EACH: Final = 8 * 10  # weight, gradient, two moments, of the whole and of the ranks; what passes leave
 
 
@@ -89,7 +93,7 @@ def prove(
     *,
     seed: int = 0,
     whole: bool = False,
-    most_bytes: int = 8 << 30,
+    most_bytes: int = MOST_BYTES,
 ) -> ShardProof:
     """Prove that a plan changes nothing that a model computes.
 
@@ -141,17 +145,27 @@ def prove(
     )
 
 
+def proof_bytes(module: nn.Module, plan: ShardPlan, *, whole: bool = False) -> int:
+    """About the memory that a proof takes; nothing is allocated to find that out.
+
+    Args:
+        module: The whole model.
+        plan: Its plan.
+        whole: Whether all layers are kept.
+    """
+    return kept_parameters(module, plan, whole=whole) * _BYTES_OF_EACH
+
+
 def _stand_in(module: nn.Module, plan: ShardPlan, seed: int, whole: bool, most_bytes: int) -> StandIn:
-    made = stand_in(module, plan, seed=seed, whole=whole)
-    count = sum(parameter.numel() for parameter in made.module.parameters())
-    if count * _BYTES_OF_EACH > most_bytes:
+    needed = proof_bytes(module, plan, whole=whole)
+    if needed > most_bytes:
         raise ShardError(
             f"proving a plan that cuts a {type(module).__name__} over {plan.degree} ranks",
-            f"{count:,} parameters take about {count * _BYTES_OF_EACH / 2**30:.1f} GiB to prove",
+            f"{needed // _BYTES_OF_EACH:,} parameters take about {needed / 2**30:.1f} GiB to prove",
             allowed=f"{most_bytes / 2**30:.1f} GiB",
-            hint="prove the plan of a narrower model of the same class, or allow more memory",
+            hint="prove the plan on a narrower model of the same class (parallel.narrow), or allow more memory",
         )
-    return made
+    return stand_in(module, plan, seed=seed, whole=whole)
 
 
 def _part(of: StandIn, rank: int) -> nn.Module:

@@ -13,7 +13,8 @@ from torch import nn
 
 from dryfit.core.sharding import ModuleShard, ParameterShard, ShardPlan, Traffic
 
-_OF_EACH_KIND: Final = 2
+OF_EACH_KIND: Final = 2
+"""So many layers of a kind stand for all of them."""
 _WHICH_LAYER: Final = frozenset(
     {"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "training"}
 )
@@ -28,7 +29,7 @@ def shortened(module: nn.Module) -> Iterator[dict[str, str]]:
     """
     stands_for: dict[str, str] = {}
     held: list[tuple[nn.ModuleList, dict[str, nn.Module]]] = []
-    for path, layers in _outermost_lists(module):
+    for path, layers in outermost_lists(module):
         kept, like = _split(layers)
         if len(kept) < len(layers) and not _shares_parameters(module, list(layers)[len(kept) :]):
             dot = f"{path}." if path else ""
@@ -42,7 +43,8 @@ def shortened(module: nn.Module) -> Iterator[dict[str, str]]:
             layers._modules = every
 
 
-def _outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+    """Its lists of layers, by path; not those within a layer: experts, say, of which the layer knows the number."""
     found: list[tuple[str, nn.ModuleList]] = []
     for path, part in module.named_modules():
         if isinstance(part, nn.ModuleList) and not any(path.startswith(f"{outer}.") for outer, _ in found):
@@ -53,7 +55,7 @@ def _outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
 def _split(layers: nn.ModuleList) -> tuple[list[str], dict[str, str]]:
     """The names of the layers that are kept, and for each other one of the same kind among them."""
     kinds = {name: _kind(layer) for name, layer in layers.named_children()}
-    wanted = {kind: min(_OF_EACH_KIND, list(kinds.values()).count(kind)) for kind in kinds.values()}
+    wanted = {kind: min(OF_EACH_KIND, list(kinds.values()).count(kind)) for kind in kinds.values()}
     kept: list[str] = []
     latest: dict[object, str] = {}
     for name, kind in kinds.items():

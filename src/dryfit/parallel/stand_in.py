@@ -19,12 +19,13 @@ from dryfit.core.errors import LoadError, ShardError
 from dryfit.core.sharding import ShardPlan
 from dryfit.meta.inputs import allow_real_inputs
 from dryfit.meta.tape import is_deferred, tape_of
-from dryfit.meta.walk import slots
+from dryfit.meta.walk import Slot, slots
 from dryfit.parallel.check import shards_of
+from dryfit.parallel.repeats import OF_EACH_KIND, outermost_lists
 
 _STD: Final = 0.5
 _MOST_FAN: Final = 3.0
-_OF_EACH_KIND: Final = 2
+_THIN: Final = 8  # times longer than wide: a matrix of low rank
 _SMALLER: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _TO_SMALLER: Final = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16})
 
@@ -86,8 +87,7 @@ def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> S
     Raises:
         ShardError: A buffer has no value and cannot be computed.
     """
-    left_out = {} if whole else _repeated(module, plan)
-    dropped = {id(layer) for layers in left_out.values() for layer in layers}
+    dropped = _dropped(module, plan, whole)
     memo: dict[int, Any] = {key: nn.Module() for key in dropped}
     generator = torch.Generator().manual_seed(seed)
     kept_alive = _tensors(module, dropped, generator, memo)
@@ -104,16 +104,38 @@ def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> S
     return StandIn(copied.eval(), _renamed(plan, back, gone), names, gone)
 
 
+def kept_parameters(module: nn.Module, plan: ShardPlan, *, whole: bool) -> int:
+    """How many numbers the parameters of a copy have; none is made."""
+    without = _within(module, _dropped(module, plan, whole))
+    kept = {
+        id(parameter): parameter.numel()
+        for part in module.modules()
+        if id(part) not in without
+        for parameter in part.parameters(recurse=False)
+    }
+    return sum(kept.values())
+
+
+def _dropped(module: nn.Module, plan: ShardPlan, whole: bool) -> set[int]:
+    """The ids of the layers that a copy does without."""
+    return set[int]() if whole else _repeated(module, plan)
+
+
+def _within(module: nn.Module, dropped: set[int]) -> set[int]:
+    """The ids of some layers and of all modules in them."""
+    return {id(part) for layer in module.modules() if id(layer) in dropped for part in layer.modules()}
+
+
 def _tensors(module: nn.Module, dropped: set[int], generator: torch.Generator, memo: dict[int, Any]) -> list[Any]:
     """Put a stand-in for every tensor of the copy into the table that ``deepcopy`` looks into."""
     found = slots(module)
-    without = {id(part) for layer in module.modules() if id(layer) in dropped for part in layer.modules()}
+    without = _within(module, dropped)
     for slot in found:
         old = slot.tensor
         if id(slot.owner) in without or id(old) in memo:
             continue
         if isinstance(old, nn.Parameter) and old.is_floating_point():
-            memo[id(old)] = nn.Parameter(_drawn(slot.name, tuple(old.shape), generator))
+            memo[id(old)] = nn.Parameter(_drawn(slot, tuple(old.shape), generator))
             continue
         value = _computed(slot.name, old).detach()
         value = value.double() if value.is_floating_point() else value.clone()
@@ -121,12 +143,16 @@ def _tensors(module: nn.Module, dropped: set[int], generator: torch.Generator, m
     return found
 
 
-def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _drawn(slot: Slot, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
     if len(shape) < 2:
-        return drawn * _STD + (1.0 if name.endswith("weight") else 0.0)  # a norm's
-    fan = math.sqrt(shape[-1] * shape[-2])
-    return drawn * min(_STD, _MOST_FAN / math.sqrt(max(fan, 1.0)))
+        return drawn * _STD + (1.0 if slot.name.endswith("weight") else 0.0)  # a norm's
+    short, long = sorted(shape[-2:])
+    if isinstance(slot.owner, nn.Embedding) or short * _THIN > long:
+        return drawn * min(_STD, _MOST_FAN / math.sqrt(max(math.sqrt(short * long), 1.0)))
+    return drawn * min(
+        _STD, 1 / math.sqrt(max(long, 1))
+    )  # an adapter's: two of them stand beside one matrix, times a factor
 
 
 def _computed(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -142,21 +168,17 @@ def _computed(name: str, tensor: torch.Tensor) -> torch.Tensor:
     raise ShardError("copying a model to prove a plan with", f"{name}: {found}", hint="build it by dryfit.meta.build")
 
 
-def _repeated(module: nn.Module, plan: ShardPlan) -> dict[str, list[nn.Module]]:
-    """The layers of each outermost list that are more than two of a kind, by the list's path."""
+def _repeated(module: nn.Module, plan: ShardPlan) -> set[int]:
+    """The ``id`` of each layer of an outermost list that is one more than two of a kind."""
     shards = shards_of(module, plan)
-    found: dict[str, list[nn.Module]] = {}
-    lists: list[str] = []
-    for path, part in module.named_modules():
-        if not isinstance(part, nn.ModuleList) or any(path.startswith(f"{outer}.") for outer in lists):
-            continue  # a list within a layer: experts, say, of which the layer knows the number
-        lists.append(path)
+    found = set[int]()
+    for path, layers in outermost_lists(module):
         seen: dict[object, int] = {}
-        for index, layer in enumerate(part):
+        for index, layer in enumerate(layers):
             kind = _kind(f"{path}.{index}", layer, shards, plan)
             seen[kind] = seen.get(kind, 0) + 1
-            if seen[kind] > _OF_EACH_KIND:
-                found.setdefault(path, []).append(layer)
+            if seen[kind] > OF_EACH_KIND:
+                found.add(id(layer))
     return found
 
 

@@ -39,6 +39,8 @@ class RegionStream:
 
     def leave(self, device: torch.device) -> None:
         """End a region, if one has begun: what follows draws as if it had not been there."""
+        if device not in self._open:
+            return
         generator = _generator(device)
         if self._is_open(device, generator):
             generator.set_state(self._open.pop(device)[1])

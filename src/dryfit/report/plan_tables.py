@@ -24,16 +24,17 @@ _SHOWN_BYTES = 2**30 // 20
 
 def headline(answer: PlanAnswer) -> str:
     """The verdict in a line, with the numbers behind it."""
+    each = f" on each of {answer.cut.degree} devices" if answer.cut is not None else ""
     device = f"device has {gib(answer.device.capacity_bytes)} ({answer.device.name})"
     memory = answer.memory
     match answer.verdict:
         case VerdictKind.UNKNOWN:
             return f"plan unknown: {'; '.join(answer.reasons) or 'no reason was given'}    [PLAN-UNKNOWN]"
         case VerdictKind.REFUSED:
-            needs = f"trial needs {gib(memory.required_bytes)}, " if memory is not None else ""
+            needs = f"trial needs {gib(memory.required_bytes)}{each}, " if memory is not None else ""
             return f"plan refused: {needs}{device}    [PLAN-NOFIT]"
         case VerdictKind.FITS | VerdictKind.FITS_WITH:
-            needs = f"needs {gib(memory.required_bytes)}, " if memory is not None else ""
+            needs = f"needs {gib(memory.required_bytes)}{each}, " if memory is not None else ""
             how = f" with {choice_text(answer.execution)}" if answer.execution is not None else ""
             return f"plan fits{how}: {needs}{device}"
 
@@ -102,7 +103,7 @@ def ladder_table(ladder: Sequence[Rung]) -> Table:
             gib(rung.required_bytes),
             gib(rung.saves_bytes),
             _EFFECTS[rung.effect],
-            f"{rung.time_factor:.2g}x",
+            f"{rung.time_factor:.2g}x" if rung.devices == 1 else "-",  # nobody has measured what ranks change of it
             "yes" if rung.fits else "no",
             *((rung.note,) if noted else ()),
         )
@@ -157,6 +158,7 @@ def _named(name: str, rungs: Sequence[Rung]) -> Iterator[str]:
         head = name if index == 0 else ""
         effect = _EFFECTS[rung.effect]
         time = f", about {rung.time_factor:.2g}x time" if rung.effect is not Effect.SEMANTICS else ""
+        time = f", {rung.note}" if rung.devices > 1 else time
         yield f"  {head:<{_LIST_WIDTH}}{rung.change:<{width}}  {gib(rung.required_bytes):>9}   {effect}{time}"
 
 

@@ -1,5 +1,6 @@
 """The planner's answer as one JSON object: what ``plan --json`` prints."""
 
+from dryfit.core.cut import CutSummary
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import (
     Confidence,
@@ -43,6 +44,8 @@ class PlanView(Answer):
     confidence: Confidence
     torch: str
     planner_s: float
+    cut: CutSummary | None
+    cannot_cut: str
 
 
 class CellView(View):
@@ -95,6 +98,8 @@ def plan_view(answer: PlanAnswer) -> PlanView:
         confidence=answer.confidence,
         torch=answer.torch,
         planner_s=answer.planner_s,
+        cut=answer.cut,
+        cannot_cut=answer.cannot_cut,
     )
 
 

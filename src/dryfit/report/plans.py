@@ -161,6 +161,7 @@ def _ladder_lines(plan: PlanState) -> list[str]:
     return [
         f"    {rung.change}: {gib(rung.required_bytes)}, {'fits' if rung.fits else 'does not fit'}"
         + (", changes the experiment" if rung.effect is Effect.SEMANTICS else "")
+        + (f", {rung.note}" if rung.devices > 1 else "")
         for rung in plan.answer.ladder
     ]
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from dryfit.core.choices import Direction
 from dryfit.core.failure import FailureKind
+from dryfit.core.groups import place_in_words
 from dryfit.core.memory_key import IRRELEVANT, NEUTRAL
 from dryfit.core.trial import FoldScore, Goal, MetricPoint, Outcome, Scalar, best_first, better, fold_spreads
 from dryfit.report.plans import compared_bytes
@@ -278,7 +279,7 @@ def lanes(attempts: Sequence[AttemptRow]) -> list[tuple[AttemptRow, str]]:
     busy: dict[str, list[float]] = {}
     placed: list[tuple[AttemptRow, str, int]] = []
     for attempt in sorted(attempts, key=lambda one: (one.started_s, one.trial)):
-        place = f"device {attempt.device}" if attempt.device is not None else "slot"
+        place = place_in_words(attempt.device) if attempt.device is not None else "slot"
         ends = busy.setdefault(place, [])
         lane = next((at for at, end_s in enumerate(ends) if end_s <= attempt.started_s), len(ends))
         ends[lane : lane + 1] = [attempt.ended_s]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dryfit.core.failure import Action
+from dryfit.core.groups import place_in_words
 from dryfit.core.trial import MetricPoint
 from dryfit.core.units import gib
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Report, Started
@@ -233,7 +234,7 @@ def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None
 def _placed_text(event: AttemptPlaced) -> str:
     parts = [f"attempt {event.attempt}"]
     if event.device is not None:
-        parts[0] += f" on device {event.device}"
+        parts[0] += f" on {place_in_words(event.device)}"
     if event.needs_bytes is not None:
         parts.append(f"counted with {gib(event.needs_bytes)}")
     return ", ".join([*parts, *event.terms])

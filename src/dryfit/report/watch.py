@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from dryfit.core.groups import place_in_words
 from dryfit.core.tail import LineTail
 from dryfit.core.units import gib
 from dryfit.core.wire import MESSAGES_FILE, Message, Progress
@@ -209,7 +210,7 @@ def watched_lines(watched: Watched) -> list[str]:
 
 
 def _memory_line(memory: DeviceMemory) -> str:
-    place = "host" if memory.device is None else f"device {memory.device}"
+    place = "host" if memory.device is None else place_in_words(memory.device)
     trials = few((str(number) for number in memory.trials), 8)
     parts = [
         f"{gib(size_bytes)} {what}"

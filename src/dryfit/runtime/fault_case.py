@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dryfit.core.failure import ChildFault, Evidence
+from dryfit.core.groups import devices_of
 from dryfit.core.jobs import ChildResult, Job, StopReason
 from dryfit.runtime import fault_texts as texts
 from dryfit.runtime.child import ChildStatus
@@ -148,6 +149,13 @@ def has_device(case: Case) -> bool:
 def fatal_xids(case: Case) -> list[int]:
     """What the driver reported that no device is trusted after."""
     return [xid for xid in case.evidence.xids if xid in FATAL_XIDS]
+
+
+def lost_devices(evidence: Evidence, place: str) -> tuple[str, ...]:
+    """Which devices of a place are not to be trusted after a child lost its device: all, where nobody says which."""
+    fatal = {device for xid, device in zip(evidence.xids, evidence.xid_devices, strict=False) if xid in FATAL_XIDS}
+    devices = devices_of(place)
+    return tuple(device for device in devices if device in fatal) or devices
 
 
 def lost_its_device(case: Case) -> bool:

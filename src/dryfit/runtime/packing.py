@@ -1,5 +1,8 @@
 """Which waiting trial gets which device, by planned memory. Pure.
 
+A trial of several processes gets a group of devices: one place (:mod:`dryfit.core.groups`), whose room is that of the
+device with the least; what trials are counted with there is what each of their processes takes of its own device.
+
 Trials come lowest number first. One that does not fit beside those that run may be passed by others that do, but only
 so often: after that, a device is kept for it until it fits.
 """
@@ -8,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dryfit.core.groups import devices_of, overlap, place_in_words
 from dryfit.core.units import gib
 from dryfit.core.words import few
 
@@ -39,7 +43,8 @@ class Need:
 
     Attributes:
         number: The trial.
-        shared_bytes: What it takes of a device that it shares; None: nobody knows, and it is not counted.
+        shared_bytes: What each of its processes takes of a device that it shares; None: nobody knows, and it is not
+            counted.
         alone_bytes: The least that it can do with where nothing of ours is beside it; None: not known.
         exclusive: It must be alone on its device.
         avoid: Devices it must not run on, as long as there are others.
@@ -69,7 +74,7 @@ class DeviceRoom:
     """A device that trials can run on.
 
     Attributes:
-        device: Its name; None: the CPU.
+        device: Its name, or those of a group; None: the CPU.
         capacity_bytes: All of its memory; None: not counted.
         neighbour_bytes: What others hold of it.
         blocked: Why nothing more may start there now; empty: nothing keeps it.
@@ -84,17 +89,28 @@ class DeviceRoom:
 CPU = DeviceRoom(None)
 
 
+def group_room(place: str, rooms: Sequence[DeviceRoom]) -> DeviceRoom:
+    """A group of devices as one place: with the memory of that which neighbours leave the least of; blocked if one is.
+
+    As trials take the same of each of its devices, what fits that one fits all.
+    """
+    counted = [(room.capacity_bytes, room.neighbour_bytes) for room in rooms if room.capacity_bytes is not None]
+    capacity_bytes, neighbour_bytes = min(counted, key=lambda one: one[0] - one[1], default=(None, 0))
+    return DeviceRoom(place, capacity_bytes, neighbour_bytes, "; ".join(room.blocked for room in rooms if room.blocked))
+
+
 @dataclass(frozen=True, slots=True)
 class House:
     """Where trials can run, and who runs there.
 
     Attributes:
-        places: Every device that is not set aside.
+        places: Every device that is not set aside, or every group without one that is.
         occupants: The trials that run.
         set_aside: Devices that get no more trials.
         host_room_bytes: What can still be taken of the host's memory; None: not counted.
         host_unknown: Why nobody knows yet what a trial takes of the host; empty: it is known, or does not count.
         bypassed: How many trials have passed each waiting one.
+        together: Devices that a trial takes.
     """
 
     places: Sequence[DeviceRoom] = (CPU,)
@@ -103,10 +119,11 @@ class House:
     host_room_bytes: int | None = None
     host_unknown: str = ""
     bypassed: Mapping[int, int] = field(default_factory=dict[int, int])
+    together: int = 1
 
     def on(self, device: str | None) -> list[Occupant]:
-        """The trials that run on a device."""
-        return [one for one in self.occupants if one.device == device]
+        """The trials that run on a device, or on any of a group."""
+        return [one for one in self.occupants if overlap(one.device, device)]
 
     def taken_bytes(self, device: str | None) -> int:
         """What the trials on a device are counted with."""
@@ -163,13 +180,14 @@ def pack(needs: Sequence[Need], house: House) -> Fit | Hindrance | None:
     return first
 
 
-def no_device_left(set_aside: Sequence[str]) -> str:
-    """What is told where every device is set aside."""
-    return f"no device is left to run on: {few(set_aside)} set aside"
+def no_device_left(set_aside: Sequence[str], together: int = 1) -> str:
+    """What is told where so many devices are set aside that none is left, or too few for a trial."""
+    left = "no device is left" if together == 1 else f"fewer than the {together} devices of a trial are left"
+    return f"{left} to run on: {few(set_aside)} set aside"
 
 
 def _allowed(need: Need, house: House) -> Sequence[DeviceRoom]:
-    allowed = [place for place in house.places if place.device not in need.avoid]
+    allowed = [one for one in house.places if one.device is None or need.avoid.isdisjoint(devices_of(one.device))]
     return allowed or house.places
 
 
@@ -192,7 +210,8 @@ def _device_for(need: Need, house: House, kept: Mapping[str | None, int]) -> Fit
     hindrances: list[Hindrance] = []
     for place in sorted(_allowed(need, house), key=lambda place: len(house.on(place.device))):
         if place.device in kept:
-            text = f"{_called(place)} is kept for trial {kept[place.device]}, which waits for room"
+            verb = "is" if house.together == 1 else "are"
+            text = f"{_called(place)} {verb} kept for trial {kept[place.device]}, which waits for room"
             hindrances.append(Hindrance(need.number, Limit.KEPT, text))
             continue
         hindrance = _hindrance(need, place, house)
@@ -200,7 +219,7 @@ def _device_for(need: Need, house: House, kept: Mapping[str | None, int]) -> Fit
             return Fit(need.number, place.device)
         hindrances.append(hindrance)
     if not hindrances:
-        return Hindrance(need.number, Limit.SET_ASIDE, no_device_left(house.set_aside))
+        return Hindrance(need.number, Limit.SET_ASIDE, no_device_left(house.set_aside, house.together))
     return min(hindrances, key=lambda one: one.limit is Limit.NEIGHBOUR)
 
 
@@ -221,7 +240,8 @@ def _hindrance(need: Need, place: DeviceRoom, house: House) -> Hindrance | None:
     if wanted_bytes + taken_bytes + place.neighbour_bytes <= place.capacity_bytes:
         return None
     others = few([str(one.number) for one in there])
-    text = f"trial {need.number} needs {gib(wanted_bytes)} of {called}, which has {gib(place.capacity_bytes)}"
+    each = called if house.together == 1 else f"each of {called}"
+    text = f"trial {need.number} needs {gib(wanted_bytes)} of {each}, which has {gib(place.capacity_bytes)}"
     text += f", {gib(taken_bytes)} of them planned for trial {others}" if there else ""
     text += f", {gib(place.neighbour_bytes)} of them held by others" if place.neighbour_bytes else ""
     least_bytes = need.alone_bytes or 0
@@ -230,4 +250,4 @@ def _hindrance(need: Need, place: DeviceRoom, house: House) -> Hindrance | None:
 
 
 def _called(place: DeviceRoom) -> str:
-    return "the CPU" if place.device is None else f"device {place.device}"
+    return "the CPU" if place.device is None else place_in_words(place.device)

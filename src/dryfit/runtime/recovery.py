@@ -10,6 +10,7 @@ from dryfit.core.failure import (
     Permission,
     RecoveryAction,
 )
+from dryfit.core.groups import devices_of
 
 _DELAY_FACTOR = 4.0
 """How much longer each further attempt after the same kind of failure waits."""
@@ -107,7 +108,12 @@ def attempt_terms(past: tuple[PastFailure, ...]) -> AttemptTerms:
         exclusive=Action.EXCLUSIVE in actions,
         diagnostic=Action.DIAGNOSE in actions,
         lighter=actions.count(Action.LIGHTER),
-        avoid=frozenset(one.device for one in past if one.action is Action.ELSEWHERE and one.device is not None),
+        avoid=frozenset(
+            device
+            for one in past
+            if one.action is Action.ELSEWHERE and one.device is not None
+            for device in devices_of(one.device)
+        ),
     )
 
 

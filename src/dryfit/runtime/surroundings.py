@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dryfit.core.failure import Evidence
+from dryfit.core.groups import place_of
 from dryfit.runtime.devices import Devices
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -15,6 +16,13 @@ class _Placed:
     device: str
     planned_bytes: int | None
     xids_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    free_bytes: int
+    total_bytes: int
+    neighbour_bytes: int
 
 
 @dataclass(slots=True)
@@ -30,11 +38,12 @@ class Surroundings:
     devices: Devices
     folder: Path
     shared_memory: Path = SHARED_MEMORY
-    _placed: dict[str, _Placed] = field(default_factory=dict[str, _Placed])
+    _placed: dict[str, list[_Placed]] = field(default_factory=dict[str, list[_Placed]])
 
     def placed(self, key: str, device: str, planned_bytes: int | None) -> None:
-        """Remember where a child is about to run, and what was planned for it there."""
-        self._placed[key] = _Placed(device, planned_bytes, len(self.devices.xids(device)))
+        """Remember a device that a child is about to run on, by its rank, and what was planned for it there."""
+        before = len(self.devices.xids(device))
+        self._placed.setdefault(key, []).append(_Placed(device, planned_bytes, before))
 
     def probe(self, key: str, evidence: Evidence) -> Evidence:
         """Add to the evidence of a child's end what is around it now."""
@@ -46,23 +55,33 @@ class Surroundings:
         placed = self._placed.pop(key, None)
         if placed is None:
             return found
+        xids = [(xid, one.device) for one in placed for xid in self.devices.xids(one.device)[one.xids_before :]]
         found = replace(
             found,
-            device=placed.device,
-            planned_bytes=placed.planned_bytes,
-            xids=self.devices.xids(placed.device)[placed.xids_before :],
+            device=place_of([one.device for one in placed]),
+            planned_bytes=placed[0].planned_bytes,
+            xids=tuple(xid for xid, _ in xids),
+            xid_devices=tuple(device for _, device in xids),
         )
-        look = self.devices.look(placed.device)
-        if look is None:
+        seen = [memory for one in placed if (memory := self._memory(one.device)) is not None]
+        if not seen:
             return found
-        beside = [one for one in self._placed.values() if one.device == placed.device]
-        planned_bytes = sum(one.planned_bytes or 0 for one in beside)
+        tightest = min(seen, key=lambda memory: memory.total_bytes - memory.neighbour_bytes)
         return replace(
             found,
-            device_free_bytes=look.free_bytes,
-            device_total_bytes=look.total_bytes,
-            neighbour_bytes=look.neighbour_bytes(planned_bytes, ours=bool(beside)),
+            device_free_bytes=tightest.free_bytes,
+            device_total_bytes=tightest.total_bytes,
+            neighbour_bytes=tightest.neighbour_bytes,
         )
+
+    def _memory(self, device: str) -> _Memory | None:
+        look = self.devices.look(device)
+        if look is None:
+            return None
+        beside = [one for placed in self._placed.values() for one in placed if one.device == device]
+        planned_bytes = sum(one.planned_bytes or 0 for one in beside)
+        neighbour_bytes = look.neighbour_bytes(planned_bytes, ours=bool(beside))
+        return _Memory(look.free_bytes, look.total_bytes, neighbour_bytes)
 
 
 def _free_bytes(folder: Path) -> int | None:

@@ -10,6 +10,7 @@ from optuna.distributions import CategoricalDistribution
 
 from dryfit.config.schema import RuntimeSettings, StudyConfig
 from dryfit.core.failure import AttemptTerms, FailureKind, PastFailure
+from dryfit.core.groups import check_enough, places_of
 from dryfit.core.jobs import Job, ObjectiveRequest, ResolveRequest, ResolveResult, TrainRequest
 from dryfit.core.memory import ExecutionChoice
 from dryfit.core.plan import DeviceKind, plan_execution
@@ -126,6 +127,7 @@ def resolve_request(
         cache_dir=str(cache_dir),
         device=device,
         precisions=precisions,
+        processes=config.execution.processes,
     )
 
 
@@ -183,11 +185,25 @@ def fold_reports(study: StudyContext) -> int:
     return most_reports(study.space, study.config.trial_settings) if study.config.data.folds > 1 else 1
 
 
-def choose_device(resolved: ResolveResult, in_use: Sequence[str | None]) -> str | None:
-    """The CUDA device with the fewest processes, where nothing is known of memory; None on a machine without."""
+def choose_device(resolved: ResolveResult, in_use: Sequence[str | None], *, together: int) -> str | None:
+    """The CUDA device, or group of them, with the fewest trials, where nothing is known of memory.
+
+    Args:
+        resolved: What is there.
+        in_use: The devices, or groups, of the running trials.
+        together: Processes of each, with a device for each of them.
+
+    Returns:
+        Its name; None on a machine without CUDA devices.
+
+    Raises:
+        MachineError: There are fewer devices than a trial has processes.
+    """
     if resolved.device is not DeviceKind.CUDA:
         return None
-    return least_busy_device(in_use, visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    check_enough(resolved.device_count, together)
+    names = visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return least_busy_device(in_use, places_of(names, together))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +212,10 @@ class Placement:
 
     Attributes:
         attempt: Its number, from 1.
-        device: What the child sees of the machine's CUDA devices; None: nothing.
+        device: What the child sees of the machine's CUDA devices, the r-th for its rank r; None: nothing.
         choice: What the planner chose; None: the trial is run as wished.
         terms: What earlier failures of the trial ask for.
-        memory_fraction: The most of its device that the child may take; None: all.
+        memory_fraction: The most of its device that each of its processes may take; None: all.
     """
 
     attempt: int

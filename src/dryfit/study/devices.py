@@ -45,11 +45,11 @@ def device_uuids(resolved: ResolveResult, variable: str | None) -> dict[str, str
 
 
 def least_busy_device(in_use: Sequence[str | None], devices: Sequence[str]) -> str:
-    """The device with the fewest running trials, the first of equals.
+    """The place with the fewest running trials, the first of equals.
 
     Args:
-        in_use: The devices of the running trials.
-        devices: All of them; each trial sees exactly one.
+        in_use: The places of the running trials.
+        devices: All places; each trial sees exactly one.
     """
     return min(devices, key=lambda device: (in_use.count(device), devices.index(device)))
 
@@ -185,6 +185,8 @@ def parallelism(config: StudyConfig, resolved: ResolveResult, cores: int) -> Par
     if wish != "auto":
         return Parallelism(wish, f"runtime.parallel is {wish}")
     on_cpu = resolved.device is DeviceKind.CPU
+    together = wishes.processes
     each = (wishes.threads or min(cores, CPU_THREADS if on_cpu else CUDA_THREADS)) + wishes.loader_workers
-    most = max(1 if on_cpu else resolved.device_count, cores // each)
-    return Parallelism(min(most, _MOST_PARALLEL), f"{cores} core(s), {each} for each trial")
+    most = max(1, 1 if on_cpu else resolved.device_count // together, cores // (each * together))
+    whose = "each trial" if together == 1 else f"each of a trial's {together} processes"
+    return Parallelism(min(most, _MOST_PARALLEL), f"{cores} core(s), {each} for {whose}")

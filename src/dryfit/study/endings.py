@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from dryfit.core.failure import Action, Evidence, Failure, FailureKind, RecoveryAction
 from dryfit.core.jobs import ChildResult
 from dryfit.core.trial import Outcome
+from dryfit.runtime.fault_case import lost_devices
 from dryfit.runtime.fault_detail import fault_detail
 from dryfit.runtime.faults import classify
 from dryfit.runtime.harvest import harvest, stacks_tail
@@ -103,7 +104,8 @@ class Endings:
         seen = _with_terms(evidence, trial)
         failure = classify(seen, result, job=job)
         if failure.kind is FailureKind.DEVICE_LOST and child.device is not None:
-            self.set_aside(child.device, f"{failure.kind} in trial {child.number}: {failure.sentence}")
+            for device in lost_devices(seen, child.device):
+                self.set_aside(device, f"{failure.kind} in trial {child.number}: {failure.sentence}")
         answer = decide(
             failure,
             past,

@@ -116,11 +116,21 @@ def final_request(study: StudyView, run: FinalRun, placement: Placement) -> Fina
         training=train_request(study, _config(study, run), paths, placement),
         last_step=run.last_step,
         schedule_steps=run.schedule_steps,
+        chosen_dirs=_chosen_dirs(study, run),
         model_dir=str(paths.model) if run.save else None,
         study=study.config.study.name,
         searched=trial.value,
         folds=max(1, len(trial.folds)),
     )
+
+
+def _chosen_dirs(study: StudyView, run: FinalRun) -> tuple[str, ...]:
+    """Where it may stand what validation chose for a configuration: with the trial's weights, or a later run's."""
+    if run.last_step is None:
+        return ()
+    seeds = dict.fromkeys((run.trial.seed, run.seed))
+    later = [final_run(run.trial, seed=seed, with_validation=False) for seed in seeds]
+    return (str(study.layout.trial(run.trial.number).best), *(str(study.layout.final(one.name).model) for one in later))
 
 
 def _config(study: StudyView, run: FinalRun) -> TrialConfig:
@@ -153,7 +163,7 @@ def in_process_request(study: StudyView, run: FinalRun) -> Path:
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
     choice = run.trial.plan.execution if run.trial.plan is not None else None
-    device = choose_device(study.resolved, ())
+    device = choose_device(study.resolved, (), together=study.config.execution.processes)
     body = train_request(study, _config(study, run), paths, Placement(1, device, choice))
     request = paths.folder / REQUEST_FILE
     write_model(request, body, durable=False)

@@ -47,9 +47,12 @@ def finished(paths: FinalLayout) -> Result | None:
 
 
 def runs_at_once(study: StudyView) -> int:
-    """How many runs go on side by side: as many as trials; one a GPU where that is left to us, as nothing is packed."""
+    """How many runs go on side by side: as many as trials; one a GPU where that is left to us, as nothing is packed.
+
+    A run of several processes takes a GPU for each.
+    """
     if study.config.runtime.parallel == "auto" and study.resolved.device is DeviceKind.CUDA:
-        return study.resolved.device_count
+        return max(1, study.resolved.device_count // study.config.execution.processes)
     return side_by_side(study).most
 
 
@@ -170,7 +173,8 @@ class FinalWork:
                 self.supervisor.kill(key, "now")
 
     def _start(self, live: _Live) -> None:
-        live.device = choose_device(self.study.resolved, [one.device for one in self._running.values()])
+        in_use = [one.device for one in self._running.values()]
+        live.device = choose_device(self.study.resolved, in_use, together=self.study.config.execution.processes)
         choice = live.plan.execution if live.plan is not None else None
         placement = Placement(live.attempt, live.device, choice, attempt_terms(live.past))
         match live.run:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import Outcome
-from dryfit.core.wire import Started
+from dryfit.core.wire import FirstStep, Started
 from dryfit.runtime.recovery import attempt_terms, terms_in_words
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage
 from dryfit.runtime.supervisor import Supervisor
@@ -231,6 +231,8 @@ class StudyLoop:
                 case ChildMessage(message=message):
                     if isinstance(message, Started):
                         self._occupancy.started(message.pid)
+                    if isinstance(message, FirstStep):
+                        self._occupancy.worked(child)
                     self._hearing.on_message(event, child)
                 case ChildExited():
                     self._occupancy.end(event)

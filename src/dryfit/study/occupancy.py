@@ -1,15 +1,16 @@
 """Where the trials of one session run: what packing is told of devices and trials, and what follows on a device."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from dryfit.core.failure import AttemptTerms
+from dryfit.core.groups import devices_of, left_over, overlap, places_of
 from dryfit.core.plan import DeviceKind
 from dryfit.runtime.devices import Devices, NoDevices
 from dryfit.runtime.host import HostLook, look_at_host
-from dryfit.runtime.packing import CPU, DeviceRoom, Hindrance, House, Limit, Need, Occupant
+from dryfit.runtime.packing import CPU, DeviceRoom, Hindrance, House, Limit, Need, Occupant, group_room
 from dryfit.runtime.recovery import attempt_terms
 from dryfit.runtime.spec import ChildExited
 from dryfit.store.events import DeviceSetAside, Event, ParallelSet
@@ -37,7 +38,8 @@ class Machine:
     Attributes:
         devices: Who can be asked of GPUs.
         host: Looks at the host's memory, and at that of some processes.
-        placed: Is told the key, the device and the planned bytes of each child before it starts.
+        placed: Is told the key, the device and the planned bytes of each child before it starts; of one with several
+            devices once for each.
     """
 
     devices: Devices = field(default_factory=NoDevices)
@@ -80,6 +82,12 @@ class Occupancy:
         self._host_bytes = max((one.rss_bytes or 0 for one in observed), default=0)
         if not self._auto:
             self._told = self.study.parallelism.most, Limit.ASKED
+        self._tell_left_over(())
+
+    @property
+    def _together(self) -> int:
+        """Processes of a trial, and devices of a place."""
+        return self.study.config.execution.processes
 
     @property
     def _auto(self) -> bool:
@@ -98,13 +106,12 @@ class Occupancy:
             Occupant(one.number, one.device, one.need.shared_bytes, one.need.exclusive) for one in self.running.values()
         ]
         set_aside = self.study.state.sessions[-1].set_aside
-        rooms = [CPU] if not self._names else [self._room(name) for name in self._names if name not in set_aside]
-        rooms = [room for room in rooms if room.device not in set_aside]  # one may just have been
+        rooms = self._rooms() if self._names else [CPU]
         host_room_bytes = self._host_room_bytes()
         unknown = ""
         if host_room_bytes is not None and not self._host_bytes:
             unknown = "nothing is known yet of the host memory of a trial: waiting for the first step of one"
-        return House(rooms, occupants, tuple(set_aside), host_room_bytes, unknown, self._bypassed)
+        return House(rooms, occupants, tuple(set_aside), host_room_bytes, unknown, self._bypassed, self._together)
 
     def needs(self, readiness: Mapping[int, Readiness]) -> dict[int, Need]:
         """What every open trial without a process asks for."""
@@ -127,10 +134,10 @@ class Occupancy:
         return attempt_terms(trial.past_failures)
 
     def _trial_host_bytes(self, trial: TrialState) -> int | None:
-        """What a trial takes of the host: as planned on the CPU, else as the largest one so far has taken."""
+        """What all processes of a trial take of the host: as planned on the CPU, else as the largest so far."""
         memory = trial.plan.answer.memory if trial.plan is not None else None
         if memory is not None and not self._names:
-            return memory.required_bytes
+            return self._together * memory.required_bytes
         return self._host_bytes or None
 
     def _host_room_bytes(self) -> int | None:
@@ -146,6 +153,16 @@ class Occupancy:
         for one in self.running.values():  # one whose process is not known yet has taken nothing
             expected[attempts[one.number].pid or -1 - one.number] = one.need.host_bytes or self._host_bytes
         return look.room_bytes(expected)
+
+    def _rooms(self) -> list[DeviceRoom]:
+        """The places that no device is missing from."""
+        set_aside = self.study.state.sessions[-1].set_aside
+        taken = [one.device for one in self.running.values() if one.device is not None]
+        places = places_of(self._names, self._together, set_aside=set_aside, taken=taken)
+        rooms = [group_room(place, [self._room(name) for name in devices_of(place)]) for place in places]
+        if self._together > 1:  # what is left of a group that just lost a device is blocked until the next division
+            return rooms
+        return [room for room in rooms if room.device not in set_aside]  # one may just have been
 
     def _room(self, name: str) -> DeviceRoom:
         now_s, there = self.clock(), self._on(name)
@@ -170,18 +187,22 @@ class Occupancy:
         return min(max(LOOK_EVERY_S, waited_s / 10), LOOK_BUSY_EVERY_S)
 
     def _on(self, name: str) -> list[RunningAttempt]:
-        return [one for one in self.running.values() if one.device == name]
+        return [one for one in self.running.values() if overlap(one.device, name)]
 
     # ---- what happens
 
     def fence(self, trial: TrialState, need: Need, device: str | None) -> float | None:
-        """The share of its device that a trial's allocator may take; None: as much as there is."""
+        """The share of its device that a trial's allocator may take; None: as much as there is.
+
+        Of several devices it is that of the smallest: each process then has what it was planned with, at least.
+        """
         if device is None or self.study.parallelism.most == 1:
             return None
         spec = self.study.resolved.device_spec
-        look = self._leftovers.look(device, self.clock(), ours_run=bool(self._on(device)))
-        total_bytes = look.total_bytes if look is not None else spec.capacity_bytes if spec is not None else None
-        return fence(need, trial.plan, total_bytes)
+        looks = [self._leftovers.look(one, self.clock(), ours_run=bool(self._on(one))) for one in devices_of(device)]
+        planned_for = spec.capacity_bytes if spec is not None else None
+        totals = [look.total_bytes if look is not None else planned_for for look in looks]
+        return fence(need, trial.plan, min((one for one in totals if one is not None), default=None))
 
     def start(self, key: str, child: RunningAttempt, passed: Iterable[int]) -> None:
         """A process is about to be started.
@@ -196,12 +217,20 @@ class Occupancy:
         self._bypassed.pop(child.number, None)
         for number in passed:
             self._bypassed[number] = self._bypassed.get(number, 0) + 1
-        if child.device is not None:
-            self.machine.placed(key, child.device, child.need.shared_bytes)
+        for device in devices_of(child.device) if child.device is not None else ():
+            self.machine.placed(key, device, child.need.shared_bytes)
 
     def started(self, pid: int) -> None:
         """A process of ours has said its first line."""
         self.machine.devices.own(pid)
+
+    def worked(self, child: RunningAttempt) -> None:
+        """A child has done its first step: where it has several processes, all of them hold memory now.
+
+        They are looked at as long as they live: of those that end later, nobody could tell that they were ours.
+        """
+        for device in devices_of(child.device) if child.device is not None and self._together > 1 else ():
+            self._leftovers.look(device, self.clock(), ours_run=True, every_s=0.0)
 
     def end(self, event: ChildExited) -> None:
         """A process is gone: look whether its device has its memory back."""
@@ -209,21 +238,30 @@ class Occupancy:
         trained = event.result.train if event.result is not None else None
         if trained is not None:
             self._host_bytes = max(self._host_bytes, trained.peak_rss_bytes or 0)
-        if child.device is None or child.device in self.study.state.sessions[-1].set_aside:
-            return
         most_bytes = evidence.peak_bytes + _CONTEXT_MOST_BYTES if evidence.peak_bytes is not None else None
-        leftover = Leftover(child.number, self.clock(), most_bytes)
-        self._leftovers.ended(child.device, leftover, ours_run=bool(self._on(child.device)))
+        for device in devices_of(child.device) if child.device is not None else ():
+            if device not in self.study.state.sessions[-1].set_aside:
+                leftover = Leftover(child.number, self.clock(), most_bytes)
+                self._leftovers.ended(device, leftover, ours_run=bool(self._on(device)))
 
     def set_aside(self, device: str, reason: str) -> None:
         """Give a device no more trials in this session; those that run there go on."""
-        if device in self.study.state.sessions[-1].set_aside:
+        set_aside = self.study.state.sessions[-1].set_aside
+        if device in set_aside:
             return
+        idle = left_over(self._names, self._together, set_aside=set_aside)
         look = self.machine.devices.look(device)
         if look is not None and look.memory_errors:
             reason += f"; {look.memory_errors} uncorrected memory error(s) since its driver was loaded"
         self.write(DeviceSetAside(device=device, reason=reason))
         self.note(f"device {device} is set aside: {reason}")
+        self._tell_left_over(idle)
+
+    def _tell_left_over(self, before: Sequence[str]) -> None:
+        """Say which devices get no trial although nothing is wrong with them, where it is not told yet."""
+        idle = left_over(self._names, self._together, set_aside=self.study.state.sessions[-1].set_aside)
+        if idle and idle != tuple(before):
+            self.note(f"device(s) {', '.join(idle)} stay idle: a trial takes {self._together} at once")
 
     def waiting(self, why: Hindrance | None) -> None:
         """Nothing can be started now; say so once, where something else than the number asked for is the reason."""

@@ -22,7 +22,7 @@ def least_rung(answer: PlanAnswer) -> Rung | None:
 
 
 def what_fits(answer: PlanAnswer) -> Rung | None:
-    """The first rung of a refused trial's ladder that fits: a change of the experiment, or one that is not allowed."""
+    """The first rung of a refused trial's ladder that fits: not allowed, another experiment, or more devices."""
     return next((rung for rung in answer.ladder if rung.fits), None)
 
 
@@ -31,7 +31,8 @@ def refusal_text(answer: PlanAnswer) -> str:
     if answer.verdict is VerdictKind.UNKNOWN:
         why = "; ".join(answer.reasons) or "the planner gives no reason"
         return f'its memory is unknown, and execution.unknown is "refuse" ({why})'
-    parts = [f"needs {gib(needed_bytes(answer))}, {answer.device.name} has {gib(_capacity(answer))}"]
+    each = f" on each of {answer.cut.degree} devices" if answer.cut is not None else ""
+    parts = [f"needs {gib(needed_bytes(answer))}{each}, {answer.device.name} has {gib(_capacity(answer))}"]
     least = least_rung(answer)
     if least is not None and least.required_bytes < needed_bytes(answer):
         parts.append(f"at least {gib(least.required_bytes)} ({least.change})")
@@ -73,6 +74,7 @@ def _suggestions(known: Sequence[tuple[TrialState, PlanAnswer]]) -> list[str]:
 
 def _suggestion(rung: Rung) -> str:
     effect = "changes the experiment" if rung.effect is Effect.SEMANTICS else "execution.allow or a wish forbids it"
+    effect = rung.note if rung.devices > 1 else effect
     return f"{rung.change} ({gib(rung.required_bytes)}, {effect})"
 
 

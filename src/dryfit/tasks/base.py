@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dryfit.core.choices import Precision
 from dryfit.core.errors import DataError
 from dryfit.core.settings import DataSettings, Knob, ModelSettings, TrialSettings
+from dryfit.core.tasks import MetricName
 from dryfit.meta.pretrained import Kind
 from dryfit.meta.source import FolderSource
 from dryfit.tasks.rows import Readable, Splits, UnlabelledRow
@@ -107,6 +108,7 @@ class Given:
         settings: What is learned, and how.
         data: What the rows are like.
         facts: What is known of their tokens; nothing before they were made.
+        metric: The study's, by which :meth:`Task.fit` chooses; None: whatever the task takes for usual.
         fitted: What :meth:`Task.fit` has chosen.
         saved: The folder of the saved model that is used; None: it is still to be trained.
     """
@@ -114,6 +116,7 @@ class Given:
     settings: TrialSettings
     data: DataSettings
     facts: TokenFacts = NOT_TOKENISED
+    metric: MetricName | None = None
     fitted: Mapping[str, float] = field(default_factory=dict[str, float])
     saved: FolderSource | None = None
 

@@ -120,7 +120,7 @@ class EvidenceTask(EncoderTask):
         return pack(outputs, batch, self._span)
 
     def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
-        """The threshold of null with the best F1 of words, where it is asked for."""
+        """The threshold of null that is the best by the study's metric, where it is asked for."""
         if self._span.null_policy != "calibrated":
             return super().fit(kept, tokens)  # nothing, and that without decoding
         return self._answers(kept, tokens).fit()
@@ -148,11 +148,11 @@ class EvidenceTask(EncoderTask):
         for one in said:
             assert one.by_token_TK is not None
             found.append(SpanSaid(one.kept_RK, one.by_token_TK, Windows(one.tokens)))
-        return SpanAnswers(mean_decoded(found, self._span), found[0].windows, self._span)
+        return SpanAnswers(mean_decoded(found, self._span), found[0].windows, self._span, self.given.metric)
 
     def _answers(self, kept: torch.Tensor, tokens: TokenSet) -> SpanAnswers:
         windows = Windows(tokens)
-        return SpanAnswers(decode(kept, windows, self._span), windows, self._span)
+        return SpanAnswers(decode(kept, windows, self._span), windows, self._span, self.given.metric)
 
     @property
     def _cut(self) -> Cut:

@@ -10,6 +10,7 @@ from typing import Final, final
 import numpy as np
 
 from dryfit.core.settings import SpanSettings
+from dryfit.core.tasks import MetricName
 from dryfit.tasks.rows import Readable
 from dryfit.tasks.span_decoding import Decoded, fit_threshold, rows_without
 from dryfit.tasks.span_metrics import row_scores, span_metrics
@@ -28,19 +29,26 @@ class SpanAnswers:
         decoded: The best spans of each row.
         windows: Of these rows; their gold spans and words are read.
         settings: The ``[span]`` table.
+        metric: The study's; None: nothing is chosen by it.
     """
 
     decoded: Decoded
     windows: Windows
     settings: SpanSettings
+    metric: MetricName | None = None
 
     def fit(self) -> Mapping[str, float]:
-        """The threshold of null with the best F1 of words, where it is asked for."""
+        """The threshold of null that is the best by the study's metric, where it is asked for.
+
+        By any but the means over all rows (``exact_match``, ``span_iou``) it is that with the best ``token_f1``: most
+        others do not depend on it, and the best by ``null_recall``, ``null_precision`` or ``token_f1_has`` alone would
+        answer nearly all rows with none, or nearly none.
+        """
         if self.settings.null_policy != "calibrated":
             return {}
         spans_R2 = self.decoded.spans_RK2[:, 0]
         with_span, without = (
-            row_scores(answers_R2, self.windows.golds, self.windows.words).f1_R
+            row_scores(answers_R2, self.windows.golds, self.windows.words).by(self.metric)
             for answers_R2 in (spans_R2, np.zeros_like(spans_R2))
         )
         return {NULL_THRESHOLD: fit_threshold(self.decoded.differences_R, with_span, without)}

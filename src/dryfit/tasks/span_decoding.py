@@ -27,6 +27,10 @@ _FACTS: Final = 5
 _LOSS: Final = 4
 _FIELDS: Final = 4
 """Columns of each candidate: first and last token, their scores."""
+_ROUNDING: Final = 1e-5
+"""Differences of scores that are closer than this share of their usual size may be equal but for fp32's rounding."""
+_ALONE: Final = 1.0
+"""How far a threshold lies from the differences of all rows where these are equal."""
 _LARGEST: Final = 1e30
 """Scores beyond are taken for this: a sum of two stays finite, and a model that broke decodes to something."""
 
@@ -281,8 +285,10 @@ def rows_without(decoded: Decoded, settings: SpanSettings, fitted: float | None)
 def fit_threshold(differences_R: Floats, with_span_R: Floats, without_R: Floats) -> float:
     """The threshold with the best mean value: a row has no span where null is better by more than it.
 
-    Every threshold that decides differently is looked at, as in the sweep of SQuAD 2.0's ``evaluate-v2.0.py``: each
-    distinct difference, and one below all. Of equally good ones the nearest to 0 is taken, then the smaller.
+    Every threshold that decides differently is looked at, as in the sweep of SQuAD 2.0's ``evaluate-v2.0.py``. It lies
+    in the middle between two differences, and at the ends as far away as differences usually do, so that rounding
+    changes no decision on these rows; differences that only rounding may tell apart are taken for one. Of equally good
+    thresholds the nearest to 0 is taken, then the smaller.
 
     Args:
         differences_R: Null's score less the best span's.
@@ -298,10 +304,11 @@ def fit_threshold(differences_R: Floats, with_span_R: Floats, without_R: Floats)
     order = np.argsort(differences_R[can_R], kind="stable")
     sorted_N = differences_R[can_R][order]
     gains_N = (with_span_R - without_R)[can_R][order].cumsum()
-    last_N = np.append(sorted_N[1:] != sorted_N[:-1], True)
-    below = np.nextafter(sorted_N[0], -np.inf)
-    thresholds = np.concatenate([[below], sorted_N[last_N]])
+    gaps_N = np.diff(sorted_N)
+    (apart,) = (gaps_N > _ROUNDING * np.median(np.abs(sorted_N))).nonzero()
+    beyond = float(np.median(gaps_N[apart])) / 2 if len(apart) else _ALONE
+    thresholds = np.array([sorted_N[0] - beyond, *(sorted_N[apart] + gaps_N[apart] / 2), sorted_N[-1] + beyond])
     # Sums of the same values in another order differ in their last digits: rounded, equally good ones are equal.
-    gains = np.concatenate([[0.0], gains_N[last_N]]).round(9)
+    gains = np.array([0.0, *gains_N[apart], gains_N[-1]]).round(9)
     best = thresholds[gains == gains.max()]
     return float(min(best, key=lambda threshold: (abs(threshold), threshold)))

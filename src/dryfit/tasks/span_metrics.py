@@ -9,6 +9,8 @@ from typing import Final, final
 
 import numpy as np
 
+from dryfit.core.choices import Metric
+from dryfit.core.tasks import MetricName
 from dryfit.tasks.metrics import sklearn_metrics
 from dryfit.tasks.span_decoding import Floats, Ints, span_iou
 from dryfit.tasks.windows import Ragged
@@ -31,6 +33,16 @@ class RowScores:
     exact_R: Floats
     f1_R: Floats
     iou_R: Floats
+
+    def by(self, metric: MetricName | None) -> Floats:
+        """What a metric is the mean of; of one that is no such mean, or of None, the F1 of words."""
+        match metric:
+            case Metric.EXACT_MATCH:
+                return self.exact_R
+            case Metric.SPAN_IOU:
+                return self.iou_R
+            case _:
+                return self.f1_R
 
 
 def row_scores(answers_R2: Ints, golds: Ragged, words: Ragged) -> RowScores:

@@ -23,7 +23,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.load_report import LoadReport
 from dryfit.core.settings import RegularizationSettings
 from dryfit.core.words import few
-from dryfit.memory.divided import share_of
+from dryfit.memory.shares import share_of
 from dryfit.meta.parts import Part
 from dryfit.meta.walk import SlotKind, put, slots
 from dryfit.parallel.collectives import agree

@@ -34,12 +34,11 @@ from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows import TEST, VALIDATION, UnlabelledRow
 from dryfit.tasks.tokens import TokenSet
-from dryfit.train.batches import evaluation_batches
 from dryfit.train.card import README_FILE
 from dryfit.train.device import prepare_device
 from dryfit.train.ensemble_card import Together, ensemble_card
 from dryfit.train.entry import trial_task
-from dryfit.train.evaluate import each_batch, evaluation_rows
+from dryfit.train.evaluate import evaluation_rows, kept_in_order
 
 
 def said_by(
@@ -65,27 +64,22 @@ def said_by(
 
     Raises:
         DataError: A batch is one that the model has no place for.
-        ConfigError: The task has no mean.
+        ConfigError: The task has no mean; or what it keeps of a batch is not as wide as of the others.
     """
     meaning = averaging(task)
-    kept: list[torch.Tensor] = []
-    order: list[int] = []
-    by_token: list[torch.Tensor] = []
+    by_token: dict[int, torch.Tensor] = {}
 
-    def take(rows: Sequence[int], outputs: Outputs, batch: Batch) -> None:
-        kept.append(task.keep(outputs, batch).cpu())
+    def after(rows: Sequence[int], outputs: Outputs, batch: Batch) -> None:
         of_tokens = meaning.keep_tokens(outputs, batch)
         if of_tokens is not None:
             found = of_tokens.cpu()
-            by_token.extend(found[place, : int(tokens.lengths_R[row])] for place, row in enumerate(rows))
-        order.extend(rows)
+            by_token.update((row, found[place, : int(tokens.lengths_R[row])]) for place, row in enumerate(rows))
         beat()
 
-    each_batch(model, evaluation_batches(tokens.lengths_R, batch_rows), task, collate, take, guard=guard)
-    places = torch.tensor(order).argsort()
+    kept_RK = kept_in_order(model, tokens, task, collate, batch_rows=batch_rows, after=after, guard=guard)
     return Said(
-        kept_RK=torch.cat(kept)[places],
-        by_token_TK=torch.cat([by_token[place] for place in places.tolist()]) if by_token else None,
+        kept_RK=kept_RK,
+        by_token_TK=torch.cat([by_token[row] for row in range(len(by_token))]) if by_token else None,
         # Of the tokens themselves nothing is needed any more.
         tokens=replace(tokens, ids_T=tokens.ids_T.new_empty(0), types_T=None),
     )

@@ -95,7 +95,9 @@ def evaluate(
     """
     model.eval()
     collate = partial(task.collate, tokens)
-    kept = kept_in_order(model, tokens, task, collate, batch_rows=batch_rows, beat=beat, guard=guard).float()
+    kept = kept_in_order(
+        model, tokens, task, collate, batch_rows=batch_rows, after=lambda *_: beat(), guard=guard
+    ).float()
     fitted = task.fit(kept, tokens) if fitted is None else fitted
     found = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, beat)}
     return Evaluated({name: float(value) for name, value in found.items()}, dict(fitted))
@@ -108,7 +110,7 @@ def kept_in_order(
     collate: Callable[[Sequence[int]], Batch],
     *,
     batch_rows: int,
-    beat: Callable[[], None],
+    after: Callable[[Sequence[int], Outputs, Batch], None],
     guard: BatchGuard | None = None,
 ) -> torch.Tensor:
     """What a task keeps of a model's outputs for every row, with rows of similar length batched together.
@@ -116,10 +118,10 @@ def kept_in_order(
     Args:
         model: On its device, in eval mode.
         tokens: The rows.
-        task: Says what is kept.
+        task: Says what the model is called with, and what is kept.
         collate: Makes the batch of some rows.
         batch_rows: Rows at once.
-        beat: Called once a batch, as a sign of life.
+        after: Called once a batch, with its rows, what the model says of them, and the batch on the model's device.
         guard: Looks at each batch and at its outputs.
 
     Returns:
@@ -131,44 +133,9 @@ def kept_in_order(
     """
     kept: list[torch.Tensor] = []
     order: list[int] = []
-
-    def take(rows: Sequence[int], outputs: Outputs, batch: Batch) -> None:
-        kept.append(_kept(task.keep(outputs, batch), len(rows), kept, task).cpu())
-        order.extend(rows)
-        beat()
-
-    each_batch(model, evaluation_batches(tokens.lengths_R, batch_rows), task, collate, take, guard=guard)
-    in_order = torch.cat(kept)
-    in_order[torch.tensor(order)] = in_order.clone()
-    return in_order
-
-
-def each_batch(
-    model: nn.Module,
-    batches: Sequence[Sequence[int]],
-    task: Task,
-    collate: Callable[[Sequence[int]], Batch],
-    take: Callable[[Sequence[int], Outputs, Batch], None],
-    *,
-    guard: BatchGuard | None = None,
-) -> None:
-    """Pass batches through a model that is in eval mode.
-
-    Args:
-        model: On its device.
-        batches: The rows of each.
-        task: Says what the model is called with.
-        collate: Makes the batch of some rows.
-        take: Is given the rows of each batch, what the model says of them, and the batch on the model's device.
-        guard: Looks at each batch and at its outputs.
-
-    Raises:
-        DataError: As :func:`evaluate`.
-        ConfigError: As :func:`evaluate`.
-    """
     device = next(model.parameters()).device
     with torch.inference_mode():
-        for rows in batches:
+        for rows in evaluation_batches(tokens.lengths_R, batch_rows):
             batch = collate(rows)
             if guard is not None:
                 guard.check_batch(batch, lambda rows=rows: rows)
@@ -176,7 +143,12 @@ def each_batch(
             outputs = model(**{name: batch[name] for name in task.inputs if name in batch})
             if guard is not None:
                 guard.check_outputs(outputs, len(rows), lambda rows=rows: rows)
-            take(rows, outputs, batch)
+            kept.append(_kept(task.keep(outputs, batch), len(rows), kept, task).cpu())
+            order.extend(rows)
+            after(rows, outputs, batch)
+    in_order = torch.cat(kept)
+    in_order[torch.tensor(order)] = in_order.clone()
+    return in_order
 
 
 def _kept(found: torch.Tensor, rows: int, before: Sequence[torch.Tensor], task: Task) -> torch.Tensor:

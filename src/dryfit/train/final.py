@@ -9,13 +9,13 @@ import torch
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
-from dryfit.core.tasks import task_word
+from dryfit.core.tasks import is_own, reads, task_word
 from dryfit.core.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
-from dryfit.core.wire import Phase
+from dryfit.core.wire import Note, Phase
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.load import save_trained
-from dryfit.tasks.model_input import model_input, read_model_input
+from dryfit.tasks.model_input import DRYFIT_FILE, model_input, read_model_input
 from dryfit.tasks.rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.tokens import Tokens, joined
 from dryfit.train.batches import epoch_size
@@ -43,8 +43,9 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
 def _final(body: FinalRequest, channel: ChildChannel, company: Company) -> ChildResult:
     tokens = begin(body.training, channel, only=(TRAIN, VALIDATION, TEST))
     rows = {name: split.sources for name, split in tokens.splits.items()}
-    length = None
+    length, fitted = None, dict[str, float]()
     if body.last_step is not None:
+        fitted = _chosen_before(body, channel)
         alone = epoch_size(tokens.splits[TRAIN], trial_task(body.training.config, tokens))
         length = FixedLength(body.schedule_steps or _schedule_steps(body, alone), body.last_step)
         both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
@@ -56,8 +57,10 @@ def _final(body: FinalRequest, channel: ChildChannel, company: Company) -> Child
     ended = train_result(body.training, run, company)
     if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
         return ChildResult(train=ended, error=None)
-    best = None if length is not None else _take_best(parts, run.points)
-    fitted = {} if best is None else read_model_input(Path(body.training.best_dir)).fitted
+    best = None
+    if length is None:
+        best = _take_best(parts, run.points)
+        fitted = read_model_input(Path(body.training.best_dir)).fitted
     test = _scores(parts, tokens, run.step, fitted)
     result = FinalResult(
         training=ended,
@@ -71,6 +74,18 @@ def _final(body: FinalRequest, channel: ChildChannel, company: Company) -> Child
         channel.send(Phase(name="save", step=result.step))
         _save(body, parts, result, fitted)
     return ChildResult(final=result, error=None)
+
+
+def _chosen_before(body: FinalRequest, channel: ChildChannel) -> dict[str, float]:
+    """What was chosen for the configuration while it had validation; nothing where that is gone."""
+    for folder in map(Path, body.chosen_dirs):
+        if (folder / DRYFIT_FILE).is_file():
+            return read_model_input(folder).fitted
+    config = body.training.config
+    if not is_own(config.task) and reads(config.task, "span") and config.settings.span.null_policy == "calibrated":
+        found = f"no model of trial {config.number} has a threshold of null that was fitted on validation: it is 0"
+        channel.send(Note(text=f"{found}. Train the trial once without --with-validation before, and its own is taken"))
+    return {}
 
 
 def _schedule_steps(body: FinalRequest, epoch_rows: int) -> int:

@@ -14,7 +14,7 @@ from transformers.optimization import Adafactor
 
 from dryfit.core.choices import Precision
 from dryfit.core.errors import ConfigError
-from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
+from dryfit.core.plan import DeviceKind, ExecutionPlan, ExecutionSettings, OptimizerImpl
 from dryfit.core.settings import OptimSettings, SchedSettings, TrialSettings
 from dryfit.tasks.heads import encoder_parts
 from dryfit.train.extras import bitsandbytes, pytorch_optimizer
@@ -66,7 +66,7 @@ _ELEMENT_BY_ELEMENT: Final = ("adamw", "sgd", "lion", "radam", "nadam")
 """Optimizers that treat each number of a parameter by itself, so that a slice can be trained without the others."""
 
 
-def check_divided(settings: TrialSettings, plan: ExecutionPlan) -> None:
+def check_divided(settings: TrialSettings, plan: ExecutionPlan | ExecutionSettings) -> None:
     """Refuse to divide a trial among processes where that would change what it learns.
 
     Raises:
@@ -171,8 +171,10 @@ def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKin
         )
 
 
-def cannot_offload(optim: OptimSettings, device: DeviceKind) -> str | None:
+def cannot_offload(optim: OptimSettings, device: DeviceKind, *, processes: int = 1) -> str | None:
     """Why an optimizer's state cannot lie in host memory; None where it can."""
+    if processes > 1:
+        return "each process of a trial has a part of it, on its own device"
     if device is not DeviceKind.CUDA:
         return "on the CPU it lies in host memory already"
     if optim.name == "adamw8bit":

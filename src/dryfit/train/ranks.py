@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar, cast, final
 import torch.distributed as dist
 
 from dryfit.core.channel import ChildChannel, Peers
-from dryfit.core.errors import CommError, NonFiniteError
+from dryfit.core.errors import CommError
 from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.process import die_with_parent
 from dryfit.core.words import few
@@ -35,8 +35,9 @@ _LONGEST_CALL: Final = datetime.timedelta(hours=24)
 """Of a collective: a rank that hangs is found by the control process, which hears no heartbeat then."""
 _TO_END_S: Final = 10.0
 _POLL_S: Final = 0.02
-_LOST: Final = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""What messages of collectives hold where another rank has ended: the libraries' names, or what the system said."""
+_LOST: Final = ("gloo/transport/", "NCCL error", "Connection closed by peer", "Connection reset by peer")
+"""What messages of collectives hold where another rank has ended. Sources: gloo names the file that raised in its every
+message; torch torch/csrc/distributed/c10d/NCCLUtils.hpp; c10d's own socket, and libuv, what the system said."""
 
 
 class Company(Peers, Protocol):
@@ -259,8 +260,6 @@ def _read_error(path: Path) -> Exception | None:
 
 def _says_lost(error: BaseException) -> bool:
     """Whether an exception says no more than that a collective failed."""
-    if isinstance(error, NonFiniteError):
-        return False
     return isinstance(error, dist.DistError) or any(text in str(error) for text in _LOST)
 
 

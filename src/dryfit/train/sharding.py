@@ -7,15 +7,21 @@ from pathlib import Path
 import torch
 import transformers
 from pydantic import ValidationError
+from transformers import PreTrainedModel
 
-from dryfit.core.settings import Settings
+from dryfit.core.settings import ModelSettings, Settings
 from dryfit.core.shard_proof import ShardProof
 from dryfit.core.sharding import ShardPlan
 from dryfit.core.wire import canonical_json, read_model, write_model
 from dryfit.memory.store import code_fingerprint
+from dryfit.meta.construction import build
+from dryfit.meta.pretrained import Kind, make_model
+from dryfit.parallel.capture import Inputs
+from dryfit.parallel.narrow import Wide, prove_narrowed
+from dryfit.parallel.narrow_config import Narrowing, narrow_config
 from dryfit.parallel.planner import plan_shards
-from dryfit.parallel.prove import prove
-from dryfit.tasks.base import Batch, Task, TaskModel
+from dryfit.parallel.prove import MOST_BYTES, proof_bytes, prove
+from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
 from dryfit.tasks.guard import model_bounds
 
 FOLDER = "shards"
@@ -33,14 +39,18 @@ class ProvedPlan(Settings):
     proof: ShardProof
 
 
-def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> ProvedPlan:
+def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path, *, most_bytes: int = MOST_BYTES) -> ProvedPlan:
     """Plan how a trial's model is cut over ranks, head and adapters included, and prove it.
+
+    A model that is too wide to be proved itself is proved on a narrower one of its class, which the task makes from
+    narrower configs; ``proof.narrowed`` says so.
 
     Args:
         model: The whole model; its weights are not read. It may be on meta.
-        task: Whose model it is: says what it is called with.
+        task: Whose model it is: makes it, and says what it is called with.
         degree: How many ranks.
         folder: Where plans are kept, by all that decides them; what cannot be read there is made again.
+        most_bytes: Memory that the proof may take.
 
     Raises:
         ConfigError: Nothing can be cut, or the degree does not divide what can be.
@@ -51,11 +61,54 @@ def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> Prov
     kept = _kept(path)
     if kept is not None:
         return kept
-    plan = plan_shards(model, degree, inputs=lambda rows, length: _inputs(model, task, rows, length, _on_meta))
-    made = ProvedPlan(plan=plan, proof=prove(model, plan, _sample(model, task)))
+    plan = shard_plan(model, task, degree)
+    made = ProvedPlan(plan=plan, proof=_proved(Wide(model, plan, traced_inputs(model, task)), task, most_bytes))
     folder.mkdir(parents=True, exist_ok=True)
     write_model(path, made, durable=False)
     return made
+
+
+def shard_plan(model: TaskModel, task: Task, degree: int) -> ShardPlan:
+    """Plan how a trial's model is cut, without a proof: for numbers, never for training.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: The model's code cannot be followed.
+    """
+    return plan_shards(model, degree, inputs=traced_inputs(model, task))
+
+
+def traced_inputs(model: TaskModel, task: Task) -> Inputs:
+    """What a trial's model is called with to follow it, by rows and length: tensors without values."""
+    return lambda rows, length: _inputs(model, task, rows, length, _on_meta)
+
+
+def _proved(wide: Wide, task: Task, most_bytes: int) -> ShardProof:
+    model = wide.module
+    assert isinstance(model, TaskModel)
+    if proof_bytes(model, wide.plan) <= most_bytes:
+        return prove(model, wide.plan, _sample(model, task), most_bytes=most_bytes)
+    return prove_narrowed(
+        wide,
+        lambda step: task.model(_narrow_bases(wide, step)),
+        lambda narrow: _sample(narrow, task) if isinstance(narrow, TaskModel) else {},
+        most_bytes=most_bytes,
+    )
+
+
+def _narrow_bases(wide: Wide, step: Narrowing) -> MakeBase:
+    """Makes narrow models in the place of a model's pretrained ones, without weights."""
+    assert isinstance(wide.module, TaskModel)
+    parts = wide.module.pretrained()
+
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+        del dtype
+        if part not in parts:
+            raise wide.refused(f"the task asks for a pretrained model {part!r}", f"one of {sorted(parts)}")
+        config = narrow_config(parts[part].config, wide.plan.degree, step)
+        return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+
+    return make
 
 
 def _kept(path: Path) -> ProvedPlan | None:

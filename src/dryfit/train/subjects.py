@@ -9,10 +9,14 @@ from transformers import PreTrainedModel
 
 from dryfit.core.plan import PlanSubject
 from dryfit.core.settings import DataSettings, LoraSettings, ModelSettings, RegularizationSettings, TrialSettings
+from dryfit.core.sharding import ShardPlan
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.configs import set_dropouts
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import STACKS, Kind, make_model, one_stack
+from dryfit.parallel.apply import connect, cut
+from dryfit.parallel.check import check_plan
+from dryfit.parallel.collectives import Ranks
 from dryfit.tasks.base import Given, MakeBase, Task, TaskModel
 from dryfit.tasks.decoder import frozen_in
 from dryfit.tasks.heads import freeze
@@ -29,12 +33,19 @@ class StepParts:
         model: On the meta device.
         task: Gives loss sum and normaliser, and the sizes of a batch.
         optimizer: Makes the optimizer once the model is on its device.
+        plan: How the model is cut, of which it is rank 0's part; None: it is whole.
     """
 
     model: TaskModel
     task: Task
     optimizer: Callable[[OptimizerPlan], torch.optim.Optimizer]
     settings: TrialSettings
+    plan: ShardPlan | None = None
+
+    def connect(self, ranks: Ranks) -> None:
+        """Let a model that is cut talk with other ranks; once its parameters are those that it will be trained with."""
+        if self.plan is not None:
+            connect(self.model, self.plan, ranks)
 
     def batch_sizes(self, rows: int, length: int) -> dict[str, tuple[int, ...]]:
         """The size of each entry of a batch of so many rows of so many tokens."""
@@ -48,19 +59,40 @@ def subject_task(subject: PlanSubject) -> Task:
     return make_task(subject.task, Given(adapted, data))
 
 
-def step_parts(subject: PlanSubject, *, checkpointing: bool, reentrant: bool) -> StepParts:
+def subject_model(subject: PlanSubject, task: Task) -> TaskModel:
+    """The whole model of a subject, on meta.
+
+    Raises:
+        ConfigError: The model is unknown.
+    """
+    return task.model(_planned(subject.settings.regularization))
+
+
+def step_parts(
+    subject: PlanSubject, *, checkpointing: bool, reentrant: bool, plan: ShardPlan | None = None
+) -> StepParts:
     """Build what is planned; nothing takes memory, no weight is read.
+
+    Args:
+        subject: What is trained.
+        checkpointing: Whether activations are computed again.
+        reentrant: How.
+        plan: Cuts the model; what is built is rank 0's part.
 
     Raises:
         ConfigError: The model is unknown, or has no part that a setting names.
+        ShardError: The plan is another model's.
     """
     settings, task = subject.settings, subject_task(subject)
-    model = task.model(_planned(settings.regularization))
+    model = subject_model(subject, task)
     if checkpointing:
         for part in model.pretrained().values():
             enable_checkpointing(part, reentrant=reentrant)
     freeze(model, settings.regularization.freeze_layers)
-    return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings)
+    if plan is not None:
+        check_plan(model, plan)
+        cut(model, plan, 0)
+    return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, plan)
 
 
 def _planned(regularization: RegularizationSettings) -> MakeBase:

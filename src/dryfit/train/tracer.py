@@ -11,10 +11,12 @@ import torch
 import transformers
 from torch import nn
 
+from dryfit.core.cut import Sent
 from dryfit.core.errors import InternalError, TraceError
 from dryfit.core.memory import MemoryCategory, StepPhase
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.core.sharding import ShardPlan
 from dryfit.core.wire import canonical_json
 from dryfit.memory.events import Segment, SegmentKind, Shape
 from dryfit.memory.fake_cuda import FakeDevice
@@ -23,6 +25,8 @@ from dryfit.memory.standins import StandIns
 from dryfit.memory.tracer import Variant
 from dryfit.meta.catalogue import planning_config
 from dryfit.meta.walk import SlotKind, put_all
+from dryfit.parallel.collectives import AbsentRanks
+from dryfit.parallel.counted import CountedRanks
 from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.subjects import StepParts, step_parts, subject_task
@@ -39,12 +43,16 @@ class StepTracer:
         subject: What is to be trained; its batch size and length do not matter here.
         device: Where; for a CUDA device the operators and kernels are those of its compute capability.
         reentrant: Checkpointing by reentrant autograd.
+        plan: Cuts the model over ranks; the step is rank 0's then.
     """
 
-    def __init__(self, subject: PlanSubject, device: DeviceSpec, *, reentrant: bool = False) -> None:
+    def __init__(
+        self, subject: PlanSubject, device: DeviceSpec, *, reentrant: bool = False, plan: ShardPlan | None = None
+    ) -> None:
         self._subject = subject
         self._spec = device
         self._reentrant = reentrant
+        self._plan = plan
         self._fakes: FakeDevice | None = None
         self._stages: dict[bool, _Stage] = {}
 
@@ -63,6 +71,8 @@ class StepTracer:
             **{f"config {part}".rstrip(): config.to_json_string(use_diff=False) for part, config in configs.items()},
             "device": [self._spec.kind, *self._spec.capability],
             "reentrant": self._reentrant,
+            # The plan itself follows from the degree and the rest.
+            "ranks": self._plan.degree if self._plan is not None else 1,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
@@ -84,9 +94,20 @@ class StepTracer:
                 hint=f"at {_place(error)}: code that asks for real values, or calls a kernel that torch cannot fake",
             ) from error
 
+    def sent(self, variant: Variant, shape: Shape) -> Sent:
+        """What a rank sends while it computes one micro-batch, counted on the way; nothing where no model is cut.
+
+        Raises:
+            TraceError: The model's code cannot be traced.
+        """
+        if self._plan is None:
+            return Sent()
+        self.trace(SegmentKind.MICRO_FIRST, variant, shape)
+        return self._stages[variant.checkpointing].sent
+
     def _stage(self, checkpointing: bool) -> "_Stage":
         if checkpointing not in self._stages:
-            parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant)
+            parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant, plan=self._plan)
             self._stages[checkpointing] = _Stage(parts, self._spec.kind)
         return self._stages[checkpointing]
 
@@ -132,10 +153,13 @@ class _Stage:
         self._model = parts.model
         self._recorder = Recorder(device, kernels=device is DeviceKind.CUDA)
         self._stand_ins = StandIns()
+        self._ranks = CountedRanks(AbsentRanks(0, parts.plan.degree)) if parts.plan is not None else None
         with self._stand_ins, self._recorder, self._recorder.segment() as record:
             self._place(device)
         self._load = record.result
-        self._rehearsal = Rehearsal(parts, device, OptimizerPlan(modelled=True))
+        if self._ranks is not None:  # not before: sums of gradients hang on the parameters themselves
+            parts.connect(self._ranks)
+        self._rehearsal = Rehearsal(parts, device, OptimizerPlan(modelled=True), self._ranks)
         self._trained: tuple[str, ...] | None = None
         self._has_state = False
 
@@ -170,8 +194,15 @@ class _Stage:
                 case _:
                     raise InternalError("tracing a segment", f"{kind} with shape {shape}")
 
+    @property
+    def sent(self) -> Sent:
+        """What was sent in the micro-batch that was traced last."""
+        return self._ranks.sent if self._ranks is not None else Sent()
+
     def _phase(self, phase: StepPhase) -> None:
         self._recorder.phase = phase
+        if self._ranks is not None:
+            self._ranks.backward = phase is StepPhase.BACKWARD
         # The loss scaler asks whether it found an infinite gradient: no. Models ask for sizes: at least one.
         self._stand_ins.number = 0 if phase in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
 
@@ -193,6 +224,8 @@ class _Stage:
 
     def _micro(self, shape: Shape) -> Segment:
         batch = self._rehearsal.batch(shape)
+        if self._ranks is not None:
+            self._ranks.sent = Sent()
         for name, tensor in batch.items():
             self._recorder.adopt(tensor, f"input:{name}", MemoryCategory.INPUTS)
         with self._recorder.segment() as record:

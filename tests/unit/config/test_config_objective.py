@@ -74,6 +74,8 @@ def test_conditions_and_cases_work_with_free_names() -> None:
         (HEAD + OWN + SPACE + "[lora]\nr = 4\n", "lora.r is not read"),
         (HEAD + OWN + SPACE + "[runtime]\ncheckpoint_every_s = 5\n", "runtime.checkpoint_every_s is not read"),
         (HEAD + OWN + SPACE + '[execution]\nmemory_limit = "2GiB"\n', "execution.memory_limit is not read"),
+        (HEAD + OWN + SPACE + "[execution]\ntp = 2\n", "execution.tp is not read by study.task = objective"),
+        (HEAD + OWN + SPACE + "[execution]\ndp = 2\n", "execution.dp is not read by study.task = objective"),
         (HEAD + OWN + SPACE + "[search]\nreduction = 4\n", "search.reduction is 4"),
         ('[data]\nfile = "a.jsonl"\n' + OWN, "objective is read only with study.task = objective"),
     ],

@@ -51,8 +51,10 @@ def test_flags_attributes_and_ties_stay():
     module.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
     module.model.embed_tokens.weight.note = "kept"
 
-    part = apply(module, made.llama_plan(module, 4, vocabulary=True), AbsentRanks(1, 4))
+    plan = made.llama_plan(module, 4, vocabulary=True)
+    part = apply(module, plan, AbsentRanks(1, 4))
 
+    assert plan.held_bytes(8) == sum(parameter.nbytes for parameter in part.parameters())  # fp64, the tied table once
     assert part.lm_head.weight is part.model.embed_tokens.weight
     assert part.model.embed_tokens.weight.note == "kept"
     assert not part.model.layers[0].mlp.up_proj.weight.requires_grad

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dryfit.core.cut import CutRow, CutSummary, KeptWhole, Sent
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.memory import (
     Effect,
@@ -16,6 +17,7 @@ from dryfit.core.memory import (
 )
 from dryfit.core.plan import DeviceSpec, OptimizerImpl
 from dryfit.core.trial import Scalar
+from dryfit.report.cut_tables import cut_lines, cut_table
 from dryfit.report.plan_tables import (
     headline,
     ladder_table,
@@ -30,6 +32,7 @@ from dryfit.report.plan_tables import (
 from dryfit.report.plan_view import plan_view, space_view
 from dryfit.report.plans import choice_text
 from dryfit.study.plans import PlannedCell, SpacePlan
+from dryfit.study.refusals import refusal_text
 
 GIB = 2**30
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=236 * GIB // 10)
@@ -115,6 +118,57 @@ def test_a_refusal_without_a_way_out_names_the_nearest() -> None:
     assert lines[1].startswith("  nearest      b")
     assert len(lines) == 2
     assert refusal_lines(answer(VerdictKind.REFUSED)) == []
+
+
+CUT = CutSummary(
+    degree=2,
+    weight_bytes=3 * GIB,
+    whole_weight_bytes=5 * GIB,
+    cut=3,
+    whole=2,
+    sent=Sent(forward_bytes=2 * GIB, backward_bytes=GIB),
+    output_error=2.2e-15,
+    gradient_error=0.0,
+    rows=(
+        CutRow(name="layer.*.query.weight", count=3, shape=(384, 384), local_shape=(192, 384), how="column"),
+        CutRow(name="norm.weight", count=2, shape=(384,), local_shape=(384,), how="whole"),
+    ),
+    kept_whole=(KeptWhole(reason="too many words", names=("table", "head")),),
+)
+
+
+def test_a_cut_model_is_a_table_and_lines() -> None:
+    assert cut_table(CUT).rows == (
+        ("layer.*.query.weight", "3", "[384, 384] -> [192, 384]", "column"),
+        ("norm.weight", "2", "[384]", "whole"),
+    )
+    assert cut_lines(CUT) == [
+        "cut over 2 ranks, each on a device of its own: all memory is that of one rank",
+        "weights of a rank: 3.0 GiB of 5.0 GiB (60.0%), 3 parameters cut, 2 whole",
+        "sent by a rank in an optimizer step: 3.0 GiB (2.0 GiB forward, 1.0 GiB backward)",
+        "proved: outputs differ by 2e-15, gradients by 0e+00",
+        "whole: table, head: too many words",
+    ]
+    assert "sent by a rank in an optimizer step: unknown" in cut_lines(CUT.model_copy(update={"sent": None}))
+    fits = answer(VerdictKind.FITS, plan=memory(20)).model_copy(update={"cut": CUT})
+    assert headline(fits) == "plan fits: needs 20.0 GiB on each of 2 devices, device has 23.6 GiB (rtx4090)"
+    refused = answer(VerdictKind.REFUSED, plan=memory()).model_copy(update={"cut": CUT})
+    assert headline(refused).startswith("plan refused: trial needs 31.4 GiB on each of 2 devices, device has")
+    assert refusal_text(refused).startswith("needs 31.4 GiB on each of 2 devices, rtx4090 has 23.6 GiB")
+    assert plan_view(fits).cut == CUT
+
+
+def test_rungs_of_several_devices_say_how_many_and_nothing_of_time() -> None:
+    two = rung("execution.tp = 2", 17.0, Effect.NUMERICS, note="on each of 2 devices").model_copy(
+        update={"execution": None, "devices": 2}
+    )
+    (row,) = ladder_table((two,)).rows
+    assert row[3:] == ("equal up to rounding", "-", "yes", "on each of 2 devices")
+    refused = answer(VerdictKind.REFUSED, plan=memory(), ladder=(two,))
+    assert refusal_lines(refused)[-1] == (
+        "  would fit    execution.tp = 2   17.0 GiB   equal up to rounding, on each of 2 devices"
+    )
+    assert refusal_text(refused).endswith("; would fit: execution.tp = 2 (17.0 GiB, on each of 2 devices)")
 
 
 def test_other_headlines() -> None:
@@ -216,6 +270,7 @@ def test_the_json_is_null_where_nothing_is_known() -> None:
     unknown = plan_view(answer(VerdictKind.UNKNOWN)).model_dump(mode="json", by_alias=True)
     nulls = {key for key, value in unknown.items() if value is None}
     assert nulls == {
+        "cut",
         *("peak_allocated_bytes", "peak_reserved_bytes", "min_cap_bytes", "overhead_bytes", "margin_bytes"),
         *("required_bytes", "fragmented_bytes", "host_bytes", "by_category", "by_phase", "peak_at", "worst_batch"),
         "execution",

@@ -10,6 +10,7 @@ import pytest
 from dryfit.core.failure import Evidence
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.runtime.devices import FALLEN_OFF, DeviceLook, DeviceProcess, NoDevices, NvmlDevices, Whose
+from dryfit.runtime.fault_case import lost_devices
 from dryfit.runtime.processes import carries_marker, lives
 from dryfit.runtime.surroundings import Surroundings
 from nvml import GIB, Board, FakeNvml, ScriptedDevices
@@ -189,6 +190,28 @@ def test_the_surroundings_of_a_child_that_ends(tmp_path: Path) -> None:
     assert found.neighbour_bytes == 6 * GIB
     assert found.shm_free_bytes is None and found.disk_free_bytes
     assert around.probe("one", Evidence()).device is None, "an attempt ends once"
+
+
+def test_the_surroundings_of_a_child_with_several_devices(tmp_path: Path) -> None:
+    seen = ScriptedDevices(reported={"0": [13], "1": [], "2": []})
+    seen.set("0", 24 * GIB, (OURS, 2 * GIB, Whose.OURS), (OTHER, GIB, Whose.OTHER))
+    seen.set("1", 40 * GIB, (OURS, 2 * GIB, Whose.OURS), (OTHER, 30 * GIB, Whose.OTHER))
+    around = Surroundings(seen, tmp_path, tmp_path / "nowhere")
+    for device in ("0", "1", "2"):
+        around.placed("one", device, 7 * GIB)
+    around.placed("two", "1", 3 * GIB)
+    seen.reported["1"].append(79)
+    seen.reported["2"] += [31, 43]
+    found = around.probe("one", Evidence(exit_code=1))
+    assert (found.device, found.planned_bytes) == ("0,1,2", 7 * GIB)
+    assert (found.xids, found.xid_devices) == ((79, 31, 43), ("1", "2", "2"))
+    # 24 - 1 GiB are more than 40 - 30: what the trial could have had of its second device is told.
+    assert (found.device_total_bytes, found.device_free_bytes) == (40 * GIB, 8 * GIB)
+    assert found.neighbour_bytes == 30 * GIB
+    assert lost_devices(found, "0,1,2") == ("1",)
+    assert lost_devices(Evidence(xids=(31,), xid_devices=("2",)), "0,2") == ("0", "2"), "nobody knows which"
+    assert lost_devices(Evidence(), "0") == ("0",)
+    assert around.probe("two", Evidence()).device == "1"
 
 
 @pytest.mark.parametrize("seen", [NoDevices(), ScriptedDevices()])

@@ -1,7 +1,11 @@
 """The host's memory: what is left for more trials."""
 
 import os
+import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from dryfit.runtime import host
@@ -28,3 +32,32 @@ def test_the_control_group_bounds_the_machine(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(host, "memory_limit_bytes", lambda: limit)
     look = look_at_host([os.getpid()])
     assert look.total_bytes == limit and look.free_bytes < limit
+
+
+_SESSION = """
+import os, sys, time
+held = bytearray(os.urandom(1)) * (40 << 20)
+read, write = os.pipe()
+if os.fork() == 0:
+    own = bytearray(os.urandom(1)) * (90 << 20)
+    os.write(write, b"1")
+    time.sleep(120)
+os.read(read, 1)
+print("ready", flush=True)
+time.sleep(120)
+"""
+
+
+def test_all_processes_of_a_childs_session_count_without_what_they_share() -> None:
+    """A rank is a fork: what it has for itself is counted, what the first one had before is not counted twice."""
+    command = [sys.executable, "-c", _SESSION]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, text=True) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == "ready\n"
+            alone = psutil.Process(child.pid).memory_info().rss
+            found = look_at_host([child.pid, os.getpid()]).rss_bytes
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+    assert alone > 40 << 20
+    assert alone + (90 << 20) <= found[child.pid] < alone + (120 << 20)
+    assert look_at_host([child.pid]).rss_bytes == {}, "it is gone"

@@ -24,6 +24,7 @@ def past(*actions: Action, device: str | None = None) -> tuple[PastFailure, ...]
             (*past(Action.ELSEWHERE, device="1"), *past(Action.ELSEWHERE, device="0")),
             AttemptTerms(avoid=frozenset({"0", "1"})),
         ),
+        (past(Action.ELSEWHERE, device="2,0"), AttemptTerms(avoid=frozenset({"0", "2"}))),
         (past(Action.ELSEWHERE), AttemptTerms()),
     ],
 )

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 import instant
 import plan_jobs
-from dryfit.core.errors import ChildError, ConfigError
+from dryfit.core.errors import ChildError, ConfigError, MachineError
 from dryfit.core.jobs import FinalRequest, FinalResult, PlanRequest
 from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.trial import FoldScore
@@ -18,7 +18,7 @@ from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState
 from dryfit.study.context import Placement, StudyView
 from dryfit.study.final_runs import final_request, final_run
-from dryfit.study.finals import FinalWork
+from dryfit.study.finals import FinalWork, runs_at_once
 from dryfit.study.stops import StopRequests
 
 DEVICE = DeviceSpec(name="CPU", kind=DeviceKind.CPU, capacity_bytes=512 * plan_jobs.MIB)
@@ -94,3 +94,38 @@ def test_with_validation_a_trial_of_folds_gives_the_mean_of_their_lengths(tmp_pa
     assert asked.training.config.data.folds == 1, "a model to use is one"
     alone = final_run(trial, seed=None, with_validation=False)
     assert (alone.last_step, alone.schedule_steps) == (None, None)
+
+
+def test_runs_of_several_processes_have_a_group_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    study, trial = planned_too_low(tmp_path)
+    trial.plan = None
+    tables: dict[str, Any] = {"head": study.config.head.model_copy(update={"hidden": 8})}
+    tables["execution"] = study.config.execution.model_copy(update={"dp": 2, "memory_limit": None})
+    tables["runtime"] = study.config.runtime.model_copy(update={"parallel": "auto"})
+    there = study.resolved.model_copy(update={"device": DeviceKind.CUDA, "device_count": 5})
+    study = replace(study, config=study.config.model_copy(update=tables), resolved=there)
+    assert runs_at_once(study) == 2
+    supervisor = instant.InstantSupervisor()
+    work = FinalWork(study, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
+    work.do([final_run(trial, seed=seed, with_validation=False) for seed in (1, 2, 3)], most=2)
+    asked = [spec.body for spec in supervisor.started if isinstance(spec.body, FinalRequest)]
+    assert [one.training.visible_device for one in asked] == ["0,1", "2,3", "0,1"]
+    assert {one.training.plan.processes for one in asked} == {2}
+    few = replace(study, resolved=there.model_copy(update={"device_count": 1}))
+    work = FinalWork(few, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
+    with pytest.raises(MachineError, match="each of a trial's 2 processes a device of its own"):
+        work.do([final_run(trial, seed=4, with_validation=False)], most=1)
+
+
+def test_with_validation_it_is_said_where_what_validation_chose_may_stand(tmp_path: Path) -> None:
+    """With the trial's weights, or those of a run that had validation: of its own seed first, then of the asked one."""
+    study, trial = planned_too_low(tmp_path)
+    trial.folds = (FoldScore(0.5, (), 10, 30, 30),)
+    runs = [final_run(trial, seed=seed, with_validation=True) for seed in (None, 9)]
+    trained = [study.layout.final(final_run(trial, seed=seed, with_validation=False).name).model for seed in (None, 9)]
+    own = study.layout.trial(trial.number).best
+    first, other = (final_request(study, run, Placement(1)).chosen_dirs for run in runs)
+    assert first == (str(own), str(trained[0]))
+    assert other == (str(own), str(trained[0]), str(trained[1]))
+    assert not final_request(study, final_run(trial, seed=None, with_validation=False), Placement(1)).chosen_dirs

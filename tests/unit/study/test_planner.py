@@ -63,10 +63,12 @@ def test_a_plan_holds_while_nothing_that_decides_it_changes() -> None:
         plan_key(request(train=TrainSettings(batch_size=2)), "2.0"),
         plan_key(request(ExecutionSettings(checkpointing=False)), "2.0"),
         plan_key(request(ExecutionSettings(allow="exact")), "2.0"),
+        plan_key(request(ExecutionSettings(tp=2)), "2.0"),
+        plan_key(request(ExecutionSettings(tp=4)), "2.0"),
         plan_key(request().model_copy(update={"device": CARD.model_copy(update={"capacity_bytes": 1})}), "2.0"),
         plan_key(request(), "2.1"),
     ]
-    assert len({key, *other}) == 6
+    assert len({key, *other}) == 8
 
 
 def trial(plan: PlanState | None = None, *, attempts: int = 0) -> TrialState:

@@ -1,4 +1,4 @@
-"""The GPUs of trials that call a function of the user's own: counted without torch."""
+"""What of a machine trials get; the GPUs of a function of the user's own, counted without torch."""
 
 import os
 import subprocess
@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import instant
+import plan_jobs
 from dryfit.core.errors import MachineError
+from dryfit.core.jobs import ResolveResult
 from dryfit.core.plan import DeviceKind
 from dryfit.study import devices
-from dryfit.study.devices import devices_without_torch, first_gpu, gpu_count
+from dryfit.study.context import choose_device
+from dryfit.study.devices import devices_without_torch, first_gpu, gpu_count, parallelism
 
 
 @pytest.fixture
@@ -63,3 +67,42 @@ def test_where_trials_run() -> None:
     assert devices_without_torch("cuda", 1) == (DeviceKind.CUDA, 1)
     with pytest.raises(MachineError, match="nvidia-smi finds no GPU"):
         devices_without_torch("cuda", 0)
+
+
+def found(device: DeviceKind, count: int) -> ResolveResult:
+    return plan_jobs.resolved().model_copy(update={"device": device, "device_count": count})
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "execution", "most", "reason"),
+    [
+        (DeviceKind.CPU, 16, {}, 4, "16 core(s), 4 for each trial"),
+        (DeviceKind.CPU, 16, {"tp": 2}, 2, "16 core(s), 4 for each of a trial's 2 processes"),
+        (DeviceKind.CPU, 16, {"dp": 8}, 1, "16 core(s), 4 for each of a trial's 8 processes"),
+        (DeviceKind.CPU, 16, {"tp": 2, "threads": 1, "loader_workers": 1}, 4, "16 core(s), 2 for each of a trial's 2"),
+        (DeviceKind.CUDA, 2, {}, 8, "2 core(s), 2 for each trial"),
+        (DeviceKind.CUDA, 2, {"tp": 3}, 2, "2 core(s), 2 for each of a trial's 3 processes"),
+        (DeviceKind.CUDA, 32, {"tp": 4}, 4, "32 core(s), 2 for each of a trial's 4 processes"),
+    ],
+)
+def test_how_many_trials_the_cores_and_devices_allow(
+    device: DeviceKind, cores: int, execution: dict[str, int], most: int, reason: str
+) -> None:
+    config = instant.config(execution=execution, runtime={"parallel": "auto"})
+    allowed = parallelism(config, found(device, 8), cores)
+    assert allowed.most == most and allowed.reason.startswith(reason)
+    fixed = instant.config(execution=execution, runtime={"parallel": 3})
+    assert parallelism(fixed, found(device, 8), cores).most == 3, "trials are asked for, not processes"
+
+
+def test_a_group_is_chosen_as_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e")
+    there = found(DeviceKind.CUDA, 5)
+    assert choose_device(there, (), together=1) == "GPU-a"
+    assert choose_device(there, ["GPU-a", None], together=1) == "GPU-b"
+    assert choose_device(there, (), together=2) == "GPU-a,GPU-b"
+    assert choose_device(there, ["GPU-a,GPU-b"], together=2) == "GPU-c,GPU-d"
+    assert choose_device(there, ["GPU-a,GPU-b", "GPU-c,GPU-d"], together=2) == "GPU-a,GPU-b"
+    with pytest.raises(MachineError, match="each of a trial's 6 processes"):
+        choose_device(there, (), together=6)
+    assert choose_device(found(DeviceKind.CPU, 1), (), together=6) is None

@@ -1,7 +1,6 @@
 """Trials on devices: packed by their plans, kept from memory that is not there, and what is told of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,103 +8,22 @@ import pytest
 
 import instant
 import plan_jobs
+from device_bench import GIB, MIB, NEED, OTHER, PID, Bench, events_of
 from dryfit.core.failure import Failure, FailureKind
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.core.trial import Outcome
 from dryfit.runtime.devices import Whose
 from dryfit.runtime.host import HostLook
 from dryfit.store.events import AttemptPlaced, DeviceSetAside, ParallelSet
-from dryfit.study.context import StudyContext
 from dryfit.study.leftovers import RETURN_WAIT_S
 from dryfit.study.machine import End
-from dryfit.study.occupancy import Machine
 from nvml import ScriptedDevices
-
-GIB, MIB = 2**30, 2**20
-NEED = 128 * MIB
-"""What a trial of eight rows of sixteen tokens is planned with (:mod:`plan_jobs`)."""
-
-OTHER = 4242
-PID = 1
-"""What stand-in children say they are."""
-
-
-@dataclass
-class Watcher:
-    """Hears notes."""
-
-    notes: list[str] = field(default_factory=list)
-
-    def on_open(self, layout: Any) -> None: ...
-
-    def on_event(self, event: Any, state: Any) -> None: ...
-
-    def on_message(self, number: int, message: Any) -> None: ...
-
-    def on_note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-@dataclass
-class Bench:
-    """A machine with devices on which stand-in trials run, and a clock that moves while nothing happens."""
-
-    folder: Path
-    capacity_bytes: int
-    count: int = 1
-    now_s: float = 1000.0
-    devices: ScriptedDevices = field(default_factory=ScriptedDevices)
-    watcher: Watcher = field(default_factory=Watcher)
-    on_idle: Callable[[], None] = lambda: None
-    idled: int = 0
-    tick_s: float = 0.1
-
-    def __post_init__(self) -> None:
-        for name in map(str, range(self.count)):
-            self.devices.set(name, self.capacity_bytes)
-
-    def on_cuda(self, study: StudyContext) -> StudyContext:
-        spec = DeviceSpec(name="made up", capacity_bytes=self.capacity_bytes)
-        found = {"device": DeviceKind.CUDA, "device_count": self.count, "device_spec": spec}
-        return replace(study, resolved=study.resolved.model_copy(update=found), cores=16)
-
-    def clock(self) -> float:
-        self.now_s += self.tick_s
-        return self.now_s
-
-    def idle(self) -> None:
-        self.now_s += 10.0
-        self.idled += 1
-        assert self.idled < 2000, "the study waits for ever"
-        self.on_idle()
-
-    def run(self, *, host: Any = None, **tables: Any) -> instant.Run:
-        known = {
-            "execution": {"memory_limit": None},
-            "train": {"batch_size": 8, "max_length": 16},
-            "runtime": {"parallel": 4},
-        }
-        machine = Machine(self.devices) if host is None else Machine(self.devices, host=host)
-        return instant.run(
-            self.folder,
-            instant.config(**(known | tables)),
-            change=self.on_cuda,
-            idle=self.idle,
-            machine=machine,
-            clock=self.clock,
-            observers=[self.watcher],
-        )
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return lambda capacity_bytes, count=1: Bench(tmp_path / "study", capacity_bytes, count)
-
-
-def events_of(done: instant.Run, kind: type) -> list[Any]:
-    return [event for event in done.events if isinstance(event, kind)]
 
 
 def test_trials_share_devices_by_what_was_planned(bench) -> None:

@@ -187,8 +187,28 @@ def test_the_fitted_threshold_is_the_best_of_all(seed: int) -> None:
     thresholds = [edges[0] - 1, *((edges[1:] + edges[:-1]) / 2), edges[-1] + 1]
     assert value(fitted) == pytest.approx(max(map(value, thresholds)), abs=1e-12)
     assert math.isfinite(fitted)
-    equally_good = [edge for edge in edges if value(edge) > value(fitted) - 1e-12]
-    assert all(abs(fitted) <= abs(edge) for edge in equally_good)
+    within = [threshold for threshold in thresholds[1:-1] if value(threshold) > value(fitted) - 1e-12]
+    assert all(abs(fitted) <= abs(threshold) for threshold in within)
+    for moved in (differences - 1e-3, differences + 1e-3):
+        assert ((moved > fitted) == (differences > fitted)).all()
+
+
+def test_where_a_threshold_lies() -> None:
+    """In the middle between two rows; beyond them as far as rows usually lie apart; differences may be equal."""
+    differences = np.array([3.0, 1.0, 2.0, 7.0])
+
+    def fitted(*with_span: float) -> float:
+        return fit_threshold(differences, np.array(with_span), np.full(4, 0.5))
+
+    assert fitted(0, 1, 1, 0) == pytest.approx(2.5)
+    assert fitted(1, 1, 1, 0) == pytest.approx(5.0)
+    assert fitted(0, 0, 0, 0) == pytest.approx(0.5)
+    assert fitted(1, 1, 1, 1) == pytest.approx(7.5)
+    nearly = differences[[1, 1, 2, 2]] + np.array([0.0, 1e-9, 0.0, 1e-9])
+    values = np.array([1.0, 0.0, 1.0, 0.0])
+    assert fit_threshold(nearly, values, np.array([0.0, 1.0, 0.5, 0.75])) == pytest.approx(0.5), "rounding parts none"
+    assert fit_threshold(np.array([4.0]), np.ones(1), np.zeros(1)) == 5.0
+    assert fit_threshold(np.array([4.0]), np.zeros(1), np.ones(1)) == 3.0
 
 
 def test_without_any_candidate_there_is_nothing_to_fit() -> None:

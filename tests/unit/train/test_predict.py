@@ -15,7 +15,6 @@ import torch
 import tiny
 import trials
 from dryfit.core.errors import DataError, LoadError
-from dryfit.core.jobs import PredictRequest, PredictResult
 from dryfit.core.wire import Note
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.source import FolderSource
@@ -24,7 +23,8 @@ from dryfit.tasks.model_input import read_model_input
 from dryfit.tasks.rows import UnlabelledRow
 from dryfit.tasks.sources import RawRow, stream_rows
 from dryfit.train import predict as predicting
-from dryfit.train.predict import Predictor, predict, predict_rows
+from dryfit.train.predict import Predictor, predict_rows
+from trials import predicted
 
 ROWS = [{key: row[key] for key in ("id", "criterion", "text")} for row in tiny.rows(23, seed=5, start=900)]
 
@@ -44,21 +44,6 @@ def predictor(model: Path, *, batch_rows: int = 4, dtype: torch.dtype | None = N
 
 def probabilities(found: Predictor, rows: list[UnlabelledRow]) -> torch.Tensor:
     return torch.tensor([line["probabilities"] for line in found.predict(rows)], dtype=torch.float64)
-
-
-def run(model: Path, source: Path | str, out: Path, *, batch_rows: int = 4) -> tuple[PredictResult, list[Any]]:
-    body = PredictRequest(
-        model_dir=str(model),
-        source=str(source),
-        out=str(out),
-        temporary=str(out.with_name(".temporary")),
-        batch_rows=batch_rows,
-        device="cpu",
-        threads=1,
-    )
-    result = predict(body, trials.ScriptedChannel(out.with_name("channel"))).predict
-    assert result is not None
-    return result, [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
 def by_hand(model: Path, rows: list[dict[str, str]], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -90,7 +75,7 @@ def test_every_kind_of_file_gives_the_same_lines_in_order(model: Path, tmp_path:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), parquet)
     expected = by_hand(model, ROWS)
     for source, first in ((jsonl, 1), (csv, 2), (parquet, 0)):
-        result, lines = run(model, source, tmp_path / "out.jsonl")
+        result, lines = predicted(model, source, tmp_path / "out.jsonl")
         assert (result.rows, result.bad) == (23, 0)
         assert [line["id"] for line in lines] == [row["id"] for row in ROWS]
         assert [line["row"] for line in lines] == list(range(first, first + 23))
@@ -117,7 +102,7 @@ def test_a_bad_row_has_its_line_and_the_others_their_predictions(
     ]
     source = tmp_path / "rows.jsonl"
     source.write_bytes("\n".join(lines).encode() + b"\n\xff\xfe\n")
-    result, found = run(model, source, tmp_path / "out.jsonl")
+    result, found = predicted(model, source, tmp_path / "out.jsonl")
     assert (result.rows, result.bad) == (9, 6)
     assert [line["row"] for line in found] == [1, 2, 3, 5, 6, 7, 8, 9, 10]
     errors = {line["row"]: line["error"] for line in found if "error" in line}
@@ -141,7 +126,7 @@ def test_a_bad_row_has_its_line_and_the_others_their_predictions(
 def test_many_bad_rows_are_counted_not_told_one_by_one(model: Path, tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text("x\n" * 30, encoding="utf-8")
-    result, lines = run(model, source, tmp_path / "out.jsonl")
+    result, lines = predicted(model, source, tmp_path / "out.jsonl")
     assert (result.rows, result.bad, len(lines)) == (30, 30, 30)
     notes = [m.text for m in trials.ScriptedChannel(tmp_path / "channel").messages() if isinstance(m, Note)]
     assert len(notes) == 21
@@ -153,7 +138,7 @@ def test_a_file_that_cannot_be_read_to_its_end_leaves_what_was_there(model: Path
     source.write_text('id,criterion,text\na,feel sad,i\nb,feel sad,"i', encoding="utf-8")
     out.write_text("before", encoding="utf-8")
     with pytest.raises(DataError, match="not CSV"):
-        run(model, source, out)
+        predicted(model, source, out)
     assert out.read_text(encoding="utf-8") == "before"
 
 

@@ -7,10 +7,14 @@ from safetensors.torch import load_file
 
 import tiny
 import trials
-from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.choices import Task
+from dryfit.core.errors import ConfigError, DataError, MachineError
+from dryfit.core.jobs import ResolveRequest
 from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.preflight import check_precisions, smallest_device
+from dryfit.core.settings import DataSettings, TrialSettings
+from dryfit.preflight import check_precisions, resolve, smallest_device
 from dryfit.train.device import find_device
+from trials import ScriptedChannel
 
 
 def test_resolve_says_what_it_found(tmp_path: Path) -> None:
@@ -44,6 +48,25 @@ def test_devices_and_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
         check_precisions(("bf16",), DeviceKind.CUDA)
     with pytest.raises(ConfigError, match="it needs a CUDA device"):
         check_precisions(("fp16",), DeviceKind.CPU)
+
+
+def test_more_processes_than_devices_are_refused_before_a_row_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dryfit.preflight.find_device", lambda _: (DeviceKind.CUDA, 3))
+    nowhere = tmp_path / "nowhere.jsonl"
+    body = ResolveRequest(
+        task=Task.CRITERIA,
+        data=DataSettings(train=str(nowhere), validation=str(nowhere)),
+        settings=TrialSettings(),
+        pairs=(),
+        cache_dir=str(tmp_path),
+        device="cuda",
+    )
+    for processes, error in ((4, MachineError), (3, DataError)):
+        with pytest.raises(error) as caught:
+            resolve(body.model_copy(update={"processes": processes}), ScriptedChannel(tmp_path / "resolve"))
+        assert ("there are 3 CUDA device(s)" in str(caught.value)) is (processes == 4)
 
 
 def test_the_smallest_device_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from dryfit.core.calibration import Calibration, CaseComparison, MemoryCase, Observation
+from dryfit.core.cut import CutSummary
 from dryfit.core.jobs.names import Job
 from dryfit.core.memory import Confidence, ExecutionChoice, MemoryPlan, Rung, VerdictKind
 from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
@@ -42,6 +43,8 @@ class PlanAnswer(Wire):
         shortfall_bytes: What the device lacks for the plan as asked; 0 where it fits.
         ladder: Changes, each with what it saves.
         reasons: Why it is unknown or refused.
+        cut: How the model is cut, where ``execution.tp`` says so; bytes are those of each rank then.
+        cannot_cut: Why the ladder lacks a rung that cuts the model; empty where it has it, or nobody asked.
         torch: Version the traces speak for.
     """
 
@@ -53,6 +56,8 @@ class PlanAnswer(Wire):
     shortfall_bytes: int = 0
     ladder: tuple[Rung, ...] = ()
     reasons: tuple[str, ...] = ()
+    cut: CutSummary | None = None
+    cannot_cut: str = ""
     confidence: Confidence = Confidence.UNCALIBRATED
     torch: str
     planner_s: float

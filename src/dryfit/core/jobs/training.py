@@ -31,6 +31,7 @@ class ResolveRequest(Wire):
     cache_dir: str
     device: str
     precisions: tuple[str, ...] = ()
+    processes: int = Field(default=1, ge=1, description="of each trial; on CUDA each needs a device of its own")
 
 
 class SplitFacts(Wire):
@@ -106,7 +107,7 @@ class TrainResult(Wire):
         stopped_by: None where all epochs were done.
         peak_allocated_bytes: Most memory its tensors took of the device; None on the CPU.
         peak_reserved_bytes: Most that the allocator took of the device for them; None on the CPU.
-        peak_rss_bytes: Most host memory of the process; None on a device.
+        peak_rss_bytes: Most host memory of the process, or of all processes of the trial together; None on a device.
     """
 
     value: float | None
@@ -128,6 +129,8 @@ class FinalRequest(Wire):
         last_step: Train on train and validation together and stop after so many steps of the trial's schedule, as there
             is no validation left to choose the best by; None: on train alone, the best validation's weights.
         schedule_steps: How long that schedule is; None: as long as that of the training rows alone.
+        chosen_dirs: Models of the configuration for which something was chosen on validation (a threshold): where there
+            is none left to choose by, the first that is there says what.
         model_dir: Where to save the model; None: nowhere, its scores are all that is wanted.
         study: The study's name, for the model card.
         searched: What the trial's value was in the study, for the model card.
@@ -138,6 +141,7 @@ class FinalRequest(Wire):
     training: TrainRequest
     last_step: int | None = Field(default=None, ge=1)
     schedule_steps: int | None = Field(default=None, ge=1)
+    chosen_dirs: tuple[str, ...] = ()
     model_dir: str | None
     study: str
     searched: float | None = None

@@ -1,6 +1,6 @@
 """What a rule is: a small function that says of one family of operators which dimensions are the same."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -109,14 +109,23 @@ class Step:
 
     def broadcast(self, refs: Iterable[Ref], shape: tuple[int, ...]) -> list[Dim]:
         """The dimensions of tensors that are stretched to one shape."""
-        made: list[Dim] = [()] * len(shape)
-        for ref in refs:
-            dims = self.dims(ref)
-            for at, dim in enumerate(dims, start=len(shape) - len(dims)):
+        return self.stretched(map(self.dims, refs), len(shape))
+
+    def stretched(self, tensors: Iterable[tuple[Dim, ...]], rank: int) -> list[Dim]:
+        """The dimensions that tensors of such dimensions have where they are stretched to one shape."""
+        made: list[Dim] = [()] * rank
+        for dims in tensors:
+            for at, dim in enumerate(dims, start=rank - len(dims)):
                 if dim and made[at]:
                     self.same(made[at], dim)
                 made[at] = made[at] or dim
         return made
+
+    def stretch_to(self, dims: Sequence[Dim], made: Sequence[Dim]) -> None:
+        """A tensor is stretched to a shape that others have made: its dimensions are the last of that shape's."""
+        for dim, like in zip(reversed(dims), reversed(made), strict=False):
+            if dim and like:
+                self.same(dim, like)
 
 
 Handler = Callable[[Step], None]

@@ -1,7 +1,7 @@
 """Operators that work on each element, and those that move a tensor without changing its shape."""
 
 from dryfit.parallel.axes import Hold, Reason
-from dryfit.parallel.graph import ENTER, LEAVE, Ref
+from dryfit.parallel.graph import ENTER, LEAVE
 from dryfit.parallel.rules.base import Partial, Step, rule
 
 _ANY = (
@@ -26,11 +26,7 @@ def _elements(step: Step) -> None:
 rule(_ANY)(_elements)
 rule("add sub", partial=Partial.ALL)(_elements)
 rule("mul", partial=Partial.ONE)(_elements)
-
-
-@rule("div", partial=Partial.FIRST)
-def _(step: Step) -> None:
-    _elements(step)
+rule("div", partial=Partial.FIRST)(_elements)
 
 
 @rule(_FIRST, partial=Partial.FIRST)
@@ -73,7 +69,7 @@ def _(step: Step) -> None:
 def _(step: Step) -> None:
     dims = step.dims(step.node.ref("x"))
     if step.node.name in step.state.opened:
-        shape = step.shape(Ref(step.node.ref("x").name, step.node.ref("x").item))
+        shape = step.shape(step.node.ref("x"))
         reason = Reason(Hold.OUTPUT, f"what {step.node.module} returns is put together from all ranks")
         dims = (*dims[:-1], step.axes.new(shape[-1], reason))
     step.out(dims)

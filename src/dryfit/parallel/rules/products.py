@@ -1,6 +1,5 @@
 """Products of matrices and attention: sums over one dimension, which make shares of a sum where that is cut."""
 
-from dryfit.parallel.axes import Dim
 from dryfit.parallel.graph import Ref
 from dryfit.parallel.rules.base import Meeting, Partial, Step, rule, unknown
 
@@ -21,9 +20,7 @@ def _(step: Step) -> None:
     one, other, bias = (step.dims(step.node.ref(name)) for name in ("mat1", "mat2", "self"))
     step.same(one[1], other[0])
     made = (one[0], other[1])
-    for dim, like in zip(reversed(bias), reversed(made), strict=False):
-        if dim and like:
-            step.same(dim, like)
+    step.stretch_to(bias, made)
     step.sum(one[1], bias=step.node.ref("self"))
     step.out(made)
 
@@ -36,19 +33,9 @@ def _(step: Step) -> None:
         return unknown(step)
     step.same(one[-1], other[-2])
     shape = step.made()
-    batch = _stretched(step, [one[:-2], other[:-2]], len(shape) - 2)
+    batch = step.stretched([one[:-2], other[:-2]], len(shape) - 2)
     step.sum(one[-1])
     return step.out((*batch, one[-2], other[-1]))
-
-
-def _stretched(step: Step, batches: list[tuple[Dim, ...]], rank: int) -> list[Dim]:
-    made: list[Dim] = [()] * rank
-    for dims in batches:
-        for at, dim in enumerate(dims, start=rank - len(dims)):
-            if dim and made[at]:
-                step.same(made[at], dim)
-            made[at] = made[at] or dim
-    return made
 
 
 @rule("baddbmm")
@@ -57,10 +44,7 @@ def _(step: Step) -> None:
     step.same(one[0], other[0])
     step.same(one[2], other[1])
     made = (one[0] or other[0], one[1], other[2])
-    added = step.dims(step.node.ref("self"))
-    for dim, like in zip(reversed(added), reversed(made), strict=False):
-        if dim and like:
-            step.same(dim, like)
+    step.stretch_to(step.dims(step.node.ref("self")), made)
     # What is added is added once in each share; with beta = 0 nothing is.
     if step.node.args.get("beta") == 0:
         step.sum(one[2])
@@ -94,16 +78,13 @@ def _(step: Step) -> None:
         repeats = step.fresh(shape["query"][-3] // shape["key"][-3])
         key = (*key[:-3], (*key[-3], *repeats), *key[-2:])
         value = (*value[:-3], (*value[-3], *repeats), *value[-2:])
-    batch = _stretched(step, [query[:-2], key[:-2], value[:-2]], len(query) - 2)
+    batch = step.stretched([query[:-2], key[:-2], value[:-2]], len(query) - 2)
     step.same(query[-1], key[-1])
     step.same(key[-2], value[-2])
     for dim, text in ((query[-1], "scores whole heads"), (key[-2], "has a softmax over the keys")):
         step.whole(dim, text)
     if mask := step.node.optional("attn_mask"):
-        scores = (*batch, query[-2], key[-2])
-        for dim, like in zip(reversed(step.dims(mask)), reversed(scores), strict=False):
-            if dim and like:
-                step.same(dim, like)
+        step.stretch_to(step.dims(mask), (*batch, query[-2], key[-2]))
     step.out((*batch, query[-2], value[-1]))
 
 

@@ -130,7 +130,8 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
         space=patient.space,
         fingerprint=resolved.data_fingerprint,
         device=resolved.device,
-        visible_device=choose_device(resolved, ()),
+        # Too few devices have been told of: a rehearsal makes do with what is there.
+        visible_device=choose_device(resolved, (), together=min(config.execution.processes, resolved.device_count)),
         cores=cores,
         parallel=parallelism(config, resolved, cores).most,
         cache_dir=cache_dir,

@@ -8,7 +8,8 @@ from typing import Final
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.choices import Precision
-from dryfit.core.errors import ChildError, InternalError
+from dryfit.core.errors import ChildError, InternalError, MachineError
+from dryfit.core.groups import check_enough
 from dryfit.core.jobs import (
     ChildResult,
     PointFacts,
@@ -58,7 +59,7 @@ class Ground:
     Attributes:
         fingerprint: Of the rows.
         device: Where trials would run.
-        visible_device: The CUDA device to use; None on the CPU.
+        visible_device: The CUDA device to use, or several; None on the CPU.
         parallel: Most trials side by side.
         cache_dir: Where tokens are looked for and put.
         scratch: A folder for files that nobody reads.
@@ -90,6 +91,25 @@ def device_findings(config: StudyConfig, precisions: Sequence[str], probe: Probe
         yield failed("study", "precision", f"{probe.devices[0].name} has no bf16", 'train.precision = "fp32" or "fp16"')
     else:
         yield passed("study", "device", f"{device}, {', '.join(precisions)}")
+    if config.execution.processes > 1:
+        yield _together(config.execution.processes, device, len(probe.devices))
+
+
+def _together(processes: int, device: DeviceKind, count: int) -> Finding:
+    """Whether trials of several processes have the devices that they take."""
+    wanted = f"{processes} processes of each trial (execution.tp, execution.dp)"
+    if device is DeviceKind.CPU:
+        return passed("study", "processes", f"{wanted} share the cores")
+    try:
+        check_enough(count, processes)
+    except MachineError as error:
+        return failed_by("study", "processes", error)
+    groups, idle = divmod(count, processes)
+    found = f"{wanted} have a device each: {groups} such trial(s) on {count} device(s) without sharing any"
+    if idle:
+        fix = f"nothing, or take a number of which {count} is a multiple"
+        return warned("study", "processes", f"{found}; {idle} device(s) stay idle", fix)
+    return passed("study", "processes", found)
 
 
 def device_of(config: StudyConfig, probe: ProbeResult) -> DeviceKind:

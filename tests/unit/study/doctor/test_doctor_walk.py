@@ -183,6 +183,24 @@ def test_devices_and_number_formats(
     assert (found.status, said in found.found) == (status, True), found
 
 
+@pytest.mark.parametrize(
+    ("device", "count", "status", "said"),
+    [
+        ("auto", 4, Status.PASS, "2 such trial(s) on 4 device(s)"),
+        ("auto", 3, Status.WARN, "1 such trial(s) on 3 device(s) without sharing any; 1 device(s) stay idle"),
+        ("auto", 1, Status.FAIL, "each of a trial's 2 processes a device of its own: there is 1 CUDA device(s)"),
+        ("auto", 0, Status.PASS, "share the cores"),
+        ("cpu", 1, Status.PASS, "share the cores"),
+    ],
+)
+def test_processes_of_a_trial_need_a_device_each(device: str, count: int, status: Status, said: str) -> None:
+    config = instant.config(execution={"device": device, "tp": 2})
+    answer = ProbeResult(torch="2.13", cuda_build=None, devices=(CARD,) * count)
+    first, found = device_findings(config, ("fp32",), answer)
+    assert (first.check, first.status) == ("device", Status.PASS)
+    assert (found.check, found.status, said in found.found) == ("processes", status, True), found
+
+
 def test_folds_are_counted() -> None:
     (found,) = fold_findings((11, 9, 10))
     assert (found.status, found.check, found.found) == (Status.PASS, "folds", "3, of 9 to 11 of 30 rows")

@@ -1,0 +1,103 @@
+"""A study whose trials run on several processes survives the death of any of them, and leaves none behind."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import dryfit
+from dryfit.core.failure import FailureKind
+from dryfit.core.trial import Outcome
+from dryfit.store.events import AttemptEnded, AttemptStarted
+from study_runs import (
+    DEADLINE_S,
+    ends,
+    events_of,
+    fold,
+    kill_now,
+    marked_processes,
+    resume_to_end,
+    run,
+    start,
+    wait_for,
+    write_study,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+CUT = "tp = 2"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "study"
+    write_study(folder, trials=2, execution=CUT)
+    done = run("tune", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def other_rank(folder: Path) -> int | None:
+    """The process id of rank 1 of the trial that runs, once it has one and has a checkpoint."""
+    if not any((folder / "trials").glob("*/checkpoints/step-*")):
+        return None
+    started = [event for event in events_of(folder) if isinstance(event, AttemptStarted)]
+    try:
+        children = psutil.Process(started[-1].pid).children()
+    except (IndexError, psutil.NoSuchProcess):
+        return None
+    return children[0].pid if children else None
+
+
+def kill_rank(folder: Path) -> None:
+    """Kill rank 1 of a trial that has written a checkpoint."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        pid = other_rank(folder)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.01)
+    raise AssertionError("no rank was seen")
+
+
+def test_a_killed_rank_is_one_failure_and_the_trial_goes_on(tmp_path: Path, undisturbed: Path) -> None:
+    folder = tmp_path / "study"
+    write_study(folder, trials=2, execution=CUT)
+    command = start("tune", folder)
+    kill_rank(folder)
+    command.communicate(timeout=DEADLINE_S)
+    assert command.returncode == 0
+    failures = [event.failure for event in events_of(folder) if isinstance(event, AttemptEnded) and event.failure]
+    assert [failure.kind for failure in failures] == [FailureKind.COMM]
+    assert "rank 1 was killed by SIGKILL" in failures[0].sentence
+    assert ends(folder) == ends(undisturbed)
+    assert not marked_processes(folder)
+
+
+@pytest.mark.slow
+def test_a_killed_study_leaves_no_rank_behind_and_goes_on(tmp_path: Path, undisturbed: Path) -> None:
+    folder = tmp_path / "study"
+    write_study(folder, trials=2, execution=CUT)
+    command = start("tune", folder)
+    deadline_s = time.monotonic() + DEADLINE_S
+    while other_rank(folder) is None and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    kill_now(command)
+    wait_for(lambda: not marked_processes(folder))
+    resume_to_end(folder)
+    assert ends(folder) == ends(undisturbed)
+    assert all(trial.outcome in (Outcome.COMPLETE, Outcome.PRUNED) for trial in fold(folder).trials)
+
+
+@pytest.mark.slow
+def test_the_best_trial_is_trained_once_more_on_two_processes(undisturbed: Path) -> None:
+    done = run("train", undisturbed)
+    assert done.returncode == 0, done.stderr
+    (model,) = (undisturbed / "final").glob("*/model")
+    loaded = dryfit.load(model)
+    assert sum(one.numel() for one in loaded.parameters()) > 0

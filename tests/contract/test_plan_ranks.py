@@ -1,0 +1,325 @@
+"""The step that is planned where a model is cut over ranks is the step of one rank: what it holds and what it sends."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dryfit.core.choices import Task
+from dryfit.core.cut import CutSummary
+from dryfit.core.errors import ConfigError, ShardError
+from dryfit.core.jobs import PlanAnswer
+from dryfit.core.memory import Effect, MemoryCategory, VerdictKind
+from dryfit.core.plan import OptimizerImpl, PlanSubject
+from dryfit.core.sharding import ShardPlan
+from dryfit.memory.events import SegmentKind, Shape
+from dryfit.memory.timeline import end_bytes, peak_bytes
+from dryfit.memory.tracer import Variant
+from dryfit.parallel.apply import apply
+from dryfit.parallel.collectives import Ranks
+from dryfit.parallel.simulated import SimulatedRanks, simulate
+from dryfit.tasks.base import Batch
+from dryfit.train import sharding
+from dryfit.train.cuts import Cuts
+from dryfit.train.optim import make_optimizer
+from dryfit.train.step import backward_batch
+from dryfit.train.subjects import StepParts, step_parts
+from dryfit.train.tracer import StepTracer
+from rank_plans import CPU, config, planned, subject, with_weights
+
+ROWS, MICRO = 8, 3
+SUBJECTS: dict[str, Callable[[Path], PlanSubject]] = {
+    "bert": lambda folder: subject(config(folder)),
+    "bert, frozen": lambda folder: subject(config(folder), regularization={"freeze_layers": 2}),
+    "bert, bf16": lambda folder: subject(config(folder), train={"precision": "bf16"}),
+    "bert, many words": lambda folder: subject(config(folder, vocab_size=8192), train={"max_length": 8}),
+    "evidence": lambda folder: subject(config(folder), Task.EVIDENCE),
+    "llama": lambda folder: subject(config(folder, "llama"), Task.CAUSAL_LM),
+    "llama, adapters": lambda folder: subject(config(folder, "llama"), Task.CAUSAL_LM, lora={"r": 4}),
+}
+
+
+@dataclass
+class Counting:
+    """Another rank's end, and what this one sends over it: rings, in fractions of bytes."""
+
+    inner: Ranks
+    in_backward: bool = False
+    forward_bytes: Fraction = Fraction(0)
+    backward_bytes: Fraction = Fraction(0)
+
+    @property
+    def rank(self) -> int:
+        return self.inner.rank
+
+    @property
+    def degree(self) -> int:
+        return self.inner.degree
+
+    @property
+    def own_generator(self) -> bool:
+        return False
+
+    def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        self._add(Fraction(2 * (self.degree - 1), self.degree) * tensor.numel() * tensor.element_size())
+        return self.inner.all_reduce(tensor, what)
+
+    def all_gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
+        self._add(Fraction((self.degree - 1) * tensor.numel() * tensor.element_size()))
+        return self.inner.all_gather(tensor, what)
+
+    def _add(self, size_bytes: Fraction) -> None:
+        if self.in_backward:
+            self.backward_bytes += size_bytes
+        else:
+            self.forward_bytes += size_bytes
+
+
+@dataclass
+class Held:
+    """What a rank holds after a real step."""
+
+    sent: Counting
+    weights: int
+    gradients: int
+    state: int
+
+
+def batch_of(sizes: dict[str, tuple[int, ...]]) -> Batch:
+    """Rows without padding."""
+    generator = torch.Generator().manual_seed(2)
+
+    def entry(name: str, size: tuple[int, ...]) -> torch.Tensor:
+        if "mask" in name:
+            return torch.ones(size, dtype=torch.long)
+        if "type" in name:
+            return torch.zeros(size, dtype=torch.long)
+        if name == "position_ids":
+            return torch.arange(size[-1]).expand(size).contiguous()
+        return torch.randint(0, 2 if "label" in name else 8, size, generator=generator)
+
+    return {name: entry(name, size) for name, size in sizes.items()}
+
+
+def real_step(what: PlanSubject, parts: StepParts, plan: ShardPlan, ranks: SimulatedRanks) -> Held:
+    """One optimizer step of a module with weights, really cut, beside the other ranks."""
+    sent = Counting(ranks)
+    model = apply(with_weights(parts.model), plan, sent)
+    model.train()
+    length = what.settings.train.max_length
+    batch = batch_of(parts.batch_sizes(ROWS, length))
+    bf16 = what.settings.train.precision == "bf16"
+
+    def backward(loss: torch.Tensor) -> None:
+        sent.in_backward = True
+        loss.backward()
+        sent.in_backward = False
+
+    backward_batch(
+        model,
+        batch,
+        parts.task,
+        micro_batch=MICRO,
+        backward=backward,
+        autocast=partial(torch.autocast, "cpu", torch.bfloat16) if bf16 else nullcontext,
+    )
+    gradients = sum(one.grad.nbytes for one in model.parameters() if one.grad is not None)
+    optimizer = make_optimizer(model, what.settings.optim)
+    optimizer.step()
+    state = sum(value.nbytes for values in optimizer.state.values() for value in values.values())
+    return Held(sent, sum(one.nbytes for one in model.parameters()), gradients, state)
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointing"), [*((name, False) for name in SUBJECTS), ("bert", True), ("bert, frozen", True)]
+)
+def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
+    name: str, checkpointing: bool, tmp_path: Path
+) -> None:
+    what = SUBJECTS[name](tmp_path / "model")
+    answer = planned(what, tmp_path / "cache", tp=2, micro_batch=MICRO, checkpointing=checkpointing)
+    assert answer.verdict is VerdictKind.FITS, answer.reasons
+    assert answer.execution is not None and (answer.execution.micro_batch, answer.execution.accumulation) == (3, 3)
+    plan = Cuts(tmp_path / "other").plan(what, 2)
+    modules = [step_parts(what, checkpointing=checkpointing, reentrant=False) for _ in range(2)]
+    held = simulate(2, lambda ranks: real_step(what, modules[ranks.rank], plan, ranks))
+    cut = of(answer)
+    assert cut.sent is not None
+    for rank in held:
+        assert rank.weights == cut.weight_bytes < cut.whole_weight_bytes
+        assert cut.sent.forward_bytes == rank.sent.forward_bytes > 0
+        assert cut.sent.backward_bytes == rank.sent.backward_bytes > 0
+    tracer = StepTracer(what, CPU, plan=plan)
+    variant, shape = Variant(checkpointing), Shape(MICRO, what.settings.train.max_length)
+    loaded = end_bytes(tracer.trace(SegmentKind.LOAD, variant, None), "weight:")
+    buffers = sum(one.nbytes for one in step_parts(what, checkpointing=False, reentrant=False).model.buffers())
+    assert loaded == held[0].weights + buffers
+    assert end_bytes(tracer.trace(SegmentKind.MICRO_FIRST, variant, shape), "gradient:") == held[0].gradients
+    assert end_bytes(tracer.trace(SegmentKind.UPDATE_FIRST, variant, None), "optimizer:") == held[0].state
+
+
+def of(answer: PlanAnswer) -> CutSummary:
+    """How the model is cut."""
+    assert answer.cut is not None
+    return answer.cut
+
+
+def category(answer: PlanAnswer, name: MemoryCategory) -> int:
+    """Bytes of a category at the peak."""
+    assert answer.memory is not None
+    return answer.memory.by_category.get(name, 0)
+
+
+def test_a_rank_takes_less_than_the_whole_and_neither_answers_for_the_other(tmp_path: Path) -> None:
+    what = subject(config(tmp_path / "model", hidden_size=256, intermediate_size=1024, vocab_size=4096))
+    answers = [planned(what, tmp_path / "cache", tp=tp) for tp in (1, 2, 4, 1, 2)]
+    whole, two, four, *again = answers
+    assert [one.memory for one in again] == [whole.memory, two.memory]
+    peaks = [one.memory.peak_allocated_bytes for one in (whole, two, four) if one.memory is not None]
+    assert peaks[0] > peaks[1] > peaks[2]
+    assert peaks[1] < 2 / 3 * peaks[0] and peaks[2] < peaks[0] / 2
+    assert whole.cut is None
+    assert [of(one).degree for one in (two, four)] == [2, 4]
+    for one in (two, four):
+        states = category(one, MemoryCategory.OPTIMIZER) / category(whole, MemoryCategory.OPTIMIZER)
+        assert states == pytest.approx(of(one).weight_bytes / of(one).whole_weight_bytes, rel=0.01)
+
+
+def test_a_checkpoint_puts_whole_parameters_together(tmp_path: Path) -> None:
+    what = subject(config(tmp_path / "model", vocab_size=8192), train={"max_length": 8})
+    table_bytes = 8192 * 64 * 4
+    plan = Cuts(tmp_path / "shards").plan(what, 2)
+    assert plan.parameters["encoder.embeddings.word_embeddings.weight"].dim == 0
+    alone = StepTracer(what, CPU).trace(SegmentKind.SAVE, Variant(), None)
+    rank = StepTracer(what, CPU, plan=plan).trace(SegmentKind.SAVE, Variant(), None)
+    # Each rank's slice, and the whole made of them.
+    assert table_bytes in rank.deltas
+    assert 2 * table_bytes <= peak_bytes(rank)
+    assert StepTracer(what, CPU).key != StepTracer(what, CPU, plan=plan).key
+    assert peak_bytes(alone) <= peak_bytes(rank)
+
+
+def test_the_table_has_every_parameter_with_layers_folded(tmp_path: Path) -> None:
+    cut = of(planned(subject(config(tmp_path / "model")), tmp_path / "cache", tp=2))
+    rows = {row.name: row for row in cut.rows}
+    assert sum(row.count for row in cut.rows) == cut.cut + cut.whole
+    assert sum(row.count for row in cut.rows if row.shape != row.local_shape) == cut.cut
+    query = rows["encoder.encoder.layer.*.attention.self.query.weight"]
+    assert (query.count, query.shape, query.local_shape, query.how) == (3, (64, 64), (32, 64), "column")
+    back = rows["encoder.encoder.layer.*.output.dense.weight"]
+    assert (back.count, back.shape, back.local_shape, back.how) == (3, (64, 96), (64, 48), "row")
+    assert rows["encoder.embeddings.LayerNorm.weight"].how == "whole"
+    (kept,) = cut.kept_whole
+    assert kept.reason == "cutting it would send more than it saves"
+    assert "encoder.embeddings.word_embeddings.weight" in kept.names
+    assert 0 <= cut.output_error < 1e-10 and 0 <= cut.gradient_error < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("tables", "wishes", "said"),
+    [
+        ({"optim": {"name": "adafactor"}}, {"tp": 2}, "adafactor computes with whole parameters"),
+        ({"optim": {"name": "adamw8bit"}}, {"tp": 2}, "adamw8bit computes with whole parameters"),
+        ({}, {"tp": 2, "offload_optimizer": True}, "each process has a part of it"),
+        ({"train": {"precision": "fp16"}}, {"tp": 2}, "loss scale"),
+        ({}, {"tp": 3}, "3 does not divide 4, the heads or features"),
+    ],
+)
+def test_what_cannot_be_cut_so_is_refused_before_anything_is_traced(
+    tables: dict[str, Any], wishes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        planned(subject(config(tmp_path / "model"), **tables), tmp_path / "cache", **wishes)
+    assert not list((tmp_path / "cache").glob("traces/*"))
+
+
+def test_a_base_in_8_bits_is_not_cut(tmp_path: Path) -> None:
+    what = subject(config(tmp_path / "model", "llama"), Task.CAUSAL_LM, lora={"r": 4, "base": "int8"})
+    with pytest.raises(ConfigError, match='lora.base is "int8"'):
+        planned(what, tmp_path / "cache", tp=2)
+    assert not list((tmp_path / "cache").glob("traces/*"))
+
+
+def test_heads_of_keys_count_where_queries_share_them(tmp_path: Path) -> None:
+    what = subject(config(tmp_path / "model", "llama"), Task.CAUSAL_LM)
+    with pytest.raises(ConfigError, match="4 does not divide 2") as refused:
+        planned(what, tmp_path / "cache", tp=4)
+    assert refused.value.allowed == "execution.tp of 2"
+    assert "key and value heads" in refused.value.hint
+
+
+def test_a_plan_that_its_proof_refuses_is_not_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_sums_of_gradients(*args: Any) -> ShardPlan:
+        found = shard_plan(*args)
+        bare = {path: one.model_copy(update={"inputs": {}}) for path, one in found.modules.items()}
+        return found.model_copy(update={"modules": bare})
+
+    shard_plan = sharding.shard_plan
+    monkeypatch.setattr(sharding, "shard_plan", without_sums_of_gradients)
+    with pytest.raises(ShardError, match="proving a plan"):
+        planned(subject(config(tmp_path / "model")), tmp_path / "cache", tp=2)
+    assert not list((tmp_path / "cache").glob("*/*"))
+
+
+def wide(folder: Path, **tables: Any) -> PlanSubject:
+    """Its weights are nearly all that it takes."""
+    shape = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 8192, "num_hidden_layers": 2}
+    return subject(config(folder, **shape), train={"batch_size": 2, "max_length": 8}, **tables)
+
+
+def test_more_devices_are_the_last_rungs_and_a_refusal_names_the_fewest(tmp_path: Path) -> None:
+    what, cache = wide(tmp_path / "model"), tmp_path / "cache"
+    planned_so = partial(planned, what, cache, micro_batch=2, optimizer_impl=OptimizerImpl.FUSED)
+    free = planned_so(every_rung=True)
+    assert free.verdict is VerdictKind.FITS and free.cut is None and not free.cannot_cut
+    *others, two, four = free.ladder
+    assert (two.change, two.devices, two.note) == ("execution.tp = 2", 2, "on each of 2 devices")
+    assert (four.change, four.devices) == ("execution.tp = 4", 4)
+    assert {rung.devices for rung in others} == {1}
+    assert two.effect is four.effect is Effect.NUMERICS
+    assert two.execution is four.execution is None
+    asked = planned_so(tp=2)
+    assert asked.memory is not None and free.memory is not None
+    assert two.required_bytes == asked.memory.required_bytes
+    assert two.saves_bytes == free.memory.required_bytes - two.required_bytes > 0
+    assert min(rung.required_bytes for rung in others if rung.execution) > two.required_bytes > four.required_bytes
+    for rung in (two, four):
+        device = CPU.model_copy(update={"capacity_bytes": rung.required_bytes})
+        tight = planned_so(device=device, every_rung=True)
+        assert tight.verdict is VerdictKind.REFUSED and tight.execution is None
+        assert [one.fits for one in tight.ladder[-2:]] == [rung is two, True]
+        assert tight.reasons[-1].startswith(f"{rung.change} would fit: ")
+        assert "on each of" in tight.reasons[-1]
+
+
+def test_a_model_that_cannot_be_cut_has_no_such_rung_but_a_reason(tmp_path: Path) -> None:
+    few = partial(planned, cache=tmp_path / "cache", every_rung=True, micro_batch=8, optimizer_impl=OptimizerImpl.FUSED)
+    odd = subject(config(tmp_path / "odd", num_attention_heads=1, hidden_size=63, intermediate_size=33))
+    none = few(odd)
+    assert {rung.devices for rung in none.ladder} == {1}
+    assert none.cannot_cut.startswith("execution.tp = 2: 2 does not divide")
+    two = few(subject(config(tmp_path / "two", num_attention_heads=2)))
+    assert [rung.devices for rung in two.ladder if rung.devices > 1] == [2]
+    assert two.cannot_cut.startswith("execution.tp = 4: 4 does not divide 2")
+    by_rows = subject(config(tmp_path / "rows"), optim={"name": "adafactor"})
+    assert "adafactor" in few(by_rows, optimizer_impl=OptimizerImpl.PLAIN).cannot_cut
+
+
+def test_where_a_degree_is_set_only_larger_ones_are_rungs(tmp_path: Path) -> None:
+    what = subject(config(tmp_path / "model"))
+    nothing = CPU.model_copy(update={"capacity_bytes": 1})
+    found = planned(what, tmp_path / "cache", tp=2, every_rung=True, device=nothing, checkpointing=False)
+    assert found.verdict is VerdictKind.REFUSED
+    assert [rung.change for rung in found.ladder if rung.devices > 1] == ["execution.tp = 4"]
+    assert not any("8-bit" in rung.change or "host" in rung.change for rung in found.ladder)
+    assert found.ladder[-1].note == "on each of 4 devices; with micro-batch 8 -> 1, accumulate 8"
+    assert not any("would fit" in reason for reason in found.reasons)
+    divided = planned(what, tmp_path / "cache", dp=2, every_rung=True, micro_batch=8, checkpointing=False)
+    assert {rung.devices for rung in divided.ladder} == {1}
+    assert divided.cut is None and not divided.cannot_cut

@@ -1,0 +1,257 @@
+"""A trial whose model is cut over two processes is the trial that one process trains, whatever ends one of them."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dryfit
+import spans
+import tiny
+import tiny_lms
+import trials
+from dryfit.core.errors import CommError, ConfigError, DryfitError, NonFiniteError
+from dryfit.core.jobs import StopReason
+from dryfit.core.wire import Checkpointed, Note, Started
+from dryfit.train import loop
+from dryfit.train.cut_model import CutModel
+from dryfit.train.entry import train
+from trials import Trial, Undisturbed
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+ROUNDING = 2e-5
+"""Of fp32 sums in another order, after ten steps."""
+CUT = {"tp": 2}
+QUIET: dict[str, dict[str, Any]] = {
+    "regularization": {"dropout": 0.0, "attention_dropout": 0.0},
+    "head": {"dropout": 0.0},
+}
+"""Without dropout: a cut model draws other numbers."""
+NOISY: dict[str, dict[str, Any]] = {
+    "train": {"evals_per_epoch": 2},
+    "regularization": {"dropout": 0.2, "attention_dropout": 0.1},
+    "head": {"dropout": 0.3, "layers": 1},
+}
+ADAPTERS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("model"))
+
+
+def criteria(folder: Path, model: Path, **tables: Any) -> Trial:
+    return trials.small(folder, encoder=model, **trials.merged(QUIET, tables))
+
+
+def of_spans(task: str, **further: Any) -> Callable[..., Trial]:
+    def make(folder: Path, model: Path, **tables: Any) -> Trial:
+        metric = "token_f1" if task == "evidence" else "combined"
+        settings = trials.merged(QUIET, {"train": {"max_length": 28}, "span": {"doc_stride": 6}}, further, tables)
+        study = {"task": task, "metric": metric}
+        return Trial(folder, encoder=model, data=spans.both_data(folder / "data"), study=study, **settings)
+
+    return make
+
+
+def causal_lm(folder: Path, model: Path, **tables: Any) -> Trial:
+    del model
+    usual = {
+        "train": {"epochs": 1, "max_length": 160, "batch_size": 8},
+        "lm": {"format": "both", "max_new_tokens": 3, "generate_rows": 4, "answers": "never, always walk"},
+        "lora": {"r": 4, "dropout": 0.0},
+    }
+    decoder = folder.parent / "decoder"
+    if not decoder.exists():
+        tiny_lms.causal_lm(decoder)
+    rows = tiny.data(folder / "data", train=24, validation=8)
+    return Trial(folder, encoder=decoder, data=rows, study={"task": "causal-lm"}, **trials.merged(usual, tables))
+
+
+MAKERS: dict[str, Callable[..., Trial]] = {
+    "criteria": criteria,
+    "causal-lm": causal_lm,
+    "evidence": of_spans("evidence"),
+    "share": of_spans("share", multitask={"weighting": "uncertainty"}),
+    "joint": of_spans("joint", joint={"fusion": "attention", "criterion_length": 8}),
+    "joint, layers shared": of_spans("joint", joint={"share_ratio": 0.5, "criterion_length": 8}),
+    "checkpointed": lambda folder, model, **tables: criteria(
+        folder,
+        model,
+        **{**tables, "execution": {**tables.get("execution", {}), "checkpointing": True, "micro_batch": 3}},
+    ),
+}
+QUICK = ("criteria", "causal-lm")
+
+
+def weights(trial: Trial) -> dict[str, torch.Tensor]:
+    return trial.best_weights(ADAPTERS if trial.task == "causal-lm" else "model.safetensors")
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    "task", [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in MAKERS]
+)
+def test_two_processes_learn_what_one_does(tmp_path: Path, model: Path, task: str) -> None:
+    alone, cut = (MAKERS[task](tmp_path / name, model, execution=how) for name, how in (("1", {}), ("2", CUT)))
+    (result, channel), (other, heard) = alone.run(), cut.run()
+    assert other.steps == result.steps and len(heard.points) == len(channel.points) > 0
+    for mine, theirs in zip(heard.points, channel.points, strict=True):
+        assert mine.metrics == pytest.approx(theirs.metrics, abs=1e-4)
+    assert_close(weights(cut), weights(alone))
+    loaded, whole = (dryfit.load(trial.folder / "best").state_dict() for trial in (cut, alone))
+    assert_close(loaded, whole)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undisturbed:
+    return trials.undisturbed(
+        trials.small(tmp_path_factory.mktemp("whole"), encoder=model, **NOISY, execution=dict(CUT))
+    )
+
+
+@pytest.mark.parametrize("step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5, 9))])
+def test_it_goes_on_as_if_it_had_not_been_stopped(
+    tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int
+) -> None:
+    trials.assert_goes_on(trials.small(tmp_path, encoder=model, **NOISY, execution=dict(CUT)), undisturbed, step)
+
+
+@pytest.mark.parametrize("first", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", ["criteria", pytest.param("causal-lm", marks=pytest.mark.slow)])
+def test_another_number_of_processes_goes_on_from_its_checkpoint(
+    tmp_path: Path, model: Path, task: str, first: int
+) -> None:
+    whole = MAKERS[task](tmp_path / "whole", model)
+    whole.run()
+    trial = MAKERS[task](tmp_path / "other", model)
+    trial.plan = trial.plan.model_copy(update={"tp": first})
+    assert trial.run(stop_at=2)[0].stopped_by is StopReason.REQUEST
+    (checkpoint,) = (trial.folder / "checkpoints").iterdir()
+    moments = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
+    shapes = {tuple(one["exp_avg"].shape) for one in moments.values()}
+    trial.plan = trial.plan.model_copy(update={"tp": 3 - first})
+    assert trial.run()[0].stopped_by is None
+    assert_close(weights(trial), weights(whole))
+    assert shapes <= {tuple(one.shape) for one in weights(whole).values()}  # whole ones, whoever wrote them
+
+
+def on_rank_1(monkeypatch: pytest.MonkeyPatch, step: int, do: Callable[[], object]) -> None:
+    """Something happens to rank 1 after a number of steps' gradients."""
+    original, count = loop.backward_batch, [0]
+
+    def disturbed(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        count[0] += 1
+        if dist.is_initialized() and dist.get_rank() == 1 and count[0] == step:
+            do()
+        return found
+
+    monkeypatch.setattr(loop, "backward_batch", disturbed)
+
+
+def ends_with(trial: Trial, **kwargs: Any) -> DryfitError | Exception:
+    with pytest.raises(Exception) as caught:  # which one is what is looked at
+        trial.run(**kwargs)
+    return caught.value
+
+
+def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
+    tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = trials.small(tmp_path, encoder=model, **NOISY, execution=dict(CUT))
+    with monkeypatch.context() as patch:
+        on_rank_1(patch, 7, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        error = ends_with(trial, checkpoint_every_s=1e-9)
+    assert isinstance(error, CommError) and "rank 1 was killed by SIGKILL" in str(error)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000005"]
+    result, channel = trial.run()
+    assert (result, channel.points) == (undisturbed.result, list(undisturbed.points[2:]))
+    assert trials.same_weights(trial.best_weights(), undisturbed.trial.best_weights())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        pytest.param(NonFiniteError("training", "loss nan", hint="a smaller rate"), marks=pytest.mark.slow),
+    ],
+)
+def test_what_ended_a_rank_is_what_ended_the_trial(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    on_rank_1(monkeypatch, 2, fail)
+    found = ends_with(criteria(tmp_path, model, execution=CUT))
+    assert type(found) is type(error) and str(found) == str(error)
+    assert any("rank 1" in note for note in found.__notes__)
+
+
+def test_rank_0_alone_speaks_and_each_rank_holds_its_part(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = CutModel.save_whole_state
+
+    def looking(self: CutModel, module: Any, optimizer: Any) -> None:
+        held = self.company.collect(sum(one.numel() for one in module.parameters()))
+        (tmp_path / f"held-{self.company.rank}").write_text(json.dumps(held))
+        original(self, module, optimizer)
+
+    monkeypatch.setattr(CutModel, "save_whole_state", looking)
+    trial = criteria(tmp_path, model, execution=CUT)
+    _, channel = trial.run()
+    whole = sum(one.numel() for one in trial.best_weights().values())
+    held = [json.loads((tmp_path / f"held-{rank}").read_text()) for rank in range(2)]
+    assert held[0] == held[1] and held[0][0] == held[0][1] < 0.9 * whole
+    assert not [message for message in channel.messages() if isinstance(message, Started | Note)]
+    steps = [message.step for message in channel.messages() if isinstance(message, Checkpointed)]
+    assert len(steps) == len(set(steps))
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"optim": {"name": "adafactor"}}, "adafactor computes with whole parameters"),
+        ({"execution": {"offload_optimizer": True}}, "offload_optimizer"),
+        ({"execution": {"tp": 3}}, "3"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_before_anything_is_trained(
+    tmp_path: Path, model: Path, tables: dict[str, Any], said: str
+) -> None:
+    execution = {**CUT, **tables.pop("execution", {})}
+    error = ends_with(criteria(tmp_path, model, **tables, execution=execution))
+    assert isinstance(error, ConfigError) and said in str(error)
+
+
+@pytest.mark.slow
+def test_folds_are_trained_one_after_another_on_the_same_processes(tmp_path: Path, model: Path) -> None:
+    found = []
+    for name, how in (("1", {}), ("2", CUT)):
+        trial = criteria(tmp_path / name, model, execution=how)
+        trial.data = trial.data.model_copy(update={"folds": 2})
+        first, before = trial.run(stop_at=7)
+        assert first.stopped_by is StopReason.REQUEST
+        result, after = trial.run()
+        found.append([result.value, *(point.value for point in before.points + after.points)])
+    assert found[1] == pytest.approx(found[0], abs=1e-4)
+
+
+def test_one_process_needs_no_group(tmp_path: Path, model: Path) -> None:
+    trial = criteria(tmp_path, model)
+    request = trial.request()
+    train(request, trials.ScriptedChannel(tmp_path / "attempt"))
+    assert not (tmp_path / "attempt" / "ranks").exists()

@@ -1,0 +1,113 @@
+"""The threshold of null: by which metric it is chosen, and how far from any row it lies."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import spans
+from dryfit.core.choices import Metric, Task
+from dryfit.core.settings import DataSettings, LossSettings, SpanSettings, TrialSettings
+from dryfit.core.tasks import task_metrics
+from dryfit.tasks.base import Given
+from dryfit.tasks.evidence import EvidenceTask
+from dryfit.tasks.share import ShareTask
+from dryfit.tasks.span_answers import NULL_THRESHOLD, SpanAnswers
+from dryfit.tasks.span_decoding import Decoded
+from dryfit.tasks.tokens import CLASSES
+
+ROWS = 120
+MEANS = (Metric.TOKEN_F1, Metric.EXACT_MATCH, Metric.SPAN_IOU)
+
+
+def answers(seed: int, metric: str | None) -> SpanAnswers:
+    """Answers that are right, or nearly, or not at all; the surer the model is of one, the better it is on average."""
+    rng = np.random.default_rng(seed)
+    _, windows = spans.drawn_windows(ROWS, seed=seed, golds=True)
+    found_R2 = rng.integers(0, 40, size=(ROWS, 1)) + np.array([0, 9])
+    has_R = windows.golds.counts_R.numpy() > 0
+    for row, (start, end) in zip(np.flatnonzero(has_R), windows.golds.spans_N2.tolist(), strict=True):
+        if rng.random() < 0.8:
+            found_R2[row] = (start, end) if rng.random() < 0.4 else (start, end + int(rng.integers(1, 30)))
+    differences_R = rng.normal(size=ROWS) * 3 - 2 * has_R
+    zeros_R = np.zeros(ROWS)
+    decoded = Decoded(found_R2[:, None, :], zeros_R[:, None], zeros_R, differences_R, differences_R)
+    return SpanAnswers(decoded, windows, SpanSettings(), None if metric is None else Metric(metric))
+
+
+def value(said: SpanAnswers, metric: str, threshold: float) -> float:
+    return said.metrics({NULL_THRESHOLD: threshold})[metric]
+
+
+@pytest.mark.parametrize("metric", MEANS)
+def test_no_threshold_is_better_by_the_metric_it_is_chosen_by(metric: Metric) -> None:
+    won = 0
+    for seed in range(6):
+        said = answers(seed, metric)
+        fitted = said.fit()[NULL_THRESHOLD]
+        edges = np.sort(said.decoded.differences_R)
+        every = [edges[0] - 1, *((edges[1:] + edges[:-1]) / 2), edges[-1] + 1]
+        assert value(said, metric, fitted) == pytest.approx(max(value(said, metric, one) for one in every), abs=1e-12)
+        for other in MEANS:
+            by_other = value(said, metric, answers(seed, other).fit()[NULL_THRESHOLD])
+            won += by_other < value(said, metric, fitted) - 1e-9
+    assert won, "whichever metric it is chosen by, it is the same one"
+
+
+@pytest.mark.parametrize("metric", [None, *task_metrics(Task.SHARE, 2, multi_label=False)])
+def test_by_any_other_metric_it_is_that_of_the_words(metric: Metric | None) -> None:
+    """Some do not depend on it; the best by the others alone would answer every row with none, or none of them."""
+    if metric not in MEANS:
+        for seed in range(3):
+            assert answers(seed, metric).fit() == answers(seed, Metric.TOKEN_F1).fit()
+
+
+@pytest.mark.parametrize("metric", MEANS)
+def test_rounding_changes_no_answer_of_the_rows_it_was_fitted_on(metric: Metric) -> None:
+    for seed in range(6):
+        said = answers(seed, metric)
+        fitted = said.fit()
+        noise_R = np.random.default_rng(seed).uniform(-1e-6, 1e-6, size=ROWS)
+        moved = replace(said, decoded=replace(said.decoded, differences_R=said.decoded.differences_R + noise_R))
+        assert moved.metrics(fitted) == said.metrics(fitted)
+        assert moved.fit()[NULL_THRESHOLD] == pytest.approx(fitted[NULL_THRESHOLD], abs=1e-5)
+
+
+@pytest.mark.parametrize("reranker", ["sum", "product", "softmax"])
+def test_scores_of_a_model_may_be_rounded_otherwise(reranker: str) -> None:
+    """From scores of tokens to answers, whatever scores of spans are made of them."""
+    logits, windows = spans.drawn_windows(ROWS, seed=4, golds=True)
+    # The gold spans of half the rows are found, and null wins in many of the others.
+    at_W = torch.arange(len(windows))
+    for end in (0, 1):
+        logits[at_W, windows.tokens.labels_R[:, end], end] += 8.0 * (windows.rows_W % 2)
+    logits[at_W, windows.nulls_W] += 3 + windows.rows_W.unsqueeze(1) % 7
+    given = Given(TrialSettings(span=SpanSettings.model_validate({"reranker": reranker})), DataSettings())
+    task = EvidenceTask(replace(given, metric=Metric.EXACT_MATCH))
+    batch = spans.span_batch(windows)
+    fitted = task.fit(task.keep(logits, batch), windows.tokens)
+    found = task.metrics(task.keep(logits, batch), windows.tokens, fitted)
+    assert 0 < found["null_recall"] <= 1
+    for seed in range(4):
+        noise = torch.rand(logits.shape, generator=torch.Generator().manual_seed(seed)) * 2e-6 - 1e-6
+        again = task.metrics(task.keep(logits + noise, batch), windows.tokens, fitted)
+        del again["loss"]
+        assert again == {name: found[name] for name in again}
+
+
+def test_a_task_of_classes_and_spans_hands_the_metric_on() -> None:
+    logits, windows = spans.drawn_windows(ROWS, seed=4, golds=True)
+    logits[torch.arange(len(windows)), windows.nulls_W] += 4 + windows.rows_W.unsqueeze(1) % 7
+    tokens = replace(windows.tokens, extra={**windows.tokens.extra, CLASSES: windows.rows_W % 2})
+    for end in (0, 1):
+        logits[torch.arange(len(windows)), tokens.labels_R[:, end] // 2 * 2, end] += 9.0
+    given = Given(TrialSettings(loss=LossSettings()), DataSettings())
+    found: dict[str, float] = {}
+    for metric in (Metric.TOKEN_F1, Metric.EXACT_MATCH):
+        alone, both = (cls(replace(given, metric=metric)) for cls in (EvidenceTask, ShareTask))
+        batch = spans.span_batch(windows)
+        fitted = both.fit(both.keep((torch.zeros(len(windows), 2), logits), batch), tokens)
+        assert fitted == alone.fit(alone.keep(logits, batch), tokens)
+        found[metric] = fitted[NULL_THRESHOLD]
+    assert found[Metric.TOKEN_F1] != found[Metric.EXACT_MATCH]

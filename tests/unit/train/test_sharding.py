@@ -1,0 +1,88 @@
+"""A trial's model planned and proved for its ranks; too wide a one on a narrower model that its task makes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from dryfit.core.choices import Task
+from dryfit.core.errors import ShardError
+from dryfit.core.plan import PlanSubject
+from dryfit.core.settings import LoraSettings, ModelSettings, TrialSettings
+from dryfit.parallel.prove import proof_bytes
+from dryfit.train.sharding import FOLDER, proved_plan
+from dryfit.train.subjects import StepParts, step_parts
+
+MOST_BYTES = 48 << 20
+HEADS: dict[str, Any] = {"num_attention_heads": 16, "num_key_value_heads": 8}
+STREAM: dict[str, Any] = {"hidden_size": 512, "num_hidden_layers": 3, "vocab_size": 4096, "intermediate_size": 1280}
+DEBERTA: dict[str, Any] = {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_buckets": 16,
+    "type_vocab_size": 0,
+}
+GPT2: dict[str, Any] = {"n_embd": 512, "n_layer": 3, "n_head": 16, "bos_token_id": 1, "eos_token_id": 4095}
+MIXTRAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2}
+
+# Task, rank of adapters, settings beside STREAM.
+MODELS: dict[str, tuple[Task, int, dict[str, Any]]] = {
+    "bert": (Task.CRITERIA, 0, {"num_attention_heads": 16}),
+    "qwen2": (Task.CAUSAL_LM, 4, {**HEADS, "max_window_layers": 3}),
+    "llama": (Task.CAUSAL_LM, 0, HEADS),
+    "gpt2": (Task.CAUSAL_LM, 0, GPT2),
+    "mixtral": (Task.CAUSAL_LM, 0, {**HEADS, **MIXTRAL}),
+    "deberta-v2": (Task.EVIDENCE, 0, {**DEBERTA, "num_attention_heads": 16, "pooler_hidden_size": 512}),
+}
+QUICK = ("bert",)
+
+
+def trial_of(folder: Path, name: str) -> StepParts:
+    task, rank, own = MODELS[name]
+    sizes = {key: value for key, value in STREAM.items() if name != "gpt2" or key == "vocab_size"}
+    AutoConfig.for_model(name, **{**sizes, **own}).save_pretrained(folder)
+    settings = TrialSettings(model=ModelSettings(name=str(folder)))
+    lora = LoraSettings(r=rank) if rank else None
+    return step_parts(PlanSubject(task=task, settings=settings, lora=lora), checkpointing=False, reentrant=False)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_too_wide_a_model_is_proved_on_a_narrower_one(name: str, tmp_path: Path):
+    parts = trial_of(tmp_path / "model", name)
+    folder = tmp_path / FOLDER
+
+    made = proved_plan(parts.model, parts.task, 2, folder, most_bytes=MOST_BYTES)
+
+    assert proof_bytes(parts.model, made.plan) > MOST_BYTES
+    assert made.plan.parameters.keys() == dict(parts.model.named_parameters(remove_duplicate=False)).keys()
+    assert made.proof.narrowed["vocab_size"] == (4096, 512)
+    assert len(made.proof.narrowed) > 1
+    assert made.proof.gradient_error < 1e-11
+    assert len(made.proof.left_out) == (0 if name == "mixtral" else 1)
+    assert proved_plan(parts.model, parts.task, 2, folder, most_bytes=MOST_BYTES) == made  # as it was kept
+
+
+@pytest.mark.slow
+def test_what_fits_is_proved_at_its_own_width(tmp_path: Path):
+    parts = trial_of(tmp_path / "model", "bert")
+
+    made = proved_plan(parts.model, parts.task, 2, tmp_path / FOLDER)
+
+    assert made.proof.narrowed == {}
+
+
+@pytest.mark.slow
+def test_memory_that_is_not_enough_for_any_model_of_the_class(tmp_path: Path):
+    parts = trial_of(tmp_path / "model", "bert")
+
+    with pytest.raises(ShardError, match="the narrowest model of its class") as caught:
+        proved_plan(parts.model, parts.task, 2, tmp_path / FOLDER, most_bytes=1 << 20)
+
+    assert not (tmp_path / FOLDER).exists()
+    assert caught.value.allowed == "0.0 GiB"
