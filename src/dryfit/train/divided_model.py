@@ -254,7 +254,17 @@ class DividedModel:
             return DTensor.from_local(part, mesh, (_ROWS,), run_check=False, shape=whole.shape, stride=whole.stride())
 
         optimizer.register_state_dict_post_hook(lambda _, state: change_state(state, order, gathered))
-        optimizer.register_load_state_dict_pre_hook(lambda _, state: change_state(state, order, divided))
+        optimizer.register_load_state_dict_pre_hook(
+            lambda _, state: _with_own_work(change_state(state, order, divided), optimizer)
+        )
+
+
+def _with_own_work(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A saved state whose arithmetic is done as this optimizer does it: fused kernels may not take parts."""
+    groups: list[dict[str, Any]] = []
+    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        groups.append({**saved, **{name: own[name] for name in ("fused", "foreach") if name in own}})
+    return {**state, "param_groups": groups}
 
 
 def part_here(tensor: torch.Tensor) -> torch.Tensor:
