@@ -88,7 +88,7 @@ def differences(sides: Sides) -> dict[str, float]:
     settings, plan = sides.request.config.settings, optimizer_plan(sides.request.plan)
     models = (sides.divided.eval(), sides.whole.eval())
     optimizers = [make_optimizer(model, settings.optim.model_copy(update={"eps": 1e-4}), plan) for model in models]
-    off: dict[str, float] = {name: 0.0 for name in ("outputs", "loss", "gradients", "norm", "weights")}
+    off: dict[str, float] = dict.fromkeys(("outputs", "loss", "gradients", "norm", "weights"), 0.0)
     for batch in sides.batches:
         inputs = {name: batch[name] for name in sides.task.inputs if name in batch}
         outputs = [model(**inputs) for model in models]
