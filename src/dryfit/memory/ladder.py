@@ -64,6 +64,7 @@ def plan(
     asked = execution_asked(trial, wishes)
     climb = _Climb(trial, source, device, capacity_bytes(wishes, device))
     try:
+        _refuse_divided(wishes)
         as_asked = climb.memory(asked)
     except TraceError as error:
         verdict = _Verdict(VerdictKind.UNKNOWN, reasons=(str(error),))
@@ -85,6 +86,17 @@ def plan(
         fallbacks = climb.fallbacks(chosen, stages)
         verdict = _Verdict(kind, climb.memory(chosen), chosen, shortfall, fallbacks=fallbacks)
     return _answer(verdict, tuple(ladder), device, clock() - began_s)
+
+
+def _refuse_divided(wishes: ExecutionSettings) -> None:
+    """Say that a divided trial is not planned, rather than what one process alone would take.
+
+    Raises:
+        TraceError: It is one.
+    """
+    if wishes.dp > 1:
+        found = f"execution.dp is {wishes.dp}: weights that are put together layer by layer are not traced"
+        raise TraceError("planning the memory of a trial", found, "execution.dp = 1, or execution.tp")
 
 
 def capacity_bytes(wishes: ExecutionSettings, device: Device) -> int:

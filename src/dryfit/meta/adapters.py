@@ -106,9 +106,14 @@ def base_of_adapter(folder: Path, *, trust: bool) -> ModelSource | None:
     return FolderSource(str(name), revision=revision, trust_remote_code=trust)
 
 
-def adapter_state(adapted: nn.Module) -> dict[str, torch.Tensor]:
-    """The adapters' tensors, under the keys that PEFT itself saves them by."""
-    return _peft().get_peft_model_state_dict(adapted, adapter_name=_NAME, save_embedding_layers=False)
+def adapter_state(adapted: nn.Module, state: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """The adapters' tensors, under the keys that PEFT itself saves them by.
+
+    Args:
+        adapted: PEFT's model.
+        state: Its state dict, of which they are taken; None: the usual one.
+    """
+    return _peft().get_peft_model_state_dict(adapted, state_dict=state, adapter_name=_NAME, save_embedding_layers=False)
 
 
 def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targets: str, seed: int = 0) -> nn.Module:

@@ -1,5 +1,6 @@
 """How a trial's model lies on the processes that train it, and what follows from that for training and saving it."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol, final
 
@@ -10,6 +11,7 @@ from dryfit.meta.matching import Wishes
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.load import restore
 from dryfit.train.ranks import Alone, Company
+from dryfit.train.step import Portion, portions
 
 
 class Layout(Protocol):
@@ -18,6 +20,18 @@ class Layout(Protocol):
     @property
     def company(self) -> Company:
         """The processes."""
+        ...
+
+    def portions(self, rows: int, micro_batch: int) -> tuple[Portion, ...]:
+        """Which of a batch's rows go through the model here, in this order; as many passes on each process."""
+        ...
+
+    def drawing(self, device: torch.device) -> AbstractContextManager[None]:
+        """Around a step's passes: where their random numbers on a device come from."""
+        ...
+
+    def batch_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """A batch's loss, from that of the rows that went through the model here; the same on each process."""
         ...
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
@@ -50,6 +64,18 @@ class OneProcess:
 
     def __init__(self) -> None:
         self.company = Alone()
+
+    def portions(self, rows: int, micro_batch: int) -> tuple[Portion, ...]:
+        """All of them."""
+        return portions(rows, micro_batch)
+
+    def drawing(self, device: torch.device) -> AbstractContextManager[None]:
+        """From torch's own generator."""
+        return nullcontext()
+
+    def batch_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The same."""
+        return loss
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
         """As torch computes it."""

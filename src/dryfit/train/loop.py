@@ -84,21 +84,24 @@ class TrialTrainer(Trainer):
     ) -> torch.Tensor:
         """Gradients of one effective batch."""
         model.train()
-        self._at.begin_batch(self.state.global_step + 1)
+        layout, plan = self._parts.layout, self._parts.request.plan
+        here = layout.portions(len(inputs["attention_mask"]), plan.micro_batch)
+        self._at.begin_batch(self.state.global_step + 1, here)
         self._guard.check_batch(inputs, self._rows)
         self._batch = inputs
-        found = backward_batch(
-            model,
-            {name: values.to(self.args.device) for name, values in inputs.items()},
-            self._parts.task,
-            micro_batch=self._parts.request.plan.micro_batch,
-            backward=self.accelerator.backward,
-            autocast=self._around_forward,
-            check=self._check_outputs,
-        )
+        with layout.drawing(self.args.device):
+            found = backward_batch(
+                model,
+                {name: values.to(self.args.device) for name, values in inputs.items()},
+                self._parts.task,
+                micro_batch=here,
+                backward=self.accelerator.backward,
+                autocast=self._around_forward,
+                check=self._check_outputs,
+            )
         self._at.end_micro_batches()
-        self.step_loss = found.loss
-        return found.loss
+        self.step_loss = layout.batch_loss(found.loss)
+        return self.step_loss
 
     def _around_forward(self) -> AbstractContextManager[object]:
         self._at.begin_micro_batch()

@@ -15,14 +15,15 @@ from dryfit.core.wire import write_text_atomic
 from dryfit.meta.configs import set_dropouts
 from dryfit.meta.filling import materialise
 from dryfit.meta.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
-from dryfit.parallel.apply import check_ranks
 from dryfit.tasks.base import MakeBase, Task, TaskModel
 from dryfit.tasks.decoder import load_int8
 from dryfit.tasks.heads import freeze
-from dryfit.train.cut_model import Cutting, empty_model
+from dryfit.train.cut_model import Cutting
+from dryfit.train.divided_model import Dividing
 from dryfit.train.layout import Layout, OneProcess
 from dryfit.train.ranks import Company, Group
 from dryfit.train.sharding import FOLDER, proved_plan
+from dryfit.train.slices import Build, empty_model
 
 
 def lay_out(body: TrainRequest, task: Task, company: Company) -> tuple[TaskModel, Layout]:
@@ -41,20 +42,27 @@ def lay_out(body: TrainRequest, task: Task, company: Company) -> tuple[TaskModel
         _recompute(model, body.plan)
         return model
 
+    divides = body.plan.dp > 1
+    device = device_of(body.plan)
+    making = Dividing(build, regularization, company, device) if divides else _cutting(body, task, build, company)
+    model, report = making.filled()
+    if company.rank == 0:
+        write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
+    freeze(model, regularization.freeze_layers)
+    layout = making.connected(model)
+    task.check_model(model)
+    return model, layout
+
+
+def _cutting(body: TrainRequest, task: Task, build: Build, company: Group) -> Cutting:
+    """How the model is cut: planned and proved by rank 0."""
+    regularization = body.config.settings.regularization
     plan: ShardPlan | None = None
     if company.rank == 0:
         plan = proved_plan(empty_model(build, regularization), task, company.size, Path(body.cache_dir) / FOLDER).plan
     plan = company.share(plan)
     assert plan is not None  # rank 0 has made it
-    cutting = Cutting(build, regularization, plan, company, device_of(body.plan))
-    model, report = cutting.filled()
-    if company.rank == 0:
-        write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
-    freeze(model, regularization.freeze_layers)
-    task.check_model(model)
-    layout = cutting.connected(model)
-    check_ranks(model, plan, company.tensors)
-    return model, layout
+    return Cutting(build, regularization, plan, company, device_of(body.plan))
 
 
 def device_of(plan: ExecutionPlan) -> str:

@@ -5,7 +5,9 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dryfit.core.errors import NonFiniteError
 from dryfit.meta.walk import floats_of
@@ -95,4 +97,11 @@ def _first_bad_output(model: nn.Module, inputs: Batch) -> str | None:
 
 
 def _not_finite(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+    """Whether any number of a tensor is infinite or NaN; of a divided one on any process, all of which must ask."""
+    if tensor is None or not tensor.is_floating_point():
+        return False
+    if not isinstance(tensor, DTensor):
+        return not bool(torch.isfinite(tensor).all())
+    bad = (~torch.isfinite(tensor.to_local())).any().int()
+    dist.all_reduce(bad, dist.ReduceOp.MAX, tensor.device_mesh.get_group())
+    return bool(bad)

@@ -32,6 +32,8 @@ IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
     "adamw8bit": (OptimizerImpl.FUSED,),
 }
 """What each optimizer has, the fastest first."""
+_NOT_DIVIDED: Final = (("sgd", OptimizerImpl.FUSED),)
+"""torch 2.13: aten::_fused_sgd_ has no sharding strategy for DTensors."""
 
 _RECTIFIED_AFTER_STEPS: Final = 5
 """Of RAdam: Liu et al. 2020, arXiv:1908.03265, algorithm 2, for any ``beta2`` from 0.9 on."""
@@ -44,18 +46,20 @@ class OptimizerPlan:
     Attributes:
         impl: How its arithmetic is done.
         offload: Whether its state lies in host memory.
+        divided: Whether parameters are parts of divided ones (torch's DTensor).
         modelled: Stand-ins that take the memory of the real ones and compute nothing, where a rehearsal without
             data cannot run them.
     """
 
     impl: OptimizerImpl = OptimizerImpl.AUTO
     offload: bool = False
+    divided: bool = False
     modelled: bool = False
 
 
 def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
     """What an optimizer reads of a trial's plan."""
-    return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer)
+    return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer, divided=plan.dp > 1)
 
 
 _ELEMENT_BY_ELEMENT: Final = ("adamw", "sgd", "lion", "radam", "nadam")
@@ -134,13 +138,14 @@ def make_optimizer(
     device = next(model.parameters()).device.type
     check_optimizer(optim, plan, DeviceKind(device))
     state_of = _modelled_state(optim, plan, device) if plan.modelled else None
+    impl = _chosen(optim.name, plan.impl, device, divided=plan.divided)
     if state_of is not None:
         return ModelledOptimizer(groups, state_of)
     if plan.offload:
         return HostOptimizer(groups, lambda host_groups: _optimizer(host_groups, optim, plan.impl, "cpu"))
     if plan.modelled and optim.name == "radam":
-        return _rectified(groups, optim, plan.impl, device)
-    return _optimizer(groups, optim, plan.impl, device)
+        return _rectified(groups, optim, impl, device)
+    return _optimizer(groups, optim, impl, device)
 
 
 def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKind) -> None:
@@ -149,11 +154,11 @@ def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKin
     Raises:
         ConfigError: It is not implemented so, or its state cannot lie in host memory.
     """
-    has = IMPLEMENTATIONS[optim.name]
+    has = _has(optim.name, divided=plan.divided)
     if plan.impl is not OptimizerImpl.AUTO and plan.impl not in has:
         raise ConfigError(
             f'checking execution.optimizer_impl = "{plan.impl}"',
-            f"{optim.name} has no such implementation",
+            f"{optim.name} has no such implementation" + (" for divided parameters" if plan.divided else ""),
             allowed=" or ".join(f'"{known}"' for known in (OptimizerImpl.AUTO, *has)),
         )
     reason = cannot_offload(optim, device) if plan.offload else None
@@ -230,15 +235,19 @@ def _modelled_state(optim: OptimSettings, plan: OptimizerPlan, device: str) -> S
     return None
 
 
-def _chosen(name: str, impl: OptimizerImpl, device: str) -> OptimizerImpl:
+def _chosen(name: str, impl: OptimizerImpl, device: str, *, divided: bool = False) -> OptimizerImpl:
     """What ``auto`` stands for: the fastest there is on this device."""
     if impl is not OptimizerImpl.AUTO:
         return impl
-    has = IMPLEMENTATIONS[name]
+    has = _has(name, divided=divided)
     if has[0] is OptimizerImpl.FUSED and device in ("cpu", "cuda"):
         return OptimizerImpl.FUSED
     # On the CPU lists of tensors save no kernel launches, and take more memory.
     return OptimizerImpl.FOREACH if OptimizerImpl.FOREACH in has and device == "cuda" else OptimizerImpl.PLAIN
+
+
+def _has(name: str, *, divided: bool) -> tuple[OptimizerImpl, ...]:
+    return tuple(impl for impl in IMPLEMENTATIONS[name] if not divided or (name, impl) not in _NOT_DIVIDED)
 
 
 def implementations(name: str, device: DeviceKind) -> tuple[OptimizerImpl, ...]:

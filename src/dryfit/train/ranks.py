@@ -5,6 +5,7 @@ ends the one ends them all. They are forked before anything has begun a thread o
 """
 
 import datetime
+import gc
 import os
 import pickle
 import shutil
@@ -120,6 +121,8 @@ def together(plan: ExecutionPlan, channel: ChildChannel, job: Callable[[Company]
     folder = channel.folder / _FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
+    # What an earlier group left is to be gone: collected after the fork, it would wait there for threads left behind.
+    gc.collect()
     others = _Others(folder)
     try:
         for rank in range(1, plan.processes):

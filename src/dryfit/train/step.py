@@ -23,12 +23,46 @@ class StepLoss:
     micro_batches: int
 
 
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Rows of a batch that go through the model at once.
+
+    Attributes:
+        first: The first of them.
+        rows: How many.
+        weighs: Whether they are learned from; else they go through because other processes are at it.
+    """
+
+    first: int
+    rows: int
+    weighs: bool = True
+
+
+def portions(rows: int, micro_batch: int, *, rank: int = 0, size: int = 1) -> tuple[Portion, ...]:
+    """Which rows of a batch go through the model on one of several processes: as many passes on each.
+
+    Shares are rows one after another and differ by one at most. Where a process has fewer passes to make than another,
+    it passes the batch's first row, and learns nothing from it.
+
+    Args:
+        rows: Of the batch.
+        micro_batch: Rows at once on each process.
+        rank: Of the process.
+        size: How many there are.
+    """
+    begin, end = rank * rows // size, (rank + 1) * rows // size
+    found = [Portion(first, min(micro_batch, end - first)) for first in range(begin, end, micro_batch)]
+    largest = -(-rows // size)
+    passes = -(-largest // micro_batch)
+    return (*found, *[Portion(0, 1, weighs=False)] * (passes - len(found)))
+
+
 def backward_batch(
     model: nn.Module,
     batch: Batch,
     task: Loss,
     *,
-    micro_batch: int,
+    micro_batch: int | Sequence[Portion],
     backward: Callable[[torch.Tensor], None],
     autocast: Callable[[], AbstractContextManager[object]],
     check: Callable[[Outputs, int, int], None] | None = None,
@@ -42,45 +76,44 @@ def backward_batch(
         model: Takes the batch's model inputs, returns outputs.
         batch: The effective batch, on the model's device.
         task: Gives loss sum and normaliser.
-        micro_batch: Rows in memory at once.
+        micro_batch: Rows in memory at once; or which rows go through the model here, where others have the rest.
         backward: Backpropagates a scalar (accelerate's scales it for fp16).
         autocast: Context of the forward pass.
         check: Given each micro-batch's outputs, its first row and its number of rows, before its loss.
     """
     weight = task.batch_weight(batch)
     losses: list[torch.Tensor] = []
-    first = 0
-    for micro in micro_batches(batch, micro_batch, task.padded):
+    here = portions(len(batch["attention_mask"]), micro_batch) if isinstance(micro_batch, int) else micro_batch
+    for portion, micro in zip(here, micro_batches(batch, here, task.padded), strict=True):
         with autocast():
             outputs = model(**{name: micro[name] for name in task.inputs if name in micro})
             if check is not None:
-                check(outputs, first, len(micro["attention_mask"]))
-            first += len(micro["attention_mask"])
+                check(outputs, portion.first, portion.rows)
             parts = task.loss_sum(outputs, micro)
             loss = parts / weight.to(parts.dtype)
             loss = loss if loss.ndim == 0 else loss.sum()
+            loss = loss if portion.weighs else loss * 0
         backward(loss)
         losses.append(loss.detach())
     return StepLoss(loss=torch.stack(losses).sum(), micro_batches=len(losses))
 
 
-def micro_batches(batch: Batch, rows: int, padded: Sequence[str]) -> Iterator[Batch]:
+def micro_batches(batch: Batch, rows: int | Sequence[Portion], padded: Sequence[str]) -> Iterator[Batch]:
     """Cut a batch into micro-batches; the last one may be short.
 
     Args:
         batch: The effective batch.
-        rows: Of each micro-batch.
+        rows: Of each micro-batch; or which ones.
         padded: Entries that are trimmed to the longest row of each.
     """
     count = len(batch["attention_mask"])
-    if rows >= count:
+    wanted = portions(count, rows) if isinstance(rows, int) else rows
+    if [portion.rows for portion in wanted] == [count]:
         yield batch
         return
     # One transfer for all widths: reading each micro-batch's own would wait for the device each time.
     lengths = batch["attention_mask"].sum(dim=1).tolist()
-    for start in range(0, count, rows):
-        width = max(lengths[start : start + rows])
-        yield {
-            name: values[start : start + rows, :width] if name in padded else values[start : start + rows]
-            for name, values in batch.items()
-        }
+    for portion in wanted:
+        chosen = slice(portion.first, portion.first + portion.rows)
+        width = max(lengths[chosen])
+        yield {name: values[chosen, :width] if name in padded else values[chosen] for name, values in batch.items()}

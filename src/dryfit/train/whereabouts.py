@@ -1,11 +1,13 @@
 """What training is at, told with whatever ends it: the step, the rows, the configuration. Never a row's text."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import final
 
 from dryfit.core.plan import DeviceKind
 from dryfit.tasks.guard import BatchGuard
 from dryfit.train.parts import TrialParts
+from dryfit.train.step import Portion
 
 
 @final
@@ -22,12 +24,13 @@ class Whereabouts(AbstractContextManager[None]):
     def __init__(self, parts: TrialParts, *guards: BatchGuard) -> None:
         self._parts = parts
         self._guards = guards
+        self._portions: Sequence[Portion] = ()
         self._micro = 0
         self.step = 0
 
-    def begin_batch(self, step: int) -> None:
-        """The gradients of a step are computed from now on; steps count from 1."""
-        self.step, self._micro = step, 0
+    def begin_batch(self, step: int, portions: Sequence[Portion]) -> None:
+        """The gradients of a step are computed from now on, portion by portion; steps count from 1."""
+        self.step, self._portions, self._micro = step, portions, 0
 
     def end_micro_batches(self) -> None:
         """All of the batch went through the model."""
@@ -54,7 +57,7 @@ class Whereabouts(AbstractContextManager[None]):
         config, plan = self._parts.request.config, self._parts.request.plan
         batches = [text for text in (guard.describe(self._at_hand()) for guard in self._guards) if text]
         searched = ", ".join(f"{key} = {value}" for key, value in config.params.items())
-        micro = f", micro-batch {self._micro} of {plan.accumulation}" if self._exact and self._micro else ""
+        micro = f", micro-batch {self._micro} of {len(self._portions)}" if self._exact and self._micro else ""
         place = f"at optimizer step {self.step} of {self._parts.last_step}{self._parts.place}{micro if batches else ''}"
         how = f"{plan.effective_batch} rows a step, {plan.micro_batch} at once, seed {config.seed}"
         trial = f"trial {config.number}: {searched or 'nothing searched'}"
@@ -67,5 +70,7 @@ class Whereabouts(AbstractContextManager[None]):
 
     def _at_hand(self) -> slice:
         """The rows of the batch that are meant."""
-        rows = self._parts.request.plan.micro_batch
-        return slice((self._micro - 1) * rows, self._micro * rows) if self._exact and self._micro else slice(None)
+        if not (self._exact and self._micro):
+            return slice(None)
+        portion = self._portions[self._micro - 1]
+        return slice(portion.first, portion.first + portion.rows)

@@ -209,6 +209,12 @@ def test_what_cannot_be_traced_is_unknown():
     assert "toy.py:7" in found.reasons[0]
 
 
+def test_a_divided_trial_is_unknown_and_not_planned_as_one_process():
+    found = planned(4000, wishes=ExecutionSettings(dp=2))
+    assert (found.verdict, found.memory, found.execution) == (VerdictKind.UNKNOWN, None, None)
+    assert "execution.dp is 2" in found.reasons[0]
+
+
 def test_a_rung_that_cannot_be_traced_is_left_out():
     def tracer():
         return ToyTracer(**MODEL, untraceable=lambda kind, variant: variant.checkpointing)

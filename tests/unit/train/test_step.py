@@ -5,6 +5,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import tasks
@@ -17,7 +19,7 @@ from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.tokens import TokenSet
 from dryfit.train.optim import make_optimizer
-from dryfit.train.step import backward_batch, micro_batches
+from dryfit.train.step import backward_batch, micro_batches, portions
 
 CLASSES = 3
 ROWS = 11
@@ -160,3 +162,29 @@ def test_micro_batches_are_trimmed_and_lose_nothing() -> None:
     assert torch.equal(torch.cat([part["labels"] for part in parts]), batch["labels"])
     together = torch.cat([part["input_ids"][part["attention_mask"] == 1] for part in parts])
     assert torch.equal(together, batch["input_ids"][batch["attention_mask"] == 1])
+
+
+@given(rows=st.integers(1, 40), micro_batch=st.integers(1, 12), size=st.integers(1, 6))
+def test_processes_make_as_many_passes_and_each_row_weighs_once(rows: int, micro_batch: int, size: int) -> None:
+    shares = [portions(rows, micro_batch, rank=rank, size=size) for rank in range(size)]
+    assert len({len(share) for share in shares}) == 1
+    weighing = [one for share in shares for one in share if one.weighs]
+    assert [row for one in weighing for row in range(one.first, one.first + one.rows)] == list(range(rows))
+    assert all(0 < one.rows <= micro_batch and one.first + one.rows <= rows for share in shares for one in share)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, ROWS + 2])
+def test_shares_of_a_batch_add_up_to_its_gradient(model: EncoderWithHead, size: int) -> None:
+    task = task_of(LOSSES[1])
+    batch = batch_of(task)
+    want, loss, _ = step(model, batch, task, ROWS)
+    model.zero_grad()
+    found = []
+    for rank in range(size):
+        here = portions(ROWS, 2, rank=rank, size=size)
+        made = backward_batch(
+            model, batch, task, micro_batch=here, backward=torch.Tensor.backward, autocast=nullcontext
+        )
+        found.append(made.loss)
+    assert float((gradients(model) - want).norm()) < 1e-12 * float(want.norm())
+    assert float(torch.stack(found).sum()) == pytest.approx(float(loss), rel=1e-12)

@@ -1,0 +1,373 @@
+"""A trial divided among processes by FSDP2 is the trial that one process trains, whatever ends one of them."""
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+import divided
+import dryfit
+import spans
+import tiny
+import tiny_lms
+import trials
+from dryfit.core.errors import CommError, ConfigError, DryfitError, NonFiniteError
+from dryfit.core.jobs import StopReason
+from dryfit.memory.shares import held_bytes
+from dryfit.train import loop
+from trials import Trial, Undisturbed
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+ROUNDING = 2e-5
+"""Of fp32 sums in another order, after ten steps of SGD."""
+TWO = {"dp": 2}
+QUIET: dict[str, dict[str, Any]] = {
+    "regularization": {"dropout": 0.0, "attention_dropout": 0.0},
+    "head": {"dropout": 0.0},
+}
+"""Without dropout: each process draws numbers of its own."""
+NOISY: dict[str, dict[str, Any]] = {
+    "train": {"evals_per_epoch": 2},
+    "regularization": {"dropout": 0.2, "attention_dropout": 0.1},
+    "head": {"dropout": 0.3, "layers": 1},
+}
+ADAPTERS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("model"))
+
+
+def criteria(folder: Path, model: Path, **tables: Any) -> Trial:
+    return trials.small(folder, encoder=model, **trials.merged(QUIET, tables))
+
+
+def of_spans(task: str, **further: Any) -> Callable[..., Trial]:
+    def make(folder: Path, model: Path, **tables: Any) -> Trial:
+        metric = "token_f1" if task == "evidence" else "combined"
+        settings = trials.merged(QUIET, {"train": {"max_length": 28}, "span": {"doc_stride": 6}}, further, tables)
+        study = {"task": task, "metric": metric}
+        return Trial(folder, encoder=model, data=spans.both_data(folder / "data"), study=study, **settings)
+
+    return make
+
+
+def of_decoder(architecture: str, rank: int) -> Callable[..., Trial]:
+    def make(folder: Path, model: Path, **tables: Any) -> Trial:
+        del model
+        usual = {
+            "train": {"epochs": 1, "max_length": 160, "batch_size": 8},
+            "lm": {"format": "both", "max_new_tokens": 3, "generate_rows": 4, "answers": "never, always walk"},
+            "lora": {"r": rank, "dropout": 0.0} if rank else {"r": 0},
+        }
+        decoder = folder.parent / architecture
+        if not decoder.exists():
+            tiny_lms.causal_lm(decoder, architecture)
+        rows = tiny.data(folder / "data", train=24, validation=8)
+        return Trial(folder, encoder=decoder, data=rows, study={"task": "causal-lm"}, **trials.merged(usual, tables))
+
+    return make
+
+
+MAKERS: dict[str, Callable[..., Trial]] = {
+    "criteria": criteria,
+    "evidence": of_spans("evidence"),
+    "share": of_spans("share", multitask={"weighting": "uncertainty"}),
+    "joint": of_spans("joint", joint={"fusion": "attention", "criterion_length": 8}),
+    "joint, layers shared": of_spans("joint", joint={"share_ratio": 0.5, "criterion_length": 8}),
+    "adapters": of_decoder("qwen2", 4),
+    "tied embeddings": of_decoder("llama", 0),
+}
+SGD = {"optim": {"name": "sgd", "lr": 0.05}}
+"""In fp32 Adam makes steps of rounding: where a gradient is zero, it divides one by another."""
+
+
+def weights(trial: Trial) -> dict[str, torch.Tensor]:
+    saved = trial.folder / "best" / ADAPTERS
+    return trial.best_weights(ADAPTERS if saved.exists() else "model.safetensors")
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("task", "execution"),
+    [
+        ("criteria", {**TWO, "micro_batch": 3}),
+        ("joint, layers shared", TWO),
+        ("adapters", TWO),
+        pytest.param("tied embeddings", TWO, marks=pytest.mark.slow),
+        pytest.param("evidence", {"dp": 3}, marks=pytest.mark.slow),
+        pytest.param("share", TWO, marks=pytest.mark.slow),
+        pytest.param("joint", TWO, marks=pytest.mark.slow),
+        pytest.param("criteria", {"dp": 3, "micro_batch": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_outputs_gradients_and_steps_are_the_whole_models(
+    tmp_path: Path, model: Path, task: str, execution: dict[str, Any]
+) -> None:
+    trial = MAKERS[task](tmp_path / "trial", model, execution=execution)
+    for off in divided.on_ranks(trial, divided.differences):
+        assert off["outputs"] < 1e-10
+        assert off["loss"] < 1e-10
+        assert off["gradients"] < 1e-8
+        assert off["norm"] < 1e-10
+        assert off["weights"] < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("task", "size"), [("criteria", 2), ("adapters", 2), pytest.param("criteria", 3, marks=pytest.mark.slow)]
+)
+def test_a_process_holds_what_is_planned(tmp_path: Path, model: Path, task: str, size: int) -> None:
+    trial = MAKERS[task](tmp_path / "trial", model, execution={"dp": size})
+    found = divided.on_ranks(trial, divided.held, steps=1)
+    for rank, (held, sizes) in enumerate(found):
+        assert held == held_bytes(sizes, rank=rank, processes=size, moments=2)
+    held, sizes = found[0]
+    assert 2 * 8 * sum(math.prod(one.shape) for one in sizes if one.trained) > held.state_bytes > 0
+    assert held.weights_bytes < 0.6 * 8 * sum(math.prod(one.shape) for one in sizes)
+
+
+TRIALS = {
+    "criteria": ("criteria", {}, {}),
+    "adapters": ("adapters", {}, {}),
+    "micro-batches": ("criteria", {"micro_batch": 3}, {}),
+    "evidence": ("evidence", {}, {}),
+    "joint, layers shared": ("joint, layers shared", {}, {}),
+    "checkpointing": ("criteria", {"checkpointing": True}, {}),
+    "reentrant": ("adapters", {"checkpointing": True, "reentrant": True}, {}),
+    "packing": ("adapters", {}, {"lm": {"packing": True}}),
+    "frozen": ("criteria", {}, {"regularization": {"freeze_layers": 1}}),
+    "a batch smaller than the processes": ("criteria", {"dp": 3}, {"train": {"batch_size": 2, "epochs": 1}}),
+}
+QUICK = ("criteria", "adapters", "a batch smaller than the processes")
+
+
+@pytest.mark.parametrize("name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in TRIALS])
+def test_several_processes_learn_what_one_does(tmp_path: Path, model: Path, name: str) -> None:
+    task, execution, tables = TRIALS[name]
+    many = {**TWO, **execution}
+    found = [
+        MAKERS[task](tmp_path / str(how["dp"]), model, **trials.merged(SGD, tables), execution=how)
+        for how in ({**many, "dp": 1}, many)
+    ]
+    (result, channel), (other, heard) = found[0].run(), found[1].run()
+    assert other.steps == result.steps and len(heard.points) == len(channel.points) > 0
+    for mine, theirs in zip(heard.points, channel.points, strict=True):
+        assert mine.metrics == pytest.approx(theirs.metrics, rel=1e-6, abs=1e-6)
+    assert_close(weights(found[1]), weights(found[0]))
+    assert_close(*(dryfit.load(trial.folder / "best").state_dict() for trial in found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [name for name in tiny.ARCHITECTURES if name != "bert"])
+def test_every_architecture_is_divided(tmp_path: Path, architecture: str) -> None:
+    encoder = tiny.model(tmp_path / "encoder", architecture)
+    dropout = {"dropout": 0.0} if architecture == "xlnet" else QUIET["regularization"]
+    trial = trials.small(
+        tmp_path / "trial", encoder=encoder, head={"dropout": 0.0}, regularization=dropout, execution=TWO
+    )
+    for off in divided.on_ranks(trial, divided.differences, steps=1):
+        assert off["outputs"] < 1e-10 and off["gradients"] < 1e-8 and off["weights"] < 1e-8
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undisturbed:
+    return trials.undisturbed(trials.small(tmp_path_factory.mktemp("whole"), encoder=model, **NOISY, execution=TWO))
+
+
+@pytest.mark.parametrize("step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5, 9))])
+def test_it_goes_on_as_if_it_had_not_been_stopped(
+    tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int
+) -> None:
+    trials.assert_goes_on(trials.small(tmp_path, encoder=model, **NOISY, execution=TWO), undisturbed, step)
+
+
+@pytest.mark.parametrize(
+    ("task", "before", "after"),
+    [
+        ("criteria", {"dp": 2}, {"tp": 2}),
+        ("criteria", {"dp": 1}, {"dp": 2}),
+        pytest.param("criteria", {"tp": 2}, {"dp": 2}, marks=pytest.mark.slow),
+        pytest.param("criteria", {"dp": 2}, {"dp": 3}, marks=pytest.mark.slow),
+        pytest.param("adapters", {"dp": 2}, {"dp": 1}, marks=pytest.mark.slow),
+        pytest.param("adapters", {"dp": 1}, {"dp": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_others_go_on_from_its_checkpoint(
+    tmp_path: Path, model: Path, task: str, before: dict[str, int], after: dict[str, int]
+) -> None:
+    whole = MAKERS[task](tmp_path / "whole", model, **SGD)
+    whole.run()
+    trial = MAKERS[task](tmp_path / "other", model, **SGD)
+    trial.plan = trial.plan.model_copy(update=before)
+    assert trial.run(stop_at=2)[0].stopped_by is StopReason.REQUEST
+    (checkpoint,) = (trial.folder / "checkpoints").iterdir()
+    moments = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
+    assert not any(isinstance(one["momentum_buffer"], DTensor) for one in moments.values())
+    shapes = sorted(tuple(one["momentum_buffer"].shape) for one in moments.values())
+    assert shapes == sorted(tuple(one.shape) for one in weights_of_trained(whole))
+    trial.plan = trial.plan.model_copy(update={"dp": 1, "tp": 1, **after})
+    assert trial.run()[0].stopped_by is None
+    assert_close(weights(trial), weights(whole))
+
+
+def weights_of_trained(trial: Trial) -> list[torch.Tensor]:
+    return [one for name, one in weights(trial).items() if "position_ids" not in name]
+
+
+def on_rank_1(monkeypatch: pytest.MonkeyPatch, step: int, do: Callable[[Any], object]) -> None:
+    """Something happens to rank 1 after a number of steps' gradients; it is given the model."""
+    original, count = loop.backward_batch, [0]
+
+    def disturbed(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        count[0] += 1
+        if dist.is_initialized() and dist.get_rank() == 1 and count[0] == step:
+            do(args[0])
+        return found
+
+    monkeypatch.setattr(loop, "backward_batch", disturbed)
+
+
+def ends_with(trial: Trial, **kwargs: Any) -> DryfitError | Exception:
+    with pytest.raises(Exception) as caught:  # which one is what is looked at
+        trial.run(**kwargs)
+    return caught.value
+
+
+def test_a_process_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
+    tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = trials.small(tmp_path, encoder=model, **NOISY, execution=TWO)
+    with monkeypatch.context() as patch:
+        on_rank_1(patch, 7, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        error = ends_with(trial, checkpoint_every_s=1e-9)
+    assert isinstance(error, CommError) and "rank 1 was killed by SIGKILL" in str(error)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000005"]
+    result, channel = trial.run()
+    assert (result, channel.points) == (undisturbed.result, list(undisturbed.points[2:]))
+    assert trials.same_weights(trial.best_weights(), undisturbed.trial.best_weights())
+
+
+def test_a_gradient_that_is_no_number_is_named_wherever_it_lies(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(module: Any) -> None:
+        name = "encoder.encoder.layer.1.output.dense.weight"
+        gradient = dict(module.named_parameters())[name].grad
+        assert isinstance(gradient, DTensor)
+        gradient.to_local().fill_(math.nan)
+
+    on_rank_1(monkeypatch, 2, spoil)
+    error = ends_with(criteria(tmp_path, model, execution=TWO))
+    assert isinstance(error, NonFiniteError) and error.doing == "training step 2 of 10"
+    assert "1 have such a gradient, encoder.encoder.layer.1.output.dense.weight" in str(error)
+
+
+def test_what_ends_a_process_is_told_with_its_own_rows(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = criteria(tmp_path, model, execution={**TWO, "micro_batch": 3})
+    original = loop.BatchGuard.check_outputs
+
+    def fail(self: Any, outputs: Any, count: int, rows: Callable[[], Any]) -> None:
+        original(self, outputs, count, rows)
+        if dist.get_rank() == 1 and count == 1:
+            raise torch.OutOfMemoryError(f"rows {list(rows())}")
+
+    monkeypatch.setattr(loop.BatchGuard, "check_outputs", fail)
+    error = ends_with(trial)
+    assert isinstance(error, torch.OutOfMemoryError)
+    told = "\n".join(error.__notes__)
+    (row,) = str(error).removeprefix("rows [").removesuffix("]").split(", ")
+    assert f"batch of the split train: 1 row(s): r{row}" in told  # the last of its share of four
+    assert "micro-batch 2 of 2" in told and "rank 1" in told
+
+
+def test_processes_drop_different_elements_of_their_rows(tmp_path: Path, model: Path) -> None:
+    trial = criteria(tmp_path, model, execution=TWO)
+
+    def draws(sides: divided.Sides) -> tuple[list[float], list[float]]:
+        torch.manual_seed(3)
+        with sides.layout.drawing(torch.device("cpu")):
+            own = torch.rand(4).tolist()
+        return own, torch.rand(4).tolist()
+
+    (own, common), (others, theirs) = divided.on_ranks(trial, draws, steps=1)
+    assert not set(own) & set(others)
+    assert common == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "optim",
+    [
+        {"name": name, "impl": impl}
+        for name, impls in (
+            ("adamw", ("fused", "foreach", "plain")),
+            ("sgd", ("foreach", "plain")),
+            ("lion", ("foreach", "plain")),
+            ("radam", ("foreach", "plain")),
+            ("nadam", ("foreach", "plain")),
+        )
+        for impl in impls
+    ],
+    ids=lambda one: f"{one['name']}-{one['impl']}",
+)
+def test_every_optimizer_that_is_allowed_steps_as_on_the_whole(
+    tmp_path: Path, model: Path, optim: dict[str, str]
+) -> None:
+    execution = {**TWO, "optimizer_impl": optim["impl"]}
+    trial = criteria(tmp_path / "trial", model, execution=execution, optim={"name": optim["name"], "lr": 1e-3})
+    for off in divided.on_ranks(trial, divided.differences):
+        # Lion takes a gradient's sign, and has no other answer to one of 1e-18 than to one of 1.
+        assert off["weights"] < (1e-8 if optim["name"] != "lion" else 1e-2) and off["gradients"] < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"optim": {"name": "adafactor"}}, "adafactor computes with whole parameters"),
+        ({"optim": {"name": "sgd"}, "execution": {"optimizer_impl": "fused"}}, "no such implementation for divided"),
+        ({"execution": {"offload_optimizer": True}}, "offload_optimizer"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_before_anything_is_trained(
+    tmp_path: Path, model: Path, tables: dict[str, Any], said: str
+) -> None:
+    execution = {**TWO, **tables.pop("execution", {})}
+    error = ends_with(criteria(tmp_path, model, **tables, execution=execution))
+    assert isinstance(error, ConfigError) and said in str(error)
+
+
+@pytest.mark.slow
+def test_bf16_differs_by_its_rounding(tmp_path: Path, model: Path) -> None:
+    tables = {"train": {"precision": "bf16"}, **SGD}
+    found = [criteria(tmp_path / str(dp), model, **tables, execution={"dp": dp}) for dp in (1, 2)]
+    values = [trial.run()[0].value for trial in found]
+    assert values[1] == pytest.approx(values[0], rel=1e-2)
+
+
+@pytest.mark.slow
+def test_folds_are_trained_one_after_another_on_the_same_processes(tmp_path: Path, model: Path) -> None:
+    found = []
+    for dp in (1, 2):
+        trial = criteria(tmp_path / str(dp), model, execution={"dp": dp}, **SGD)
+        trial.data = trial.data.model_copy(update={"folds": 2})
+        first, before = trial.run(stop_at=7)
+        assert first.stopped_by is StopReason.REQUEST
+        result, after = trial.run()
+        found.append([result.value, *(point.value for point in before.points + after.points)])
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
