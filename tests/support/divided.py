@@ -21,7 +21,7 @@ from dryfit.train.model import build_model
 from dryfit.train.optim import make_optimizer, optimizer_plan
 from dryfit.train.ranks import Company, Group, together
 from dryfit.train.step import backward_batch
-from trials import ScriptedChannel, Trial
+from trials import ScriptedChannel, Trial, apart
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,13 @@ def on_ranks(trial: Trial, job: Callable[[Sides], Any], *, steps: int = 3) -> li
             sides = _sides(request, task, made, company)
             return company.collect(job(sides))
 
-    return together(request.plan, channel, on_rank)
+    def attempt() -> tuple[Any, list[Any]]:
+        try:
+            return together(request.plan, channel, on_rank), []
+        except Exception as error:
+            return error, getattr(error, "__notes__", [])
+
+    return apart(attempt)[0]
 
 
 def _sides(request: TrainRequest, task: Task, batches: list[Batch], company: Company) -> Sides:

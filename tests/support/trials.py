@@ -72,18 +72,23 @@ class ScriptedChannel(ChildChannel):
         return [MESSAGE.validate_json(line) for line in LineTail(self.folder / MESSAGES_FILE).read()]
 
 
-def _apart(request: TrainRequest, channel: ScriptedChannel) -> TrainResult | None:
-    """Train in a process of its own, as the fork server does: one that has had a process group cannot be forked again.
+def apart(attempt: Callable[[], tuple[Any, list[Any]]]) -> tuple[Any, list[Any]]:
+    """Do something in a process of its own, as the fork server does.
+
+    One that has had a process group cannot be forked again.
+
+    Args:
+        attempt: Gives a result and what belongs to it, or an exception and its notes.
 
     Raises:
-        Exception: What the attempt raised, with its notes.
+        Exception: What the attempt gave, with its notes.
     """
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(reading)
         with os.fdopen(writing, "wb") as pipe:
-            pickle.dump(_attempt(request, channel), pipe)
+            pickle.dump(attempt(), pipe)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
@@ -92,8 +97,13 @@ def _apart(request: TrainRequest, channel: ScriptedChannel) -> TrainResult | Non
     if isinstance(said, Exception):
         said.__notes__ = notes
         raise said
-    channel.points = notes
-    return said
+    return said, notes
+
+
+def _apart(request: TrainRequest, channel: ScriptedChannel) -> TrainResult | None:
+    """Train in a process of its own."""
+    result, channel.points = apart(lambda: _attempt(request, channel))
+    return result
 
 
 def _attempt(request: TrainRequest, channel: ScriptedChannel) -> tuple[object, list[Any]]:
