@@ -73,7 +73,12 @@ class Dividing:
         if scalars:
             found = f"parameters that are a single number: {few(scalars)}"
             raise ConfigError("dividing a trial's model among processes", found, allowed="vectors and matrices")
-        return filled_slices(self.build, whole, self.parts(shapes), self.regularization, self.device)
+        parts = self.parts(shapes)
+        model, report = filled_slices(self.build, whole, parts, self.regularization, self.device)
+        for name, parameter in model.named_parameters():
+            if tuple(parameter.shape) != parts[name].shape_of(shapes[name]):  # its constructor gave it its numbers
+                parameter.data = parts[name].of(parameter.data)
+        return model, report
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:
         """What is here of parameters of these shapes."""
