@@ -368,7 +368,7 @@ def test_nothing_of_a_fold_is_left_when_the_next_begins(
         made.append(weakref.ref(built))
         return built
 
-    monkeypatch.setattr("dryfit.train.entry.build_model", building)
+    monkeypatch.setattr("dryfit.train.model.build_model", building)
     in_folds(tmp_path, model, folds=2).run()
     assert alive == [0, 0]
 

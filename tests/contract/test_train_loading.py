@@ -14,7 +14,7 @@ import trials
 from dryfit.core.errors import LoadError
 from dryfit.core.jobs import StopReason
 from dryfit.core.load_report import LoadReport, Origin
-from dryfit.train import entry
+from dryfit.train.model import build_model
 
 
 @pytest.fixture
@@ -67,8 +67,7 @@ def test_an_offloaded_model_is_refused_before_the_first_step(
         cpu_offload(whole.encoder, execution_device=torch.device("cpu"))
         return whole
 
-    build_model = entry.build_model
-    monkeypatch.setattr(entry, "build_model", offloaded)
+    monkeypatch.setattr("dryfit.train.model.build_model", offloaded)
     trial = trials.small(tmp_path / "trial", encoder=model)
     with pytest.raises(LoadError, match="training trial 0: accelerate offloads the weights of") as caught:
         trial.run()
