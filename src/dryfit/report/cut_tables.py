@@ -1,6 +1,6 @@
 """How a model is cut over ranks, as a table and lines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dryfit.core.cut import CutRow, CutSummary, Sent
 from dryfit.core.units import gib
@@ -43,3 +43,26 @@ def _shapes(row: CutRow) -> str:
 
 def _shape(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
+
+
+def space_cut_lines(cuts: Iterable[tuple[str, CutSummary | None]]) -> list[str]:
+    """A line for each model of a search space that is cut, whatever else is searched.
+
+    Args:
+        cuts: The model's name, empty where it is not searched, and how it is cut, of each combination.
+    """
+    most: dict[tuple[str, int], tuple[CutSummary, int]] = {}
+    for name, cut in cuts:
+        if cut is not None:
+            key, sent = (name, cut.weight_bytes), cut.sent or Sent()
+            sent_bytes = max(sent.forward_bytes + sent.backward_bytes, most[key][1] if key in most else 0)
+            most[key] = (cut, sent_bytes)
+    lines: list[str] = []
+    for (name, _), (cut, sent_bytes) in most.items():
+        model = f"{name}: " if name else ""
+        weights = f"{gib(cut.weight_bytes)} of {gib(cut.whole_weight_bytes)} of weights"
+        lines.append(
+            f"{model}cut over {cut.degree} ranks, a device each: a rank holds {weights} and sends up to "
+            f"{gib(sent_bytes)} in an optimizer step; a plan of one model, without a study, shows how"
+        )
+    return lines
