@@ -268,10 +268,9 @@ def test_a_space_says_once_how_each_model_is_cut() -> None:
     whole = answer(VerdictKind.FITS, plan=memory(20))
     less, most = (whole.model_copy(update={"cut": cut}) for cut in (CUT.model_copy(update={"sent": None}), CUT))
     lines = space_lines(space(cell(64, 8, less), cell(64, 16, most), cell(128, 8, less)))
-    assert [line for line in lines if "ranks" in line] == [
-        "cut over 2 ranks, a device each: a rank holds 3.0 GiB of 5.0 GiB of weights and sends up to 3.0 GiB in an "
-        "optimizer step; a plan of one model, without a study, shows how"
-    ]
+    (line,) = (line for line in lines if "ranks" in line)
+    assert line.startswith("cut over 2 ranks, a device each: a rank holds 3.0 GiB of 5.0 GiB of weights")
+    assert "sends up to 3.0 GiB in an optimizer step" in line
     named = [PlannedCell({"model.name": name}, False, most) for name in ("a", "b")]
     assert [line[:3] for line in space_lines(space(*named, varied=("model.name",))) if "ranks" in line] == [
         "a: ",
