@@ -9,37 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import dryfit
-import spans
 import tiny
-import tiny_lms
 import trials
-from dryfit.core.errors import CommError, ConfigError, DryfitError, NonFiniteError
+from dryfit.core.errors import CommError, ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
 from dryfit.core.wire import Checkpointed, Note, Started
-from dryfit.train import loop
 from dryfit.train.cut_model import CutModel
 from dryfit.train.entry import train
+from together import NOISY, assert_close, criteria, ends_with, of_decoder, of_spans, on_rank_1, weights
 from trials import Trial, Undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
-ROUNDING = 2e-5
-"""Of fp32 sums in another order, after ten steps."""
 CUT = {"tp": 2}
-QUIET: dict[str, dict[str, Any]] = {
-    "regularization": {"dropout": 0.0, "attention_dropout": 0.0},
-    "head": {"dropout": 0.0},
-}
-"""Without dropout: a cut model draws other numbers."""
-NOISY: dict[str, dict[str, Any]] = {
-    "train": {"evals_per_epoch": 2},
-    "regularization": {"dropout": 0.2, "attention_dropout": 0.1},
-    "head": {"dropout": 0.3, "layers": 1},
-}
-ADAPTERS = "adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -47,37 +31,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("model"))
 
 
-def criteria(folder: Path, model: Path, **tables: Any) -> Trial:
-    return trials.small(folder, encoder=model, **trials.merged(QUIET, tables))
-
-
-def of_spans(task: str, **further: Any) -> Callable[..., Trial]:
-    def make(folder: Path, model: Path, **tables: Any) -> Trial:
-        metric = "token_f1" if task == "evidence" else "combined"
-        settings = trials.merged(QUIET, {"train": {"max_length": 28}, "span": {"doc_stride": 6}}, further, tables)
-        study = {"task": task, "metric": metric}
-        return Trial(folder, encoder=model, data=spans.both_data(folder / "data"), study=study, **settings)
-
-    return make
-
-
-def causal_lm(folder: Path, model: Path, **tables: Any) -> Trial:
-    del model
-    usual = {
-        "train": {"epochs": 1, "max_length": 160, "batch_size": 8},
-        "lm": {"format": "both", "max_new_tokens": 3, "generate_rows": 4, "answers": "never, always walk"},
-        "lora": {"r": 4, "dropout": 0.0},
-    }
-    decoder = folder.parent / "decoder"
-    if not decoder.exists():
-        tiny_lms.causal_lm(decoder)
-    rows = tiny.data(folder / "data", train=24, validation=8)
-    return Trial(folder, encoder=decoder, data=rows, study={"task": "causal-lm"}, **trials.merged(usual, tables))
-
-
 MAKERS: dict[str, Callable[..., Trial]] = {
     "criteria": criteria,
-    "causal-lm": causal_lm,
+    "causal-lm": of_decoder("qwen2", 4),
     "evidence": of_spans("evidence"),
     "share": of_spans("share", multitask={"weighting": "uncertainty"}),
     "joint": of_spans("joint", joint={"fusion": "attention", "criterion_length": 8}),
@@ -89,15 +45,6 @@ MAKERS: dict[str, Callable[..., Trial]] = {
     ),
 }
 QUICK = ("causal-lm",)
-
-
-def weights(trial: Trial) -> dict[str, torch.Tensor]:
-    return trial.best_weights(ADAPTERS if trial.task == "causal-lm" else "model.safetensors")
-
-
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -147,32 +94,12 @@ def test_another_number_of_processes_goes_on_from_its_checkpoint(
     assert shapes <= {tuple(one.shape) for one in weights(whole).values()}  # whole ones, whoever wrote them
 
 
-def on_rank_1(monkeypatch: pytest.MonkeyPatch, step: int, do: Callable[[], object]) -> None:
-    """Something happens to rank 1 after a number of steps' gradients."""
-    original, count = loop.backward_batch, [0]
-
-    def disturbed(*args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        count[0] += 1
-        if dist.is_initialized() and dist.get_rank() == 1 and count[0] == step:
-            do()
-        return found
-
-    monkeypatch.setattr(loop, "backward_batch", disturbed)
-
-
-def ends_with(trial: Trial, **kwargs: Any) -> DryfitError | Exception:
-    with pytest.raises(Exception) as caught:  # which one is what is looked at
-        trial.run(**kwargs)
-    return caught.value
-
-
 def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = trials.small(tmp_path, encoder=model, **NOISY, execution=dict(CUT))
     with monkeypatch.context() as patch:
-        on_rank_1(patch, 7, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        on_rank_1(patch, 7, lambda _: os.kill(os.getpid(), signal.SIGKILL))
         error = ends_with(trial, checkpoint_every_s=1e-9)
     assert isinstance(error, CommError) and "rank 1 was killed by SIGKILL" in str(error)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000005"]
@@ -191,7 +118,7 @@ def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
 def test_what_ended_a_rank_is_what_ended_the_trial(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail() -> None:
+    def fail(_: object) -> None:
         raise error
 
     on_rank_1(monkeypatch, 2, fail)

@@ -14,68 +14,23 @@ from torch.distributed.tensor import DTensor
 
 import divided
 import dryfit
-import spans
 import tiny
-import tiny_lms
 import trials
-from dryfit.core.errors import CommError, ConfigError, DryfitError, NonFiniteError
+from dryfit.core.errors import CommError, ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
 from dryfit.memory.shares import held_bytes
 from dryfit.train import loop
+from together import NOISY, QUIET, assert_close, criteria, ends_with, of_decoder, of_spans, on_rank_1, weights
 from trials import Trial, Undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
-ROUNDING = 2e-5
-"""Of fp32 sums in another order, after ten steps of SGD."""
 TWO = {"dp": 2}
-QUIET: dict[str, dict[str, Any]] = {
-    "regularization": {"dropout": 0.0, "attention_dropout": 0.0},
-    "head": {"dropout": 0.0},
-}
-"""Without dropout: each process draws numbers of its own."""
-NOISY: dict[str, dict[str, Any]] = {
-    "train": {"evals_per_epoch": 2},
-    "regularization": {"dropout": 0.2, "attention_dropout": 0.1},
-    "head": {"dropout": 0.3, "layers": 1},
-}
-ADAPTERS = "adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("model"))
-
-
-def criteria(folder: Path, model: Path, **tables: Any) -> Trial:
-    return trials.small(folder, encoder=model, **trials.merged(QUIET, tables))
-
-
-def of_spans(task: str, **further: Any) -> Callable[..., Trial]:
-    def make(folder: Path, model: Path, **tables: Any) -> Trial:
-        metric = "token_f1" if task == "evidence" else "combined"
-        settings = trials.merged(QUIET, {"train": {"max_length": 28}, "span": {"doc_stride": 6}}, further, tables)
-        study = {"task": task, "metric": metric}
-        return Trial(folder, encoder=model, data=spans.both_data(folder / "data"), study=study, **settings)
-
-    return make
-
-
-def of_decoder(architecture: str, rank: int) -> Callable[..., Trial]:
-    def make(folder: Path, model: Path, **tables: Any) -> Trial:
-        del model
-        usual = {
-            "train": {"epochs": 1, "max_length": 160, "batch_size": 8},
-            "lm": {"format": "both", "max_new_tokens": 3, "generate_rows": 4, "answers": "never, always walk"},
-            "lora": {"r": rank, "dropout": 0.0} if rank else {"r": 0},
-        }
-        decoder = folder.parent / architecture
-        if not decoder.exists():
-            tiny_lms.causal_lm(decoder, architecture)
-        rows = tiny.data(folder / "data", train=24, validation=8)
-        return Trial(folder, encoder=decoder, data=rows, study={"task": "causal-lm"}, **trials.merged(usual, tables))
-
-    return make
 
 
 MAKERS: dict[str, Callable[..., Trial]] = {
@@ -89,16 +44,6 @@ MAKERS: dict[str, Callable[..., Trial]] = {
 }
 SGD = {"optim": {"name": "sgd", "lr": 0.05}}
 """In fp32 Adam makes steps of rounding: where a gradient is zero, it divides one by another."""
-
-
-def weights(trial: Trial) -> dict[str, torch.Tensor]:
-    saved = trial.folder / "best" / ADAPTERS
-    return trial.best_weights(ADAPTERS if saved.exists() else "model.safetensors")
-
-
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -225,26 +170,6 @@ def test_others_go_on_from_its_checkpoint(
 
 def weights_of_trained(trial: Trial) -> list[torch.Tensor]:
     return [one for name, one in weights(trial).items() if "position_ids" not in name]
-
-
-def on_rank_1(monkeypatch: pytest.MonkeyPatch, step: int, do: Callable[[Any], object]) -> None:
-    """Something happens to rank 1 after a number of steps' gradients; it is given the model."""
-    original, count = loop.backward_batch, [0]
-
-    def disturbed(*args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        count[0] += 1
-        if dist.is_initialized() and dist.get_rank() == 1 and count[0] == step:
-            do(args[0])
-        return found
-
-    monkeypatch.setattr(loop, "backward_batch", disturbed)
-
-
-def ends_with(trial: Trial, **kwargs: Any) -> DryfitError | Exception:
-    with pytest.raises(Exception) as caught:  # which one is what is looked at
-        trial.run(**kwargs)
-    return caught.value
 
 
 def test_a_process_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(

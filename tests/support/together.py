@@ -1,0 +1,99 @@
+"""Trials that several processes train together: makers of small ones, and what may happen to a rank."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import spans
+import tiny
+import tiny_lms
+import trials
+from dryfit.train import loop
+from trials import Trial
+
+ROUNDING = 2e-5
+"""Of fp32 sums in another order, after ten steps."""
+QUIET: dict[str, dict[str, Any]] = {
+    "regularization": {"dropout": 0.0, "attention_dropout": 0.0},
+    "head": {"dropout": 0.0},
+}
+"""Without dropout: on several processes it draws other numbers."""
+NOISY: dict[str, dict[str, Any]] = {
+    "train": {"evals_per_epoch": 2},
+    "regularization": {"dropout": 0.2, "attention_dropout": 0.1},
+    "head": {"dropout": 0.3, "layers": 1},
+}
+ADAPTERS = "adapter_model.safetensors"
+
+
+def criteria(folder: Path, model: Path, **tables: Any) -> Trial:
+    """A trial of classes, without dropout."""
+    return trials.small(folder, encoder=model, **trials.merged(QUIET, tables))
+
+
+def of_spans(task: str, **further: Any) -> Callable[..., Trial]:
+    """Makes trials of a task of spans, without dropout."""
+
+    def make(folder: Path, model: Path, **tables: Any) -> Trial:
+        metric = "token_f1" if task == "evidence" else "combined"
+        settings = trials.merged(QUIET, {"train": {"max_length": 28}, "span": {"doc_stride": 6}}, further, tables)
+        study = {"task": task, "metric": metric}
+        return Trial(folder, encoder=model, data=spans.both_data(folder / "data"), study=study, **settings)
+
+    return make
+
+
+def of_decoder(architecture: str, rank: int) -> Callable[..., Trial]:
+    """Makes trials of a language model, with adapters of a rank or with none."""
+
+    def make(folder: Path, model: Path, **tables: Any) -> Trial:
+        del model
+        usual = {
+            "train": {"epochs": 1, "max_length": 160, "batch_size": 8},
+            "lm": {"format": "both", "max_new_tokens": 3, "generate_rows": 4, "answers": "never, always walk"},
+            "lora": {"r": rank, "dropout": 0.0} if rank else {"r": 0},
+        }
+        decoder = folder.parent / architecture
+        if not decoder.exists():
+            tiny_lms.causal_lm(decoder, architecture)
+        rows = tiny.data(folder / "data", train=24, validation=8)
+        return Trial(folder, encoder=decoder, data=rows, study={"task": "causal-lm"}, **trials.merged(usual, tables))
+
+    return make
+
+
+def weights(trial: Trial) -> dict[str, torch.Tensor]:
+    """What a trial has saved."""
+    saved = trial.folder / "best" / ADAPTERS
+    return trial.best_weights(ADAPTERS if saved.exists() else "model.safetensors")
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """The same tensors, up to rounding."""
+    assert one.keys() == other.keys()
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < ROUNDING
+
+
+def on_rank_1(monkeypatch: pytest.MonkeyPatch, step: int, do: Callable[[Any], object]) -> None:
+    """Something happens to rank 1 after a number of steps' gradients; it is given the model."""
+    original, count = loop.backward_batch, [0]
+
+    def disturbed(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        count[0] += 1
+        if dist.is_initialized() and dist.get_rank() == 1 and count[0] == step:
+            do(args[0])
+        return found
+
+    monkeypatch.setattr(loop, "backward_batch", disturbed)
+
+
+def ends_with(trial: Trial, **kwargs: Any) -> Exception:
+    """What a trial raises."""
+    with pytest.raises(Exception) as caught:  # which one is what is looked at
+        trial.run(**kwargs)
+    return caught.value
