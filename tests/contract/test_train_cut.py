@@ -18,7 +18,7 @@ from dryfit.core.jobs import StopReason
 from dryfit.core.wire import Checkpointed, Note, Started
 from dryfit.train.cut_model import CutModel
 from dryfit.train.entry import train
-from together import NOISY, assert_close, criteria, ends_with, of_decoder, of_spans, on_rank_1, weights
+from together import NOISY, SGD, assert_close, criteria, ends_with, of_decoder, of_spans, on_rank_1, weights
 from trials import Trial, Undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -35,7 +35,7 @@ MAKERS: dict[str, Callable[..., Trial]] = {
     "criteria": criteria,
     "causal-lm": of_decoder("qwen2", 4),
     "evidence": of_spans("evidence"),
-    "share": of_spans("share", multitask={"weighting": "uncertainty"}),
+    "share": of_spans("share"),
     "joint": of_spans("joint", joint={"fusion": "attention", "criterion_length": 8}),
     "joint, layers shared": of_spans("joint", joint={"share_ratio": 0.5, "criterion_length": 8}),
     "checkpointed": lambda folder, model, **tables: criteria(
@@ -51,7 +51,7 @@ QUICK = ("causal-lm",)
     "task", [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in MAKERS]
 )
 def test_two_processes_learn_what_one_does(tmp_path: Path, model: Path, task: str) -> None:
-    alone, cut = (MAKERS[task](tmp_path / name, model, execution=how) for name, how in (("1", {}), ("2", CUT)))
+    alone, cut = (MAKERS[task](tmp_path / name, model, **SGD, execution=how) for name, how in (("1", {}), ("2", CUT)))
     (result, channel), (other, heard) = alone.run(), cut.run()
     assert other.steps == result.steps and len(heard.points) == len(channel.points) > 0
     for mine, theirs in zip(heard.points, channel.points, strict=True):
@@ -80,14 +80,14 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
 def test_another_number_of_processes_goes_on_from_its_checkpoint(
     tmp_path: Path, model: Path, task: str, first: int
 ) -> None:
-    whole = MAKERS[task](tmp_path / "whole", model)
+    whole = MAKERS[task](tmp_path / "whole", model, **SGD)
     whole.run()
-    trial = MAKERS[task](tmp_path / "other", model)
+    trial = MAKERS[task](tmp_path / "other", model, **SGD)
     trial.plan = trial.plan.model_copy(update={"tp": first})
     assert trial.run(stop_at=2)[0].stopped_by is StopReason.REQUEST
     (checkpoint,) = (trial.folder / "checkpoints").iterdir()
     moments = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
-    shapes = {tuple(one["exp_avg"].shape) for one in moments.values()}
+    shapes = {tuple(one["momentum_buffer"].shape) for one in moments.values()}
     trial.plan = trial.plan.model_copy(update={"tp": 3 - first})
     assert trial.run()[0].stopped_by is None
     assert_close(weights(trial), weights(whole))

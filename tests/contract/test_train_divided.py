@@ -20,7 +20,7 @@ from dryfit.core.errors import CommError, ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
 from dryfit.memory.shares import held_bytes
 from dryfit.train import loop
-from together import NOISY, QUIET, assert_close, criteria, ends_with, of_decoder, of_spans, on_rank_1, weights
+from together import NOISY, QUIET, SGD, assert_close, criteria, ends_with, of_decoder, of_spans, on_rank_1, weights
 from trials import Trial, Undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -42,8 +42,6 @@ MAKERS: dict[str, Callable[..., Trial]] = {
     "adapters": of_decoder("qwen2", 4),
     "tied embeddings": of_decoder("llama", 0),
 }
-SGD = {"optim": {"name": "sgd", "lr": 0.05}}
-"""In fp32 Adam makes steps of rounding: where a gradient is zero, it divides one by another."""
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ NOISY: dict[str, dict[str, Any]] = {
     "regularization": {"dropout": 0.2, "attention_dropout": 0.1},
     "head": {"dropout": 0.3, "layers": 1},
 }
+SGD = {"optim": {"name": "sgd", "lr": 0.05}}
+"""In fp32 Adam makes steps of rounding: where a gradient is zero, it divides one by another."""
 ADAPTERS = "adapter_model.safetensors"
 
 
