@@ -35,7 +35,7 @@ MAKERS: dict[str, Callable[..., Trial]] = {
     "criteria": criteria,
     "causal-lm": of_decoder("qwen2", 4),
     "evidence": of_spans("evidence"),
-    "share": of_spans("share"),
+    "share": of_spans("share", multitask={"weighting": "uncertainty"}),
     "joint": of_spans("joint", joint={"fusion": "attention", "criterion_length": 8}),
     "joint, layers shared": of_spans("joint", joint={"share_ratio": 0.5, "criterion_length": 8}),
     "checkpointed": lambda folder, model, **tables: criteria(

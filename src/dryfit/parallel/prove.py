@@ -184,6 +184,8 @@ def _run_whole(case: _Case) -> _Record:
         witness.stop()
         if not outputs:
             raise case.refused("the model has no floating-point output", "a model with one")
+        # Copies: an output may be a view of a parameter, which the steps change.
+        said = tuple(output.detach().clone() for output in outputs)
         _loss(outputs, case.seed).backward()
         gradients = {
             name: None if parameter.grad is None else parameter.grad.clone()
@@ -194,7 +196,7 @@ def _run_whole(case: _Case) -> _Record:
             raise case.refused("no parameter gets a gradient", "a model that can be trained")
         _train(module, case, largest)
     trained = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    return _Record(tuple(map(torch.Tensor.detach, outputs)), witness, gradients, largest, trained)
+    return _Record(said, witness, gradients, largest, trained)
 
 
 def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:

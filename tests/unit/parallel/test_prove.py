@@ -201,3 +201,25 @@ def test_a_model_without_gradients_proves_nothing():
 
     with pytest.raises(ShardError, match="no parameter gets a gradient|fails"):
         prove(module, plan, {"x": torch.ones(4)})
+
+
+class _WithAnOutputOfItsOwn(nn.Module):
+    """A parameter is one of its outputs, as learned weights of losses are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scales = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features, and the scales for each row."""
+        return self.second(torch.relu(self.first(x))), self.scales.expand(len(x), 2)
+
+
+def test_an_output_that_is_a_parameter_is_compared_as_it_was():
+    module = build(_WithAnOutputOfItsOwn)
+    plan = made.PlanBuilder(module, 2)
+    plan.column("first")
+    plan.row("second")
+    proof = prove(module, plan.plan(), {"x": torch.randn(3, 8)})
+    assert max(proof.output_error, proof.gradient_error, proof.parameter_error) < 1e-10
