@@ -20,6 +20,7 @@ from dryfit.train.entry import begin, trial_task
 from dryfit.train.model import build_model
 from dryfit.train.optim import make_optimizer, optimizer_plan
 from dryfit.train.ranks import Company, Group, together
+from dryfit.train.slices import empty_model
 from dryfit.train.step import backward_batch
 from trials import ScriptedChannel, Trial, apart
 
@@ -72,7 +73,7 @@ def _sides(request: TrainRequest, task: Task, batches: list[Batch], company: Com
     def build(make: MakeBase) -> TaskModel:
         return task.model(make, seed=derive_seed(request.config.seed, "head"))
 
-    dividing = Dividing(build, regularization, company, "cpu")
+    dividing = Dividing(build, regularization, empty_model(build, regularization), company, "cpu")
     divided, _ = dividing.filled()
     freeze(divided.double(), regularization.freeze_layers)
     layout = dividing.connected(divided)

@@ -1,7 +1,7 @@
 """A trial's model cut over the processes that train it: built from slices, saved whole."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -17,17 +17,16 @@ from dryfit.parallel.check import shards_of
 from dryfit.parallel.gathering import gather
 from dryfit.parallel.norms import gradient_norm
 from dryfit.tasks.base import TaskModel
+from dryfit.train.layout import AllRows
 from dryfit.train.ranks import Group
 from dryfit.train.slices import (
     Build,
     change_state,
     empty_model,
     filled_slices,
-    put_together,
     restore_slices,
-    whole_state,
+    whole_model,
 )
-from dryfit.train.step import Portion, portions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class Cutting:
     Attributes:
         build: Makes the trial's model from pretrained ones.
         regularization: Its dropouts.
+        whole: It, without memory.
         plan: How it is cut.
         group: This rank among the others.
         device: Where it lies.
@@ -44,6 +44,7 @@ class Cutting:
 
     build: Build
     regularization: RegularizationSettings
+    whole: TaskModel
     plan: ShardPlan
     group: Group
     device: str
@@ -57,8 +58,8 @@ class Cutting:
             LoadError: As for a whole model.
             ConfigError: A part cannot be cut before it is filled.
         """
-        whole = empty_model(self.build, self.regularization)
-        model, report = filled_slices(self.build, whole, self.parts(whole), self.regularization, self.device)
+        parts = self.parts(self.whole)
+        model, report = filled_slices(self.build, self.whole, parts, self.regularization, self.device)
         mark_cut(model, self.group.rank, self.plan.degree)
         return model, report
 
@@ -82,7 +83,7 @@ class Cutting:
 
 
 @final
-class CutModel:
+class CutModel(AllRows):
     """A rank's part of a cut model that computes with the others.
 
     Args:
@@ -92,18 +93,6 @@ class CutModel:
     def __init__(self, cutting: Cutting) -> None:
         self._cutting = cutting
         self.company = cutting.group
-
-    def portions(self, rows: int, micro_batch: int) -> tuple[Portion, ...]:
-        """All of them: each process has a part of the model and all rows."""
-        return portions(rows, micro_batch)
-
-    def drawing(self, device: torch.device) -> AbstractContextManager[None]:
-        """From torch's own generator, alike on all; cut regions see to themselves."""
-        return nullcontext()
-
-    def batch_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The same: each process has computed all of it."""
-        return loss
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
         """Of all slices, in the gradients' own number format."""
@@ -117,12 +106,9 @@ class CutModel:
         def gathered(name: str, local: torch.Tensor) -> torch.Tensor:
             return gather(local, shards[name], self.company.tensors, name) if name in shards else local
 
-        state = whole_state(model, gathered, keep=self.company.rank == 0)
-        if self.company.rank:
-            return None
-        whole = empty_model(self._cutting.build, self._cutting.regularization)
-        put_together(whole, state)
-        return whole
+        making = self._cutting
+        empty = partial(empty_model, making.build, making.regularization)
+        return whole_model(model, empty, gathered, keep=self.company.rank == 0)
 
     def restore(self, model: TaskModel, folder: Path) -> None:
         """Each rank reads its slices; nothing changes unless every tensor has its place."""

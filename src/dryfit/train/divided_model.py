@@ -8,6 +8,7 @@ keeps its part of the sum.
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast, final
 
@@ -35,9 +36,8 @@ from dryfit.train.slices import (
     change_state,
     empty_model,
     filled_slices,
-    put_together,
     restore_slices,
-    whole_state,
+    whole_model,
 )
 from dryfit.train.step import Portion, portions
 
@@ -51,12 +51,14 @@ class Dividing:
     Attributes:
         build: Makes the trial's model from pretrained ones.
         regularization: Its dropouts.
+        whole: It, without memory.
         group: This process among the others.
         device: Where it lies.
     """
 
     build: Build
     regularization: RegularizationSettings
+    whole: TaskModel
     group: Group
     device: str
 
@@ -67,18 +69,12 @@ class Dividing:
             LoadError: As for a whole model.
             ConfigError: It cannot be divided.
         """
-        whole = empty_model(self.build, self.regularization)
-        shapes = shapes_of(whole)
+        shapes = shapes_of(self.whole)
         scalars = [name for name, shape in shapes.items() if not shape]
         if scalars:
             found = f"parameters that are a single number: {few(scalars)}"
             raise ConfigError("dividing a trial's model among processes", found, allowed="vectors and matrices")
-        parts = self.parts(shapes)
-        model, report = filled_slices(self.build, whole, parts, self.regularization, self.device)
-        for name, parameter in model.named_parameters():
-            if tuple(parameter.shape) != parts[name].shape_of(shapes[name]):  # its constructor gave it its numbers
-                parameter.data = parts[name].of(parameter.data)
-        return model, report
+        return filled_slices(self.build, self.whole, self.parts(shapes), self.regularization, self.device)
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:
         """What is here of parameters of these shapes."""
@@ -88,7 +84,7 @@ class Dividing:
 
     def connected(self, model: TaskModel) -> "DividedModel":
         """Make the processes' models compute together; it must be known which parameters are trained."""
-        shapes = shapes_of(empty_model(self.build, self.regularization))
+        shapes = shapes_of(self.whole)
         agree(self.group.tensors, {"the parameters": _described(model, shapes)})
         mesh = init_device_mesh(self.device, (self.group.size,))
         held = _without_memory(model, shapes)
@@ -226,12 +222,9 @@ class DividedModel:
 
     def whole(self, model: TaskModel) -> TaskModel | None:
         """A model of its own on the CPU, put together one tensor at a time."""
-        state = whole_state(model, lambda _, tensor: _put_together(tensor), keep=self.company.rank == 0)
-        if self.company.rank:
-            return None
-        whole = empty_model(self._dividing.build, self._dividing.regularization)
-        put_together(whole, state)
-        return whole
+        making = self._dividing
+        empty = partial(empty_model, making.build, making.regularization)
+        return whole_model(model, empty, lambda _, tensor: _put_together(tensor), keep=self.company.rank == 0)
 
     def restore(self, model: TaskModel, folder: Path) -> None:
         """Each process reads its parts; nothing changes unless every tensor has its place."""

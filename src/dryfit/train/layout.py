@@ -58,24 +58,28 @@ class Layout(Protocol):
         ...
 
 
-@final
-class OneProcess:
-    """All of the model is here."""
-
-    def __init__(self) -> None:
-        self.company = Alone()
+class AllRows:
+    """All rows of a batch go through the model on each process, with the same random numbers."""
 
     def portions(self, rows: int, micro_batch: int) -> tuple[Portion, ...]:
         """All of them."""
         return portions(rows, micro_batch)
 
     def drawing(self, device: torch.device) -> AbstractContextManager[None]:
-        """From torch's own generator."""
+        """From torch's own generator, alike on all; regions of a cut model see to themselves."""
         return nullcontext()
 
     def batch_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The same."""
+        """The same: each process has computed all of it."""
         return loss
+
+
+@final
+class OneProcess(AllRows):
+    """All of the model is here."""
+
+    def __init__(self) -> None:
+        self.company = Alone()
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
         """As torch computes it."""

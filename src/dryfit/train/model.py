@@ -10,7 +10,6 @@ from dryfit.core.jobs import TrainRequest
 from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings import ModelSettings, RegularizationSettings
-from dryfit.core.sharding import ShardPlan
 from dryfit.core.wire import write_text_atomic
 from dryfit.meta.configs import set_dropouts
 from dryfit.meta.filling import materialise
@@ -23,7 +22,7 @@ from dryfit.train.divided_model import Dividing
 from dryfit.train.layout import Layout, OneProcess
 from dryfit.train.ranks import Company, Group
 from dryfit.train.sharding import FOLDER, proved_plan
-from dryfit.train.slices import Build, empty_model
+from dryfit.train.slices import empty_model
 
 
 def lay_out(body: TrainRequest, task: Task, company: Company) -> tuple[TaskModel, Layout]:
@@ -42,9 +41,15 @@ def lay_out(body: TrainRequest, task: Task, company: Company) -> tuple[TaskModel
         _recompute(model, body.plan)
         return model
 
-    divides = body.plan.dp > 1
-    device = device_of(body.plan)
-    making = Dividing(build, regularization, company, device) if divides else _cutting(body, task, build, company)
+    whole, device = empty_model(build, regularization), device_of(body.plan)
+    if body.plan.dp > 1:
+        making = Dividing(build, regularization, whole, company, device)
+    else:
+        folder = Path(body.cache_dir) / FOLDER
+        # Rank 0 plans and proves, for all.
+        plan = company.share(proved_plan(whole, task, company.size, folder).plan if company.rank == 0 else None)
+        assert plan is not None
+        making = Cutting(build, regularization, whole, plan, company, device)
     model, report = making.filled()
     if company.rank == 0:
         write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
@@ -52,17 +57,6 @@ def lay_out(body: TrainRequest, task: Task, company: Company) -> tuple[TaskModel
     layout = making.connected(model)
     task.check_model(model)
     return model, layout
-
-
-def _cutting(body: TrainRequest, task: Task, build: Build, company: Group) -> Cutting:
-    """How the model is cut: planned and proved by rank 0."""
-    regularization = body.config.settings.regularization
-    plan: ShardPlan | None = None
-    if company.rank == 0:
-        plan = proved_plan(empty_model(build, regularization), task, company.size, Path(body.cache_dir) / FOLDER).plan
-    plan = company.share(plan)
-    assert plan is not None  # rank 0 has made it
-    return Cutting(build, regularization, plan, company, device_of(body.plan))
 
 
 def device_of(plan: ExecutionPlan) -> str:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from dryfit.core.channel import ChildChannel, Peers
 from dryfit.core.errors import CommError
+from dryfit.core.groups import devices_of
 from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.process import die_with_parent
 from dryfit.core.words import few
@@ -152,9 +153,9 @@ def _joined(
 
 def _see_one_device(rank: int, environment: dict[str, str] | os._Environ[str]) -> None:
     """Of the devices that the trial was given, this rank has the one in its place."""
-    names = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if len(names) > 1:
-        environment["CUDA_VISIBLE_DEVICES"] = names[rank]
+    devices = devices_of(environment.get("CUDA_VISIBLE_DEVICES", ""))
+    if len(devices) > 1:
+        environment["CUDA_VISIBLE_DEVICES"] = devices[rank]
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
 """A trial's model in parts on several processes: filled with slices, put together whole, restored from a whole file."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,9 @@ from dryfit.tasks.load import weights_file
 
 Build = Callable[[MakeBase], TaskModel]
 """From what makes pretrained models to the trial's."""
+
+Gathered = Callable[[str, torch.Tensor], torch.Tensor]
+"""All of a tensor, by its name and what is here of it."""
 
 
 def empty_model(build: Build, regularization: RegularizationSettings) -> TaskModel:
@@ -61,11 +63,12 @@ def filled_slices(
         return model
 
     model = build(make)
-    left = {name for name, one in model.named_parameters(remove_duplicate=False) if is_deferred(one)}
-    _refuse_other_shapes(model, left, whole)
-    wishes = Wishes(torch.device(device), missing=model.drawn)
-    report = fill(model, None, replace(wishes, parts={name: parts[name] for name in left & parts.keys()}))
-    return model, report
+    shapes = {name: one.shape for name, one in whole.named_parameters(remove_duplicate=False)}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    _refuse_other_shapes([name for name, one in named.items() if is_deferred(one) and one.shape != shapes[name]])
+    # Whole as yet: what is still to be drawn, and what its constructor has given its numbers.
+    left = {name: part for name, part in parts.items() if named[name].shape == shapes[name]}
+    return model, fill(model, None, Wishes(torch.device(device), missing=model.drawn, parts=left))
 
 
 def _empty(
@@ -81,10 +84,8 @@ def _empty(
     return empty_stack(source, kind, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
 
 
-def _refuse_other_shapes(model: nn.Module, names: set[str], whole: nn.Module) -> None:
+def _refuse_other_shapes(wrong: Sequence[str]) -> None:
     """Refuse what was made for slices where it will be cut from what is made for the whole."""
-    shapes = {name: one.shape for name, one in whole.named_parameters(remove_duplicate=False)}
-    wrong = [name for name in sorted(names) if model.get_parameter(name).shape != shapes[name]]
     if wrong:
         raise ConfigError(
             "dividing a trial's model among processes",
@@ -94,7 +95,7 @@ def _refuse_other_shapes(model: nn.Module, names: set[str], whole: nn.Module) ->
         )
 
 
-def saved(model: TaskModel) -> Iterator[tuple[str, torch.Tensor]]:
+def _saved(model: TaskModel) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a model that are saved, by name: of one with adapters these alone."""
     adapted = model.adapted()
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -102,20 +103,34 @@ def saved(model: TaskModel) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor
 
 
-def whole_state(
-    model: TaskModel, gathered: Callable[[str, torch.Tensor], torch.Tensor], *, keep: bool
-) -> dict[str, torch.Tensor]:
-    """What is saved of a divided model, on the CPU; tied tensors are one.
+def whole_model(
+    model: TaskModel,
+    empty: Callable[[], TaskModel],
+    gathered: Callable[[str, torch.Tensor], torch.Tensor],
+    *,
+    keep: bool,
+) -> TaskModel | None:
+    """A model of its own on the CPU with all that is saved of a divided one, put together one tensor at a time.
 
     Args:
         model: With parts of its tensors.
-        gathered: All of a tensor, by its name and what is here of it; called once for each, in the same order on all
-            processes.
-        keep: Whether it is wanted here; else the state is empty.
+        empty: Makes the whole model without memory.
+        gathered: Called once for each tensor, in the same order on all processes.
+        keep: Whether it is wanted here; a process that does not want it helps only, and gets None.
     """
+    state = _whole_state(model, gathered, keep=keep)
+    if not keep:
+        return None
+    whole = empty()
+    _put_together(whole, state)
+    return whole
+
+
+def _whole_state(model: TaskModel, gathered: Gathered, *, keep: bool) -> dict[str, torch.Tensor]:
+    """What is saved of a divided model, on the CPU; tied tensors are one. Empty where it is not kept."""
     state: dict[str, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
-    for name, local in saved(model):
+    for name, local in _saved(model):
         if id(local) not in made:
             whole = gathered(name, local.detach())
             made[id(local)] = whole.to("cpu", copy=True) if keep else local
@@ -124,7 +139,7 @@ def whole_state(
     return state
 
 
-def put_together(whole: TaskModel, state: Mapping[str, torch.Tensor]) -> None:
+def _put_together(whole: TaskModel, state: Mapping[str, torch.Tensor]) -> None:
     """Give a model without memory the tensors of a state; what the state lacks stays without."""
     made: dict[int, torch.Tensor] = {}
     for slot in slots(whole):

@@ -97,8 +97,8 @@ class Steward(TrainerCallback):
             self._run.stopped_by = self._validate(step)
         if self._run.stopped_by is None and step < self._parts.last_step:
             asked = self._parts.channel.stop_requested()
-            due = self._is_checkpoint_due()
-            if asked is not None or (due and (validated or self._parts.length is not None)):
+            may_be_due = validated or self._parts.length is not None
+            if asked is not None or (may_be_due and self._is_checkpoint_due()):
                 self._checkpoint(step)
             self._run.stopped_by = asked
         if self._run.stopped_by is not None or step == self._parts.last_step:
