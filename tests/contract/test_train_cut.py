@@ -1,8 +1,6 @@
 """A trial whose model is cut over two processes is the trial that one process trains, whatever ends one of them."""
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,22 @@ import torch
 import dryfit
 import tiny
 import trials
-from dryfit.core.errors import CommError, ConfigError, NonFiniteError
+from dryfit.core.errors import ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
 from dryfit.core.wire import Checkpointed, Note, Started
 from dryfit.train.cut_model import CutModel
 from dryfit.train.entry import train
-from together import NOISY, SGD, assert_close, criteria, ends_with, of_decoder, of_spans, on_rank_1, weights
+from together import (
+    NOISY,
+    OF_EACH_KIND,
+    SGD,
+    assert_close,
+    assert_goes_on_after_a_kill,
+    criteria,
+    ends_with,
+    on_rank_1,
+    weights,
+)
 from trials import Trial, Undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -31,20 +39,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("model"))
 
 
-MAKERS: dict[str, Callable[..., Trial]] = {
-    "criteria": criteria,
-    "causal-lm": of_decoder("qwen2", 4),
-    "evidence": of_spans("evidence"),
-    "share": of_spans("share", multitask={"weighting": "uncertainty"}),
-    "joint": of_spans("joint", joint={"fusion": "attention", "criterion_length": 8}),
-    "joint, layers shared": of_spans("joint", joint={"share_ratio": 0.5, "criterion_length": 8}),
+MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
     "checkpointed": lambda folder, model, **tables: criteria(
         folder,
         model,
         **{**tables, "execution": {**tables.get("execution", {}), "checkpointing": True, "micro_batch": 3}},
     ),
 }
-QUICK = ("causal-lm",)
+QUICK = ("adapters",)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
 
 
 @pytest.mark.parametrize("first", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("task", ["criteria", pytest.param("causal-lm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", ["criteria", pytest.param("adapters", marks=pytest.mark.slow)])
 def test_another_number_of_processes_goes_on_from_its_checkpoint(
     tmp_path: Path, model: Path, task: str, first: int
 ) -> None:
@@ -98,14 +100,7 @@ def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = trials.small(tmp_path, encoder=model, **NOISY, execution=dict(CUT))
-    with monkeypatch.context() as patch:
-        on_rank_1(patch, 7, lambda _: os.kill(os.getpid(), signal.SIGKILL))
-        error = ends_with(trial, checkpoint_every_s=1e-9)
-    assert isinstance(error, CommError) and "rank 1 was killed by SIGKILL" in str(error)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000005"]
-    result, channel = trial.run()
-    assert (result, channel.points) == (undisturbed.result, list(undisturbed.points[2:]))
-    assert trials.same_weights(trial.best_weights(), undisturbed.trial.best_weights())
+    assert_goes_on_after_a_kill(trial, undisturbed, monkeypatch)
 
 
 @pytest.mark.parametrize(

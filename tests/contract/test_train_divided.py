@@ -1,8 +1,6 @@
 """A trial divided among processes by FSDP2 is the trial that one process trains, whatever ends one of them."""
 
 import math
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,23 @@ import divided
 import dryfit
 import tiny
 import trials
-from dryfit.core.errors import CommError, ConfigError, NonFiniteError
+from dryfit.core.errors import ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
 from dryfit.memory.shares import held_bytes
 from dryfit.train import loop
-from together import NOISY, QUIET, SGD, assert_close, criteria, ends_with, of_decoder, of_spans, on_rank_1, weights
+from together import (
+    NOISY,
+    OF_EACH_KIND,
+    QUIET,
+    SGD,
+    assert_close,
+    assert_goes_on_after_a_kill,
+    criteria,
+    ends_with,
+    of_decoder,
+    on_rank_1,
+    weights,
+)
 from trials import Trial, Undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -33,13 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("model"))
 
 
-MAKERS: dict[str, Callable[..., Trial]] = {
-    "criteria": criteria,
-    "evidence": of_spans("evidence"),
-    "share": of_spans("share", multitask={"weighting": "uncertainty"}),
-    "joint": of_spans("joint", joint={"fusion": "attention", "criterion_length": 8}),
-    "joint, layers shared": of_spans("joint", joint={"share_ratio": 0.5, "criterion_length": 8}),
-    "adapters": of_decoder("qwen2", 4),
+MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
     "tied embeddings": of_decoder("llama", 0),
 }
 
@@ -174,14 +178,7 @@ def test_a_process_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = trials.small(tmp_path, encoder=model, **NOISY, execution=TWO)
-    with monkeypatch.context() as patch:
-        on_rank_1(patch, 7, lambda _: os.kill(os.getpid(), signal.SIGKILL))
-        error = ends_with(trial, checkpoint_every_s=1e-9)
-    assert isinstance(error, CommError) and "rank 1 was killed by SIGKILL" in str(error)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000003", "step-00000005"]
-    result, channel = trial.run()
-    assert (result, channel.points) == (undisturbed.result, list(undisturbed.points[2:]))
-    assert trials.same_weights(trial.best_weights(), undisturbed.trial.best_weights())
+    assert_goes_on_after_a_kill(trial, undisturbed, monkeypatch)
 
 
 def test_a_gradient_that_is_no_number_is_named_wherever_it_lies(

@@ -1,5 +1,7 @@
 """Trials that several processes train together: makers of small ones, and what may happen to a rank."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import spans
 import tiny
 import tiny_lms
 import trials
+from dryfit.core.errors import CommError
 from dryfit.train import loop
-from trials import Trial
+from trials import Trial, Undisturbed
 
 ROUNDING = 2e-5
 """Of fp32 sums in another order, after ten steps."""
@@ -68,6 +71,17 @@ def of_decoder(architecture: str, rank: int) -> Callable[..., Trial]:
     return make
 
 
+OF_EACH_KIND: dict[str, Callable[..., Trial]] = {
+    "criteria": criteria,
+    "evidence": of_spans("evidence"),
+    "share": of_spans("share", multitask={"weighting": "uncertainty"}),
+    "joint": of_spans("joint", joint={"fusion": "attention", "criterion_length": 8}),
+    "joint, layers shared": of_spans("joint", joint={"share_ratio": 0.5, "criterion_length": 8}),
+    "adapters": of_decoder("qwen2", 4),
+}
+"""Of each kind one."""
+
+
 def weights(trial: Trial) -> dict[str, torch.Tensor]:
     """What a trial has saved."""
     saved = trial.folder / "best" / ADAPTERS
@@ -99,3 +113,16 @@ def ends_with(trial: Trial, **kwargs: Any) -> Exception:
     with pytest.raises(Exception) as caught:  # which one is what is looked at
         trial.run(**kwargs)
     return caught.value
+
+
+def assert_goes_on_after_a_kill(trial: Trial, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is killed at its seventh step; the next attempt ends as one that nobody has disturbed, bit for bit."""
+    with monkeypatch.context() as patch:
+        on_rank_1(patch, 7, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        error = ends_with(trial, checkpoint_every_s=1e-9)
+    assert isinstance(error, CommError) and "rank 1 was killed by SIGKILL" in str(error)
+    kept = sorted(path.name for path in (trial.folder / "checkpoints").iterdir())
+    assert kept == ["step-00000003", "step-00000005"]
+    result, channel = trial.run()
+    assert (result, channel.points) == (undisturbed.result, list(undisturbed.points[2:]))
+    assert trials.same_weights(trial.best_weights(), undisturbed.trial.best_weights())
