@@ -15,6 +15,7 @@ from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult, S
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import ExecutionSettings, PlanSubject
 from dryfit.core.settings import DataSettings, ModelSettings
+from dryfit.core.units import gib
 from dryfit.core.wire import Phase
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations
@@ -23,6 +24,7 @@ from dryfit.memory.estimate import Device, Lengths
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.ladder import plan as climb
 from dryfit.memory.rungs import Change, ChangeKind, Trial, execution_asked
+from dryfit.memory.shares import ParameterSize, held_bytes
 from dryfit.memory.source import SegmentSource
 from dryfit.memory.store import TraceStore
 from dryfit.memory.tracer import Variant
@@ -37,9 +39,9 @@ from dryfit.tasks.registry import make_task, task_class
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.train.cuts import Cuts
 from dryfit.train.evaluate import evaluation_rows
-from dryfit.train.optim import cannot_offload, check_divided, implementations
+from dryfit.train.optim import cannot_offload, check_divided, implementations, moments_of
 from dryfit.train.sharding import FOLDER
-from dryfit.train.subjects import subject_task
+from dryfit.train.subjects import step_parts, subject_task
 from dryfit.train.tracer import StepTracer, any_shape
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -66,6 +68,22 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
         answers.append(planner.answer(subject, trial))
         channel.beat()
     return ChildResult(plan=PlanResult(answers=tuple(answers)), error=None)
+
+
+def _held_text(subject: PlanSubject, processes: int) -> str:
+    """What each of the processes that divide a trial holds, as far as it is known without a trace."""
+    model = step_parts(subject, checkpointing=False, reentrant=False).model
+    sizes = [ParameterSize(tuple(one.shape), one.itemsize, one.requires_grad) for one in model.parameters()]
+    moments = moments_of(subject.settings.optim)
+    held = held_bytes(sizes, rank=0, processes=processes, moments=moments)  # no other process holds more
+    total = gib(held.weights_bytes + held.gradients_bytes + held.state_bytes)
+    parts = (
+        f"weights {gib(held.weights_bytes)}, gradients {gib(held.gradients_bytes)}, "
+        f"optimizer state {gib(held.state_bytes)}"
+    )
+    return (
+        f"each of {processes} processes holds {total} between two steps: {parts}; what a step takes beside is not known"
+    )
 
 
 def _with_source(subject: PlanSubject) -> PlanSubject:
@@ -120,6 +138,8 @@ class _Planner:
         )
         if self.body.every_rung:
             found = with_divided(found, trial, wishes, source, device, lambda degree: self.divided(subject, degree))
+        if wishes.dp > 1:
+            found = found.model_copy(update={"reasons": (*found.reasons, _held_text(subject, wishes.dp))})
         if cut is not None:
             cut = cut.model_copy(update={"sent": self.sent(subject, trial, found)})
             found = found.model_copy(update={"cut": cut})

@@ -66,6 +66,13 @@ _ELEMENT_BY_ELEMENT: Final = ("adamw", "sgd", "lion", "radam", "nadam")
 """Optimizers that treat each number of a parameter by itself, so that a slice can be trained without the others."""
 
 
+def moments_of(optim: OptimSettings) -> int:
+    """Tensors of a parameter's shape that an optimizer keeps for it; of those that :func:`check_divided` lets pass."""
+    if optim.name == "sgd":
+        return int(optim.beta1 > 0)
+    return 1 if optim.name == "lion" else 2
+
+
 def check_divided(settings: TrialSettings, plan: ExecutionPlan | ExecutionSettings) -> None:
     """Refuse to divide a trial among processes where that would change what it learns.
 
