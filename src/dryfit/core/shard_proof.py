@@ -12,6 +12,8 @@ class ShardProof(Settings):
         degree: How many ranks.
         output_error: Largest difference of an output, relative to the largest output where that is over 1.
         gradient_error: Largest difference of a gradient, relative to the largest of all gradients.
+        loss_error: Largest difference of a loss that was computed over the ranks, where scores stay cut, relative to it
+            where it is over 1; its gradients were compared too. None: no scores stay cut.
         parameter_error: Largest difference of a parameter after ``steps`` optimizer steps.
         parameters: How many parameters were compared.
         steps: How many optimizer steps were made.
@@ -24,6 +26,7 @@ class ShardProof(Settings):
     degree: int = Field(ge=2)
     output_error: float = Field(ge=0)
     gradient_error: float = Field(ge=0)
+    loss_error: float | None = Field(default=None, ge=0)
     parameter_error: float = Field(ge=0)
     parameters: int = Field(ge=1)
     steps: int = Field(ge=0)

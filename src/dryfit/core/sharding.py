@@ -127,6 +127,8 @@ class ShardPlan(Settings):
         modules: By path; only those that do something else than alone.
         traffic: What is sent.
         whole: What could have been cut and is not, by parameter or module: the reason.
+        scores: The module whose scores, the model's output, stay cut where the loss is computed over the ranks, and are
+            put together elsewhere, as its row says. None: they always are, or are not cut.
     """
 
     degree: int = Field(ge=2)
@@ -134,6 +136,13 @@ class ShardPlan(Settings):
     modules: dict[str, ModuleShard]
     traffic: tuple[Traffic, ...] = ()
     whole: dict[str, str] = Field(default_factory=dict)
+    scores: str | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        """How many words the scores that stay cut are of; 0 where none do."""
+        row = self.parameters.get(f"{self.scores}.weight") if self.scores is not None else None
+        return row.shape[row.dim] if row is not None and row.dim is not None else 0
 
     def held_bytes(self, item_bytes: int) -> int:
         """Bytes of parameters that a rank holds, each of whose numbers takes so many; tied ones are one."""

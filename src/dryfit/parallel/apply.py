@@ -15,6 +15,7 @@ from dryfit.meta.walk import SlotKind, put, slots
 from dryfit.parallel.boundary_hooks import connect_module
 from dryfit.parallel.check import check_plan, shards_of
 from dryfit.parallel.collectives import Ranks, agree
+from dryfit.parallel.cut_scores import CutScores
 from dryfit.parallel.streams import RegionStream
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -103,11 +104,17 @@ def _slice_of(old: nn.Parameter, shard: ParameterShard, rank: int, degree: int) 
     return new
 
 
-def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks) -> ModuleT:
+def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: CutScores | None = None) -> ModuleT:
     """Make a module that holds a rank's slices compute with the others: boundaries, attributes, sums of gradients.
 
     To be called when its weights are there and it is known which of them are trained, and before an optimizer is made:
     sums of gradients hang on the parameters themselves.
+
+    Args:
+        module: With this rank's slices.
+        plan: How it is cut.
+        ranks: This rank's end of the collectives.
+        scores: When the scores stay cut that the plan names; None: never.
 
     Raises:
         ShardError: The module does not hold the slices of this rank, or a row of the plan cannot be done.
@@ -125,7 +132,7 @@ def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks) -> ModuleT:
     stream = RegionStream(ranks.rank)
     parts = dict(module.named_modules(remove_duplicate=False))
     for path, what in plan.modules.items():
-        connect_module(parts[path], path, what, ranks, stream)
+        connect_module(parts[path], path, what, ranks, stream, scores if path == plan.scores else None)
     for part in module.modules():
         _tell_sizes(part)
     for name, parameter in module.named_parameters():

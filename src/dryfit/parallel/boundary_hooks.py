@@ -14,20 +14,36 @@ from dryfit.core.errors import ShardError
 from dryfit.core.sharding import Boundary, ModuleShard
 from dryfit.parallel.boundaries import cross
 from dryfit.parallel.collectives import Ranks
+from dryfit.parallel.cut_scores import CutScores
 from dryfit.parallel.streams import RegionStream
 
 _OPENS = frozenset({Boundary.COPY, Boundary.SPLIT})
 
 
-def connect_module(part: nn.Module, path: str, what: ModuleShard, ranks: Ranks, stream: RegionStream) -> None:
+def connect_module(
+    part: nn.Module,
+    path: str,
+    what: ModuleShard,
+    ranks: Ranks,
+    stream: RegionStream,
+    scores: CutScores | None = None,
+) -> None:
     """Make one module do what its row of the plan says.
+
+    Args:
+        part: The module.
+        path: Of it.
+        what: The row.
+        ranks: This rank's end of the collectives.
+        stream: Random numbers of regions.
+        scores: Of the module whose scores may stay cut: when they do.
 
     Raises:
         ShardError: An input that the row names is none of the module's.
     """
     for name, number in what.attributes.items():
         setattr(part, name, number)
-    hooks = _Hooks(path, what, ranks, stream)
+    hooks = _Hooks(path, what, ranks, stream, scores)
     if what.vocabulary:
         assert isinstance(part, nn.Embedding)
         table = _Rows(part.weight.shape[0] * ranks.rank, part.weight.shape[0], part.padding_idx)
@@ -70,6 +86,7 @@ class _Hooks:
     what: ModuleShard
     ranks: Ranks
     stream: RegionStream
+    scores: CutScores | None = None
     inputs: list[tuple[int | None, str, Boundary]] = field(default_factory=list)
 
     def find_inputs(self, part: nn.Module) -> None:
@@ -130,6 +147,9 @@ class _Hooks:
         )
 
     def _cross_out(self, boundary: Boundary, value: Any, position: int, part: nn.Module) -> Any:
+        if boundary is Boundary.GATHER and self.scores is not None and self.scores.stay:
+            self.stream.leave(value.device)
+            return value
         value = self._cross(boundary, value, f"output {position}", part.training)
         # A bias is for the sum; added on each rank it would be there as often as there are ranks.
         return value + part.bias if self.what.bias_after else value

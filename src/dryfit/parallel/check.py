@@ -15,7 +15,7 @@ def check_plan(module: nn.Module, plan: ShardPlan) -> None:
         ShardError: Parameters or modules are missing or too many, shapes differ, tied parameters are cut differently,
             a module cannot do what its row says; names everything.
     """
-    wrong = [*_parameters(module, plan), *_modules(module, plan)]
+    wrong = [*_parameters(module, plan), *_modules(module, plan), *_scores(module, plan)]
     if wrong:
         raise ShardError(
             f"cutting a {type(module).__name__} over {plan.degree} ranks",
@@ -69,6 +69,17 @@ def _modules(module: nn.Module, plan: ShardPlan) -> list[str]:
         own = (shards.get(f"{dot}weight"), shards.get(f"{dot}bias"))
         wrong += [f"{path}: {found}" for found in _module(parts[path], what, *own)]
     return wrong
+
+
+def _scores(module: nn.Module, plan: ShardPlan) -> list[str]:
+    if plan.scores is None:
+        return []
+    if plan.modules.get(plan.scores, ModuleShard()).outputs != {"0": Boundary.GATHER}:
+        return [f"{plan.scores} has scores that stay cut, and does not put them together elsewhere"]
+    row = shards_of(module, plan).get(f"{plan.scores}.weight")
+    if row is None or row.dim is None or len(row.blocks) != 1:
+        return [f"{plan.scores} has scores that stay cut, and no weight that is cut by them, in one block"]
+    return []
 
 
 def _module(

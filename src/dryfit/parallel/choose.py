@@ -13,10 +13,12 @@ from typing import Final
 
 from dryfit.core.errors import ConfigError
 from dryfit.parallel.axes import Hold
-from dryfit.parallel.graph import LEAVE, Graph, Leaf, Ref
+from dryfit.parallel.cut_scores import score_mark
+from dryfit.parallel.graph import LEAVE, Graph, Leaf, Node, Ref
 from dryfit.parallel.regions import CannotCut, Regions, find_regions
 from dryfit.parallel.rules.base import Meeting
 from dryfit.parallel.solve import Solved, solve
+from dryfit.parallel.vocabulary_loss import NUMBERS
 
 KEPT_PER_PARAMETER: Final = 4
 """A parameter, its gradient and the two moments of Adam, all of one size."""
@@ -26,6 +28,9 @@ LEAST_SHARE: Final = 0.01
 
 TOKENS: Final = 4096
 """Tokens of a step, where nobody says how many there are."""
+
+TOLD_BYTES: Final = 4 * NUMBERS
+"""Of each token, what a rank tells another one where the loss is computed over the ranks, in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,14 @@ class Chosen:
         cut: The axes that are.
         regions: What follows from that.
         whole: Why other matrices are not, by parameter.
+        scores: The module whose scores stay cut where the loss is computed over the ranks.
     """
 
     solved: Solved
     cut: frozenset[int]
     regions: Regions
     whole: Mapping[str, str]
+    scores: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,14 @@ class _Whole:
             self.why[leaf.name] = min(self.why.get(leaf.name, (rank, text)), (rank, text), key=lambda one: one[0])
 
 
-def choose(graph: Graph, degree: int, tokens: int = TOKENS, refused: Mapping[str, str] | None = None) -> Chosen:
+def choose(
+    graph: Graph,
+    degree: int,
+    tokens: int = TOKENS,
+    refused: Mapping[str, str] | None = None,
+    *,
+    loss_over_ranks: bool = False,
+) -> Chosen:
     """Choose what is cut over some ranks.
 
     Args:
@@ -78,6 +92,7 @@ def choose(graph: Graph, degree: int, tokens: int = TOKENS, refused: Mapping[str
         degree: Number of ranks.
         tokens: Of a step, for what it sends.
         refused: Parameters that must stay whole, with the reason.
+        loss_over_ranks: Whether scores may stay cut.
 
     Raises:
         ConfigError: What is worth cutting cannot be cut by this degree, or nothing can be cut.
@@ -86,7 +101,8 @@ def choose(graph: Graph, degree: int, tokens: int = TOKENS, refused: Mapping[str
     if heads := _heads(solved):
         solved = solve(graph, heads)
     whole = _Whole()
-    found = _candidates(solved, degree, tokens, refused or {}, whole)
+    apart = score_mark(solved) if loss_over_ranks else None
+    found = _candidates(solved, degree, tokens, refused or {}, whole, apart)
     cut, regions = _settle(solved, found, whole)
     why = {
         leaf.name: whole.why[leaf.name][1]
@@ -103,7 +119,8 @@ def choose(graph: Graph, degree: int, tokens: int = TOKENS, refused: Mapping[str
     layers = [one for one in found if one.axis in cut and not one.vocabulary]
     if wrong := next((one for one in layers if one.size % degree), None):
         raise _indivisible(wrong, gcd(*(one.size for one in layers)), degree)
-    return Chosen(solved, cut, regions, why)
+    mark = next((node for node in graph.nodes if node.name == apart and node.name in regions.at), None)
+    return Chosen(solved, cut, regions, why, mark.module if mark is not None else None)
 
 
 def _heads(solved: Solved) -> list[str]:
@@ -122,7 +139,7 @@ def _heads(solved: Solved) -> list[str]:
 
 
 def _candidates(
-    solved: Solved, degree: int, tokens: int, refused: Mapping[str, str], whole: _Whole
+    solved: Solved, degree: int, tokens: int, refused: Mapping[str, str], whole: _Whole, apart: str | None
 ) -> list[_Candidate]:
     """The axes that might be cut; of the others' parameters, why not."""
     tables = {
@@ -152,7 +169,7 @@ def _candidates(
             whole.note(leaves, "one tensor has the same axis twice")
             continue
         saved = sum(leaf.value.size_bytes for leaf in leaves) * KEPT_PER_PARAMETER * (degree - 1) / degree
-        sent = _sent_bytes(solved, axis, scores) * tokens * 2 * (degree - 1) / degree
+        sent = _sent_bytes(solved, axis, scores, apart) * tokens * 2 * (degree - 1) / degree
         vocabulary = axis in tables or axis in scores
         if vocabulary and (saved <= sent or saved < LEAST_SHARE * total):
             whole.note(leaves, "cutting it would send more than it saves")
@@ -183,7 +200,7 @@ def _twice(solved: Solved) -> set[int]:
     return found
 
 
-def _sent_bytes(solved: Solved, axis: int, scores: Mapping[int, Ref]) -> float:
+def _sent_bytes(solved: Solved, axis: int, scores: Mapping[int, Ref], apart: str | None) -> float:
     """Bytes of a token that are added up or put together because an axis is cut."""
     made = [
         solved.values[Ref(one.node)]
@@ -191,8 +208,19 @@ def _sent_bytes(solved: Solved, axis: int, scores: Mapping[int, Ref]) -> float:
         for one in met
         if axis in solved.axes.axes_of(one.dim)
     ]
-    made += [solved.values[scores[axis]]] if axis in scores else []
-    return sum(value.size_bytes for value in made) / solved.graph.tokens
+    told = 0
+    if axis in scores and scores[axis].name == apart:
+        # Scores are not put together; what is summed then is the gradient of what the head is given.
+        told = TOLD_BYTES
+        made += [solved.values[node.ref("input")] for node in solved.graph.nodes if _makes(node, axis, solved)]
+    elif axis in scores:
+        made.append(solved.values[scores[axis]])
+    return told + sum(value.size_bytes for value in made) / solved.graph.tokens
+
+
+def _makes(node: Node, axis: int, solved: Solved) -> bool:
+    """Whether an operator is a linear layer that makes features along an axis."""
+    return node.op == "linear" and axis in solved.axes.axes_of(solved.dims[node.ref("weight")][0])
 
 
 def _settle(solved: Solved, found: list[_Candidate], whole: _Whole) -> tuple[frozenset[int], Regions]:

@@ -135,7 +135,13 @@ def carried_over(wide: Wide, narrow: nn.Module) -> ShardPlan:
         }
         modules[path] = what.model_copy(update={"attributes": numbers})
     try:
-        return ShardPlan(degree=wide.plan.degree, parameters=parameters, modules=modules, whole=wide.plan.whole)
+        return ShardPlan(
+            degree=wide.plan.degree,
+            parameters=parameters,
+            modules=modules,
+            whole=wide.plan.whole,
+            scores=wide.plan.scores,
+        )
     except ValidationError as error:
         said = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise wide.refused(f"of the narrow model {said}", "sizes that can be cut as the wide model's are") from error

@@ -8,13 +8,20 @@ from torch import nn
 from dryfit.core.errors import ConfigError, TraceError
 from dryfit.core.sharding import Boundary, ModuleShard, ParameterShard, ShardPlan, Traffic
 from dryfit.parallel.capture import OTHER, SMALL, Inputs, capture
-from dryfit.parallel.choose import TOKENS, Chosen, choose
+from dryfit.parallel.choose import TOKENS, TOLD_BYTES, Chosen, choose
 from dryfit.parallel.graph import Graph, Leaf, Ref, Value
 from dryfit.parallel.proof import Attributes, Misfit, check_size, misfits, read_numbers
 from dryfit.parallel.repeats import for_all_layers, shortened
 
 
-def plan_shards(module: nn.Module, degree: int, *, inputs: Inputs | None = None, tokens: int = TOKENS) -> ShardPlan:
+def plan_shards(
+    module: nn.Module,
+    degree: int,
+    *,
+    inputs: Inputs | None = None,
+    tokens: int = TOKENS,
+    loss_over_ranks: bool = False,
+) -> ShardPlan:
     """Plan how a model is cut over ranks.
 
     Args:
@@ -22,6 +29,8 @@ def plan_shards(module: nn.Module, degree: int, *, inputs: Inputs | None = None,
         degree: Number of ranks.
         inputs: From rows and length to the keywords that it is called with; tokens and a mask where nothing is given.
         tokens: Of a step, for weighing what is sent against what is saved.
+        loss_over_ranks: Whether the loss is a cross entropy over the last dimension of what the model returns, and can
+            be computed from a rank's part of it: scores of a vocabulary then stay cut.
 
     Raises:
         ConfigError: Nothing can be cut, or the degree does not divide what can be.
@@ -31,23 +40,23 @@ def plan_shards(module: nn.Module, degree: int, *, inputs: Inputs | None = None,
         raise ConfigError("planning how a model is cut", f"{degree} ranks", "2 or more", "leave execution.tp away")
     with shortened(module) as stands_for:
         try:
-            plan = _planned(module, degree, inputs, tokens)
+            plan = _planned(module, degree, inputs, tokens, loss_over_ranks)
         except TraceError:
             if not stands_for:
                 raise
             plan = None
     if plan is None:  # its code counts on all of its layers
-        return _planned(module, degree, inputs, tokens)
+        return _planned(module, degree, inputs, tokens, loss_over_ranks)
     return for_all_layers(plan, module, stands_for)
 
 
-def _planned(module: nn.Module, degree: int, inputs: Inputs | None, tokens: int) -> ShardPlan:
+def _planned(module: nn.Module, degree: int, inputs: Inputs | None, tokens: int, loss_over_ranks: bool) -> ShardPlan:
     graph = capture(module, inputs, SMALL)
     other = capture(module, inputs, OTHER)
     check_size(graph, other, module)
     refused: dict[str, str] = {}
     while True:
-        chosen = choose(graph, degree, tokens, refused)
+        chosen = choose(graph, degree, tokens, refused, loss_over_ranks=loss_over_ranks)
         wrong: list[Misfit] = []
         tried: list[Attributes] = []
         for computed in (False, True):
@@ -91,6 +100,7 @@ def assemble(chosen: Chosen, degree: int, attributes: Attributes) -> ShardPlan:
         modules=_modules(chosen, attributes),
         traffic=tuple(_traffic(chosen, degree)),
         whole=dict(chosen.whole),
+        scores=chosen.scores,
     )
 
 
@@ -153,9 +163,16 @@ def _traffic(chosen: Chosen, degree: int) -> list[Traffic]:
         )
         for name in sorted(regions.summed)
     ]
+    gathers = {place: ref for place, ref in regions.gathers.items() if place[0] != chosen.scores}
+    told = [
+        Traffic(module=module, boundary=Boundary.GATHER, bytes_per_token=(degree - 1) * TOLD_BYTES)
+        for module, _ in regions.gathers
+        if module == chosen.scores
+    ]
     return [
         *of(regions.reduces, Boundary.REDUCE, 2 * once, backward=False),
-        *of(regions.gathers, Boundary.GATHER, once, backward=False),
+        *of(gathers, Boundary.GATHER, once, backward=False),
+        *told,
         *of(regions.copies, Boundary.COPY, 2 * once, backward=True),
         *sums,
     ]

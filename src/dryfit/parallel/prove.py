@@ -7,7 +7,7 @@ first and leaves a record; each rank compares its own part with it, so that no r
 import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -20,6 +20,8 @@ from dryfit.core.words import few
 from dryfit.meta.walk import floats_of
 from dryfit.parallel.apply import connect, mark_cut, slice_tensor, slices_of
 from dryfit.parallel.check import check_plan, shards_of
+from dryfit.parallel.cut_scores import CutScores
+from dryfit.parallel.prove_scores import LossRecord, largest_of, loss_error, loss_of_all
 from dryfit.parallel.simulated import SimulatedRanks, simulate
 from dryfit.parallel.stand_in import InDouble, StandIn, kept_parameters, stand_in
 from dryfit.parallel.witness import Witness
@@ -50,6 +52,7 @@ class _Record:
         gradients: By parameter; None where there was none.
         largest: The largest of all gradients.
         trained: Its parameters after the optimizer steps.
+        loss: What its scores lose; None where the plan lets none stay cut.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -57,6 +60,7 @@ class _Record:
     gradients: dict[str, torch.Tensor | None]
     largest: float
     trained: dict[str, torch.Tensor]
+    loss: LossRecord | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class _Found:
     output: float
     gradient: float
     parameter: float
+    loss: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,8 @@ def prove(
 
     Compared are every floating-point output (1e-10 of the largest), every gradient (1e-8 of the largest of all, and
     1e-6 of the parameter's own largest) and every parameter after three steps of AdamW (1e-8), each on each rank.
-    Dropout is off, as in evaluation: random numbers of ranks are not comparable with those of the whole.
+    Dropout is off, as in evaluation: random numbers of ranks are not comparable with those of the whole. Where the plan
+    lets scores stay cut, so are a cross entropy over the ranks (1e-10) and its every gradient.
 
     Of a long row of layers of one kind, two are proved, at their full width. What that shows of the others: they run
     the same code on the same shapes under the same rows of the plan, and differ in weights, which are random here
@@ -138,6 +144,7 @@ def prove(
         output_error=max(rank.output for rank in found),
         gradient_error=max(rank.gradient for rank in found),
         parameter_error=max(rank.parameter for rank in found),
+        loss_error=max((rank.loss for rank in found if rank.loss is not None), default=None),
         parameters=len(record.gradients),
         steps=STEPS,
         left_out=case.of.left_out,
@@ -186,17 +193,18 @@ def _run_whole(case: _Case) -> _Record:
             raise case.refused("the model has no floating-point output", "a model with one")
         # Copies: an output may be a view of a parameter, which the steps change.
         said = tuple(output.detach().clone() for output in outputs)
+        loss = loss_of_all(module, case.of.plan, _score(module, case), case.seed) if case.of.plan.scores else None
         _loss(outputs, case.seed).backward()
         gradients = {
             name: None if parameter.grad is None else parameter.grad.clone()
             for name, parameter in module.named_parameters()
         }
-        largest = max((float(grad.abs().max()) for grad in gradients.values() if grad is not None), default=0.0)
+        largest = largest_of(gradients.values())
         if not largest:
             raise case.refused("no parameter gets a gradient", "a model that can be trained")
         _train(module, case, largest)
     trained = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    return _Record(said, witness, gradients, largest, trained)
+    return _Record(said, witness, gradients, largest, trained, loss)
 
 
 def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,17 +239,40 @@ def _train(module: nn.Module, case: _Case, largest: float) -> None:
 
 
 def _compare(case: _Case, record: _Record, parts: list[nn.Module], ranks: SimulatedRanks) -> _Found:
-    module = connect(parts[ranks.rank], case.of.plan, ranks)
+    scores = CutScores()
+    module = connect(parts[ranks.rank], case.of.plan, ranks, scores)
     witness = Witness()
     with InDouble():
         witness.listen(module)
         outputs = _guarded(case, witness, lambda: tuple(floats_of(module(**_own(case.inputs)))))
         witness.stop()
         output = _output_error(case, record, witness, outputs)
+        lost = None
+        if record.loss is not None:
+            scores.stay = True
+            lost = _loss_error(case, record, witness, module, ranks)
+            scores.stay = False
         _guarded(case, witness, lambda: _loss(outputs, case.seed).backward())
         gradient = _gradient_error(case, record, module, ranks.rank)
         _train(module, case, record.largest)
-    return _Found(output, gradient, _parameter_error(case, record, module, ranks.rank))
+    return _Found(output, gradient, _parameter_error(case, record, module, ranks.rank), lost)
+
+
+def _score(module: nn.Module, case: _Case) -> Callable[[], torch.Tensor]:
+    return lambda: next(floats_of(module(**_own(case.inputs))))
+
+
+def _loss_error(case: _Case, record: _Record, witness: Witness, module: nn.Module, ranks: SimulatedRanks) -> float:
+    """How far the loss over the ranks is off; the module is left without gradients."""
+    known, plan = record.loss, case.of.plan
+    assert known is not None
+    off = _guarded(case, witness, lambda: loss_error(plan, _score(module, case), case.seed, ranks, known))
+    what = "of the loss over cut scores, "
+    if off > OUTPUT_TOLERANCE:
+        raise case.refused(f"{what}the sum is off by {off:.1e}", f"at most {OUTPUT_TOLERANCE:.0e} of it")
+    _gradient_error(case, replace(record, gradients=known.gradients, largest=known.largest), module, ranks.rank, what)
+    module.zero_grad()
+    return off
 
 
 def _guarded(case: _Case, witness: Witness, run: Callable[[], Any]) -> Any:
@@ -293,7 +324,7 @@ def _distance(
     return worst
 
 
-def _gradient_error(case: _Case, record: _Record, module: nn.Module, rank: int) -> float:
+def _gradient_error(case: _Case, record: _Record, module: nn.Module, rank: int, of: str = "") -> float:
     worst, wrong = 0.0, dict[str, float]()
     shards = shards_of(module, case.of.plan)
     for name, parameter in module.named_parameters():
@@ -315,7 +346,7 @@ def _gradient_error(case: _Case, record: _Record, module: nn.Module, rank: int) 
         others = [case.of.original(name) for name in wrong if name != last]
         more = f"; so are those of {len(others)} more ({few(others)})" if others else ""
         raise case.refused(
-            f"the gradient of {case.of.original(last)} is off by {wrong[last]:.1e} of its largest{more}",
+            f"{of}the gradient of {case.of.original(last)} is off by {wrong[last]:.1e} of its largest{more}",
             f"at most {GRADIENT_TOLERANCE:.0e} of the largest of all gradients, {_OWN_TOLERANCE:.0e} of its own",
         )
     return worst

@@ -118,7 +118,9 @@ def for_all_layers(plan: ShardPlan, module: nn.Module, stands_for: Mapping[str, 
     for name in outside:
         one = _stand_in(name, stands_for)
         traffic += [sent.model_copy(update={"module": name}) for sent in plan.traffic if sent.module == one]
-    return ShardPlan(degree=plan.degree, parameters=parameters, modules=modules, traffic=tuple(traffic), whole=whole)
+    return plan.model_copy(
+        update={"parameters": parameters, "modules": modules, "traffic": tuple(traffic), "whole": whole}
+    )
 
 
 def _stand_in(name: str, stands_for: Mapping[str, str]) -> str:

@@ -231,4 +231,5 @@ def _renamed(plan: ShardPlan, back: Mapping[str, str], gone: tuple[str, ...]) ->
         degree=plan.degree,
         parameters={new: shard for name, shard in plan.parameters.items() if (new := name_of(name)) is not None},
         modules={new: what for name, what in plan.modules.items() if (new := name_of(name)) is not None},
+        scores=None if plan.scores is None else name_of(plan.scores),
     )

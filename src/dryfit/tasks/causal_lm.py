@@ -29,6 +29,7 @@ from dryfit.tasks.packs import pack
 from dryfit.tasks.prompt_tokens import PromptTokenizer, sequences
 from dryfit.tasks.prompts import Part, answer_words, exchanges, parts_of, questions
 from dryfit.tasks.rows import TRAIN, Readable, Splits, UnlabelledRow
+from dryfit.tasks.token_loss import TokenLoss, whole_token_loss
 from dryfit.tasks.tokens import Tokens, TokenSet
 
 _PACK_SEED = 0
@@ -88,17 +89,23 @@ class CausalLmTask(EncoderTask):
 
     Args:
         given: Settings, rows and tokens.
+        token_loss: Sums the losses of tokens.
     """
 
     kind: ClassVar[Kind] = Kind.CAUSAL_LM
     inputs: ClassVar[tuple[str, ...]] = INPUTS
     padded: ClassVar[tuple[str, ...]] = PADDED
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: Given, token_loss: TokenLoss = whole_token_loss) -> None:
         super().__init__(given)
+        self._token_loss = token_loss
         self._lm = given.settings.lm
         self._lora = given.settings.lora
         self._mix = self._lm.mix if self._lm.format == "both" else None
+
+    def with_token_loss(self, token_loss: TokenLoss) -> "CausalLmTask":
+        """See :class:`~dryfit.tasks.token_loss.OverTokens`."""
+        return CausalLmTask(self.given, token_loss)
 
     @property
     def required(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]  # here it depends
@@ -198,12 +205,9 @@ class CausalLmTask(EncoderTask):
         Labels are shifted and not the scores: a shifted view of them would be copied.
         """
         assert isinstance(outputs, torch.Tensor)
-        scores = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).flatten(0, 1)
         next_N = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).flatten()
-        if "weights" not in batch:
-            return F.cross_entropy(scores, next_N, ignore_index=IGNORED, reduction="sum")
-        losses_N = F.cross_entropy(scores, next_N, ignore_index=IGNORED, reduction="none")
-        return (losses_N * F.pad(batch["weights"][:, 1:], (0, 1)).flatten().to(losses_N.dtype)).sum()
+        weights_N = F.pad(batch["weights"][:, 1:], (0, 1)).flatten() if "weights" in batch else None
+        return self._token_loss(outputs.flatten(0, 1), next_N, weights_N)
 
     def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
         """For each row, the loss of its answers' tokens, summed, and how many these are; all tokens weigh the same.
@@ -216,7 +220,7 @@ class CausalLmTask(EncoderTask):
         rows: list[torch.Tensor] = []
         for scores_LV, answers_L in zip(outputs, answers_BL, strict=True):
             next_L = answers_L[1:]
-            lost = F.cross_entropy(scores_LV[:-1].float(), next_L, ignore_index=IGNORED, reduction="sum")
+            lost = self._token_loss(scores_LV[:-1].float(), next_L)
             rows.append(torch.stack([lost, (next_L != IGNORED).sum().to(lost.dtype)]))
         return torch.stack(rows)
 

@@ -14,11 +14,13 @@ from dryfit.core.sharding import ParameterShard, ShardPlan
 from dryfit.meta.parts import Part
 from dryfit.parallel.apply import check_ranks, connect, mark_cut, part_of
 from dryfit.parallel.check import shards_of
+from dryfit.parallel.cut_scores import CutScores
 from dryfit.parallel.gathering import gather
 from dryfit.parallel.norms import gradient_norm
-from dryfit.tasks.base import TaskModel
+from dryfit.tasks.base import Task, TaskModel
 from dryfit.train.layout import AllRows
 from dryfit.train.ranks import Group
+from dryfit.train.sharding import over_ranks
 from dryfit.train.slices import (
     Build,
     change_state,
@@ -69,7 +71,7 @@ class Cutting:
         Raises:
             ShardError: The ranks are not alike.
         """
-        connect(model, self.plan, self.group.tensors)
+        connect(model, self.plan, self.group.tensors, CutScores.in_calls_of(model))
         check_ranks(model, self.plan, self.group.tensors)
         return CutModel(self)
 
@@ -93,6 +95,10 @@ class CutModel(AllRows):
     def __init__(self, cutting: Cutting) -> None:
         self._cutting = cutting
         self.company = cutting.group
+
+    def task_here(self, task: Task) -> Task:
+        """With its loss over the ranks where scores stay cut."""
+        return over_ranks(task, self._cutting.plan, self.company.tensors)
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
         """Of all slices, in the gradients' own number format."""

@@ -29,7 +29,7 @@ from dryfit.meta.parts import Part
 from dryfit.meta.walk import SlotKind, put, slots
 from dryfit.parallel.collectives import agree
 from dryfit.parallel.streams import RegionStream
-from dryfit.tasks.base import TaskModel
+from dryfit.tasks.base import Task, TaskModel
 from dryfit.train.ranks import Group
 from dryfit.train.slices import (
     Build,
@@ -190,6 +190,10 @@ class DividedModel:
         self._dividing = dividing
         self._stream = RegionStream(dividing.group.rank)
         self.company = dividing.group
+
+    def task_here(self, task: Task) -> Task:
+        """The task itself: each process has all scores of its rows."""
+        return task
 
     def portions(self, rows: int, micro_batch: int) -> tuple[Portion, ...]:
         """This process's share of the rows, in as many passes as the largest share needs."""

@@ -301,7 +301,7 @@ def trial_parts(
         request=body,
         channel=channel,
         model=model,
-        task=task,
+        task=layout.task_here(task),
         train=tokens.splits[TRAIN],
         validation=tokens.splits[VALIDATION],
         tokenizer_folders={part: model_folder(source) for part, source in task.sources().items()},

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dryfit.meta.matching import Wishes
-from dryfit.tasks.base import TaskModel
+from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.load import restore
 from dryfit.train.ranks import Alone, Company
 from dryfit.train.step import Portion, portions
@@ -32,6 +32,10 @@ class Layout(Protocol):
 
     def batch_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """A batch's loss, from that of the rows that went through the model here; the same on each process."""
+        ...
+
+    def task_here(self, task: Task) -> Task:
+        """The task as it is trained and validated here: with outputs as the model gives them on these processes."""
         ...
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
@@ -80,6 +84,10 @@ class OneProcess(AllRows):
 
     def __init__(self) -> None:
         self.company = Alone()
+
+    def task_here(self, task: Task) -> Task:
+        """The task itself."""
+        return task
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
         """As torch computes it."""

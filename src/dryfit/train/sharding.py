@@ -17,12 +17,15 @@ from dryfit.memory.store import code_fingerprint
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind, make_model
 from dryfit.parallel.capture import Inputs
+from dryfit.parallel.collectives import Ranks
 from dryfit.parallel.narrow import Wide, prove_narrowed
 from dryfit.parallel.narrow_config import Narrowing, narrow_config
 from dryfit.parallel.planner import plan_shards
 from dryfit.parallel.prove import MOST_BYTES, proof_bytes, prove
+from dryfit.parallel.vocabulary_loss import VocabularyLoss
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
 from dryfit.tasks.guard import model_bounds
+from dryfit.tasks.token_loss import over_tokens
 
 FOLDER = "shards"
 """Where plans are kept, beside a study's tokens or the planner's traces."""
@@ -75,7 +78,16 @@ def shard_plan(model: TaskModel, task: Task, degree: int) -> ShardPlan:
         ConfigError: Nothing can be cut, or the degree does not divide what can be.
         TraceError: The model's code cannot be followed.
     """
-    return plan_shards(model, degree, inputs=traced_inputs(model, task))
+    return plan_shards(model, degree, inputs=traced_inputs(model, task), loss_over_ranks=over_tokens(task) is not None)
+
+
+def over_ranks(task: Task, plan: ShardPlan, ranks: Ranks) -> Task:
+    """The task as a rank of a cut model trains it: where scores stay cut, their loss is computed over the ranks."""
+    if plan.scores is None:
+        return task
+    needs_a_sum = over_tokens(task)
+    assert needs_a_sum is not None  # the plan was made for it
+    return needs_a_sum.with_token_loss(VocabularyLoss(ranks, plan.vocabulary))
 
 
 def traced_inputs(model: TaskModel, task: Task) -> Inputs:
@@ -124,6 +136,7 @@ def _key(model: TaskModel, task: Task, degree: int) -> str:
         "code": (code_fingerprint(_PACKAGE), torch.__version__, transformers.__version__),
         "degree": degree,
         "inputs": task.inputs,
+        "loss over ranks": over_tokens(task) is not None,
         "models": {part: base.config.to_json_string(use_diff=False) for part, base in model.pretrained().items()},
         "modules": [f"{name} {type(part).__qualname__}" for name, part in model.named_modules()],
         "parameters": [f"{name} {tuple(one.shape)}" for name, one in model.named_parameters(remove_duplicate=False)],

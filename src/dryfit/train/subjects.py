@@ -1,7 +1,7 @@
 """What is planned, as the parts of a training step: the model without memory, its loss, its optimizer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,12 +17,14 @@ from dryfit.meta.pretrained import STACKS, Kind, make_model, one_stack
 from dryfit.parallel.apply import connect, cut
 from dryfit.parallel.check import check_plan
 from dryfit.parallel.collectives import Ranks
+from dryfit.parallel.cut_scores import CutScores
 from dryfit.tasks.base import Given, MakeBase, Task, TaskModel
 from dryfit.tasks.decoder import frozen_in
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.registry import make_task
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim import OptimizerPlan, make_optimizer
+from dryfit.train.sharding import over_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,12 @@ class StepParts:
     settings: TrialSettings
     plan: ShardPlan | None = None
 
-    def connect(self, ranks: Ranks) -> None:
+    def connected(self, ranks: Ranks) -> "StepParts":
         """Let a model that is cut talk with other ranks; once its parameters are those that it will be trained with."""
-        if self.plan is not None:
-            connect(self.model, self.plan, ranks)
+        if self.plan is None:
+            return self
+        connect(self.model, self.plan, ranks, CutScores.in_calls_of(self.model))
+        return replace(self, task=over_ranks(self.task, self.plan, ranks))
 
     def batch_sizes(self, rows: int, length: int) -> dict[str, tuple[int, ...]]:
         """The size of each entry of a batch of so many rows of so many tokens."""

@@ -158,7 +158,7 @@ class _Stage:
             self._place(device)
         self._load = record.result
         if self._ranks is not None:  # not before: sums of gradients hang on the parameters themselves
-            parts.connect(self._ranks)
+            parts = parts.connected(self._ranks)
         self._rehearsal = Rehearsal(parts, device, OptimizerPlan(modelled=True), self._ranks)
         self._trained: tuple[str, ...] | None = None
         self._has_state = False
