@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from dryfit.core.sharding import ShardPlan
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.timeline import end_bytes, peak_bytes
 from dryfit.memory.tracer import Variant
-from dryfit.parallel.apply import apply
+from dryfit.parallel.apply import cut
 from dryfit.parallel.collectives import Ranks
 from dryfit.parallel.simulated import SimulatedRanks, simulate
 from dryfit.tasks.base import Batch
@@ -34,6 +34,7 @@ from dryfit.train.tracer import StepTracer
 from rank_plans import CPU, config, planned, subject, with_weights
 
 ROWS, MICRO = 8, 3
+WORDS = {"vocab_size": 4608}
 SUBJECTS: dict[str, Callable[[Path], PlanSubject]] = {
     "bert": lambda folder: subject(config(folder)),
     "bert, frozen": lambda folder: subject(config(folder), regularization={"freeze_layers": 2}),
@@ -42,8 +43,15 @@ SUBJECTS: dict[str, Callable[[Path], PlanSubject]] = {
     "evidence": lambda folder: subject(config(folder), Task.EVIDENCE),
     "llama": lambda folder: subject(config(folder, "llama"), Task.CAUSAL_LM),
     "llama, adapters": lambda folder: subject(config(folder, "llama"), Task.CAUSAL_LM, lora={"r": 4}),
+    "llama, words": lambda folder: subject(config(folder, "llama", **WORDS), Task.CAUSAL_LM, lora={"r": 4}),
+    "llama, words, bf16": lambda folder: subject(
+        config(folder, "llama", tie_word_embeddings=True, **WORDS),
+        Task.CAUSAL_LM,
+        train={"precision": "bf16"},
+        lm={"format": "both"},
+    ),
 }
-QUICK = (("bert", False), ("llama, adapters", False))
+QUICK = (("bert", False), ("llama, words", False))
 
 
 @dataclass
@@ -111,7 +119,9 @@ def batch_of(sizes: dict[str, tuple[int, ...]]) -> Batch:
 def real_step(what: PlanSubject, parts: StepParts, plan: ShardPlan, ranks: SimulatedRanks) -> Held:
     """One optimizer step of a module with weights, really cut, beside the other ranks."""
     sent = Counting(ranks)
-    model = apply(with_weights(parts.model), plan, sent)
+    model = with_weights(parts.model)
+    cut(model, plan, ranks.rank)
+    parts = replace(parts, plan=plan).connected(sent)
     model.train()
     length = what.settings.train.max_length
     batch = batch_of(parts.batch_sizes(ROWS, length))
@@ -167,6 +177,33 @@ def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
     assert loaded == held[0].weights + buffers
     assert end_bytes(tracer.trace(SegmentKind.MICRO_FIRST, variant, shape), "gradient:") == held[0].gradients
     assert end_bytes(tracer.trace(SegmentKind.UPDATE_FIRST, variant, None), "optimizer:") == held[0].state
+
+
+def test_scores_that_stay_cut_take_less_and_send_less(tmp_path: Path) -> None:
+    what = subject(config(tmp_path / "model", "llama", **WORDS), Task.CAUSAL_LM)
+    plan = Cuts(tmp_path / "shards").plan(what, 2)
+    assert plan.scores == "decoder.lm_head"
+    assert plan.vocabulary == WORDS["vocab_size"]
+    shape, table_bytes = Shape(MICRO, 32), MICRO * 32 * WORDS["vocab_size"] * 4
+    apart, together = (StepTracer(what, CPU, plan=one) for one in (plan, plan.model_copy(update={"scores": None})))
+    for kind in (SegmentKind.MICRO_FIRST, SegmentKind.EVALUATE):
+        found, put_together = (peak_bytes(one.trace(kind, Variant(), shape)) for one in (apart, together))
+        assert found < put_together - table_bytes
+    sent, before = (one.sent(Variant(), shape) for one in (apart, together))
+    assert before.forward_bytes - sent.forward_bytes == table_bytes // 2 - MICRO * 32 * 3 * 4
+    assert sent.backward_bytes == before.backward_bytes
+
+
+@pytest.mark.slow
+def test_a_plan_has_its_peak_from_scores_that_stay_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    what = subject(config(tmp_path / "model", "llama", **WORDS), Task.CAUSAL_LM)
+    found = planned(what, tmp_path / "apart", tp=2, micro_batch=MICRO, checkpointing=False)
+    monkeypatch.setattr(sharding, "over_tokens", lambda _: None)
+    before = planned(what, tmp_path / "together", tp=2, micro_batch=MICRO, checkpointing=False)
+    assert found.memory is not None and before.memory is not None
+    assert found.memory.peak_allocated_bytes < 0.6 * before.memory.peak_allocated_bytes
+    assert of(found).weight_bytes < of(before).weight_bytes
+    assert "decoder.lm_head.weight" in {name for kept in of(before).kept_whole for name in kept.names}
 
 
 def of(answer: PlanAnswer) -> CutSummary:

@@ -13,9 +13,10 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
-from dryfit.core.wire import Checkpointed, Note, Started
+from dryfit.core.wire import Checkpointed, Note, Started, read_model
 from dryfit.train.cut_model import CutModel
 from dryfit.train.entry import train
+from dryfit.train.sharding import FOLDER, ProvedPlan
 from together import (
     NOISY,
     OF_EACH_KIND,
@@ -24,10 +25,11 @@ from together import (
     assert_goes_on_after_a_kill,
     criteria,
     ends_with,
+    of_decoder,
     on_rank_1,
     weights,
 )
-from trials import Trial, Undisturbed
+from trials import Trial, Undisturbed, merged
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -39,14 +41,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("model"))
 
 
+WORDS = {"vocab_size": 4608}
+
+
+def of_many_words_in_parts(folder: Path, model: Path, **tables: Any) -> Trial:
+    """Weighted tokens of several examples in a sequence, in micro-batches that are computed again."""
+    own = {"lm": {"mix": 0.8, "packing": True, "learn_prompt": True}}
+    how = {"execution": {**tables.pop("execution", {}), "checkpointing": True, "micro_batch": 3}}
+    return of_decoder("qwen2", 0, **WORDS)(folder, model, **merged(own, how, tables))
+
+
 MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
+    "words": of_decoder("llama", 0, **WORDS),
+    "words, adapters": of_decoder("qwen2", 4, **WORDS),
+    "words, recomputed": of_many_words_in_parts,
     "checkpointed": lambda folder, model, **tables: criteria(
         folder,
         model,
         **{**tables, "execution": {**tables.get("execution", {}), "checkpointing": True, "micro_batch": 3}},
     ),
 }
-QUICK = ("adapters",)
+QUICK = ("words, adapters",)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +74,15 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, model: Path, task: st
     for mine, theirs in zip(heard.points, channel.points, strict=True):
         assert mine.metrics == pytest.approx(theirs.metrics, abs=1e-4)
     assert_close(weights(cut), weights(alone))
+    assert_scores_stay_cut(cut, task.startswith("words"))
     loaded, whole = (dryfit.load(trial.folder / "best").state_dict() for trial in (cut, alone))
     assert_close(loaded, whole)
+
+
+def assert_scores_stay_cut(trial: Trial, expected: bool) -> None:
+    (kept,) = (trial.folder / "cache" / FOLDER).glob("*.json")
+    plan = read_model(kept, ProvedPlan).plan
+    assert (plan.scores is not None) == (plan.vocabulary == WORDS["vocab_size"]) == expected
 
 
 @pytest.fixture(scope="module")

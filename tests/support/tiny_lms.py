@@ -1,5 +1,6 @@
 """Tiny causal language models of several architectures, with tokenizers that know many scripts."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,15 @@ def config_alone(folder: Path) -> Path:
     return folder
 
 
-def causal_lm(folder: Path, architecture: str = "qwen2", *, vocab_size: int = 420, **changes: Any) -> Path:
-    """Write a random model and its tokenizer into a folder."""
+def causal_lm(
+    folder: Path,
+    architecture: str = "qwen2",
+    *,
+    vocab_size: int = 420,
+    sizes: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Path:
+    """Write a random model and its tokenizer into a folder; ``sizes`` are the model's alone."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(TEXTS, vocab_size=vocab_size)
     tokenizer.save_pretrained(folder)
@@ -49,6 +57,7 @@ def causal_lm(folder: Path, architecture: str = "qwen2", *, vocab_size: int = 42
             **ids,
             **OWN[architecture],
             **changes,
+            **(sizes or {}),
         },
     )
     with torch.random.fork_rng(devices=[]):

@@ -52,8 +52,8 @@ def of_spans(task: str, **further: Any) -> Callable[..., Trial]:
     return make
 
 
-def of_decoder(architecture: str, rank: int) -> Callable[..., Trial]:
-    """Makes trials of a language model, with adapters of a rank or with none."""
+def of_decoder(architecture: str, rank: int, **sizes: Any) -> Callable[..., Trial]:
+    """Makes trials of a language model of other sizes than usual, with adapters of a rank or with none."""
 
     def make(folder: Path, model: Path, **tables: Any) -> Trial:
         del model
@@ -62,9 +62,9 @@ def of_decoder(architecture: str, rank: int) -> Callable[..., Trial]:
             "lm": {"format": "both", "max_new_tokens": 3, "generate_rows": 4, "answers": "never, always walk"},
             "lora": {"r": rank, "dropout": 0.0} if rank else {"r": 0},
         }
-        decoder = folder.parent / architecture
+        decoder = folder.parent / "-".join([architecture, *map(str, sizes.values())])
         if not decoder.exists():
-            tiny_lms.causal_lm(decoder, architecture)
+            tiny_lms.causal_lm(decoder, architecture, sizes=sizes)
         rows = tiny.data(folder / "data", train=24, validation=8)
         return Trial(folder, encoder=decoder, data=rows, study={"task": "causal-lm"}, **trials.merged(usual, tables))
 
