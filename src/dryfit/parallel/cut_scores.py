@@ -12,10 +12,9 @@ from torch import nn
 from dryfit.parallel.graph import MARKS, Node, Ref
 from dryfit.parallel.solve import Solved
 
-_ON_EACH: Final = frozenset(
-    ["add", "sub", "mul", "div", "neg", "tanh", "clamp", "clamp_min", "clamp_max"]
-    + ["alias", "clone", "contiguous", "to", "_to_copy"]
-)
+_CAPS: Final = frozenset({"add", "sub", "mul", "div", "neg", "tanh", "clamp", "clamp_min", "clamp_max"})
+_COPIES: Final = frozenset({"alias", "clone", "contiguous", "to", "_to_copy"})
+_ON_EACH: Final = _CAPS | _COPIES
 """Operators that do the same with each score by itself, as scaling and soft caps do."""
 
 

@@ -1,7 +1,7 @@
 """The part of a proof that is about scores that stay cut: their loss over the ranks against that of all scores.
 
-What a plan puts together is compared by the rest of the proof; here nothing is. Every part of the vocabulary has targets
-of its own, its first and its last word among them, so that no word can be taken for another.
+What a plan puts together is compared by the rest of the proof; here nothing is. Every part of the vocabulary has
+targets of its own, its first and its last word among them, so that no word can be taken for another.
 """
 
 from collections.abc import Callable, Iterable
