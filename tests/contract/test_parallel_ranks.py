@@ -72,6 +72,12 @@ def test_checked_calls_that_differ_are_named_on_each_rank(two: Found):
         assert "rank 1 at all_gather of layer 1, float32[2]" in said["call"]
 
 
+def test_a_loss_over_parts_of_a_vocabulary_is_that_of_all_of_it(two: Found):
+    for rank in two:
+        assert max(rank["losses"]["loss"], rank["losses"]["gradients"]) < 1e-12
+        assert rank["losses"]["said"] == two[0]["losses"]["said"]
+
+
 def test_transformers_runs_a_plan_that_it_has_words_for(two: Found):
     for rank in two:
         found = rank["native"]

@@ -34,7 +34,7 @@ from dryfit.train.tracer import StepTracer
 from rank_plans import CPU, config, planned, subject, with_weights
 
 ROWS, MICRO = 8, 3
-WORDS = {"vocab_size": 4608}
+WORDS: dict[str, Any] = {"vocab_size": 4608}
 SUBJECTS: dict[str, Callable[[Path], PlanSubject]] = {
     "bert": lambda folder: subject(config(folder)),
     "bert, frozen": lambda folder: subject(config(folder), regularization={"freeze_layers": 2}),

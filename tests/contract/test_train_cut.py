@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("model"))
 
 
-WORDS = {"vocab_size": 4608}
+WORDS: dict[str, Any] = {"vocab_size": 4608}
 
 
 def of_many_words_in_parts(folder: Path, model: Path, **tables: Any) -> Trial:
@@ -81,7 +81,9 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, model: Path, task: st
 
 def assert_scores_stay_cut(trial: Trial, expected: bool) -> None:
     (kept,) = (trial.folder / "cache" / FOLDER).glob("*.json")
-    plan = read_model(kept, ProvedPlan).plan
+    found = read_model(kept, ProvedPlan)
+    assert found is not None
+    plan = found.plan
     assert (plan.scores is not None) == (plan.vocabulary == WORDS["vocab_size"]) == expected
 
 

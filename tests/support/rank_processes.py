@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 import shard_plans as made
@@ -29,6 +30,7 @@ from dryfit.parallel.gathering import gather_state
 from dryfit.parallel.native import native_plan
 from dryfit.parallel.slices import load
 from dryfit.parallel.stand_in import InDouble
+from dryfit.parallel.vocabulary_loss import VocabularyLoss
 
 KINDS: dict[str, Callable[..., ShardPlan]] = {
     "bert": made.bert_plan,
@@ -282,11 +284,32 @@ def native(ranks: ProcessRanks, folder: Path) -> Facts:
     return {"said": said, "logits": _distance(*logits), "gradients": worst, "cut": cut}
 
 
+def losses(ranks: ProcessRanks, folder: Path) -> Facts:
+    """A loss over parts of a vocabulary, by torch and over the ranks: what each is off by, and its bits."""
+    generator = torch.Generator().manual_seed(3)
+    scores = torch.randn(129, 512, generator=generator, dtype=torch.float64) * 9
+    targets = torch.randint(0, 512, (129,), generator=generator)
+    targets[::5] = -100
+    whole = scores.clone().requires_grad_()
+    expected = functional.cross_entropy(whole, targets, reduction="sum")
+    expected.backward()
+    part = scores.chunk(ranks.degree, 1)[ranks.rank].clone().requires_grad_()
+    loss = VocabularyLoss(ranks, 512)(part, targets)
+    loss.backward()
+    assert whole.grad is not None and part.grad is not None
+    return {
+        "loss": abs(float(loss / expected) - 1),
+        "gradients": float((part.grad - whole.grad.chunk(ranks.degree, 1)[ranks.rank]).abs().max()),
+        "said": float(loss).hex(),
+    }
+
+
 CASES: dict[str, Callable[[ProcessRanks, Path], Facts]] = {
     "equality": equality,
     "dropout": dropout,
     "refusals": refusals,
     "native": native,
+    "losses": losses,
 }
 
 
