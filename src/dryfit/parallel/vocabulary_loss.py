@@ -106,5 +106,6 @@ class _CrossEntropy(Function):
         scores, most_N, total_N, place_N1, here_N, out_N = ctx.saved_tensors
         gradient_N = gradient_N.masked_fill(out_N, 0)
         made_NV = (scores - most_N.unsqueeze(1)).exp_().mul_((gradient_N / total_N).unsqueeze(1))
-        made_NV.scatter_add_(1, place_N1, -(gradient_N * here_N).unsqueeze(1))
+        # Not added in place: that has no deterministic kernel on CUDA.
+        made_NV.scatter_(1, place_N1, made_NV.gather(1, place_N1) - (gradient_N * here_N).unsqueeze(1))
         return made_NV.to(scores.dtype), None, None, None, None
