@@ -5,9 +5,9 @@
     python benchmarks/bench_tasks.py table DATA FOLDER [--train 1280] [--validation 400]
 
 DATA holds train.jsonl, validation.jsonl and test.jsonl of the project's schema. ``search`` writes a study for each task
-into FOLDER and tunes it; run again it goes on. ``table`` lets the best trial's weights predict test, and prints how right
-they are beside the baselines. The baselines read the rows that the studies read; what they choose (a threshold) they
-choose on validation, as the studies do.
+into FOLDER and tunes it; run again it goes on. ``table`` lets the best trial's weights predict test, and prints how
+right they are beside the baselines. The baselines read the rows that the studies read; what they choose (a threshold)
+they choose on validation, as the studies do.
 
 For classes: logistic regression on TF-IDF of words and word pairs of criterion and text. For spans: the sentence whose
 TF-IDF vector is nearest to the criterion's; none where it is not near enough.
