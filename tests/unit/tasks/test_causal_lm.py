@@ -22,6 +22,7 @@ from dryfit.tasks.decoder import check_base, check_packing
 from dryfit.tasks.packs import pack
 from dryfit.tasks.prompt_tokens import Example, sequences
 from dryfit.tasks.prompts import Part
+from dryfit.tasks.token_loss import over_tokens, whole_token_loss
 from dryfit.tasks.tokens import TokenFacts
 from dryfit.train.step import backward_batch
 
@@ -178,6 +179,31 @@ def test_the_normaliser_of_many_tokens_is_exact_where_scores_are_in_half_precisi
         Half(), batch, task_of(), micro_batch=1, backward=lambda value: value.backward(), autocast=nullcontext
     )
     assert float(found.loss) == pytest.approx(float(torch.tensor(4.0).log()), rel=1e-6)
+
+
+def test_a_class_that_is_derived_from_the_task_needs_all_scores_for_all_that_is_known() -> None:
+    task = task_of()
+    derived = type("Derived", (CausalLmTask,), {})(task.given)
+    assert over_tokens(task) is task and over_tokens(derived) is None
+
+
+def test_the_sum_over_tokens_may_be_computed_by_somebody_else() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def token_loss(scores: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        asked.append(tuple(scores.shape))
+        assert weights is None or weights.shape == targets.shape
+        return whole_token_loss(scores, targets, weights) * 2
+
+    task, found = task_of(mix=0.8), examples()
+    twice = task.with_token_loss(token_loss)
+    batch = task.collate(sequences(found, None), range(3))
+    scores = torch.randn(*batch["input_ids"].shape, 300, generator=torch.Generator().manual_seed(1))
+    rows, length = batch["input_ids"].shape
+    assert float(twice.loss_sum(scores, batch)) == 2 * float(task.loss_sum(scores, batch)) > 0
+    kept, whole = twice.keep(scores, batch), task.keep(scores, batch)
+    assert torch.equal(kept, whole * torch.tensor([2.0, 1.0]))
+    assert asked == [(rows * length, 300), *[(length - 1, 300)] * rows]
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2", "mistral"])
