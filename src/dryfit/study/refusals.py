@@ -31,7 +31,7 @@ def refusal_text(answer: PlanAnswer) -> str:
     if answer.verdict is VerdictKind.UNKNOWN:
         why = "; ".join(answer.reasons) or "the planner gives no reason"
         return f'its memory is unknown, and execution.unknown is "refuse" ({why})'
-    each = f" on each of {answer.cut.degree} devices" if answer.cut is not None else ""
+    each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
     parts = [f"needs {gib(needed_bytes(answer))}{each}, {answer.device.name} has {gib(_capacity(answer))}"]
     least = least_rung(answer)
     if least is not None and least.required_bytes < needed_bytes(answer):

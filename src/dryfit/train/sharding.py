@@ -3,10 +3,11 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
 from dryfit.core.settings import ModelSettings, Settings
@@ -26,6 +27,8 @@ from dryfit.tasks.guard import model_bounds
 
 FOLDER = "shards"
 """Where plans are kept, beside a study's tokens or the planner's traces."""
+
+KeptT = TypeVar("KeptT", bound=BaseModel)
 
 _ROWS, _LENGTH = 3, 12
 _POSITIONS = "position_ids"
@@ -58,7 +61,7 @@ def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path, *, most
         ShardError: The plan computes something else than the model, or the proof would take too much memory.
     """
     path = folder / f"{_key(model, task, degree)}.json"
-    kept = _kept(path)
+    kept = _kept(path, ProvedPlan)
     if kept is not None:
         return kept
     plan = shard_plan(model, task, degree)
@@ -76,6 +79,30 @@ def shard_plan(model: TaskModel, task: Task, degree: int) -> ShardPlan:
         TraceError: The model's code cannot be followed.
     """
     return plan_shards(model, degree, inputs=traced_inputs(model, task))
+
+
+def kept_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> ShardPlan:
+    """As :func:`shard_plan`, made once: the proved plan where there is one, else one that is kept without a proof.
+
+    Args:
+        model: As in :func:`proved_plan`.
+        task: Whose model it is.
+        degree: How many ranks.
+        folder: Where plans are kept.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: The model's code cannot be followed.
+    """
+    key = _key(model, task, degree)
+    proved = _kept(folder / f"{key}.json", ProvedPlan)
+    path = folder / f"{key}.unproved.json"
+    plan = proved.plan if proved is not None else _kept(path, ShardPlan)
+    if plan is None:
+        plan = shard_plan(model, task, degree)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(path, plan, durable=False)
+    return plan
 
 
 def traced_inputs(model: TaskModel, task: Task) -> Inputs:
@@ -111,9 +138,9 @@ def _narrow_bases(wide: Wide, step: Narrowing) -> MakeBase:
     return make
 
 
-def _kept(path: Path) -> ProvedPlan | None:
+def _kept(path: Path, kind: type[KeptT]) -> KeptT | None:
     try:
-        return read_model(path, ProvedPlan)
+        return read_model(path, kind)
     except (OSError, ValidationError):
         return None
 
