@@ -135,8 +135,7 @@ class _Planner:
             cut = self.cuts.prove(subject, wishes.ranks) if wishes.ranks > 1 else None
             found = self.with_cut(subject, trial, self.climbed(subject, trial), cut)
         if self.body.several:
-            every, divided = self.body.every_rung, lambda degree: self.divided(subject, degree)
-            found = with_divided(found, trial, wishes, self.device(), divided, every_rung=every)
+            found = with_divided(found, trial, self.body, self.device(), lambda degree: self.divided(subject, degree))
         if wishes.dp > 1:
             found = found.model_copy(update={"reasons": (*found.reasons, _held_text(subject, wishes.dp))})
         return found.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})

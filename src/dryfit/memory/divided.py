@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dryfit.core.errors import ConfigError, ShardError, TraceError
-from dryfit.core.jobs import PlanAnswer
+from dryfit.core.jobs import PlanAnswer, PlanRequest
 from dryfit.core.memory import Effect, ExecutionChoice, Rung, VerdictKind
 from dryfit.core.plan import ExecutionSettings
 from dryfit.core.ranks import Found
@@ -21,9 +21,7 @@ Divided = Callable[[int], SegmentSource]
 """The segments of one rank of so many; raises ConfigError, ShardError or TraceError where the model cannot be cut."""
 
 
-def with_divided(
-    answer: PlanAnswer, trial: Trial, wishes: ExecutionSettings, device: Device, divided: Divided, *, every_rung: bool
-) -> PlanAnswer:
+def with_divided(answer: PlanAnswer, trial: Trial, body: PlanRequest, device: Device, divided: Divided) -> PlanAnswer:
     """Add to a ladder what each of several devices would need, and to a refusal how many would do.
 
     Where not every rung is asked for, that is a refusal's matter alone, and of each degree only the smallest that was
@@ -32,19 +30,19 @@ def with_divided(
     Args:
         answer: What was found, with all that was tried in its ladder; degrees that were tried are left out.
         trial: What is fixed.
-        wishes: Only degrees above theirs are looked at.
+        body: What is asked: only degrees above its wishes' are looked at.
         device: What each rank would have.
         divided: Gives a rank's segments.
-        every_rung: Whether every degree is priced, as asked where that fits.
     """
+    wishes, every_rung = body.wishes, body.every_rung
     refused = answer.verdict is VerdictKind.REFUSED
     if answer.verdict is VerdictKind.UNKNOWN or wishes.dp > 1 or answer.memory is None or not (refused or every_rung):
         return answer
     asked = execution_asked(trial, wishes)
     most_bytes = capacity_bytes(wishes, device)
     needs_bytes = needed_as_asked(answer)
-    smallest = _smallest(answer)
-    choices = [asked, *smallest] if every_rung else (smallest or [asked])
+    smallest = _smallest(answer, asked)
+    choices = list(dict.fromkeys((asked, smallest))) if every_rung else [smallest]
     known = max(wishes.ranks, *(rung.devices for rung in answer.ladder), 1)
     found: list[Rung] = []
     cannot_cut = answer.cannot_cut
@@ -65,7 +63,7 @@ def with_divided(
                 saves_bytes=needs_bytes - required_bytes,
                 time_factor=time_factor(choice, asked, trial),
                 effect=Effect.NUMERICS,
-                fits=required_bytes <= most_bytes,
+                fits=required_bytes <= most_bytes and _host_has(degree * required_bytes, body.host_bytes),
                 devices=degree,
                 note=f"on each of {degree} devices{also}",
             )
@@ -91,8 +89,8 @@ def judged(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> Found:
         return Found.NOT_POSSIBLE
     if not answer.verdict.fits or answer.memory is None:
         return Found.TOO_LARGE
-    over = ranks > 1 and host_bytes is not None and ranks * answer.memory.required_bytes > host_bytes
-    return Found.TOO_LARGE if over else Found.FITS
+    fits = ranks == 1 or _host_has(ranks * answer.memory.required_bytes, host_bytes)
+    return Found.FITS if fits else Found.TOO_LARGE
 
 
 def cut_answer(one: PlanAnswer, several: PlanAnswer, ranks: int, trial: Trial, wishes: ExecutionSettings) -> PlanAnswer:
@@ -190,6 +188,10 @@ def why_not(degree: int, error: ConfigError | ShardError | TraceError) -> str:
     return f"{_ranks(degree)}: {error.found}"
 
 
+def _host_has(needed_bytes: int, host_bytes: int | None) -> bool:
+    return host_bytes is None or needed_bytes <= host_bytes
+
+
 def _ranks(degree: int) -> str:
     return f"execution.tp = {degree}"
 
@@ -207,11 +209,11 @@ def _first_that_fits(
     return min(priced, key=lambda one: one[1])
 
 
-def _smallest(answer: PlanAnswer) -> list[ExecutionChoice]:
+def _smallest(answer: PlanAnswer, asked: ExecutionChoice) -> ExecutionChoice:
     """Of what was tried, the choice that needs least; state in host memory is for one process alone."""
     own = [
         (rung.required_bytes, rung.execution)
         for rung in answer.ladder
         if rung.execution is not None and rung.devices == 1 and not rung.execution.offload_optimizer
     ]
-    return [min(own, key=lambda one: one[0])[1]] if own else []
+    return min([(needed_as_asked(answer), asked), *own], key=lambda one: one[0])[1]
