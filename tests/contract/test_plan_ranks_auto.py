@@ -21,7 +21,7 @@ FEW: dict[str, Any] = {"optimizer_impl": "fused", "micro_batch": 2}
 
 def wide(folder: Path, **tables: Any) -> PlanSubject:
     """Its weights are nearly all that it takes."""
-    shape = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 8192, "num_hidden_layers": 2}
+    shape: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 8192, "num_hidden_layers": 2}
     return subject(config(folder, **shape), train={"batch_size": 2, "max_length": 8}, **tables)
 
 

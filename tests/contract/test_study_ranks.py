@@ -12,7 +12,7 @@ from study_runs import fold, run
 
 STUDY = """
 [study]
-trials = 3
+trials = 2
 seed = 5
 
 [data]
@@ -44,6 +44,9 @@ attention_dropout = 0.0
 [search]
 sampler = "random"
 mirror = "none"
+
+[[search.enqueue]]
+"model.name" = "{large}"
 
 [execution]
 threads = 1
@@ -91,10 +94,13 @@ def test_the_large_model_is_cut_and_learns_what_one_process_does(
         assert (cut.plan.answer.cut is not None) is is_large
         assert cut.value == pytest.approx(alone.value, abs=1e-4)
         assert [one.metrics for one in cut.reports] == [pytest.approx(one.metrics, abs=1e-4) for one in alone.reports]
-        log = json.loads((tight / "trials" / f"{cut.number:04d}" / "attempt-1" / "request.json").read_text())
-        assert log["plan"]["tp"] == (2 if is_large else 1)
+        asked = json.loads((tight / "trials" / f"{cut.number:04d}" / "attempt-1" / "request.json").read_text())
+        assert asked["body"]["plan"]["tp"] == (2 if is_large else 1)
         shown = run("show", tight, str(cut.number)).stdout
         assert ("run with cut over 2 ranks, micro-batch 8 x 1" in shown) is is_large
+
+    looked = run("tune", tight, "--dry-run", "--set", f"model.name={large}")
+    assert "by each of 2 ranks that its model is cut over" in looked.stdout, looked.stdout + looked.stderr
 
     refused = study("refused", needs[str(large)] - 1000, "1")
     done = run("tune", refused, "--quiet")
