@@ -24,6 +24,7 @@ from dryfit.memory.timeline import Timeline
 from dryfit.memory.tracer import Variant
 from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.observing import observe
+from dryfit.train.subjects import subject_task
 from dryfit.train.tracer import StepTracer
 
 _DOING = "calibrating"
@@ -57,6 +58,7 @@ def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
         micro_batch=execution.micro_batch,
         evaluation_rows=evaluation_rows(execution.micro_batch),
         lengths=Lengths(train.max_length),
+        measured_rows=subject_task(case.subject).measured_rows(evaluation_rows(execution.micro_batch)),
     )
     source = SegmentSource(StepTracer(case.subject, device.spec, reentrant=case.reentrant))
     return estimate(source, work, device), run_of(source, work, (train.max_length,) * 3, device)

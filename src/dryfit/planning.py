@@ -285,6 +285,7 @@ class _Planner:
             cannot_checkpoint=self.cannot_checkpoint(subject),
             cannot_offload=cannot_offload(settings.optim, spec.kind, processes=self.body.wishes.processes),
             lora_rank=subject.lora.r if subject.lora is not None else None,
+            measured_rows=task.measured_rows,
         )
 
     def cannot_checkpoint(self, subject: PlanSubject) -> str | None:

@@ -101,6 +101,9 @@ class ToyTracer:
                 made.gemm()
                 for layer in range(self.layers):
                     made.free(self._scores(made, shape, layer))
+            case SegmentKind.MEASURE:
+                made.phase = StepPhase.EVALUATE
+                made.free(made.take(MIB * shape.rows, MemoryCategory.TEMPORARIES, "cache"))
             case SegmentKind.SAVE:
                 made.phase = StepPhase.SAVE
                 made.free(made.take(512, MemoryCategory.TEMPORARIES))

@@ -29,8 +29,6 @@ IRRELEVANT: Final = frozenset(
         "multitask.criteria_weight",
         "lora.alpha",
         "lm.mix",
-        "lm.generate_rows",
-        "lm.max_new_tokens",
     }
 )
 """Keys that change numbers and time, but no tensor."""

@@ -82,6 +82,7 @@ class Work:
 
     Attributes:
         evaluation_rows: Rows of a validation batch.
+        measured_rows: Rows that a validation works on at once beyond that, to generate answers; 0: it does not.
     """
 
     variant: Variant
@@ -89,6 +90,7 @@ class Work:
     micro_batch: int
     evaluation_rows: int
     lengths: Lengths
+    measured_rows: int = 0
 
 
 def estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
@@ -180,7 +182,7 @@ def _with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, dev
 
 def _question(work: Work, device: Device, lengths: Sequence[int]) -> str:
     """All that a plan depends on besides the segments; the device's size is not among it."""
-    rows = (work.effective_batch, work.micro_batch, work.evaluation_rows, bool(work.lengths.rows))
+    rows = (work.effective_batch, work.micro_batch, work.evaluation_rows, work.measured_rows, bool(work.lengths.rows))
     return f"{work.variant} {rows} {lengths} {device.spec.kind} {device.constants} {device.allocator}"
 
 
@@ -197,9 +199,14 @@ def run_of(source: SegmentSource, work: Work, lengths: Sequence[int], device: De
         for at, length in enumerate(lengths)
     )
     validation = source.segment(SegmentKind.EVALUATE, work.variant, Shape(work.evaluation_rows, work.lengths.longest))
+    measured = [
+        [source.segment(SegmentKind.MEASURE, work.variant, Shape(work.measured_rows, work.lengths.longest))]
+        for _ in range(work.measured_rows > 0)
+    ]
     loading = source.segment(SegmentKind.LOAD, work.variant)
     saving = source.segment(SegmentKind.SAVE, work.variant)
-    return compose([[loading], *early, [validation], last, [saving]], workspace_bytes=device.constants.workspace_bytes)
+    run = [[loading], *early, [validation], *measured, last, [saving]]
+    return compose(run, workspace_bytes=device.constants.workspace_bytes)
 
 
 def _step(source: SegmentSource, work: Work, length: int, update: SegmentKind) -> list[Segment]:

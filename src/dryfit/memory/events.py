@@ -5,6 +5,7 @@ A training run is put together from *segments* that are traced once each and may
     load  batch  micro_first  micro_next ...  update_first     the first optimizer step
           batch  micro_first  micro_next ...  update           every later one
           evaluate                                             a validation batch
+          measure                                              answers that a validation generates
           save                                                 a checkpoint
 
 A storage that lives beyond its segment has a name, the same in every segment: ``weight:encoder.x``,
@@ -35,13 +36,15 @@ class SegmentKind(StrEnum):
     """Every later one."""
     EVALUATE = "evaluate"
     """A validation batch."""
+    MEASURE = "measure"
+    """What a validation asks of the model beyond passes over the rows: generated answers."""
     SAVE = "save"
     """A checkpoint is written."""
 
     @property
     def has_shape(self) -> bool:
         """Whether it depends on the rows and lengths of a batch."""
-        return self in (SegmentKind.BATCH, SegmentKind.MICRO_FIRST, SegmentKind.MICRO_NEXT, SegmentKind.EVALUATE)
+        return self not in (SegmentKind.LOAD, SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE, SegmentKind.SAVE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ def work_of(trial: Trial, choice: ExecutionChoice) -> Work:
         micro_batch=choice.micro_batch,
         evaluation_rows=trial.evaluation_rows(choice.micro_batch),
         lengths=trial.lengths,
+        measured_rows=trial.measured_rows(trial.evaluation_rows(choice.micro_batch)),
     )
 
 
@@ -186,10 +187,12 @@ class _Climb:
         longest, effective = self.trial.lengths.candidates, self.trial.effective_batch
         rows = {choice.micro_batch for choice in stage}
         rests = {effective % micro for micro in rows} - {0}
+        evaluated = {self.trial.evaluation_rows(micro) for micro in rows}
         for kind, wanted in (
             (SegmentKind.MICRO_FIRST, rows),
             (SegmentKind.MICRO_NEXT, {micro for micro in rows if micro < effective} | rests),
-            (SegmentKind.EVALUATE, {self.trial.evaluation_rows(micro) for micro in rows}),
+            (SegmentKind.EVALUATE, evaluated),
+            (SegmentKind.MEASURE, {self.trial.measured_rows(each) for each in evaluated} - {0}),
         ):
             self.source.prepare(kind, [Shape(row, length) for row in wanted for length in longest])
 

@@ -59,6 +59,7 @@ class Trial:
     Attributes:
         optimizer_impls: Implementations its optimizer has on the device; the one that ``auto`` means first.
         evaluation_rows: Rows of a validation batch, of those of a micro-batch.
+        measured_rows: Rows that answers are generated for at once, of those of a validation batch; 0: for none.
         cannot_checkpoint: Why the model cannot recompute activations; None where it can.
         cannot_offload: Why the optimizer's state cannot be in host memory; None where it can.
         lora_rank: Rank of its adapters; None without.
@@ -71,6 +72,7 @@ class Trial:
     cannot_checkpoint: str | None = None
     cannot_offload: str | None = None
     lora_rank: int | None = None
+    measured_rows: Callable[[int], int] = lambda _: 0
 
 
 @dataclass(frozen=True, slots=True)

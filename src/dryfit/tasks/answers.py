@@ -4,16 +4,20 @@ Dimension suffixes: ``B`` prompts, ``L`` tokens.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from inspect import signature
+from typing import Any, Final
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from dryfit.core.seeds import derive_seed
 from dryfit.meta.configs import most_tokens
 from dryfit.tasks.prompt_tokens import ROLES, PromptTokenizer, Role
 from dryfit.tasks.tokens import TokenSet
+
+PROMPTS_AT_ONCE: Final = 8
+"""Most prompts that are answered together."""
 
 
 def sampled(count: int, wanted: int, seed: int) -> list[int]:
@@ -93,9 +97,8 @@ def answer(
         for start in range(0, len(order), batch_rows):
             rows = order[start : start + batch_rows]
             ids_BL, mask_BL = _padded_left([asked[row] for row in rows], prompts.pad_id)
-            room = max_new_tokens if limit is None else max(1, limit - ids_BL.shape[1] + 1)
             greedy = GenerationConfig(
-                max_new_tokens=min(max_new_tokens, room),  # each but the last needs a position of its own
+                max_new_tokens=_room(max_new_tokens, ids_BL.shape[1], limit),
                 do_sample=False,
                 num_beams=1,
                 use_cache=True,
@@ -109,6 +112,52 @@ def answer(
                 texts[row] = prompts.text_of(_until(ids, prompts.end_id))
             beat()
     return texts
+
+
+def rehearse(base: PreTrainedModel, rows: int, length: int, *, max_new_tokens: int) -> None:
+    """What of :func:`answer` takes most memory: reading the prompts, and the last token.
+
+    The loop is that of ``GenerationMixin._sample`` in transformers: keys and values of all tokens are kept, each new
+    token makes a layer's grow by a copy, and the scores of the last position are copied in fp32.
+
+    Args:
+        base: The language model without the wrapper of its adapters, in eval mode; its tensors may be fakes.
+        rows: Prompts.
+        length: Tokens of each.
+        max_new_tokens: Longest answer.
+    """
+    device = next(base.parameters()).device
+    cache = DynamicCache(config=base.config)
+    new = _room(max_new_tokens, length, most_tokens(base.config))
+    with torch.no_grad():
+        _next_token(base, cache, torch.zeros((rows, length), dtype=torch.int64, device=device))
+        if new == 1:
+            return
+        for layer in cache.layers:
+            if all(isinstance(getattr(layer, name, None), torch.Tensor) for name in ("keys", "values")):
+                # No name for what is there: its copy takes its place.
+                layer.update(_more_of(layer.keys, new - 2), _more_of(layer.values, new - 2))  # pyright: ignore
+        _next_token(base, cache, torch.zeros((rows, 1), dtype=torch.int64, device=device))
+
+
+def _next_token(base: PreTrainedModel, cache: DynamicCache, ids_BL: torch.Tensor) -> None:
+    rows, known = ids_BL.shape[0], cache.get_seq_length()
+    mask_BL = torch.ones((rows, known + ids_BL.shape[1]), dtype=torch.int64, device=ids_BL.device)
+    places_BL = mask_BL.cumsum(dim=-1)[:, known:] - 1  # of each row: padding on the left moves them
+    given = {"position_ids": places_BL, "logits_to_keep": 1}
+    taken = {name: given[name] for name in given if name in signature(base.forward).parameters}
+    outputs = base(input_ids=ids_BL, attention_mask=mask_BL, past_key_values=cache, use_cache=True, **taken)
+    outputs.logits[:, -1].to(copy=True, dtype=torch.float32).argmax(dim=-1)
+
+
+def _more_of(kept: torch.Tensor, count: int) -> torch.Tensor:
+    """Keys or values of so many further tokens, in the memory of one; the tokens are the last dimension but one."""
+    return kept.new_empty((*kept.shape[:-2], 1, kept.shape[-1])).expand(*kept.shape[:-2], count, kept.shape[-1])
+
+
+def _room(wanted: int, width: int, limit: int | None) -> int:
+    """Tokens that an answer may have; each but the last needs a position of its own."""
+    return wanted if limit is None else min(wanted, max(1, limit - width + 1))
 
 
 def _padded_left(asked: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -252,8 +252,25 @@ class Task(Loss, Protocol):
         """Every metric of a whole split; ``kept`` is (rows, K), in row order, in fp32 on the CPU."""
         ...
 
-    def measure(self, model: TaskModel, tokens: TokenSet, beat: Callable[[], None]) -> Mapping[str, float]:
-        """Metrics that need more of the model than one pass over the rows; may be empty."""
+    def measure(
+        self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
+    ) -> Mapping[str, float]:
+        """Metrics that need more of the model than one pass over the rows; may be empty.
+
+        Args:
+            model: In eval mode, on its device.
+            tokens: A split.
+            batch_rows: Rows of a validation batch; never more at once than :meth:`measured_rows` of it.
+            beat: Called once a batch.
+        """
+        ...
+
+    def measured_rows(self, batch_rows: int) -> int:
+        """Rows that :meth:`measure` works on at once, where a validation batch has so many; 0: it does nothing."""
+        ...
+
+    def rehearse_measure(self, model: TaskModel, rows: int, length: int) -> None:
+        """What of :meth:`measure` takes most memory, on tensors without values, for so many rows of so many tokens."""
         ...
 
     def predictions(

@@ -20,7 +20,7 @@ from dryfit.meta.adapters import new_adapter
 from dryfit.meta.configs import load_tokenizer
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind
-from dryfit.tasks.answers import answer, matches, sampled
+from dryfit.tasks.answers import PROMPTS_AT_ONCE, answer, matches, rehearse, sampled
 from dryfit.tasks.base import Batch, Given, MakeBase, Outputs, TaskModel
 from dryfit.tasks.decoder import BASE_DTYPES, check_base, check_packing
 from dryfit.tasks.encoder import EncoderTask
@@ -32,7 +32,6 @@ from dryfit.tasks.rows import TRAIN, Readable, Splits, UnlabelledRow
 from dryfit.tasks.tokens import Tokens, TokenSet
 
 _PACK_SEED = 0
-_PROMPTS_AT_ONCE = 8
 _ADAPTERS = ("*lora_*",)
 
 
@@ -226,7 +225,9 @@ class CausalLmTask(EncoderTask):
         lost, count = kept.double().sum(dim=0).tolist()
         return {Metric.LOSS: lost / count if count else math.nan}
 
-    def measure(self, model: TaskModel, tokens: TokenSet, beat: Callable[[], None]) -> Mapping[str, float]:
+    def measure(
+        self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
+    ) -> Mapping[str, float]:
         """How many answers to a fixed sample of the rows are exactly right."""
         assert isinstance(model, CausalLm)
         if Metric.EXACT_MATCH not in self.metric_names():
@@ -239,10 +240,20 @@ class CausalLmTask(EncoderTask):
             rows,
             PromptTokenizer(tokenizer, self._lm, self.given.settings.train.max_length),
             max_new_tokens=self._lm.max_new_tokens,
-            batch_rows=_PROMPTS_AT_ONCE,
+            batch_rows=self.measured_rows(batch_rows),
             beat=beat,
         )
         return {Metric.EXACT_MATCH: share}
+
+    def measured_rows(self, batch_rows: int) -> int:
+        """Prompts that are answered at once."""
+        if Metric.EXACT_MATCH not in self.metric_names():
+            return 0
+        return min(PROMPTS_AT_ONCE, batch_rows, self._lm.generate_rows)
+
+    def rehearse_measure(self, model: TaskModel, rows: int, length: int) -> None:
+        """Answer prompts as long as whole rows, without values."""
+        rehearse(model.base(), rows, length, max_new_tokens=self._lm.max_new_tokens)
 
     def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
         """Rows to predict whose prompt has no room even without its text, or that lack a criterion."""

@@ -132,10 +132,20 @@ class EncoderTask(Task):
         del kept, tokens
         return _NOTHING
 
-    def measure(self, model: TaskModel, tokens: TokenSet, beat: Callable[[], None]) -> Mapping[str, float]:
+    def measure(
+        self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
+    ) -> Mapping[str, float]:
         """One pass is enough."""
-        del model, tokens, beat
+        del model, tokens, batch_rows, beat
         return _NOTHING
+
+    def measured_rows(self, batch_rows: int) -> int:
+        """None."""
+        del batch_rows
+        return 0
+
+    def rehearse_measure(self, model: TaskModel, rows: int, length: int) -> None:
+        """Nothing is done."""
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]

@@ -99,7 +99,7 @@ def evaluate(
         model, tokens, task, collate, batch_rows=batch_rows, after=lambda *_: beat(), guard=guard
     ).float()
     fitted = task.fit(kept, tokens) if fitted is None else fitted
-    found = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, beat)}
+    found = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, batch_rows=batch_rows, beat=beat)}
     return Evaluated({name: float(value) for name, value in found.items()}, dict(fitted))
 
 

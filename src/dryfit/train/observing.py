@@ -135,7 +135,10 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
         with meter.part(name), _no_collection():
             if name == "validation":
                 meter.phase(StepPhase.EVALUATE)
-                rehearsal.evaluate(_rows(rehearsal, case, evaluation_rows(execution.micro_batch)))
+                rows = evaluation_rows(execution.micro_batch)
+                rehearsal.evaluate(_rows(rehearsal, case, rows))
+                if measured := parts.task.measured_rows(rows):
+                    rehearsal.measure(Shape(measured, train.max_length))
             elif name == "checkpoint":
                 meter.phase(StepPhase.SAVE)
                 rehearsal.save()

@@ -108,6 +108,11 @@ class Rehearsal:
             outputs = self.parts.model(**{name: batch[name] for name in task.inputs if name in batch})
             task.keep(outputs, batch).cpu()
 
+    def measure(self, shape: Shape) -> None:
+        """What a task's metrics ask of the model beyond that; without autocast, as a validation does it."""
+        self.parts.model.eval()
+        self.parts.task.rehearse_measure(self.parts.model, shape.rows, shape.length)
+
     def save(self) -> None:
         """Bring everything that a checkpoint holds to the host; of a model that is cut, put together first."""
         if self.parts.plan is not None and self.ranks is not None:

@@ -189,6 +189,8 @@ class _Stage:
                     return self._update()
                 case SegmentKind.EVALUATE, Shape():
                     return self._evaluate(shape)
+                case SegmentKind.MEASURE, Shape():
+                    return self._measure(shape)
                 case SegmentKind.SAVE, None:
                     return self._save()
                 case _:
@@ -248,6 +250,12 @@ class _Stage:
         self._phase(StepPhase.EVALUATE)
         with self._recorder.segment() as record:
             self._rehearsal.evaluate(self._rehearsal.batch(shape))
+        return record.result
+
+    def _measure(self, shape: Shape) -> Segment:
+        self._phase(StepPhase.EVALUATE)
+        with self._recorder.segment() as record:
+            self._rehearsal.measure(shape)
         return record.result
 
     def _save(self) -> Segment:

@@ -77,6 +77,13 @@ def test_a_large_validation_batch_is_the_peak():
     assert found.peak_allocated_bytes == (8 + 16 + 16) * MIB - 16 * MIB + scores + 8 * 1024 * 64 + 2 * WORKSPACE
 
 
+def test_answers_that_are_generated_may_be_the_peak():
+    few, many = (planned(replace(WORK, measured_rows=rows)) for rows in (1, 100))
+    assert few.peak_allocated_bytes == planned().peak_allocated_bytes
+    assert (many.peak_at.phase, many.peak_at.module) == (StepPhase.EVALUATE, "cache")
+    assert many.by_category[MemoryCategory.TEMPORARIES] == 100 * MIB
+
+
 def test_a_loop_over_tensors_at_once_is_the_peak():
     found = planned(replace(WORK, micro_batch=8, variant=Variant(optimizer_impl=OptimizerImpl.FOREACH)))
     assert found.peak_at.phase is StepPhase.OPTIMIZER

@@ -1,0 +1,159 @@
+"""What a plan says that generated answers take, beside what torch's profiler sees generating them take, on the CPU."""
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.choices import BaseFormat, Task
+from dryfit.core.jobs import PlanAnswer, PlanRequest
+from dryfit.core.memory import StepPhase
+from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.core.settings import LoraSettings, TrialSettings
+from dryfit.memory.events import SegmentKind, Shape
+from dryfit.memory.tracer import Variant
+from dryfit.planning import plan
+from dryfit.tasks.answers import answer
+from dryfit.tasks.causal_lm import CausalLm
+from dryfit.tasks.prompt_tokens import PromptTokenizer
+from dryfit.train.evaluate import evaluation_rows
+from dryfit.train.observing import fill
+from dryfit.train.subjects import step_parts
+from dryfit.train.tracer import StepTracer
+
+ROWS, LENGTH, NEW = 8, 96, 24
+CPU = DeviceSpec(name="cpu", kind=DeviceKind.CPU, capacity_bytes=2**40)
+
+
+class Endless:
+    """Ids for prompts; no answer ever ends."""
+
+    pad_id, end_id = 0, 10**6
+
+    @staticmethod
+    def text_of(ids: list[int]) -> str:
+        return str(len(ids))
+
+
+def subject(folder: Path, architecture: str, *, lora: bool, new: int = NEW) -> PlanSubject:
+    """A small causal language model whose keys and values are not small."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4}
+    extra = {"head_dim": 64} if architecture != "gpt2" else {"n_positions": 2048}
+    config = AutoConfig.for_model(architecture, vocab_size=500, intermediate_size=128, pad_token_id=0, **sizes, **extra)
+    config.save_pretrained(folder)
+    tables = {"model": {"name": str(folder)}, "lm": {"max_new_tokens": new}}
+    adapters = LoraSettings(r=4, base=BaseFormat.FP32) if lora else LoraSettings(r=0)
+    return PlanSubject(
+        task=Task.CAUSAL_LM, settings=TrialSettings.model_validate_json(json.dumps(tables)), lora=adapters
+    )
+
+
+def peak(deltas: list[int]) -> int:
+    """The highest running sum."""
+    live = highest = 0
+    for delta in deltas:
+        live += delta
+        highest = max(highest, live)
+    return highest
+
+
+def profiled_peak(work: Callable[[], object]) -> int:
+    gc.collect()
+    gc.disable()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+            work()
+    finally:
+        gc.enable()
+    assert seen.profiler is not None and seen.profiler.kineto_results is not None
+    events: list[Any] = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    return peak([one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())])
+
+
+def generated_peak(asked: PlanSubject) -> int:
+    """What answering really takes; prompts of different lengths, so that some are padded on the left."""
+    torch.manual_seed(0)
+    model = step_parts(asked, checkpointing=False, reentrant=False).model
+    fill(model, "cpu")
+    model.eval()
+    assert isinstance(model, CausalLm)
+    prompts = [[5] * (LENGTH - row % 3) for row in range(ROWS)]
+    new = asked.settings.lm.max_new_tokens
+    said: list[str] = []
+
+    def work() -> None:
+        endless = cast("PromptTokenizer", Endless)
+        found = answer(model.decoder, prompts, endless, max_new_tokens=new, batch_rows=ROWS, beat=lambda: None)
+        said.extend(found)
+
+    work()  # what is made once and kept
+    said.clear()
+    taken = profiled_peak(work)
+    assert said == [str(new)] * ROWS
+    return taken
+
+
+def planned_peak(asked: PlanSubject) -> int:
+    tracer = StepTracer(asked, CPU)
+    return peak(list(tracer.trace(SegmentKind.MEASURE, Variant(), Shape(ROWS, LENGTH)).deltas))
+
+
+def ladder(folder: Path, *, generate_rows: int, capacity: int = 2**40) -> PlanAnswer:
+    """The plan of a trial whose answers have room for more keys and values than all else."""
+    asked = subject(folder / "model", "qwen2", lora=True, new=2000)
+    tables = asked.settings.model_dump(mode="json")
+    tables["lm"]["generate_rows"] = generate_rows
+    tables["train"] |= {"batch_size": 8, "max_length": 64}
+    changed = asked.model_copy(update={"settings": TrialSettings.model_validate_json(json.dumps(tables))})
+    spec = CPU.model_copy(update={"capacity_bytes": capacity})
+    request = PlanRequest(
+        subjects=(changed,), device=spec, wishes=ExecutionSettings(), trace_dir=str(folder / "traces"), every_rung=False
+    )
+    result = plan(request, cast("ChildChannel", Silent()))
+    assert result.plan is not None
+    return result.plan.answers[0]
+
+
+class Silent:
+    """A channel that nobody listens to."""
+
+    def send(self, _message: object) -> None: ...
+
+    def beat(self) -> None: ...
+
+
+def test_a_trial_is_planned_with_its_answers_and_fewer_at_once_take_less(tmp_path: Path) -> None:
+    none, eight = ladder(tmp_path, generate_rows=0), ladder(tmp_path, generate_rows=64)
+    assert none.memory is not None and eight.memory is not None and eight.execution is not None
+    assert none.memory.peak_at.phase is not StepPhase.EVALUATE
+    assert eight.memory.peak_at.phase is StepPhase.EVALUATE
+    kept_bytes = 6 * 2 * 4 * 64 * 4 * 8 * 2064  # layers, keys and values, heads, features, fp32, prompts, tokens
+    assert kept_bytes <= eight.memory.peak_allocated_bytes <= 1.3 * kept_bytes
+    tight = ladder(tmp_path, generate_rows=64, capacity=eight.memory.required_bytes - kept_bytes // 4)
+    assert tight.execution is not None and tight.execution.micro_batch == 1
+    assert evaluation_rows(tight.execution.micro_batch) == 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "lora", "new"),
+    [
+        ("qwen2", True, NEW),
+        ("llama", False, 200),
+        pytest.param("llama", True, 1, marks=pytest.mark.slow),
+        pytest.param("mistral", True, NEW, marks=pytest.mark.slow),
+        pytest.param("gpt2", False, 200, marks=pytest.mark.slow),
+        pytest.param("gemma2", True, NEW, marks=pytest.mark.slow),
+    ],
+)
+def test_answers_take_what_the_plan_says(tmp_path: Path, architecture: str, lora: bool, new: int) -> None:
+    asked = subject(tmp_path, architecture, lora=lora, new=new)
+    generated, planned = generated_peak(asked), planned_peak(asked)
+    assert generated > 1_000_000
+    assert 0.99 <= planned / generated <= 1.001
