@@ -21,11 +21,6 @@ def least_rung(answer: PlanAnswer) -> Rung | None:
     return min(own, key=lambda rung: rung.required_bytes, default=None)
 
 
-def what_fits(answer: PlanAnswer) -> Rung | None:
-    """The first rung of a refused trial's ladder that fits: not allowed, another experiment, or more devices."""
-    return next((rung for rung in answer.ladder if rung.fits), None)
-
-
 def refusal_text(answer: PlanAnswer) -> str:
     """Why a trial is refused, as one line with numbers."""
     if answer.verdict is VerdictKind.UNKNOWN:
