@@ -3,23 +3,25 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.cut import Sent
-from dryfit.core.errors import ConfigError, TraceError
+from dryfit.core.cut import CutSummary, Sent
+from dryfit.core.errors import ConfigError, ShardError, TraceError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import ExecutionSettings, PlanSubject
+from dryfit.core.ranks import AUTO, Found, next_ranks, ranks_taken
 from dryfit.core.settings import DataSettings, ModelSettings
 from dryfit.core.units import gib
 from dryfit.core.wire import Phase
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.constants import device_constants, read_calibrations
-from dryfit.memory.divided import with_divided
+from dryfit.memory.divided import cut_answer, judged, why_not, with_divided, with_more_ranks, with_tried
 from dryfit.memory.estimate import Device, Lengths
 from dryfit.memory.events import SegmentKind, Shape
 from dryfit.memory.ladder import plan as climb
@@ -102,14 +104,15 @@ class _Planner:
     sources: dict[_Step, SegmentSource] = field(default_factory=dict[_Step, SegmentSource])
     lengths: dict[tuple[str, int, str], Lengths] = field(default_factory=dict[tuple[str, int, str], Lengths])
     tracers: dict[_Step, StepTracer] = field(default_factory=dict[_Step, StepTracer])
+    ranks: dict[int, "_Planner"] = field(default_factory=dict[int, "_Planner"])
 
     def prepare(self, trials: Sequence[Trial]) -> None:
         """Say which batches will be asked for, so that a whole space needs few traces."""
         if len(trials) == 1:
             return
         for subject, trial in zip(self.body.subjects, trials, strict=True):
-            if self.body.wishes.tp > 1:
-                self.cuts.prove(subject, self.body.wishes.tp)
+            if self.body.wishes.ranks > 1:
+                self.cuts.prove(subject, self.body.wishes.ranks)
             source = self.source(subject)
             rows = min(self.body.wishes.micro_batch or trial.effective_batch, trial.effective_batch)
             for length in trial.lengths.candidates:
@@ -126,24 +129,92 @@ class _Planner:
             TraceError: Its model cannot be followed to cut it.
         """
         began_s, wishes = time.monotonic(), self.body.wishes
-        cut = self.cuts.prove(subject, wishes.tp) if wishes.tp > 1 else None
-        source, device = self.source(subject), self.device()
-        found = climb(
+        if wishes.tp == AUTO:
+            found = self.fewest(subject, trial)
+        else:
+            cut = self.cuts.prove(subject, wishes.ranks) if wishes.ranks > 1 else None
+            found = self.with_cut(subject, trial, self.climbed(subject, trial), cut)
+        if self.body.several:
+            found = with_divided(found, trial, self.body, self.device(), lambda degree: self.divided(subject, degree))
+        if wishes.dp > 1:
+            found = found.model_copy(update={"reasons": (*found.reasons, _held_text(subject, wishes.dp))})
+        return found.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})
+
+    def climbed(self, subject: PlanSubject, trial: Trial) -> PlanAnswer:
+        """What the ladder says of a subject on the ranks of the wishes."""
+        return climb(
             trial,
-            wishes,
-            source,
-            device,
+            self.body.wishes,
+            self.source(subject),
+            self.device(),
             resubject=lambda change: self.changed(subject, change),
             every_rung=self.body.every_rung,
         )
-        if self.body.every_rung:
-            found = with_divided(found, trial, wishes, source, device, lambda degree: self.divided(subject, degree))
-        if wishes.dp > 1:
-            found = found.model_copy(update={"reasons": (*found.reasons, _held_text(subject, wishes.dp))})
-        if cut is not None:
-            cut = cut.model_copy(update={"sent": self.sent(subject, trial, found)})
-            found = found.model_copy(update={"cut": cut})
-        return found.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})
+
+    def with_cut(self, subject: PlanSubject, trial: Trial, answer: PlanAnswer, cut: CutSummary | None) -> PlanAnswer:
+        """An answer about a rank, with how the model is cut and what is sent."""
+        if cut is None:
+            return answer
+        return answer.model_copy(update={"cut": cut.model_copy(update={"sent": self.sent(subject, trial, answer)})})
+
+    def fewest(self, subject: PlanSubject, trial: Trial) -> PlanAnswer:
+        """Plan a subject on the fewest ranks by which it fits; where none does, the refusal on one device.
+
+        Raises:
+            ConfigError: A wish is impossible.
+        """
+        exact, host_bytes = self.body.wishes.allow == "exact", self.body.host_bytes
+        degrees = () if exact or not self.body.several else self.body.degrees
+        reasons = ['execution.allow is "exact": ranks add up in another order'] if exact else list[str]()
+        answers: dict[int, PlanAnswer] = {}
+        found: dict[int, Found] = {}
+        while (ranks := next_ranks(found, degrees)) is not None:
+            try:
+                answers[ranks] = self.climbed(subject, trial) if ranks == 1 else self.on_ranks(ranks).rank_of(subject)
+                found[ranks] = judged(answers[ranks], ranks, host_bytes)
+            except (ConfigError, ShardError, TraceError) as error:
+                if ranks == 1:
+                    raise
+                found[ranks] = Found.NOT_POSSIBLE
+                reasons.append(why_not(ranks, error))
+        one, taken = answers.pop(1), ranks_taken(found)
+        one = one.model_copy(update={"cannot_cut": reasons[0]}) if reasons and not one.verdict.fits else one
+        if taken is None:
+            return with_tried(one, answers, host_bytes)
+        answer = one if taken == 1 else cut_answer(one, answers[taken], taken, trial, self.body.wishes)
+        return answer if host_bytes is not None else self.with_fallback(subject, answer, taken, degrees)
+
+    def on_ranks(self, ranks: int) -> "_Planner":
+        """One that plans a rank of so many, and climbs no further than it must."""
+        if ranks not in self.ranks:
+            wishes = self.body.wishes.model_copy(update={"tp": ranks})
+            body = self.body.model_copy(update={"wishes": wishes, "every_rung": False})
+            self.ranks[ranks] = _Planner(body, self.store, self.cuts, lengths=self.lengths)
+        return self.ranks[ranks]
+
+    def rank_of(self, subject: PlanSubject) -> PlanAnswer:
+        """Plan one rank of a subject's model; how it is cut is proved only where that fits.
+
+        Raises:
+            ConfigError: It cannot be cut so, or its optimizer takes no slices.
+            ShardError: Its plan computes something else.
+            TraceError: Its model cannot be followed.
+        """
+        check_divided(subject.settings, self.body.wishes)
+        trial, ranks = self.trial(subject), self.body.wishes.ranks
+        answer = self.climbed(subject, trial)
+        cut = self.cuts.prove(subject, ranks) if judged(answer, ranks, self.body.host_bytes) is Found.FITS else None
+        return self.with_cut(subject, trial, answer, cut)
+
+    def with_fallback(self, subject: PlanSubject, answer: PlanAnswer, taken: int, degrees: Sequence[int]) -> PlanAnswer:
+        """An answer that fits, with the next number of ranks to fall back to, if the model can be cut so."""
+        for degree in degrees:
+            if degree > taken:
+                with suppress(ConfigError, TraceError):
+                    check_divided(subject.settings, self.on_ranks(degree).body.wishes)
+                    self.cuts.plan(subject, degree)
+                    return with_more_ranks(answer, degree)
+        return answer
 
     def divided(self, subject: PlanSubject, degree: int) -> SegmentSource:
         """Segments of one rank of a subject's model, whose plan is not proved.
@@ -152,11 +223,9 @@ class _Planner:
             ConfigError: Nothing can be cut, the degree does not divide what can be, or its optimizer takes no slices.
             TraceError: The model's code cannot be followed.
         """
-        check_divided(subject.settings, self.body.wishes.model_copy(update={"tp": degree}))
-        plan = self.cuts.plan(subject, degree)
-        return SegmentSource(
-            StepTracer(subject, self.body.device, reentrant=self.body.wishes.reentrant, plan=plan), self.store
-        )
+        planner = self.on_ranks(degree)
+        check_divided(subject.settings, planner.body.wishes)
+        return planner.source(subject)
 
     def sent(self, subject: PlanSubject, trial: Trial, answer: PlanAnswer) -> Sent | None:
         """What a rank sends in an optimizer step of the worst batch; None where the step cannot be traced."""
@@ -250,7 +319,7 @@ class _Planner:
         """Traces a subject as the request's device and wishes have it; one for all that differ in shapes alone."""
         wishes, step = self.body.wishes, _step(subject)
         if step not in self.tracers:
-            plan = self.cuts.plan(subject, wishes.tp) if wishes.tp > 1 else None
+            plan = self.cuts.plan(subject, wishes.ranks) if wishes.ranks > 1 else None
             self.tracers[step] = StepTracer(subject, self.body.device, reentrant=wishes.reentrant, plan=plan)
         return self.tracers[step]
 
@@ -259,7 +328,7 @@ class _Planner:
         settings = subject.settings
         match change.kind:
             case ChangeKind.EIGHT_BIT_OPTIMIZER:
-                if settings.optim.name != "adamw" or self.body.wishes.tp > 1:
+                if settings.optim.name != "adamw" or self.body.wishes.ranks > 1:
                     return None
                 optim = settings.optim.model_copy(update={"name": "adamw8bit"})
                 smaller = subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})

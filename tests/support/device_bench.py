@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import instant
+import plan_jobs
 from dryfit.core.plan import DeviceKind, DeviceSpec
 from dryfit.study.context import StudyContext
 from dryfit.study.occupancy import Machine
@@ -71,7 +72,9 @@ class Bench:
         assert self.idled < 2000, "the study waits for ever"
         self.on_idle()
 
-    def run(self, *, host: Any = None, placed: Any = None, script: Any = None, **tables: Any) -> instant.Run:
+    def run(
+        self, *, host: Any = None, placed: Any = None, script: Any = None, answerer: Any = None, **tables: Any
+    ) -> instant.Run:
         known = {
             "execution": {"memory_limit": None},
             "train": {"batch_size": 8, "max_length": 16},
@@ -85,6 +88,7 @@ class Bench:
             change=self.on_cuda,
             idle=self.idle,
             script=script or (lambda _: None),
+            answerer=answerer or plan_jobs.answer,
             machine=machine,
             clock=self.clock,
             observers=[self.watcher],

@@ -318,8 +318,9 @@ that count.
 
 **In Optuna** (`search.mirror`, or `dryfit export --to optuna`) a trial's user attributes are `failure_kind` and
 `failure` (of the last attempt that failed), `cuda_error` (true or false), `cuda_error_type`, `cuda_error_msg`,
-`prune_reason` (of a pruned or refused trial), `attempts`, `planned_bytes`, `observed_bytes`, `seed`, `outcome` and
-`reason`. A refused trial is PRUNED there, a failed or cancelled one FAIL.
+`prune_reason` (of a pruned or refused trial), `attempts`, `planned_bytes`, `observed_bytes`, `tp` (ranks, where the
+planner cuts its model), `seed`, `outcome` and `reason`. A refused trial is PRUNED there, a failed or cancelled one
+FAIL.
 
 ```
 [t for t in optuna.load_study(...).trials if t.user_attrs["cuda_error"]]

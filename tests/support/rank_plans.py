@@ -53,15 +53,24 @@ def subject(model: Path, task: Task = Task.CRITERIA, **tables: Any) -> PlanSubje
 
 
 def planned(
-    what: PlanSubject, cache: Path, *, device: DeviceSpec = CPU, every_rung: bool = False, **wishes: Any
+    what: PlanSubject,
+    cache: Path,
+    *,
+    device: DeviceSpec = CPU,
+    every_rung: bool = False,
+    degrees: tuple[int, ...] = (),
+    host_bytes: int | None = None,
+    **wishes: Any,
 ) -> PlanAnswer:
     """What the child job answers."""
     body = PlanRequest(
         subjects=(what,),
         device=device,
-        wishes=ExecutionSettings(**wishes),
+        wishes=ExecutionSettings.model_validate_json(json.dumps(wishes)),
         trace_dir=str(cache / "traces"),
         every_rung=every_rung,
+        degrees=degrees,
+        host_bytes=host_bytes,
     )
     result = plan(body, Quiet())  # pyright: ignore[reportArgumentType]
     assert result.plan is not None

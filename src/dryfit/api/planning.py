@@ -10,12 +10,13 @@ from dryfit.config.load import load_study_file, load_study_text
 from dryfit.core.devices import parse_device
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import CalibrateResult, PlanAnswer
-from dryfit.core.plan import DeviceSpec
+from dryfit.core.plan import DeviceSpec, ExecutionSettings
+from dryfit.core.ranks import AUTO, DEGREES, degrees_within
 from dryfit.core.units import parse_bytes
 from dryfit.starter.preset import preset_text
 from dryfit.store.layout import shared_traces
 from dryfit.study.calibrating import measure_and_compare
-from dryfit.study.devices import first_gpu, named_gpu
+from dryfit.study.devices import first_gpu, gpu_count, named_gpu
 from dryfit.study.plans import OnNote, PlanInput, SpacePlan
 from dryfit.study.plans import plan_one as _plan_one
 from dryfit.study.plans import plan_space as _plan_space
@@ -87,7 +88,15 @@ def plan_input(
     limit = loaded.config.execution.memory_limit
     if limit is not None:
         spec = spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, parse_bytes(limit))})
-    return PlanInput(loaded.config, space_of(loaded), spec, shared_traces(os.environ, Path.home()), layout)
+    degrees = _degrees(loaded.config.execution, named=device is not None)
+    return PlanInput(loaded.config, space_of(loaded), spec, shared_traces(os.environ, Path.home()), layout, degrees)
+
+
+def _degrees(wishes: ExecutionSettings, *, named: bool) -> tuple[int, ...]:
+    """Over how many ranks a trial may be cut: of a device that is only named, there may be as many as it takes."""
+    if wishes.tp != AUTO:
+        return ()
+    return DEGREES if named else degrees_within(gpu_count(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def _device(text: str | None) -> DeviceSpec:

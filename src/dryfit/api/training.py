@@ -245,7 +245,7 @@ def do_runs(
         supervisor = stack.enter_context(Supervisor(settings))
         stops = stack.enter_context(StopRequests(first.stop_request, supervisor.wake))
         work = FinalWork(study, supervisor, stops, on_note)
-        work.do(runs, most=runs_at_once(study))
+        work.do(runs, most=runs_at_once(study, runs))
         done = [found for run in runs if isinstance(found := work.results.get(run.name), FinalResult)]
         if together is not None and len(done) == len(runs):
             work.do([replace(together, results=tuple(done))], most=1)

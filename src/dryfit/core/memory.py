@@ -130,13 +130,19 @@ class MemoryPlan(Settings):
 
 
 class ExecutionChoice(Settings):
-    """The part of an execution plan that the planner may choose; the effective batch stays as asked."""
+    """The part of an execution plan that the planner may choose; the effective batch stays as asked.
+
+    Attributes:
+        tp: Ranks that the planner cuts the model over; None: as many as ``execution.tp`` says, and 1 where that is
+            "auto".
+    """
 
     micro_batch: int = Field(ge=1)
     accumulation: int = Field(ge=1)
     checkpointing: bool = False
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
+    tp: int | None = Field(default=None, ge=2)
 
     def carried_out(self, plan: ExecutionPlan) -> ExecutionPlan:
         """The plan of a trial with this choice in it; what the planner may not choose stays.
@@ -144,7 +150,7 @@ class ExecutionChoice(Settings):
         Raises:
             pydantic.ValidationError: The choice is for another effective batch.
         """
-        chosen = {name: getattr(self, name) for name in ExecutionChoice.model_fields}
+        chosen = {name: value for name in ExecutionChoice.model_fields if (value := getattr(self, name)) is not None}
         kept = {name: getattr(plan, name) for name in ExecutionPlan.model_fields if name not in chosen}
         return ExecutionPlan(**kept, **chosen)
 

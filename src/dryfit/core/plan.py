@@ -1,11 +1,12 @@
 """How a trial is run: what changes only memory and time, never what is learned."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from dryfit.core.choices import BaseFormat, Task
+from dryfit.core.ranks import AUTO
 from dryfit.core.settings import LoraSettings, Settings, TrialSettings
 from dryfit.core.tasks import TaskName
 from dryfit.core.units import parse_bytes
@@ -119,8 +120,10 @@ class ExecutionSettings(Settings):
     allocator: Allocator = Field(
         default=Allocator.EXPANDABLE, description="segments of the CUDA caching allocator: expandable or native"
     )
-    tp: int = Field(
-        default=1, ge=1, le=64, description="processes, each with a device, that a trial's model is cut over"
+    tp: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        default=1,
+        description="processes, each with a device, that a trial's model is cut over; "
+        '"auto": the fewest of 1, 2, 4, 8 with which its plan fits',
     )
     dp: int = Field(
         default=1,
@@ -135,14 +138,26 @@ class ExecutionSettings(Settings):
 
     @model_validator(mode="after")
     def _one_way_to_divide(self) -> "ExecutionSettings":
-        if self.tp > 1 and self.dp > 1:
+        if self.tp == AUTO and self.dp > 1:
+            raise ValueError(
+                'tp is "auto" and dp is over 1: a trial is cut over processes or divided among them, not both'
+            )
+        if self.ranks > 1 and self.dp > 1:
             raise ValueError("tp and dp are both over 1: a trial is cut over processes or divided among them, not both")
         return self
 
     @property
+    def ranks(self) -> int:
+        """Ranks that every trial's model is cut over; 1 where each trial's plan says how many."""
+        return 1 if self.tp == AUTO else self.tp
+
+    @property
     def processes(self) -> int:
-        """Processes that train one trial together, each with a device of its own where there are devices."""
-        return self.tp * self.dp
+        """Processes that train one trial together, each with a device of its own where there are devices.
+
+        Where ``tp`` is "auto", those of a trial whose plan takes no more.
+        """
+        return self.ranks * self.dp
 
 
 class ExecutionPlan(Settings):
@@ -177,7 +192,13 @@ class ExecutionPlan(Settings):
 
 
 def plan_execution(
-    wishes: ExecutionSettings, *, effective_batch: int, device: DeviceKind, cores: int, parallel: int
+    wishes: ExecutionSettings,
+    *,
+    effective_batch: int,
+    device: DeviceKind,
+    cores: int,
+    parallel: int,
+    ranks: int | None = None,
 ) -> ExecutionPlan:
     """Derive a trial's plan from the study's wishes alone, memory left out of account.
 
@@ -187,7 +208,9 @@ def plan_execution(
         device: Where the trial will run.
         cores: CPU cores this study may use.
         parallel: Trials that run side by side.
+        ranks: How many ranks its model is cut over; None: as the wishes say.
     """
+    tp = wishes.ranks if ranks is None else ranks
     micro_batch = min(wishes.micro_batch or effective_batch, effective_batch)
     return ExecutionPlan(
         device=device,
@@ -200,8 +223,8 @@ def plan_execution(
         offload_optimizer=bool(wishes.offload_optimizer),
         allocator=wishes.allocator,
         memory_limit_bytes=parse_bytes(wishes.memory_limit) if wishes.memory_limit else None,
-        tp=wishes.tp,
+        tp=tp,
         dp=wishes.dp,
-        threads=wishes.threads or max(1, cores // (parallel * wishes.processes)),
+        threads=wishes.threads or max(1, cores // (parallel * tp * wishes.dp)),
         loader_workers=wishes.loader_workers,
     )

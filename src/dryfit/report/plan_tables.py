@@ -25,7 +25,7 @@ _SHOWN_BYTES = 2**30 // 20
 
 def headline(answer: PlanAnswer) -> str:
     """The verdict in a line, with the numbers behind it."""
-    each = f" on each of {answer.cut.degree} devices" if answer.cut is not None else ""
+    each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
     device = f"device has {gib(answer.device.capacity_bytes)} ({answer.device.name})"
     memory = answer.memory
     match answer.verdict:
@@ -193,11 +193,12 @@ def _cells_text(cells: Sequence[PlannedCell]) -> str:
     return f"needs {gib(min(needs))}" if needs else "unknown"
 
 
-def _mildness(cell: PlannedCell) -> tuple[bool, bool, int]:
-    """Nothing changed before checkpointing, that before small micro-batches: the order of the ladder."""
+def _mildness(cell: PlannedCell) -> tuple[bool, int, bool, int]:
+    """Nothing changed before checkpointing, that before small micro-batches, all before more devices: as the ladder."""
     choice = cell.answer.execution
     return (
         cell.answer.verdict is not VerdictKind.FITS,
+        cell.answer.devices,
         choice is not None and choice.offload_optimizer,
         (choice.accumulation if choice is not None else 1) * 2 + cell.checkpointing,
     )
@@ -207,7 +208,8 @@ def _choice_text(cell: PlannedCell) -> str:
     choice = cell.answer.execution
     if choice is None:
         return "fits"
-    parts = [f"{choice.micro_batch} x {choice.accumulation}"] if choice.accumulation > 1 else []
+    parts = [f"tp {choice.tp}"] if choice.tp is not None else []
+    parts += [f"{choice.micro_batch} x {choice.accumulation}"] if choice.accumulation > 1 else []
     parts += ["ckpt"] if choice.checkpointing else []
     parts += ["offload"] if choice.offload_optimizer else []
     return ", ".join(parts) or "fits"

@@ -68,7 +68,8 @@ def observed_over_planned(trial: TrialState) -> float | None:
 
 def choice_text(choice: ExecutionChoice) -> str:
     """How a trial is run, in a few words."""
-    words = [f"micro-batch {choice.micro_batch} x {choice.accumulation}"]
+    words = [f"cut over {choice.tp} ranks"] if choice.tp is not None else []
+    words += [f"micro-batch {choice.micro_batch} x {choice.accumulation}"]
     words += ["checkpointing"] if choice.checkpointing else []
     words += [f"{choice.optimizer_impl} optimizer"] if choice.optimizer_impl is not OptimizerImpl.AUTO else []
     words += ["optimizer state on the host"] if choice.offload_optimizer else []
@@ -80,7 +81,8 @@ def plan_text(plan: PlanState) -> str:
     answer = plan.answer
     parts = [str(answer.verdict)]
     if answer.memory is not None:
-        parts.append(f"needs {gib(answer.memory.required_bytes)} of {gib(answer.device.capacity_bytes)}")
+        each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
+        parts.append(f"needs {gib(answer.memory.required_bytes)} of {gib(answer.device.capacity_bytes)}{each}")
     if answer.verdict is VerdictKind.UNKNOWN:
         parts += answer.reasons
     else:
@@ -120,12 +122,12 @@ def _planned_bytes(plan: PlanState) -> int | None:
     memory = plan.answer.memory
     if memory is None:
         return None
-    return _process_bytes(memory) if _on_cpu(plan) else memory.peak_allocated_bytes
+    return _process_bytes(plan, memory) if _on_cpu(plan) else memory.peak_allocated_bytes
 
 
-def _process_bytes(memory: MemoryPlan) -> int:
-    """What the process is planned to take, without what is kept free."""
-    return memory.required_bytes - memory.margin_bytes
+def _process_bytes(plan: PlanState, memory: MemoryPlan) -> int:
+    """What all processes of a trial are planned to take, without what is kept free."""
+    return plan.answer.devices * (memory.required_bytes - memory.margin_bytes)
 
 
 def execution_cell(trial: TrialState) -> str:
@@ -176,7 +178,7 @@ def _observed_lines(observed: Observed, plan: PlanState | None) -> list[str]:
         planned_bytes = memory.peak_reserved_bytes if memory is not None else None
         lines.append(f"  reserved: {_compared(observed.reserved_bytes, planned_bytes)}")
     if observed.rss_bytes is not None:
-        planned_bytes = _process_bytes(memory) if _on_cpu(plan) and memory is not None else None
+        planned_bytes = _planned_bytes(plan) if plan is not None and memory is not None and _on_cpu(plan) else None
         lines.append(f"  host memory: {_compared(observed.rss_bytes, planned_bytes)}")
     return lines
 

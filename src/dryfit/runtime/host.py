@@ -28,6 +28,11 @@ class HostLook:
     free_bytes: int
     rss_bytes: Mapping[int, int] = field(default_factory=dict[int, int])
 
+    @property
+    def plannable_bytes(self) -> int:
+        """The most that a trial may be planned with where no other runs."""
+        return self.total_bytes - int(_KEPT_FREE * self.total_bytes)
+
     def room_bytes(self, expected: Mapping[int, int]) -> int:
         """What can still be planned for.
 

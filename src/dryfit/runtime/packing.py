@@ -49,6 +49,7 @@ class Need:
         exclusive: It must be alone on its device.
         avoid: Devices it must not run on, as long as there are others.
         host_bytes: What it takes of the host; None: not known.
+        together: Devices that it takes; None: as many as most.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Need:
     exclusive: bool = False
     avoid: frozenset[str] = frozenset()
     host_bytes: int | None = None
+    together: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,9 @@ class House:
         host_room_bytes: What can still be taken of the host's memory; None: not counted.
         host_unknown: Why nobody knows yet what a trial takes of the host; empty: it is known, or does not count.
         bypassed: How many trials have passed each waiting one.
-        together: Devices that a trial takes.
+        together: Devices that a trial takes which says nothing else.
+        larger: Places of other numbers of devices, for trials that take so many; their devices are those of
+            ``places`` again.
     """
 
     places: Sequence[DeviceRoom] = (CPU,)
@@ -120,14 +124,26 @@ class House:
     host_unknown: str = ""
     bypassed: Mapping[int, int] = field(default_factory=dict[int, int])
     together: int = 1
+    larger: Mapping[int, Sequence[DeviceRoom]] = field(default_factory=dict[int, Sequence[DeviceRoom]])
+
+    def taken_by(self, need: Need) -> int:
+        """How many devices a trial takes."""
+        return self.together if need.together is None else need.together
+
+    def places_for(self, need: Need) -> Sequence[DeviceRoom]:
+        """The places that have as many devices as a trial takes; the CPU is one for any number."""
+        if self.taken_by(need) == self.together or CPU in self.places:
+            return self.places
+        return self.larger.get(self.taken_by(need), ())
 
     def on(self, device: str | None) -> list[Occupant]:
         """The trials that run on a device, or on any of a group."""
         return [one for one in self.occupants if overlap(one.device, device)]
 
     def taken_bytes(self, device: str | None) -> int:
-        """What the trials on a device are counted with."""
-        return sum(one.needs_bytes or 0 for one in self.on(device))
+        """What the trials on a device are counted with; of a group, on that device which they take most of."""
+        each = [device] if device is None else devices_of(device)
+        return max(sum(one.needs_bytes or 0 for one in self.on(name)) for name in each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +190,7 @@ def pack(needs: Sequence[Need], house: House) -> Fit | Hindrance | None:
             hindrance = found
         first = first or hindrance
         if house.bypassed.get(need.number, 0) >= BYPASSED_MOST and hindrance.limit is not Limit.NEIGHBOUR:
-            free = [place for place in _allowed(need, house) if place.device not in kept]
+            free = [place for place in _allowed(need, house) if _kept_for(place, kept) is None]
             if free:
                 kept[_emptiest(free, house).device] = need.number
     return first
@@ -187,8 +203,14 @@ def no_device_left(set_aside: Sequence[str], together: int = 1) -> str:
 
 
 def _allowed(need: Need, house: House) -> Sequence[DeviceRoom]:
-    allowed = [one for one in house.places if one.device is None or need.avoid.isdisjoint(devices_of(one.device))]
-    return allowed or house.places
+    places = house.places_for(need)
+    allowed = [one for one in places if one.device is None or need.avoid.isdisjoint(devices_of(one.device))]
+    return allowed or places
+
+
+def _kept_for(place: DeviceRoom, kept: Mapping[str | None, int]) -> int | None:
+    """The trial that a place, or a device of it, is kept for."""
+    return next((number for device, number in kept.items() if overlap(device, place.device)), None)
 
 
 def _emptiest(places: Sequence[DeviceRoom], house: House) -> DeviceRoom:
@@ -208,10 +230,12 @@ def _host(need: Need, house: House) -> Hindrance | None:
 
 def _device_for(need: Need, house: House, kept: Mapping[str | None, int]) -> Fit | Hindrance:
     hindrances: list[Hindrance] = []
+    together = house.taken_by(need)
     for place in sorted(_allowed(need, house), key=lambda place: len(house.on(place.device))):
-        if place.device in kept:
-            verb = "is" if house.together == 1 else "are"
-            text = f"{_called(place)} {verb} kept for trial {kept[place.device]}, which waits for room"
+        owner = _kept_for(place, kept)
+        if owner is not None:
+            verb = "is" if together == 1 else "are"
+            text = f"{_called(place)} {verb} kept for trial {owner}, which waits for room"
             hindrances.append(Hindrance(need.number, Limit.KEPT, text))
             continue
         hindrance = _hindrance(need, place, house)
@@ -219,7 +243,7 @@ def _device_for(need: Need, house: House, kept: Mapping[str | None, int]) -> Fit
             return Fit(need.number, place.device)
         hindrances.append(hindrance)
     if not hindrances:
-        return Hindrance(need.number, Limit.SET_ASIDE, no_device_left(house.set_aside, house.together))
+        return Hindrance(need.number, Limit.SET_ASIDE, no_device_left(house.set_aside, together))
     return min(hindrances, key=lambda one: one.limit is Limit.NEIGHBOUR)
 
 
@@ -240,7 +264,7 @@ def _hindrance(need: Need, place: DeviceRoom, house: House) -> Hindrance | None:
     if wanted_bytes + taken_bytes + place.neighbour_bytes <= place.capacity_bytes:
         return None
     others = few([str(one.number) for one in there])
-    each = called if house.together == 1 else f"each of {called}"
+    each = called if house.taken_by(need) == 1 else f"each of {called}"
     text = f"trial {need.number} needs {gib(wanted_bytes)} of {each}, which has {gib(place.capacity_bytes)}"
     text += f", {gib(taken_bytes)} of them planned for trial {others}" if there else ""
     text += f", {gib(place.neighbour_bytes)} of them held by others" if place.neighbour_bytes else ""

@@ -51,14 +51,18 @@ class PlannedMemory:
     """What a trial's plan says of its memory.
 
     Attributes:
-        peak_bytes: Of what it allocates; on the CPU of the whole process; None: unknown.
+        peak_bytes: Of what it allocates; on the CPU of all its processes; None: unknown.
         on_cpu: Whether it is for the CPU.
         of_another: Whether the trial is run otherwise than the plan's memory is of.
+        ranks: How many the planner cuts its model over, by what is chosen and then by each fallback; None: it does not.
+        rung: How many fallbacks were taken.
     """
 
     peak_bytes: int | None
     on_cpu: bool
     of_another: bool
+    ranks: tuple[int | None, ...] = (None,)
+    rung: int = 0
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> "PlannedMemory":
@@ -66,13 +70,25 @@ class PlannedMemory:
         memory, on_cpu = answer.get("memory"), answer["device"]["kind"] == DeviceKind.CPU
         peak_bytes: int | None = None
         if memory is not None:
-            whole_bytes = memory["required_bytes"] - memory["margin_bytes"]
+            cut: Mapping[str, Any] | None = answer.get("cut")
+            degree = cut["degree"] if cut is not None else 1
+            whole_bytes = degree * (memory["required_bytes"] - memory["margin_bytes"])
             peak_bytes = whole_bytes if on_cpu else memory["peak_allocated_bytes"]
-        return cls(peak_bytes, on_cpu, of_another=answer.get("execution") is None)
+        execution: Mapping[str, Any] | None = answer.get("execution")
+        fallbacks: list[Mapping[str, Any]] = answer.get("fallbacks") or []
+        ranks = tuple(one.get("tp") if one is not None else None for one in (execution, *fallbacks))
+        return cls(peak_bytes, on_cpu, of_another=execution is None, ranks=ranks)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What the trial's attributes say of how its next process is run."""
+        ranks = self.ranks[self.rung] if self.rung < len(self.ranks) else None
+        return {} if ranks is None else {"tp": ranks}
 
     def note_failure(self, failure: Mapping[str, Any]) -> None:
         """The trial goes on with another rung of its plan, if that followed."""
-        self.of_another = self.of_another or failure.get("action") == Action.RUNG
+        self.rung += failure.get("action") == Action.RUNG
+        self.of_another = self.of_another or self.rung > 0
 
 
 def end_attributes(event: Mapping[str, Any], plan: PlannedMemory | None) -> dict[str, Any]:

@@ -119,6 +119,7 @@ class MirrorModel:
                 trial.user_attrs |= failure_attributes(event["failure"])
                 if trial.plan is not None:
                     trial.plan.note_failure(event["failure"])
+                    trial.user_attrs |= trial.plan.attributes
             case "trial_finished":
                 _finish(trial, event, len(study.directions))
             case _:
@@ -129,7 +130,7 @@ class MirrorModel:
         """Take a plan; one without an answer has that of an earlier one with the same key."""
         answer = self._answers[event["key"]] = event.get("answer") or self._answers[event["key"]]
         trial.plan = PlannedMemory.of(answer)
-        trial.user_attrs["planned_bytes"] = trial.plan.peak_bytes
+        trial.user_attrs |= {"planned_bytes": trial.plan.peak_bytes, **trial.plan.attributes}
 
 
 def _asked(study: WantedStudy, event: Mapping[str, Any]) -> Wanted:

@@ -281,6 +281,7 @@ def train_request(
         device=study.resolved.device,
         cores=study.cores,
         parallel=side_by_side(study).most,
+        ranks=choice.tp if choice is not None else None,
     )
     plan = plan if choice is None else choice.carried_out(plan)
     return TrainRequest(

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.groups import overlap
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.plan import DeviceKind, DeviceSpec
+from dryfit.core.ranks import AUTO, degrees_within
 
 _SMI_TIMEOUT_S = 20.0
 _SMI_END_S = 2.0
@@ -45,13 +47,17 @@ def device_uuids(resolved: ResolveResult, variable: str | None) -> dict[str, str
 
 
 def least_busy_device(in_use: Sequence[str | None], devices: Sequence[str]) -> str:
-    """The place with the fewest running trials, the first of equals.
+    """The place with the fewest running trials on any of its devices, the first of equals.
 
     Args:
         in_use: The places of the running trials.
         devices: All places; each trial sees exactly one.
     """
-    return min(devices, key=lambda device: (in_use.count(device), devices.index(device)))
+
+    def busy(place: str) -> int:
+        return sum(overlap(other, place) for other in in_use)
+
+    return min(devices, key=lambda place: (busy(place), devices.index(place)))
 
 
 def named_gpu(name: str, variable: str | None) -> str:
@@ -190,3 +196,22 @@ def parallelism(config: StudyConfig, resolved: ResolveResult, cores: int) -> Par
     most = max(1, 1 if on_cpu else resolved.device_count // together, cores // (each * together))
     whose = "each trial" if together == 1 else f"each of a trial's {together} processes"
     return Parallelism(min(most, _MOST_PARALLEL), f"{cores} core(s), {each} for {whose}")
+
+
+def degrees_at_hand(config: StudyConfig, resolved: ResolveResult, cores: int) -> tuple[int, ...]:
+    """Over how many ranks the planner may cut a trial's model where ``execution.tp`` is "auto".
+
+    On GPUs no more than there are. On the CPU each rank of every trial that may run needs cores of its own.
+
+    Args:
+        config: The study.
+        resolved: Where its trials run.
+        cores: CPU cores it may use.
+    """
+    wishes = config.execution
+    if wishes.tp != AUTO:
+        return ()
+    if resolved.device is DeviceKind.CUDA:
+        return degrees_within(resolved.device_count)
+    each = (wishes.threads or 1) + wishes.loader_workers
+    return degrees_within(cores // (each * parallelism(config, resolved, cores).most))

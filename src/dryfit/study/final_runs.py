@@ -12,6 +12,7 @@ from dryfit.core.wire import REQUEST_FILE, write_model
 from dryfit.store.layout import FinalLayout
 from dryfit.store.state import PlanState, TrialState
 from dryfit.study.context import Placement, StudyView, choose_device, train_request, trial_config
+from dryfit.study.needs import together
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def in_process_request(study: StudyView, run: FinalRun) -> Path:
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
     choice = run.trial.plan.execution if run.trial.plan is not None else None
-    device = choose_device(study.resolved, (), together=study.config.execution.processes)
+    device = choose_device(study.resolved, (), together=together(run.trial.plan, study.config.execution))
     body = train_request(study, _config(study, run), paths, Placement(1, device, choice))
     request = paths.folder / REQUEST_FILE
     write_model(request, body, durable=False)

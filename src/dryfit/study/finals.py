@@ -25,6 +25,7 @@ from dryfit.store.ledger import StudyLock, lock_owner
 from dryfit.store.state import PlanState
 from dryfit.study.context import Placement, StudyView, choose_device, side_by_side, training_limits
 from dryfit.study.final_runs import EnsembleRun, FinalRun, Result, Run, ensemble_request, final_request
+from dryfit.study.needs import together
 from dryfit.study.stops import StopRequests
 
 OnNote = Callable[[str], None]
@@ -46,13 +47,13 @@ def finished(paths: FinalLayout) -> Result | None:
     return None
 
 
-def runs_at_once(study: StudyView) -> int:
+def runs_at_once(study: StudyView, runs: Sequence[Run]) -> int:
     """How many runs go on side by side: as many as trials; one a GPU where that is left to us, as nothing is packed.
 
-    A run of several processes takes a GPU for each.
+    A run of several processes takes a GPU for each: all count as the one that has most.
     """
     if study.config.runtime.parallel == "auto" and study.resolved.device is DeviceKind.CUDA:
-        return max(1, study.resolved.device_count // study.config.execution.processes)
+        return max(1, study.resolved.device_count // max(together(run.plan, study.config.execution) for run in runs))
     return side_by_side(study).most
 
 
@@ -174,7 +175,9 @@ class FinalWork:
 
     def _start(self, live: _Live) -> None:
         in_use = [one.device for one in self._running.values()]
-        live.device = choose_device(self.study.resolved, in_use, together=self.study.config.execution.processes)
+        live.device = choose_device(
+            self.study.resolved, in_use, together=together(live.plan, self.study.config.execution)
+        )
         choice = live.plan.execution if live.plan is not None else None
         placement = Placement(live.attempt, live.device, choice, attempt_terms(live.past))
         match live.run:

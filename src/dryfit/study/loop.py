@@ -37,7 +37,7 @@ from dryfit.study.machine import (
 )
 from dryfit.study.observers import Observer
 from dryfit.study.occupancy import Machine, Occupancy
-from dryfit.study.planner import Planner
+from dryfit.study.planner import Planner, host_bytes_for
 from dryfit.study.refusals import refusal_text
 from dryfit.study.stops import StopRequests
 
@@ -70,9 +70,10 @@ class StudyLoop:
         self._stops = stops
         self._observers = observers
         self._clock = clock
-        self._planner = Planner(study, supervisor, self._write)
+        machine = machine or Machine()
+        self._planner = Planner(study, supervisor, self._write, self._host_bytes(machine))
         self._hearing = Hearing(study, supervisor, self._write, observers)
-        self._occupancy = Occupancy(study, machine or Machine(), self._write, self._note, clock)
+        self._occupancy = Occupancy(study, machine, self._write, self._note, clock)
         self._endings = Endings(
             study, self._hearing, self._write, self._note, self._stop_because, self._occupancy.set_aside, clock
         )
@@ -122,6 +123,9 @@ class StudyLoop:
                     if trip is not None and trip.end is why:
                         self._note(trip.sentence)
                     return why
+
+    def _host_bytes(self, machine: Machine) -> int | None:
+        return host_bytes_for(self._study.config.execution, self._study.resolved.device, machine.host)
 
     def _live(self) -> Live:
         readiness = self._planner.readiness()

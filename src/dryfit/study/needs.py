@@ -1,6 +1,7 @@
 """What a trial needs of a device, from its plan and its failures: pure functions."""
 
 from dryfit.core.failure import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
+from dryfit.core.plan import ExecutionSettings
 from dryfit.runtime.packing import Need
 from dryfit.runtime.recovery import attempt_terms
 from dryfit.store.state import PlanState, TrialState
@@ -8,7 +9,13 @@ from dryfit.study.machine import Readiness
 
 
 def trial_need(
-    number: int, plan: PlanState | None, readiness: Readiness, terms: AttemptTerms, *, host_bytes: int | None = None
+    number: int,
+    plan: PlanState | None,
+    readiness: Readiness,
+    terms: AttemptTerms,
+    *,
+    host_bytes: int | None = None,
+    together: int | None = None,
 ) -> Need:
     """What a trial asks of a device.
 
@@ -21,6 +28,7 @@ def trial_need(
         readiness: Whether it may run, and must run alone.
         terms: What earlier failures ask of its next attempt.
         host_bytes: What is known of its host memory.
+        together: Devices that it takes; None: as many as most.
     """
     missed = plan is not None and plan.misses > 0
     memory = plan.answer.memory if plan is not None else None
@@ -38,7 +46,14 @@ def trial_need(
         exclusive=readiness is Readiness.EXCLUSIVE or terms.exclusive or missed,
         avoid=terms.avoid,
         host_bytes=host_bytes,
+        together=together,
     )
+
+
+def together(plan: PlanState | None, wishes: ExecutionSettings) -> int:
+    """Processes that the next attempt of a trial has: as its plan says, else as wished."""
+    choice = plan.execution if plan is not None else None
+    return wishes.processes if choice is None or choice.tp is None else choice.tp
 
 
 def _required_bytes(plan: PlanState, first_bytes: int) -> int:

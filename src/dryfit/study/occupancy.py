@@ -20,7 +20,7 @@ from dryfit.study.devices import visible_devices
 from dryfit.study.hearing import RunningAttempt
 from dryfit.study.leftovers import LOOK_BUSY_EVERY_S, LOOK_EVERY_S, Leftover, Leftovers
 from dryfit.study.machine import Readiness
-from dryfit.study.needs import fence, trial_need
+from dryfit.study.needs import fence, together, trial_need
 
 _AUTO: Final = "auto"
 _CONTEXT_MOST_BYTES: Final = 1 << 30
@@ -86,8 +86,11 @@ class Occupancy:
 
     @property
     def _together(self) -> int:
-        """Processes of a trial, and devices of a place."""
+        """Processes of a trial, and devices of a place, where its plan says nothing else."""
         return self.study.config.execution.processes
+
+    def _processes(self, trial: TrialState) -> int:
+        return together(trial.plan, self.study.config.execution)
 
     @property
     def _auto(self) -> bool:
@@ -106,12 +109,14 @@ class Occupancy:
             Occupant(one.number, one.device, one.need.shared_bytes, one.need.exclusive) for one in self.running.values()
         ]
         set_aside = self.study.state.sessions[-1].set_aside
-        rooms = self._rooms() if self._names else [CPU]
+        rooms, larger = self._rooms() if self._names else ([CPU], {})
         host_room_bytes = self._host_room_bytes()
         unknown = ""
         if host_room_bytes is not None and not self._host_bytes:
             unknown = "nothing is known yet of the host memory of a trial: waiting for the first step of one"
-        return House(rooms, occupants, tuple(set_aside), host_room_bytes, unknown, self._bypassed, self._together)
+        return House(
+            rooms, occupants, tuple(set_aside), host_room_bytes, unknown, self._bypassed, self._together, larger
+        )
 
     def needs(self, readiness: Mapping[int, Readiness]) -> dict[int, Need]:
         """What every open trial without a process asks for."""
@@ -127,6 +132,7 @@ class Occupancy:
             Readiness.EXCLUSIVE if unplanned else readiness,
             self.terms(trial),
             host_bytes=self._trial_host_bytes(trial),
+            together=self._processes(trial),
         )
 
     def terms(self, trial: TrialState) -> AttemptTerms:
@@ -137,7 +143,7 @@ class Occupancy:
         """What all processes of a trial take of the host: as planned on the CPU, else as the largest so far."""
         memory = trial.plan.answer.memory if trial.plan is not None else None
         if memory is not None and not self._names:
-            return self._together * memory.required_bytes
+            return self._processes(trial) * memory.required_bytes
         return self._host_bytes or None
 
     def _host_room_bytes(self) -> int | None:
@@ -154,15 +160,31 @@ class Occupancy:
             expected[attempts[one.number].pid or -1 - one.number] = one.need.host_bytes or self._host_bytes
         return look.room_bytes(expected)
 
-    def _rooms(self) -> list[DeviceRoom]:
-        """The places that no device is missing from."""
+    def _rooms(self) -> tuple[list[DeviceRoom], dict[int, list[DeviceRoom]]]:
+        """The places that no device is missing from; and those of other sizes, as far as open trials take such.
+
+        Places of different sizes share devices: what runs on one of them is on the others too.
+        """
+        set_aside = self.study.state.sessions[-1].set_aside
+        sizes = {self._processes(trial) for trial in self.study.state.open_trials} - {self._together}
+        places = {size: self._places(size) for size in (self._together, *sorted(sizes))}
+        names = dict.fromkeys(name for one in places.values() for place in one for name in devices_of(place))
+        each = {name: self._room(name) for name in names}
+        rooms = {
+            size: [group_room(place, [each[name] for name in devices_of(place)]) for place in found]
+            for size, found in places.items()
+        }
+        larger, rooms = {size: rooms[size] for size in sorted(sizes)}, rooms[self._together]
+        if self._together > 1:  # what is left of a group that just lost a device is blocked until the next division
+            return rooms, larger
+        return [room for room in rooms if room.device not in set_aside], larger  # one may just have been
+
+    def _places(self, size: int) -> list[str]:
+        """The places of ``size`` devices; where trials of that size run they stay as they are."""
         set_aside = self.study.state.sessions[-1].set_aside
         taken = [one.device for one in self.running.values() if one.device is not None]
-        places = places_of(self._names, self._together, set_aside=set_aside, taken=taken)
-        rooms = [group_room(place, [self._room(name) for name in devices_of(place)]) for place in places]
-        if self._together > 1:  # what is left of a group that just lost a device is blocked until the next division
-            return rooms
-        return [room for room in rooms if room.device not in set_aside]  # one may just have been
+        own = [place for place in taken if len(devices_of(place)) == size]
+        return places_of(self._names, size, set_aside=set_aside, taken=own)
 
     def _room(self, name: str) -> DeviceRoom:
         now_s, there = self.clock(), self._on(name)
@@ -229,7 +251,8 @@ class Occupancy:
 
         They are looked at as long as they live: of those that end later, nobody could tell that they were ours.
         """
-        for device in devices_of(child.device) if child.device is not None and self._together > 1 else ():
+        devices = devices_of(child.device) if child.device is not None else ()
+        for device in devices if len(devices) > 1 else ():
             self._leftovers.look(device, self.clock(), ours_run=True, every_s=0.0)
 
     def end(self, event: ChildExited) -> None:

@@ -2,20 +2,23 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from dryfit.core.failure import Action, Failure, FailureKind, PastFailure
 from dryfit.core.jobs import Job, PlanAnswer, PlanRequest, ResolveResult, StudyTokens
 from dryfit.core.memory import ExecutionChoice, VerdictKind
 from dryfit.core.memory_key import memory_key
 from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, UnknownPolicy, adapters
+from dryfit.core.ranks import AUTO
 from dryfit.core.tasks import task_word
 from dryfit.core.units import parse_bytes
 from dryfit.core.version import VERSION
 from dryfit.core.wire import canonical_json
 from dryfit.runtime.faults import classify
+from dryfit.runtime.host import HostLook
 from dryfit.runtime.recovery import ANOTHER_ATTEMPT, decide
 from dryfit.runtime.spec import ChildExited, ChildSpec
 from dryfit.runtime.supervisor import Supervisor
@@ -23,8 +26,10 @@ from dryfit.store.events import TrialPlanned
 from dryfit.store.layout import shared_traces
 from dryfit.store.state import TrialState
 from dryfit.study.context import StudyContext, preparing_limits, trial_settings
+from dryfit.study.devices import degrees_at_hand
 from dryfit.study.machine import Readiness
 
+_GIB: Final = 2**30
 _NO_MEMORY_IN_IT = {"device", "threads", "unknown"}
 """Wishes that change no plan: what is left of them is in the device already, or decides only what follows."""
 
@@ -45,6 +50,18 @@ def planning_device(resolved: ResolveResult, wishes: ExecutionSettings) -> Devic
     return DeviceSpec(name="the CPU", kind=DeviceKind.CPU, capacity_bytes=limit_bytes)
 
 
+def host_bytes_for(
+    wishes: ExecutionSettings, device: DeviceKind, host: Callable[[Iterable[int]], HostLook]
+) -> int | None:
+    """What the host has for all ranks of a trial, where ``execution.tp`` is "auto" and they run there; else None.
+
+    In whole GiB, so that a plan is the same after a restart of the machine.
+    """
+    if wishes.tp != AUTO or device is not DeviceKind.CPU:
+        return None
+    return max(1, host(()).plannable_bytes // _GIB) * _GIB
+
+
 def plan_key(request: PlanRequest, torch: str) -> str:
     """Hash of all that decides the answer to a request with one subject."""
     (subject,) = request.subjects
@@ -55,6 +72,8 @@ def plan_key(request: PlanRequest, torch: str) -> str:
         "data": request.tokens.data_fingerprint if request.tokens is not None else "",
         "versions": [VERSION, torch],
     }
+    if request.wishes.tp == AUTO:
+        decides |= {"degrees": request.degrees, "host": request.host_bytes}
     return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
 
 
@@ -100,14 +119,23 @@ class Planner:
         study: What is run.
         supervisor: Where children come from.
         write: Takes an event to the ledger.
+        host_bytes: What all processes of a trial may take of the host together; None: not counted.
     """
 
-    def __init__(self, study: StudyContext, supervisor: Supervisor, write: Callable[[TrialPlanned], None]) -> None:
+    def __init__(
+        self,
+        study: StudyContext,
+        supervisor: Supervisor,
+        write: Callable[[TrialPlanned], None],
+        host_bytes: int | None = None,
+    ) -> None:
         self._study = study
         self._supervisor = supervisor
         self._write = write
         self._device = planning_device(study.resolved, study.config.execution)
         self._torch = study.resolved.versions.get("torch", "")
+        self._degrees = degrees_at_hand(study.config, study.resolved, study.cores)
+        self._host_bytes = host_bytes
         self._running: dict[str, int] = {}
         self._failures: dict[int, tuple[PastFailure, ...]] = {}
         self._keys: dict[int, str] = {}
@@ -222,6 +250,8 @@ class Planner:
             wishes=wishes,
             tokens=tokens,
             trace_dir=str(shared_traces(os.environ, Path.home())),
+            degrees=self._degrees,
+            host_bytes=self._host_bytes,
         )
 
     def _new_folder(self, number: int) -> Path:

@@ -60,6 +60,8 @@ class PlanInput:
         device: Where it would run; it has no more memory than ``execution.memory_limit`` allows.
         trace_dir: Folder of recorded traces.
         layout: Where the study lives; None where there is no study file.
+        degrees: Ranks over 1 that ``execution.tp = "auto"`` may take.
+        host_bytes: Host memory for all ranks of a trial; None: not counted.
     """
 
     config: StudyConfig
@@ -67,6 +69,8 @@ class PlanInput:
     device: DeviceSpec
     trace_dir: Path
     layout: StudyLayout | None
+    degrees: tuple[int, ...] = ()
+    host_bytes: int | None = None
 
     @property
     def searched(self) -> tuple[str, ...]:
@@ -162,7 +166,9 @@ def plan_space(asked: PlanInput, on_note: OnNote) -> SpacePlan:
         for choice in choices
     ]
     requests = [
-        _request(asked, [settings[index] for index in group], wish.model_copy(update={"checkpointing": choice}), tokens)
+        _request(
+            asked, [settings[index] for index in group], wish.model_copy(update={"checkpointing": choice}), tokens
+        ).model_copy(update={"several": choice is choices[-1]})  # what takes least says how many devices would do
         for choice, group in groups
     ]
     on_note(f"planning {sum(len(group) for _, group in groups)} cells on {asked.device.name}")
@@ -230,7 +236,13 @@ def _request(
         for one in settings
     )
     return PlanRequest(
-        subjects=subjects, device=asked.device, wishes=wishes, tokens=tokens, trace_dir=str(asked.trace_dir)
+        subjects=subjects,
+        device=asked.device,
+        wishes=wishes,
+        tokens=tokens,
+        trace_dir=str(asked.trace_dir),
+        degrees=asked.degrees,
+        host_bytes=asked.host_bytes,
     )
 
 

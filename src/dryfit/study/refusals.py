@@ -21,23 +21,18 @@ def least_rung(answer: PlanAnswer) -> Rung | None:
     return min(own, key=lambda rung: rung.required_bytes, default=None)
 
 
-def what_fits(answer: PlanAnswer) -> Rung | None:
-    """The first rung of a refused trial's ladder that fits: not allowed, another experiment, or more devices."""
-    return next((rung for rung in answer.ladder if rung.fits), None)
-
-
 def refusal_text(answer: PlanAnswer) -> str:
     """Why a trial is refused, as one line with numbers."""
     if answer.verdict is VerdictKind.UNKNOWN:
         why = "; ".join(answer.reasons) or "the planner gives no reason"
         return f'its memory is unknown, and execution.unknown is "refuse" ({why})'
-    each = f" on each of {answer.cut.degree} devices" if answer.cut is not None else ""
+    each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
     parts = [f"needs {gib(needed_bytes(answer))}{each}, {answer.device.name} has {gib(_capacity(answer))}"]
     least = least_rung(answer)
     if least is not None and least.required_bytes < needed_bytes(answer):
         parts.append(f"at least {gib(least.required_bytes)} ({least.change})")
-    fitting = what_fits(answer)
-    parts.append(f"would fit: {_suggestion(fitting)}" if fitting is not None else "no change known makes it fit")
+    fitting = [_suggestion(rung) for rung in _named([answer])]
+    parts.append(f"would fit: {' or '.join(fitting)}" if fitting else "no change known makes it fit")
     return "; ".join(parts)
 
 
@@ -66,10 +61,25 @@ def _closest(trial: TrialState, answer: PlanAnswer) -> str:
 
 
 def _suggestions(known: Sequence[tuple[TrialState, PlanAnswer]]) -> list[str]:
-    """The fitting rung that needs least, if any trial has one."""
-    fitting = [rung for _, answer in known if (rung := what_fits(answer)) is not None]
-    least = min(fitting, key=lambda rung: rung.required_bytes, default=None)
-    return [_suggestion(least)] if least is not None else []
+    """The rung on one device that needs least, and the one with the fewest devices, as far as any trial has them."""
+    return [_suggestion(rung) for rung in _named([answer for _, answer in known])]
+
+
+def _named(answers: Sequence[PlanAnswer]) -> list[Rung]:
+    """What is worth telling of all that fits: for one device, and with more devices.
+
+    Of one refusal that is the first rung of each kind; of several the one that needs least.
+    """
+    fitting = [[rung for rung in answer.ladder if rung.fits] for answer in answers]
+    own = [next((rung for rung in rungs if rung.devices == 1), None) for rungs in fitting]
+    more = [next((rung for rung in rungs if rung.devices > 1), None) for rungs in fitting]
+    least = min((rung for rung in own if rung is not None), key=lambda rung: rung.required_bytes, default=None)
+    fewest = min(
+        (rung for rung in more if rung is not None),
+        key=lambda rung: (rung.devices, rung.required_bytes),
+        default=None,
+    )
+    return [rung for rung in (least, fewest) if rung is not None]
 
 
 def _suggestion(rung: Rung) -> str:

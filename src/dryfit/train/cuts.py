@@ -17,7 +17,7 @@ from dryfit.core.settings import ModelSettings
 from dryfit.core.sharding import ParameterShard, ShardPlan
 from dryfit.parallel.check import shards_of
 from dryfit.tasks.base import Task, TaskModel
-from dryfit.train.sharding import ProvedPlan, proved_plan, shard_plan
+from dryfit.train.sharding import ProvedPlan, kept_plan, proved_plan
 from dryfit.train.subjects import subject_model, subject_task
 from dryfit.train.tracer import any_shape
 
@@ -29,7 +29,7 @@ class Cuts:
     """Plans by subject and degree.
 
     Attributes:
-        folder: Where proved plans are kept.
+        folder: Where plans are kept, proved and unproved.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class Cuts:
         """
         place = _place(subject, degree)
         if place not in self._plans:
-            self._plans[place] = shard_plan(*_model(subject), degree)
+            self._plans[place] = kept_plan(*_model(subject), degree, self.folder)
         return self._plans[place]
 
 

@@ -3,10 +3,11 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
 from dryfit.core.settings import ModelSettings, Settings
@@ -29,6 +30,8 @@ from dryfit.tasks.token_loss import over_tokens
 
 FOLDER = "shards"
 """Where plans are kept, beside a study's tokens or the planner's traces."""
+
+KeptT = TypeVar("KeptT", bound=BaseModel)
 
 _ROWS, _LENGTH = 3, 12
 _POSITIONS = "position_ids"
@@ -61,7 +64,7 @@ def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path, *, most
         ShardError: The plan computes something else than the model, or the proof would take too much memory.
     """
     path = folder / f"{_key(model, task, degree)}.json"
-    kept = _kept(path)
+    kept = _kept(path, ProvedPlan)
     if kept is not None:
         return kept
     plan = shard_plan(model, task, degree)
@@ -88,6 +91,30 @@ def over_ranks(task: Task, plan: ShardPlan, ranks: Ranks) -> Task:
     needs_a_sum = over_tokens(task)
     assert needs_a_sum is not None  # the plan was made for it
     return needs_a_sum.with_token_loss(VocabularyLoss(ranks, plan.vocabulary))
+
+
+def kept_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> ShardPlan:
+    """As :func:`shard_plan`, made once: the proved plan where there is one, else one that is kept without a proof.
+
+    Args:
+        model: As in :func:`proved_plan`.
+        task: Whose model it is.
+        degree: How many ranks.
+        folder: Where plans are kept.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: The model's code cannot be followed.
+    """
+    key = _key(model, task, degree)
+    proved = _kept(folder / f"{key}.json", ProvedPlan)
+    path = folder / f"{key}.unproved.json"
+    plan = proved.plan if proved is not None else _kept(path, ShardPlan)
+    if plan is None:
+        plan = shard_plan(model, task, degree)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(path, plan, durable=False)
+    return plan
 
 
 def traced_inputs(model: TaskModel, task: Task) -> Inputs:
@@ -123,9 +150,9 @@ def _narrow_bases(wide: Wide, step: Narrowing) -> MakeBase:
     return make
 
 
-def _kept(path: Path) -> ProvedPlan | None:
+def _kept(path: Path, kind: type[KeptT]) -> KeptT | None:
     try:
-        return read_model(path, ProvedPlan)
+        return read_model(path, kind)
     except (OSError, ValidationError):
         return None
 

@@ -105,7 +105,7 @@ def test_runs_of_several_processes_have_a_group_each(tmp_path: Path, monkeypatch
     tables["runtime"] = study.config.runtime.model_copy(update={"parallel": "auto"})
     there = study.resolved.model_copy(update={"device": DeviceKind.CUDA, "device_count": 5})
     study = replace(study, config=study.config.model_copy(update=tables), resolved=there)
-    assert runs_at_once(study) == 2
+    assert runs_at_once(study, [final_run(trial, seed=None, with_validation=False)]) == 2
     supervisor = instant.InstantSupervisor()
     work = FinalWork(study, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
     work.do([final_run(trial, seed=seed, with_validation=False) for seed in (1, 2, 3)], most=2)

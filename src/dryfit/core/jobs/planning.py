@@ -31,6 +31,9 @@ class PlanRequest(Wire):
     tokens: StudyTokens | None = Field(default=None, description="None: rows of train.max_length are taken")
     trace_dir: str = Field(description="folder of recorded traces, shared by all studies")
     every_rung: bool = Field(default=False, description="price every rung of the ladder, and changes nobody made")
+    several: bool = Field(default=True, description="look at several devices, to take or to name them")
+    degrees: tuple[int, ...] = Field(default=(), description='ranks over 1 that execution.tp = "auto" may take')
+    host_bytes: int | None = Field(default=None, description="host memory for all ranks of a trial; None: not counted")
 
 
 class PlanAnswer(Wire):
@@ -43,7 +46,7 @@ class PlanAnswer(Wire):
         shortfall_bytes: What the device lacks for the plan as asked; 0 where it fits.
         ladder: Changes, each with what it saves.
         reasons: Why it is unknown or refused.
-        cut: How the model is cut, where ``execution.tp`` says so; bytes are those of each rank then.
+        cut: How the model is cut, by ``execution.tp`` or by the planner; bytes are those of each rank then.
         cannot_cut: Why the ladder lacks a rung that cuts the model; empty where it has it, or nobody asked.
         torch: Version the traces speak for.
     """
@@ -61,6 +64,13 @@ class PlanAnswer(Wire):
     confidence: Confidence = Confidence.UNCALIBRATED
     torch: str
     planner_s: float
+
+    @property
+    def devices(self) -> int:
+        """How many devices the trial takes, where it fits; all bytes are those of each."""
+        if self.cut is not None:
+            return self.cut.degree
+        return (self.execution.tp if self.execution is not None else None) or 1
 
 
 class PlanResult(Wire):

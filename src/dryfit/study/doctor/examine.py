@@ -16,10 +16,11 @@ from dryfit.core.plan import DeviceKind
 from dryfit.core.settings import ObjectiveSettings
 from dryfit.core.units import gib
 from dryfit.core.words import few
+from dryfit.runtime.host import look_at_host
 from dryfit.search.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
 from dryfit.study.context import choose_device, possible_values, resolve_request
-from dryfit.study.devices import available_cores, parallelism
+from dryfit.study.devices import available_cores, degrees_at_hand, parallelism
 from dryfit.study.disk import disk_need, taken_bytes
 from dryfit.study.doctor import study_checks
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
@@ -38,7 +39,7 @@ from dryfit.study.doctor.walk import (
     rehearsals,
 )
 from dryfit.study.errand import PATIENT, Errand, run_errand, run_side_by_side
-from dryfit.study.planner import planning_device
+from dryfit.study.planner import host_bytes_for, planning_device
 from dryfit.study.plans import PlanInput, plan_one
 from dryfit.study.refusals import needed_bytes, refusal_text
 
@@ -212,7 +213,10 @@ def _memory(patient: Patient, resolved: ResolveResult, layout: StudyLayout, on_n
     device = planning_device(resolved, patient.config.execution)
     if device is None:
         return
-    asked = PlanInput(patient.config, patient.space, device, shared_traces(os.environ, Path.home()), layout)
+    wishes, traces = patient.config.execution, shared_traces(os.environ, Path.home())
+    degrees = degrees_at_hand(patient.config, resolved, available_cores())
+    host_bytes = host_bytes_for(wishes, resolved.device, look_at_host)
+    asked = PlanInput(patient.config, patient.space, device, traces, layout, degrees, host_bytes)
     try:
         answer = plan_one(asked, on_note)
     except DryfitError as error:
@@ -220,6 +224,7 @@ def _memory(patient: Patient, resolved: ResolveResult, layout: StudyLayout, on_n
         return
     if answer.verdict.fits:
         found = f"{gib(needed_bytes(answer))} needed of {gib(device.capacity_bytes)} on {device.name}"
+        found += f", by each of {answer.devices} ranks that its model is cut over" if answer.devices > 1 else ""
         yield passed(study_checks.ABOUT, "memory", found)
     elif answer.verdict is VerdictKind.UNKNOWN:
         fix = "nothing: such trials run with no other beside them (execution.unknown)"
