@@ -4,7 +4,6 @@ The proof's own ranks are threads of this process; others here are processes, wh
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest

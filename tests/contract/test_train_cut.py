@@ -1,6 +1,7 @@
 """A trial whose model is cut over two processes is the trial that one process trains, whatever ends one of them."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ import pytest
 import torch
 
 import dryfit
+import reads
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
+from dryfit.core.load_report import LoadReport
 from dryfit.core.wire import Checkpointed, Note, Started
+from dryfit.train import entry, sharding
 from dryfit.train.cut_model import CutModel
 from dryfit.train.entry import train
+from dryfit.train.sharding import ProvedPlan
 from together import (
     NOISY,
     OF_EACH_KIND,
@@ -122,25 +127,52 @@ def test_what_ended_a_rank_is_what_ended_the_trial(
     assert any("rank 1" in note for note in found.__notes__)
 
 
-def test_rank_0_alone_speaks_and_each_rank_holds_its_part(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = CutModel.save_whole_state
+    # So wide that the header of the file is less than a hundredth of what a rank reads.
+    wide = tiny.model(tmp_path / "wide", hidden_size=128, intermediate_size=512)
+    original, together = CutModel.save_whole_state, entry.together
+    held: list[int] = []
 
     def looking(self: CutModel, module: Any, optimizer: Any) -> None:
-        held = self.company.collect(sum(one.numel() for one in module.parameters()))
-        (tmp_path / f"held-{self.company.rank}").write_text(json.dumps(held))
+        held.append(sum(one.numel() for one in module.parameters()))
         original(self, module, optimizer)
 
+    def reading(plan: Any, channel: Any, job: Callable[[Any], Any]) -> Any:
+        def work(company: Any) -> Any:
+            read.clear()  # what was read before the ranks were forked
+            result = job(company)
+            facts = {"held": held, "read": read.bytes_of(wide / "model.safetensors")}
+            (tmp_path / f"rank-{company.rank}").write_text(json.dumps(facts))
+            return result
+
+        return together(plan, channel, work)
+
     monkeypatch.setattr(CutModel, "save_whole_state", looking)
-    trial = criteria(tmp_path, model, execution=CUT)
-    _, channel = trial.run()
+    monkeypatch.setattr(entry, "together", reading)
+    trial = criteria(tmp_path, wide, execution=CUT)
+    with reads.counted() as read:
+        _, channel = trial.run()
+    facts = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
     whole = sum(one.numel() for one in trial.best_weights().values())
-    held = [json.loads((tmp_path / f"held-{rank}").read_text()) for rank in range(2)]
-    assert held[0] == held[1] and held[0][0] == held[0][1] < 0.9 * whole
+    assert facts[0] == facts[1] and len(facts[0]["held"]) == 1
+    assert facts[0]["held"][0] < 0.6 * whole
+    slices_bytes = _slices_bytes(trial)
+    assert slices_bytes <= facts[0]["read"] <= 1.01 * slices_bytes < 0.6 * (wide / "model.safetensors").stat().st_size
     assert not [message for message in channel.messages() if isinstance(message, Started | Note)]
     steps = [message.step for message in channel.messages() if isinstance(message, Checkpointed)]
     assert len(steps) == len(set(steps))
+
+
+def _slices_bytes(trial: Trial) -> int:
+    """Bytes of what a rank holds of the pretrained weights, in fp32, as the plan says."""
+    (file,) = (trial.folder / "cache" / sharding.FOLDER).iterdir()
+    plan = ProvedPlan.model_validate_json(file.read_bytes()).plan
+    drawn = LoadReport.model_validate_json((trial.folder / "load.json").read_bytes()).random
+    held = {name: math.prod(shard.local_shape(plan.degree)) for name, shard in plan.parameters.items()}
+    assert drawn and set(drawn) < set(held)
+    return 4 * sum(size for name, size in held.items() if name not in drawn)
 
 
 @pytest.mark.parametrize(
