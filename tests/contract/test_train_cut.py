@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dryfit.core.jobs import StopReason
 from dryfit.core.load_report import LoadReport
 from dryfit.core.wire import Checkpointed, Note, Started
 from dryfit.train import entry, sharding
+from dryfit.train import model as model_module
 from dryfit.train.cut_model import CutModel
 from dryfit.train.entry import train
 from dryfit.train.sharding import ProvedPlan
@@ -28,8 +29,10 @@ from together import (
     assert_close,
     assert_goes_on_after_a_kill,
     criteria,
+    each_once,
     ends_with,
     on_rank_1,
+    plans_in,
     weights,
 )
 from trials import Trial, Undisturbed
@@ -44,6 +47,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with plans_in(tmp_path_factory.mktemp("plans")):
+        yield
+
+
 MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
     "checkpointed": lambda folder, model, **tables: criteria(
         folder,
@@ -54,17 +63,24 @@ MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
 QUICK = ("adapters",)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Callable[[str], Undisturbed]:
+    return each_once(MAKERS, tmp_path_factory.mktemp("alone"), model)
+
+
 @pytest.mark.parametrize(
     "task", [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in MAKERS]
 )
-def test_two_processes_learn_what_one_does(tmp_path: Path, model: Path, task: str) -> None:
-    alone, cut = (MAKERS[task](tmp_path / name, model, **SGD, execution=how) for name, how in (("1", {}), ("2", CUT)))
-    (result, channel), (other, heard) = alone.run(), cut.run()
-    assert other.steps == result.steps and len(heard.points) == len(channel.points) > 0
-    for mine, theirs in zip(heard.points, channel.points, strict=True):
+def test_two_processes_learn_what_one_does(
+    tmp_path: Path, model: Path, alone: Callable[[str], Undisturbed], task: str
+) -> None:
+    one, cut = alone(task), MAKERS[task](tmp_path / "2", model, **SGD, execution=CUT)
+    other, heard = cut.run()
+    assert other.steps == one.result.steps and len(heard.points) == len(one.points) > 0
+    for mine, theirs in zip(heard.points, one.points, strict=True):
         assert mine.metrics == pytest.approx(theirs.metrics, abs=1e-4)
-    assert_close(weights(cut), weights(alone))
-    loaded, whole = (dryfit.load(trial.folder / "best").state_dict() for trial in (cut, alone))
+    assert_close(weights(cut), weights(one.trial))
+    loaded, whole = (dryfit.load(trial.folder / "best").state_dict() for trial in (cut, one.trial))
     assert_close(loaded, whole)
 
 
@@ -85,10 +101,9 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
 @pytest.mark.parametrize("first", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("task", ["criteria", pytest.param("adapters", marks=pytest.mark.slow)])
 def test_another_number_of_processes_goes_on_from_its_checkpoint(
-    tmp_path: Path, model: Path, task: str, first: int
+    tmp_path: Path, model: Path, alone: Callable[[str], Undisturbed], task: str, first: int
 ) -> None:
-    whole = MAKERS[task](tmp_path / "whole", model, **SGD)
-    whole.run()
+    whole = alone(task).trial
     trial = MAKERS[task](tmp_path / "other", model, **SGD)
     trial.plan = trial.plan.model_copy(update={"tp": first})
     assert trial.run(stop_at=2)[0].stopped_by is StopReason.REQUEST
@@ -130,6 +145,7 @@ def test_what_ended_a_rank_is_what_ended_the_trial(
 def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_module, "FOLDER", sharding.FOLDER)  # a plan of its own, as for a study's first trial
     # So wide that the header of the file is less than a hundredth of what a rank reads.
     wide = tiny.model(tmp_path / "wide", hidden_size=128, intermediate_size=512)
     original, together = CutModel.save_whole_state, entry.together
