@@ -80,7 +80,7 @@ def _be_a_rank(parent_pid: int, rank: int, degree: int, place: Path, cases: Mapp
     try:
         die_with_parent(parent_pid)
         torch.set_num_threads(1)
-        store = dist.FileStore(str(place / "store"), degree)
+        store = dist.FileStore(str(place / "store"), degree)  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=degree, timeout=_LONGEST_CALL)
         ranks = ProcessRanks()
         for name, case in cases.items():

@@ -57,16 +57,15 @@ def of_spans(task: str, **further: Any) -> Callable[..., Trial]:
 
 
 def of_decoder(architecture: str, rank: int) -> Callable[..., Trial]:
-    """Makes trials of a language model, with adapters of a rank or with none."""
+    """Makes trials of a language model, with adapters of a rank or with none; its weights lie beside the encoder's."""
 
     def make(folder: Path, model: Path, **tables: Any) -> Trial:
-        del model
         usual = {
             "train": {"epochs": 1, "max_length": 160, "batch_size": 8},
             "lm": {"format": "both", "max_new_tokens": 3, "generate_rows": 4, "answers": "never, always walk"},
             "lora": {"r": rank, "dropout": 0.0} if rank else {"r": 0},
         }
-        decoder = folder.parent / architecture
+        decoder = model.parent / f"decoder-{architecture}"
         if not decoder.exists():
             tiny_lms.causal_lm(decoder, architecture)
         rows = tiny.data(folder / "data", train=24, validation=8)
