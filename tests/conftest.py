@@ -23,6 +23,17 @@ _SIGNALS: Final = {
 """As a shell starts a command; whatever started the tests may ignore some, as ``nohup`` does."""
 
 
+_FIRST: Final = (
+    "test_docs_studies.py",
+    "test_readme_tour.py",
+    "test_shard_architectures.py",
+    "test_narrow.py",
+    "test_train_divided.py",
+    "test_train_cut.py",
+)
+"""The long files: begun before the others, so that no process is left with one of them when the others are done."""
+
+
 gc.disable()  # until all is imported: to look for garbage among modules takes as long as to import them
 
 
@@ -37,6 +48,11 @@ def own_signals() -> Iterator[None]:
     """Leave no test the handlers of the one before: a command run in this process installs its own for good."""
     yield
     pytest_configure()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; all else stays in its order."""
+    items.sort(key=lambda item: _FIRST.index(item.path.name) if item.path.name in _FIRST else len(_FIRST))
 
 
 def pytest_collection_finish() -> None:

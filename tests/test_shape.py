@@ -1,6 +1,7 @@
 """The shape of the house: sizes, imports and names, checked on the syntax trees of the sources."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -210,6 +211,11 @@ def test_core_needs_only_the_standard_library_and_pydantic():
 def test_test_files_have_names_of_their_own():
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) == len(set(names))
+
+
+def test_files_that_are_begun_first_are_there():
+    named = set(re.findall(r'"(test_\w+\.py)"', (ROOT / "tests" / "conftest.py").read_text("utf-8")))
+    assert named and named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
 
 
 # Spelled in halves: this file is searched too.

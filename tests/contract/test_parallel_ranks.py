@@ -1,6 +1,5 @@
 """Cut models on real processes with gloo: equal to the whole, alike where they must be, clear where they are not."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,11 @@ Found = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each of two ranks found: all cases in one start, which takes longer than they do."""
-    return rank_processes.run("all", 2, tmp_path_factory.mktemp("ranks") / "two")
+    return rank_processes.run(2, tmp_path_factory.mktemp("ranks"))
 
 
-def assert_equal(found: Found) -> None:
+def test_slices_from_a_folder_train_as_the_whole_and_are_saved_whole(two: Found):
+    found = [rank["equality"] for rank in two]
     for rank in found:
         for kind, off in rank.items():
             assert off["logits"] < 1e-10, kind
@@ -25,15 +25,6 @@ def assert_equal(found: Found) -> None:
             assert off["names"]
             assert off["saved"] == 0.0, kind  # the gathered checkpoint is the one that was saved, bit for bit
     assert [sorted(rank) for rank in found] == [["bert", "gpt2", "llama"]] * len(found)
-
-
-def test_slices_from_a_folder_train_as_the_whole_and_are_saved_whole(two: Found):
-    assert_equal([rank["equality"] for rank in two])
-
-
-@pytest.mark.slow
-def test_four_ranks_train_as_the_whole(tmp_path: Path):
-    assert_equal(rank_processes.run("equality", 4, tmp_path / "four"))
 
 
 @pytest.mark.parametrize("way", ["plain", "non-reentrant", "reentrant"])

@@ -1,7 +1,8 @@
 """A trial whose model is cut over two processes is the trial that one process trains, whatever ends one of them."""
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,18 @@ import pytest
 import torch
 
 import dryfit
+import reads
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
+from dryfit.core.load_report import LoadReport
 from dryfit.core.wire import Checkpointed, Note, Started, read_model
+from dryfit.train import entry, sharding
+from dryfit.train import model as model_module
 from dryfit.train.cut_model import CutModel
 from dryfit.train.entry import train
-from dryfit.train.sharding import FOLDER, ProvedPlan
+from dryfit.train.sharding import ProvedPlan
 from together import (
     NOISY,
     OF_EACH_KIND,
@@ -24,9 +29,11 @@ from together import (
     assert_close,
     assert_goes_on_after_a_kill,
     criteria,
+    each_once,
     ends_with,
     of_decoder,
     on_rank_1,
+    plans_in,
     weights,
 )
 from trials import Trial, Undisturbed, merged
@@ -51,6 +58,12 @@ def of_many_words_in_parts(folder: Path, model: Path, **tables: Any) -> Trial:
     return of_decoder("qwen2", 0, **WORDS)(folder, model, **merged(own, how, tables))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with plans_in(tmp_path_factory.mktemp("plans")):
+        yield
+
+
 MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
     "words": of_decoder("llama", 0, **WORDS),
     "words, adapters": of_decoder("qwen2", 4, **WORDS),
@@ -64,27 +77,34 @@ MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
 QUICK = ("words, adapters",)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Callable[[str], Undisturbed]:
+    return each_once(MAKERS, tmp_path_factory.mktemp("alone"), model)
+
+
 @pytest.mark.parametrize(
     "task", [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in MAKERS]
 )
-def test_two_processes_learn_what_one_does(tmp_path: Path, model: Path, task: str) -> None:
-    alone, cut = (MAKERS[task](tmp_path / name, model, **SGD, execution=how) for name, how in (("1", {}), ("2", CUT)))
-    (result, channel), (other, heard) = alone.run(), cut.run()
-    assert other.steps == result.steps and len(heard.points) == len(channel.points) > 0
-    for mine, theirs in zip(heard.points, channel.points, strict=True):
+def test_two_processes_learn_what_one_does(
+    tmp_path: Path, model: Path, alone: Callable[[str], Undisturbed], task: str
+) -> None:
+    one, cut = alone(task), MAKERS[task](tmp_path / "2", model, **SGD, execution=CUT)
+    other, heard = cut.run()
+    assert other.steps == one.result.steps and len(heard.points) == len(one.points) > 0
+    for mine, theirs in zip(heard.points, one.points, strict=True):
         assert mine.metrics == pytest.approx(theirs.metrics, abs=1e-4)
-    assert_close(weights(cut), weights(alone))
-    assert_scores_stay_cut(cut, task.startswith("words"))
-    loaded, whole = (dryfit.load(trial.folder / "best").state_dict() for trial in (cut, alone))
+    assert_close(weights(cut), weights(one.trial))
+    assert_scores_stay_cut(task.startswith("words"))
+    loaded, whole = (dryfit.load(trial.folder / "best").state_dict() for trial in (cut, one.trial))
     assert_close(loaded, whole)
 
 
-def assert_scores_stay_cut(trial: Trial, expected: bool) -> None:
-    (kept,) = (trial.folder / "cache" / FOLDER).glob("*.json")
-    found = read_model(kept, ProvedPlan)
-    assert found is not None
-    plan = found.plan
-    assert (plan.scores is not None) == (plan.vocabulary == WORDS["vocab_size"]) == expected
+def assert_scores_stay_cut(expected: bool) -> None:
+    """Of all plans made so far, those of many words keep their scores cut, and no other."""
+    plans = [read_model(kept, ProvedPlan).plan for kept in Path(model_module.FOLDER).glob("*.json")]
+    many = [plan.vocabulary == WORDS["vocab_size"] for plan in plans]
+    assert [plan.scores is not None for plan in plans] == many
+    assert any(many) or not expected
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +124,9 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
 @pytest.mark.parametrize("first", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("task", ["criteria", pytest.param("adapters", marks=pytest.mark.slow)])
 def test_another_number_of_processes_goes_on_from_its_checkpoint(
-    tmp_path: Path, model: Path, task: str, first: int
+    tmp_path: Path, model: Path, alone: Callable[[str], Undisturbed], task: str, first: int
 ) -> None:
-    whole = MAKERS[task](tmp_path / "whole", model, **SGD)
-    whole.run()
+    whole = alone(task).trial
     trial = MAKERS[task](tmp_path / "other", model, **SGD)
     trial.plan = trial.plan.model_copy(update={"tp": first})
     assert trial.run(stop_at=2)[0].stopped_by is StopReason.REQUEST
@@ -146,25 +165,53 @@ def test_what_ended_a_rank_is_what_ended_the_trial(
     assert any("rank 1" in note for note in found.__notes__)
 
 
-def test_rank_0_alone_speaks_and_each_rank_holds_its_part(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = CutModel.save_whole_state
+    monkeypatch.setattr(model_module, "FOLDER", sharding.FOLDER)  # a plan of its own, as for a study's first trial
+    # So wide that the header of the file is less than a hundredth of what a rank reads.
+    wide = tiny.model(tmp_path / "wide", hidden_size=128, intermediate_size=512)
+    original, together = CutModel.save_whole_state, entry.together
+    held: list[int] = []
 
     def looking(self: CutModel, module: Any, optimizer: Any) -> None:
-        held = self.company.collect(sum(one.numel() for one in module.parameters()))
-        (tmp_path / f"held-{self.company.rank}").write_text(json.dumps(held))
+        held.append(sum(one.numel() for one in module.parameters()))
         original(self, module, optimizer)
 
+    def reading(plan: Any, channel: Any, job: Callable[[Any], Any]) -> Any:
+        def work(company: Any) -> Any:
+            read.clear()  # what was read before the ranks were forked
+            result = job(company)
+            facts = {"held": held, "read": read.bytes_of(wide / "model.safetensors")}
+            (tmp_path / f"rank-{company.rank}").write_text(json.dumps(facts))
+            return result
+
+        return together(plan, channel, work)
+
     monkeypatch.setattr(CutModel, "save_whole_state", looking)
-    trial = criteria(tmp_path, model, execution=CUT)
-    _, channel = trial.run()
+    monkeypatch.setattr(entry, "together", reading)
+    trial = criteria(tmp_path, wide, execution=CUT)
+    with reads.counted() as read:
+        _, channel = trial.run()
+    facts = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
     whole = sum(one.numel() for one in trial.best_weights().values())
-    held = [json.loads((tmp_path / f"held-{rank}").read_text()) for rank in range(2)]
-    assert held[0] == held[1] and held[0][0] == held[0][1] < 0.9 * whole
+    assert facts[0] == facts[1] and len(facts[0]["held"]) == 1
+    assert facts[0]["held"][0] < 0.6 * whole
+    slices_bytes = _slices_bytes(trial)
+    assert slices_bytes <= facts[0]["read"] <= 1.01 * slices_bytes < 0.6 * (wide / "model.safetensors").stat().st_size
     assert not [message for message in channel.messages() if isinstance(message, Started | Note)]
     steps = [message.step for message in channel.messages() if isinstance(message, Checkpointed)]
     assert len(steps) == len(set(steps))
+
+
+def _slices_bytes(trial: Trial) -> int:
+    """Bytes of what a rank holds of the pretrained weights, in fp32, as the plan says."""
+    (file,) = (trial.folder / "cache" / sharding.FOLDER).iterdir()
+    plan = ProvedPlan.model_validate_json(file.read_bytes()).plan
+    drawn = LoadReport.model_validate_json((trial.folder / "load.json").read_bytes()).random
+    held = {name: math.prod(shard.local_shape(plan.degree)) for name, shard in plan.parameters.items()}
+    assert drawn and set(drawn) < set(held)
+    return 4 * sum(size for name, size in held.items() if name not in drawn)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from together import (
     assert_close,
     assert_goes_on_after_a_kill,
     criteria,
+    each_once,
     ends_with,
     of_decoder,
     on_rank_1,
@@ -46,6 +47,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
     "tied embeddings": of_decoder("llama", 0),
 }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Callable[[str], Undisturbed]:
+    return each_once(MAKERS, tmp_path_factory.mktemp("alone"), model)
 
 
 @pytest.mark.parametrize(
@@ -153,10 +159,14 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     ],
 )
 def test_others_go_on_from_its_checkpoint(
-    tmp_path: Path, model: Path, task: str, before: dict[str, int], after: dict[str, int]
+    tmp_path: Path,
+    model: Path,
+    alone: Callable[[str], Undisturbed],
+    task: str,
+    before: dict[str, int],
+    after: dict[str, int],
 ) -> None:
-    whole = MAKERS[task](tmp_path / "whole", model, **SGD)
-    whole.run()
+    whole = alone(task).trial
     trial = MAKERS[task](tmp_path / "other", model, **SGD)
     trial.plan = trial.plan.model_copy(update=before)
     assert trial.run(stop_at=2)[0].stopped_by is StopReason.REQUEST

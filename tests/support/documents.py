@@ -7,11 +7,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 RUN = "run by the long tests"
 """What stands before a fenced block that is run."""
 ROWS = {"train": 32, "validation": 16, "test": 16}
 """What the tours leave of the rows that ``dryfit init`` makes: how well a study learns is proved elsewhere."""
 _FENCE = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>sh|python)\n(?P<body>.*?)```", re.DOTALL)
+
+
+_FILE = re.compile(r"<!-- file: (?P<name>\S+) -->\n```\w+\n(?P<body>.*?)```", re.DOTALL)
 
 
 def fences(path: Path) -> list[re.Match[str]]:
@@ -34,6 +38,24 @@ def run_as_written(fence: re.Match[str], folder: Path, *flags: str) -> int:
         if words[1] == "init":
             leave_rows(folder / words[2] / "data")
     return len(lines)
+
+
+def examples(path: Path) -> list[re.Match[str]]:
+    """The fenced blocks of a document that are run."""
+    return [fence for fence in fences(path) if fence["mark"] == RUN]
+
+
+def trains(path: Path) -> bool:
+    """Whether an example of a document searches or trains."""
+    words = ("dryfit tune", "dryfit train")
+    return any(line.startswith(words) for fence in examples(path) for line in fence["body"].splitlines())
+
+
+def run_examples(path: Path, folder: Path) -> int:
+    """Run all examples of a document, beside the files that it shows; how many commands they had."""
+    for file in _FILE.finditer(path.read_text(encoding="utf-8")):
+        (folder / file["name"]).write_text(file["body"], encoding="utf-8")
+    return sum(run_as_written(fence, folder, "-W", "error") for fence in examples(path))
 
 
 def leave_rows(data: Path) -> None:

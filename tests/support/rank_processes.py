@@ -1,16 +1,9 @@
-"""Real ranks: processes with gloo, forked from one that has imported everything; cases by name, results as JSON.
-
-As a program: ``python -m rank_processes CASE DEGREE FOLDER``.
-"""
+"""What real ranks find: equality with the whole, dropout, refusals, transformers' own tensor parallelism."""
 
 import copy
-import datetime
-import json
 import os
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+import rank_groups
 import shard_plans as made
 from dryfit.core.errors import ShardError
 from dryfit.core.sharding import ShardPlan
@@ -31,56 +25,35 @@ from dryfit.parallel.native import native_plan
 from dryfit.parallel.slices import load
 from dryfit.parallel.stand_in import InDouble
 from dryfit.parallel.vocabulary_loss import VocabularyLoss
+from rank_groups import ERROR, Facts
 
 KINDS: dict[str, Callable[..., ShardPlan]] = {
     "bert": made.bert_plan,
     "llama": lambda module, degree: made.llama_plan(module, degree, vocabulary=True),
     "gpt2": made.gpt2_plan,
 }
-Facts = dict[str, Any]
 
 
-def run(case: str, degree: int, folder: Path) -> list[Facts]:
-    """Run a case on processes of its own.
+def run(degree: int, folder: Path) -> list[Facts]:
+    """Run all cases on processes of their own.
+
+    Args:
+        degree: How many processes.
+        folder: For what they write.
 
     Returns:
-        What each rank found.
+        What each rank found, by case.
     """
-    folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "rank_processes", case, str(degree), str(folder)]
-    paths = [str(Path(__file__).parent), *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(degree)]
-
-
-def _main(case: str, degree: int, folder: Path) -> int:
-    torch.set_num_threads(1)
     _save_models(folder)
-    children = []
-    for rank in range(degree):
-        child = os.fork()
-        if not child:
-            os._exit(_rank(case, rank, degree, folder))
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    found = rank_groups.run(degree, folder, {name: partial(_in, case, folder) for name, case in CASES.items()})
+    for name, said in found.items():
+        for rank, facts in enumerate(said):
+            assert ERROR not in facts, f"{name}, rank {rank}: {facts[ERROR]}"
+    return [{name: said[rank] for name, said in found.items()} for rank in range(degree)]
 
 
-def _rank(case: str, rank: int, degree: int, folder: Path) -> int:
-    try:
-        store = dist.FileStore(str(folder / "store"), degree)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=degree, timeout=datetime.timedelta(seconds=300)
-        )
-        found = {**CASES, "all": everything}[case](ProcessRanks(), folder)
-        (folder / f"rank-{rank}.json").write_text(json.dumps(found))
-        dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
+def _in(case: Callable[[ProcessRanks, Path], Facts], folder: Path, ranks: ProcessRanks) -> Facts:
+    return case(ranks, folder)
 
 
 def _save_models(folder: Path) -> None:
@@ -298,9 +271,9 @@ def losses(ranks: ProcessRanks, folder: Path) -> Facts:
     loss.backward()
     assert whole.grad is not None and part.grad is not None
     return {
-        "loss": abs(float(loss / expected) - 1),
+        "loss": abs(loss.item() / expected.item() - 1),
         "gradients": float((part.grad - whole.grad.chunk(ranks.degree, 1)[ranks.rank]).abs().max()),
-        "said": float(loss).hex(),
+        "said": loss.item().hex(),
     }
 
 
@@ -311,12 +284,3 @@ CASES: dict[str, Callable[[ProcessRanks, Path], Facts]] = {
     "native": native,
     "losses": losses,
 }
-
-
-def everything(ranks: ProcessRanks, folder: Path) -> Facts:
-    """Each case in turn: importing takes longer than any of them."""
-    return {name: case(ranks, folder) for name, case in CASES.items()}
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

@@ -2,9 +2,12 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ import tiny_lms
 import trials
 from dryfit.core.errors import CommError
 from dryfit.train import loop
+from dryfit.train import model as model_module
 from trials import Trial, Undisturbed
 
 ROUNDING = 2e-5
@@ -53,16 +57,18 @@ def of_spans(task: str, **further: Any) -> Callable[..., Trial]:
 
 
 def of_decoder(architecture: str, rank: int, **sizes: Any) -> Callable[..., Trial]:
-    """Makes trials of a language model of other sizes than usual, with adapters of a rank or with none."""
+    """Makes trials of a language model of other sizes than usual, with adapters of a rank or with none.
+
+    Its weights lie beside the encoder's.
+    """
 
     def make(folder: Path, model: Path, **tables: Any) -> Trial:
-        del model
         usual = {
             "train": {"epochs": 1, "max_length": 160, "batch_size": 8},
             "lm": {"format": "both", "max_new_tokens": 3, "generate_rows": 4, "answers": "never, always walk"},
             "lora": {"r": rank, "dropout": 0.0} if rank else {"r": 0},
         }
-        decoder = folder.parent / "-".join([architecture, *map(str, sizes.values())])
+        decoder = model.parent / "-".join(["decoder", architecture, *map(str, sizes.values())])
         if not decoder.exists():
             tiny_lms.causal_lm(decoder, architecture, sizes=sizes)
         rows = tiny.data(folder / "data", train=24, validation=8)
@@ -80,6 +86,24 @@ OF_EACH_KIND: dict[str, Callable[..., Trial]] = {
     "adapters": of_decoder("qwen2", 4),
 }
 """Of each kind one."""
+
+
+@contextmanager
+def plans_in(folder: Path) -> Iterator[None]:
+    """All trials keep plans and proofs in one folder, as those of a study do: each model is planned and proved once."""
+    with mock.patch.object(model_module, "FOLDER", str(folder.absolute())):
+        yield
+
+
+def each_once(makers: dict[str, Callable[..., Trial]], folder: Path, model: Path) -> Callable[[str], Undisturbed]:
+    """From a kind of trial to what one process makes of it, which is run once.
+
+    Args:
+        makers: By kind.
+        folder: For the trials.
+        model: The encoder of those that have one.
+    """
+    return cache(lambda kind: trials.undisturbed(makers[kind](folder / f"alone, {kind}", model, **SGD)))
 
 
 def weights(trial: Trial) -> dict[str, torch.Tensor]:

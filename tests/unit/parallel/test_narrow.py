@@ -1,8 +1,10 @@
 """Plans of wide models, proved on narrow ones: right ones pass, wrong ones and other models are refused by name."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +16,9 @@ from dryfit.core.errors import ShardError
 from dryfit.core.shard_proof import ShardProof
 from dryfit.core.sharding import ModuleShard, ShardPlan
 from dryfit.meta import build
+from dryfit.parallel import same_program
+from dryfit.parallel.capture import Inputs, follow
+from dryfit.parallel.graph import Graph
 from dryfit.parallel.narrow import Wide, carried_over, prove_narrowed, prove_on
 from dryfit.parallel.narrow_config import Narrowing, narrow_config
 from dryfit.parallel.prove import proof_bytes, prove
@@ -28,8 +33,41 @@ WIDE: dict[str, Any] = {
 }
 
 
+Followed = dict[tuple[nn.Module, int, tuple[int, int]], Graph]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _whole_models_are_followed_once() -> Iterator[None]:
+    """What a whole model runs is the same under every plan; a rank's part is followed for each."""
+    known: Followed = {}
+
+    def follow_once(module: nn.Module, inputs: Inputs | None, size: tuple[int, int], **of_rank: Any) -> Graph:
+        if of_rank:
+            return follow(module, inputs, size, **of_rank)
+        assert inputs is None
+        key = (module, len(list(module.modules())), size)  # layers that repeat are left out meanwhile
+        if key not in known:
+            known[key] = follow(module, inputs, size)
+        return known[key]
+
+    with mock.patch.object(same_program, "follow", follow_once):
+        yield
+
+
+@cache
+def the_wide_llama() -> nn.Module:
+    """One for all plans."""
+    return made.on_meta("llama", **WIDE)
+
+
 def wide_llama(**changes: Any) -> nn.Module:
-    return made.on_meta("llama", **{**WIDE, **changes})
+    return made.on_meta("llama", **{**WIDE, **changes}) if changes else the_wide_llama()
+
+
+@cache
+def the_narrow_one(module: nn.Module) -> nn.Module:
+    """One for all plans of a model."""
+    return narrower(module)
 
 
 def narrower(module: nn.Module, step: Narrowing = Narrowing.HEADS, degree: int = 2, **changes: Any) -> nn.Module:
@@ -41,7 +79,7 @@ def narrower(module: nn.Module, step: Narrowing = Narrowing.HEADS, degree: int =
 
 
 def proved(module: nn.Module, plan: ShardPlan, narrow: nn.Module | None = None) -> ShardProof:
-    return prove_on(Wide(module, plan), narrow or narrower(module), made.batch())
+    return prove_on(Wide(module, plan), narrow or the_narrow_one(module), made.batch())
 
 
 def test_a_right_plan_is_proved_on_a_narrow_model():

@@ -1,7 +1,7 @@
 """A rank's weights from a checkpoint: the right numbers, no byte too many, and the refusals of whole loading."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+import reads
 import shard_plans as made
 from dryfit.core.errors import LoadError, ShardError
 from dryfit.core.load_report import Origin
@@ -19,6 +20,7 @@ from dryfit.meta.walk import slots
 from dryfit.parallel.apply import slice_tensor
 from dryfit.parallel.check import shards_of
 from dryfit.parallel.slices import load
+from reads import Reads
 
 PLANS: dict[str, Callable[..., ShardPlan]] = {
     "bert": made.bert_plan,
@@ -126,28 +128,9 @@ def test_casts_are_made_after_reading(tmp_path: Path):
 
 
 @pytest.fixture
-def read_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of everything that is read from files, headers and indexes too."""
-    sizes: list[int] = []
-    preadv, pread, opened = os.preadv, os.pread, os.fdopen
-
-    def counted_preadv(descriptor: int, buffers: Any, offset: int) -> int:
-        sizes.append(preadv(descriptor, buffers, offset))
-        return sizes[-1]
-
-    def counted_pread(descriptor: int, count: int, offset: int) -> bytes:
-        found = pread(descriptor, count, offset)
-        sizes.append(len(found))
-        return found
-
-    def counted_open(descriptor: int, *args: Any) -> Any:
-        sizes.append(os.fstat(descriptor).st_size)
-        return opened(descriptor, *args)
-
-    monkeypatch.setattr(os, "preadv", counted_preadv)
-    monkeypatch.setattr(os, "pread", counted_pread)
-    monkeypatch.setattr(os, "fdopen", counted_open)
-    return sizes
+def read() -> Iterator[Reads]:
+    with reads.counted() as found:
+        yield found
 
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
@@ -155,24 +138,22 @@ WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_siz
 
 @pytest.mark.parametrize("shard_bytes", [None, 1_000_000], ids=["one file", "several files"])
 @pytest.mark.parametrize("kind", PLANS)
-def test_a_rank_reads_its_slices_and_hardly_more(
-    tmp_path: Path, kind: str, shard_bytes: int | None, read_bytes: list[int]
-):
+def test_a_rank_reads_its_slices_and_hardly_more(tmp_path: Path, kind: str, shard_bytes: int | None, read: Reads):
     folder = saved(tmp_path, kind, shard_bytes=shard_bytes, **WIDE)
     module = made.on_meta(kind, **WIDE)
     plan = PLANS[kind](module, 4)
     planned = sum(4 * torch.Size(plan.parameters[name].local_shape(4)).numel() for name, _ in module.named_parameters())
     whole_bytes = sum(4 * parameter.numel() for parameter in module.parameters())
-    read_bytes.clear()
+    read.clear()
 
     load(module, plan, 2, folder)
 
-    assert planned <= sum(read_bytes) <= 1.01 * planned
+    assert planned <= read.all_bytes() <= 1.01 * planned
     assert planned < 0.6 * whole_bytes
 
 
 @pytest.mark.parametrize("by_expert", [False, True], ids=["features of each expert", "whole experts"])
-def test_experts_are_put_together_from_slices(tmp_path: Path, by_expert: bool, read_bytes: list[int]):
+def test_experts_are_put_together_from_slices(tmp_path: Path, by_expert: bool, read: Reads):
     torch.manual_seed(0)
     saved(tmp_path, "mixtral")
     expected = whole("mixtral", tmp_path)
@@ -184,14 +165,14 @@ def test_experts_are_put_together_from_slices(tmp_path: Path, by_expert: bool, r
             rows.cut(name, 0)
         plan = rows.plan()
     assert sum(row.dim is not None for row in plan.parameters.values()) == 4
-    read_bytes.clear()
+    read.clear()
 
     report = load(module, plan, 1, tmp_path)
 
     assert_slices(module, expected, plan, 1)
     assert report.notes == ()
     planned = sum(4 * parameter.numel() for parameter in module.parameters())
-    assert sum(read_bytes) - (tmp_path / "model.safetensors").stat().st_size + 4 * sum(
+    assert read.all_bytes() - (tmp_path / "model.safetensors").stat().st_size + 4 * sum(
         parameter.numel() for parameter in expected.parameters()
     ) == pytest.approx(planned, abs=8)
 
@@ -199,18 +180,18 @@ def test_experts_are_put_together_from_slices(tmp_path: Path, by_expert: bool, r
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_missing_weights_are_named_before_anything_is_read(tmp_path: Path, read_bytes: list[int]):
+def test_missing_weights_are_named_before_anything_is_read(tmp_path: Path, read: Reads):
     folder = saved(tmp_path, "llama", num_hidden_layers=1)
     module = made.on_meta("llama")
     empty = leaks(module)
     header_bytes = 8 + int.from_bytes((folder / "model.safetensors").read_bytes()[:8], "little")
-    read_bytes.clear()
+    read.clear()
 
     with pytest.raises(LoadError, match=r"9 missing \(model\.layers\.1\.") as caught:
         load(module, made.llama_plan(module, 2), 0, folder)
 
     assert "config.json and the weights belong together" in caught.value.hint
-    assert sum(read_bytes) == header_bytes
+    assert read.all_bytes() == header_bytes
     assert leaks(module) == empty
 
 
