@@ -85,6 +85,7 @@ def test_one_object_without_a_study_file() -> None:
         "checkpointing": False,
         "optimizer_impl": "auto",
         "offload_optimizer": False,
+        "tp": None,
     }
     assert found["peak_at"]["module"] == "encoder.layer.23.attention"
     assert found["worst_batch"]["from_data"] is False

@@ -53,7 +53,10 @@ def test_every_kind_is_told() -> None:
     assert {failure_attributes(failure(kind))["failure_kind"] for kind in FailureKind} == set(FailureKind)
 
 
-def answer(kind: str = "cuda", *, execution: object = "as wished", memory: bool = True) -> dict[str, Any]:
+AS_WISHED: dict[str, Any] = {"micro_batch": 8, "accumulation": 1}
+
+
+def answer(kind: str = "cuda", *, execution: object = AS_WISHED, memory: bool = True) -> dict[str, Any]:
     sizes = {"peak_allocated_bytes": 70, "required_bytes": 100, "margin_bytes": 10}
     return {"device": {"kind": kind}, "execution": execution, "memory": sizes if memory else None}
 
