@@ -31,9 +31,9 @@ from dryfit.parallel.prove import proof_bytes
 from dryfit.train.sharding import proved_plan
 from dryfit.train.subjects import step_parts
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("support", "contract")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from test_shard_architectures import ARCHITECTURES, model_of  # noqa: E402
+from rank_architectures import ARCHITECTURES, on_meta
 
 _FP32_BYTES = 4
 
@@ -108,7 +108,7 @@ def main() -> None:
         print("load averages of the last 1, 5 and 15 minutes:", *(f"{load:.1f}" for load in os.getloadavg()))
         return
     for name in ARCHITECTURES:
-        measured(name, model_of(name), degree)
+        measured(name, on_meta(name), degree)
     measured("bert-large, 24 layers", bert_large(), degree)
 
 
