@@ -188,7 +188,7 @@ def search(options: argparse.Namespace) -> None:
                 precision=options.precision,
             )
             study.write_text(filled + ("" if task == "criteria" else SPAN), encoding="utf-8")
-        dryfit("tune", str(study))
+        print(dryfit("tune", str(study)))
 
 
 def table(options: argparse.Namespace) -> None:
