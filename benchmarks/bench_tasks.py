@@ -30,6 +30,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.pipeline import make_pipeline
 
+import dryfit
+from dryfit.store.layout import StudyLayout
 from dryfit.tasks.characters import word_spans
 from dryfit.tasks.span_metrics import span_metrics
 from dryfit.tasks.windows import Ragged
@@ -188,7 +190,7 @@ def search(options: argparse.Namespace) -> None:
                 precision=options.precision,
             )
             study.write_text(filled + ("" if task == "criteria" else SPAN), encoding="utf-8")
-        print(dryfit("tune", str(study)))
+        subprocess.run([sys.executable, "-m", "dryfit.cli.app", "tune", str(study)], check=True)
 
 
 def table(options: argparse.Namespace) -> None:
@@ -210,9 +212,10 @@ def table(options: argparse.Namespace) -> None:
 
 def predicted(folder: Path, data: Path, rows: Sequence[Row]) -> dict[str, float]:
     """Metrics of what the best trial of a study says of the test rows."""
-    best = folder / "trials" / f"{json.loads(dryfit('status', str(folder), '--json'))['best']['number']:04d}" / "best"
+    best = dryfit.status(folder).best
+    assert best is not None  # a trial of it is complete
     out = folder / "test-predictions.jsonl"
-    dryfit("predict", str(best), str(data / "test.jsonl"), "--out", str(out), "--force", "--quiet")
+    dryfit.predict(StudyLayout(folder).trial(best.number).best, data / "test.jsonl", out, force=True)
     said = [json.loads(text) for text in out.read_text(encoding="utf-8").splitlines()]
     found: dict[str, float] = {}
     if "label" in said[0]:
@@ -221,14 +224,6 @@ def predicted(folder: Path, data: Path, rows: Sequence[Row]) -> dict[str, float]
     if "span" in said[0]:
         found |= scored(rows, np.array([row["span"] or (0, 0) for row in said]))
     return found
-
-
-def dryfit(*words: str) -> str:
-    """Run a command; returns what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "dryfit.cli.app", *words], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return done.stdout
 
 
 def line(name: str, metrics: dict[str, float]) -> str:

@@ -1,13 +1,10 @@
 """What a trace says a training step takes, beside what torch's profiler sees the real step take, on the CPU."""
 
-import gc
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 
 import tiny
@@ -21,6 +18,7 @@ from dryfit.train.optim import OptimizerPlan
 from dryfit.train.rehearsal import Rehearsal
 from dryfit.train.subjects import step_parts
 from dryfit.train.tracer import StepTracer
+from profiled import peak_bytes, profiled_peak_bytes
 
 SHAPE = Shape(rows=8, length=128)
 CPU = DeviceSpec(name="cpu", kind=DeviceKind.CPU, capacity_bytes=2**40)
@@ -76,16 +74,7 @@ def measured_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bo
 
     for _ in range(steps_before):
         step()
-    gc.collect()
-    gc.disable()
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
-            step()
-    finally:
-        gc.enable()
-    assert seen.profiler is not None and seen.profiler.kineto_results is not None
-    events: list[Any] = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
-    return peak([one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())])
+    return profiled_peak_bytes(step)
 
 
 def traced_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> int:
@@ -93,16 +82,7 @@ def traced_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool
     tracer = StepTracer(subject, CPU, reentrant=reentrant)
     micro = tracer.trace(SegmentKind.MICRO_FIRST, variant, SHAPE)
     update = tracer.trace(SegmentKind.UPDATE, variant, None)
-    return peak([*micro.deltas, *update.deltas])
-
-
-def peak(deltas: list[int]) -> int:
-    """The highest running sum."""
-    live = highest = 0
-    for delta in deltas:
-        live += delta
-        highest = max(highest, live)
-    return highest
+    return peak_bytes([*micro.deltas, *update.deltas])
 
 
 def difference(subject: PlanSubject, *, checkpointing: bool = False, reentrant: bool = False, impl: str = "") -> float:

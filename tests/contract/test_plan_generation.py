@@ -1,14 +1,11 @@
 """What a plan says that generated answers take, beside what torch's profiler sees generating them take, on the CPU."""
 
-import gc
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 
 from dryfit.core.channel import ChildChannel
@@ -27,6 +24,7 @@ from dryfit.train.evaluate import evaluation_rows
 from dryfit.train.observing import fill
 from dryfit.train.subjects import step_parts
 from dryfit.train.tracer import StepTracer
+from profiled import peak_bytes, profiled_peak_bytes
 
 ROWS, LENGTH, NEW = 8, 96, 24
 CPU = DeviceSpec(name="cpu", kind=DeviceKind.CPU, capacity_bytes=2**40)
@@ -55,28 +53,6 @@ def subject(folder: Path, architecture: str, *, lora: bool, new: int = NEW) -> P
     )
 
 
-def peak(deltas: list[int]) -> int:
-    """The highest running sum."""
-    live = highest = 0
-    for delta in deltas:
-        live += delta
-        highest = max(highest, live)
-    return highest
-
-
-def profiled_peak(work: Callable[[], object]) -> int:
-    gc.collect()
-    gc.disable()
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
-            work()
-    finally:
-        gc.enable()
-    assert seen.profiler is not None and seen.profiler.kineto_results is not None
-    events: list[Any] = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
-    return peak([one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())])
-
-
 def generated_peak(asked: PlanSubject) -> int:
     """What answering really takes; prompts of different lengths, so that some are padded on the left."""
     torch.manual_seed(0)
@@ -95,14 +71,14 @@ def generated_peak(asked: PlanSubject) -> int:
 
     work()  # what is made once and kept
     said.clear()
-    taken = profiled_peak(work)
+    taken = profiled_peak_bytes(work)
     assert said == [str(new)] * ROWS
     return taken
 
 
 def planned_peak(asked: PlanSubject) -> int:
     tracer = StepTracer(asked, CPU)
-    return peak(list(tracer.trace(SegmentKind.MEASURE, Variant(), Shape(ROWS, LENGTH)).deltas))
+    return peak_bytes(tracer.trace(SegmentKind.MEASURE, Variant(), Shape(ROWS, LENGTH)).deltas)
 
 
 def ladder(folder: Path, *, generate_rows: int, capacity: int = 2**40) -> PlanAnswer:

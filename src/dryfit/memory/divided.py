@@ -54,18 +54,14 @@ def with_divided(answer: PlanAnswer, trial: Trial, body: PlanRequest, device: De
         except (ConfigError, ShardError, TraceError) as error:
             cannot_cut = cannot_cut or why_not(degree, error)
             continue
-        also = f"; with {describe(choice, asked)}" if choice != asked else ""
         found.append(
-            Rung(
-                change=_ranks(degree),
-                execution=None,
-                required_bytes=required_bytes,
-                saves_bytes=needs_bytes - required_bytes,
-                time_factor=time_factor(choice, asked, trial),
-                effect=Effect.NUMERICS,
+            _rung(
+                degree,
+                required_bytes,
+                needs_bytes,
                 fits=required_bytes <= most_bytes and _host_has(degree * required_bytes, body.host_bytes),
-                devices=degree,
-                note=f"on each of {degree} devices{also}",
+                time=time_factor(choice, asked, trial),
+                also=f"; with {describe(choice, asked)}" if choice != asked else "",
             )
         )
         if found[-1].fits and not every_rung:
@@ -109,16 +105,17 @@ def cut_answer(one: PlanAnswer, several: PlanAnswer, ranks: int, trial: Trial, w
     tried.setdefault(several.execution, several.memory.required_bytes)
     most_bytes = several.device.capacity_bytes
     found = [
-        Rung(
-            change=" + ".join(part for part in (_ranks(ranks), describe(choice, asked)) if part),
-            execution=choice.model_copy(update={"tp": ranks}),
-            required_bytes=required_bytes,
-            saves_bytes=needed_as_asked(one) - required_bytes,
-            time_factor=time_factor(choice, asked, trial),
-            effect=Effect.NUMERICS,
+        _rung(
+            ranks,
+            required_bytes,
+            needed_as_asked(one),
             fits=required_bytes <= most_bytes,
-            devices=ranks,
-            note=f"on each of {ranks} devices",
+            time=time_factor(choice, asked, trial),
+        ).model_copy(
+            update={
+                "change": " + ".join(part for part in (_ranks(ranks), describe(choice, asked)) if part),
+                "execution": choice.model_copy(update={"tp": ranks}),
+            }
         )
         for choice, required_bytes in tried.items()
     ]
@@ -147,23 +144,10 @@ def with_tried(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_bytes: int
         if answer.memory is None:
             continue
         sizes = [answer.memory.required_bytes, *(rung.required_bytes for rung in answer.ladder if rung.execution)]
-        least_bytes = min(sizes)
-        note = f"on each of {ranks} devices"
+        also = ""
         if answer.verdict.fits and host_bytes is not None:
-            note += f"; the host has {gib(host_bytes)} for all of them"
-        found.append(
-            Rung(
-                change=_ranks(ranks),
-                execution=None,
-                required_bytes=least_bytes,
-                saves_bytes=needed_as_asked(one) - least_bytes,
-                time_factor=1.0,
-                effect=Effect.NUMERICS,
-                fits=False,
-                devices=ranks,
-                note=note,
-            )
-        )
+            also = f"; the host has {gib(host_bytes)} for all of them"
+        found.append(_rung(ranks, min(sizes), needed_as_asked(one), fits=False, also=also))
     return one.model_copy(update={"ladder": (*one.ladder, *found)})
 
 
@@ -190,6 +174,21 @@ def why_not(degree: int, error: ConfigError | ShardError | TraceError) -> str:
 
 def _host_has(needed_bytes: int, host_bytes: int | None) -> bool:
     return host_bytes is None or needed_bytes <= host_bytes
+
+
+def _rung(ranks: int, required_bytes: int, alone_bytes: int, *, fits: bool, time: float = 1.0, also: str = "") -> Rung:
+    """A rung of so many ranks, of which each needs so much in place of what one device would need alone."""
+    return Rung(
+        change=_ranks(ranks),
+        execution=None,
+        required_bytes=required_bytes,
+        saves_bytes=alone_bytes - required_bytes,
+        time_factor=time,
+        effect=Effect.NUMERICS,
+        fits=fits,
+        devices=ranks,
+        note=f"on each of {ranks} devices{also}",
+    )
 
 
 def _ranks(degree: int) -> str:

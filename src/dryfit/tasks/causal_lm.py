@@ -219,7 +219,7 @@ class CausalLmTask(EncoderTask):
         rows: list[torch.Tensor] = []
         for scores_LV, answers_L in zip(outputs, answers_BL, strict=True):
             next_L = answers_L[1:]
-            lost = self._token_loss(scores_LV[:-1].float(), next_L)
+            lost = self._token_loss(scores_LV[:-1], next_L)
             rows.append(torch.stack([lost, (next_L != IGNORED).sum().to(lost.dtype)]))
         return torch.stack(rows)
 
