@@ -1,16 +1,25 @@
 """Settings of all tests."""
 
 import gc
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Final
 
 import optuna
 import pytest
 from hypothesis import HealthCheck, settings
 
+import durations
+import reach
+import thinning
+import warm
+
 # A loaded machine is slow, not wrong: no test may fail for the time it takes.
-settings.register_profile("dryfit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "dryfit", max_examples=thinning.examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("dryfit")
 
 
@@ -23,36 +32,49 @@ _SIGNALS: Final = {
 """As a shell starts a command; whatever started the tests may ignore some, as ``nohup`` does."""
 
 
-_FIRST: Final = (
-    "test_docs_studies.py",
-    "test_readme_tour.py",
-    "test_shard_architectures.py",
-    "test_narrow.py",
-    "test_train_divided.py",
-    "test_train_cut.py",
-)
-"""The long files: begun before the others, so that no process is left with one of them when the others are done."""
-
-
 gc.disable()  # until all is imported: to look for garbage among modules takes as long as to import them
 
 
-def pytest_configure() -> None:
-    """Set the signals' handlers for fixtures that outlive a test too."""
+def _set_signals() -> None:
     for number, handler in _SIGNALS.items():
         signal.signal(number, handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the signals' handlers for fixtures that outlive a test too, and how processes and modules are found."""
+    _set_signals()
+    if config.getoption("--light"):
+        reach.refuse_heavy_imports()
+    else:
+        warm.install()
 
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     """Leave no test the handlers of the one before: a command run in this process installs its own for good."""
     yield
-    pytest_configure()
+    _set_signals()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first; all else stays in its order."""
-    items.sort(key=lambda item: _FIRST.index(item.path.name) if item.path.name in _FIRST else len(_FIRST))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make check` ask for the tests that need no torch."""
+    parser.addoption("--light", action="store_true", help="only files that import no heavy library; such imports fail")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over files that need heavy libraries, without importing them."""
+    if not config.getoption("--light") or collection_path == reach.TESTS:
+        return None
+    code = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    return True if code.suffix == ".py" and code.is_file() and not reach.reach(code).light else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Mark what `make nightly` alone runs, let ``-m`` choose, and put the files that take longest first."""
+    thinning.leave_to_nightly(items)
+    yield
+    items.sort(key=durations.longest_first(items))
 
 
 def pytest_collection_finish() -> None:
@@ -65,6 +87,17 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Write down what each test takes, where a file is named for that: see :mod:`durations`."""
+    file = os.environ.get(durations.VARIABLE)
+    before = os.times()
+    result = yield
+    if file:
+        durations.note(Path(file), item, before, os.times())
+    return result
+
+
 @pytest.fixture
 def quiet_optuna() -> Iterator[None]:
     """Optuna says nothing of each trial that it is told of."""
@@ -72,3 +105,9 @@ def quiet_optuna() -> Iterator[None]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     yield
     optuna.logging.set_verbosity(before)
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start every process of this test from nothing: what it imports, or how much memory it has, is what is tested."""
+    monkeypatch.setenv(warm.COLD_VARIABLE, "1")

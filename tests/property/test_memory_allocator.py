@@ -13,6 +13,7 @@ from dryfit.memory.allocator import fragmentation, min_cap, replay, sequences
 from dryfit.memory.allocator_settings import MIB, AllocatorSettings
 from dryfit.memory.caching import CachingAllocator
 from slow_allocator import Part, SlowAllocator
+from thinning import examples
 
 _CAPACITIES = st.one_of(st.none(), st.integers(0, 200).map(lambda megabytes: megabytes * MIB))
 
@@ -24,7 +25,7 @@ def _assert_same(fast: CachingAllocator, slow: SlowAllocator) -> None:
     assert [[(b.size_bytes, b.is_allocated) for b in segment.blocks] for segment in fast.segments()] == slow.layout()
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(columns(), allocator_settings_values(), _CAPACITIES)
 def test_it_does_what_the_plain_reading_of_the_rules_does(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, capacity: int | None
@@ -79,7 +80,7 @@ def test_it_does_so_for_long_on_a_device_that_is_often_full(seed: int) -> None:
         _assert_same(fast, slow)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(columns(), allocator_settings_values(), _CAPACITIES)
 def test_books_and_blocks_agree_and_the_capacity_holds(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, capacity: int | None
@@ -104,7 +105,7 @@ def test_books_and_blocks_agree_and_the_capacity_holds(
         assert capacity is None or allocator.reserved_bytes <= capacity
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(columns(), allocator_settings_values())
 def test_with_all_freed_every_segment_is_whole_and_can_be_given_back(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings
@@ -127,7 +128,7 @@ def test_with_all_freed_every_segment_is_whole_and_can_be_given_back(
     assert allocator.segments() == ()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(columns(), allocator_settings_values())
 def test_replays_repeat_and_their_peaks_are_in_order(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings
@@ -139,7 +140,7 @@ def test_replays_repeat_and_their_peaks_are_in_order(
     assert outcome.fragmented_bytes <= outcome.peak_reserved_bytes
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(columns(), allocator_settings_values(), st.integers(0, 50 * MIB))
 def test_a_capacity_that_refuses_nothing_changes_nothing(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings, more: int

@@ -12,9 +12,10 @@ from dryfit.memory.allocator import replay
 from dryfit.memory.allocator_settings import AllocatorSettings
 from dryfit.memory.snapshot import compare, read_snapshot
 from snapshots import snapshot_of
+from thinning import examples
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(columns(), allocator_settings_texts(), st.one_of(st.none(), st.integers(1, 120)))
 def test_nothing_differs(events: tuple[list[int], list[int]], conf: str, keep: int | None) -> None:
     content = snapshot_of(*events, conf, keep=keep)

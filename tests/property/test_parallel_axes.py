@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dryfit.parallel.axes import Axes, Dim
+from thinning import examples
 
 FACTORS = st.lists(st.sampled_from([2, 3, 4]), min_size=2, max_size=5)
 
@@ -42,7 +43,7 @@ def replayed(tensor: torch.Tensor, moves: list[tuple[list[int] | None, list[Dim]
     return tensor
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(FACTORS, st.data())
 def test_slices_move_as_the_whole_does(factors, data):
     axes = Axes()

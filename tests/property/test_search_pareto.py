@@ -11,6 +11,7 @@ from dryfit.core.trial import Goal, Outcome
 from dryfit.search.pareto import best_spread, non_dominated
 from dryfit.store.events import StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.replay import StudyState
+from thinning import examples
 
 FEW = st.sampled_from([0.0, -0.0, 0.25, 0.5, 1.0, float("inf"), float("-inf")])
 VALUES = st.one_of(FEW, st.floats(-2, 2))
@@ -32,7 +33,7 @@ def by_definition(points: list[tuple[float, ...]]) -> list[int]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(points=st.integers(1, 4).flatmap(points_of))
 def test_the_front_is_that_of_the_definition(points: list[tuple[float, ...]]) -> None:
     goals = len(points[0]) if points else 1
@@ -42,7 +43,7 @@ def test_the_front_is_that_of_the_definition(points: list[tuple[float, ...]]) ->
         assert all(not (dominates(one, other) and dominates(other, one)) for other in points)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(points=points_of(2, st.floats(-2, 2)), count=st.integers(0, 12))
 @example(points=[(1.0, -1.0), (1.0, -1.0), (0.0, 0.0)], count=2)  # a copy of one end is not the other end
 def test_the_best_are_whole_fronts_and_the_ends_of_the_last(points: list[tuple[float, float]], count: int) -> None:
@@ -62,7 +63,7 @@ def test_the_best_are_whole_fronts_and_the_ends_of_the_last(points: list[tuple[f
         left = {number: point for number, point in left.items() if number not in front}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     values=st.lists(st.tuples(*[st.one_of(FEW, st.just(float("nan")))] * 2), max_size=20),
     directions=st.tuples(*[st.sampled_from(list(Direction))] * 2),

@@ -15,6 +15,7 @@ from dryfit.core.choices import Direction
 from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.pruning import Rules, judge
 from dryfit.search.throwaway import throw_away_name
+from thinning import examples
 
 pytestmark = pytest.mark.usefixtures("quiet_optuna")
 
@@ -65,7 +66,7 @@ def compare_runs(
         history.append(TrialRecord(number, {}, {}, outcome, final, record.reports, record.system_attrs))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     curves=CURVES,
     direction=st.sampled_from(list(Direction)),
@@ -79,7 +80,7 @@ def test_asha(curves: list[list[float]], direction: Direction, warmup: int, redu
     compare_runs(search, direction, pruner, curves)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(curves=CURVES, direction=st.sampled_from(list(Direction)), warmup=st.integers(0, 2), startup=st.integers(0, 4))
 def test_median(curves: list[list[float]], direction: Direction, warmup: int, startup: int) -> None:
     options = {"pruner": "median", "warmup_reports": warmup, "pruner_startup_trials": startup}
@@ -87,7 +88,7 @@ def test_median(curves: list[list[float]], direction: Direction, warmup: int, st
     compare_runs(search, direction, MedianPruner(n_startup_trials=startup, n_warmup_steps=warmup), curves)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     curves=CURVES,
     direction=st.sampled_from(list(Direction)),
@@ -102,7 +103,7 @@ def test_hyperband(curves: list[list[float]], direction: Direction, warmup: int,
     compare_runs(search, direction, pruner, curves, most_reports=most)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     curves=CURVES,
     direction=st.sampled_from(list(Direction)),

@@ -12,6 +12,7 @@ from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.pareto import best_spread
 from dryfit.search.pruning import Curves, middle
 from dryfit.search.told import Window, is_told
+from thinning import examples
 
 BEST, LAST = 3, 6
 VALUES = st.one_of(st.sampled_from([0.0, 1.0, 2.0, float("nan"), float("inf")]), st.floats(-3, 3))
@@ -50,7 +51,7 @@ def read(told: Sequence[TrialRecord], directions: tuple[Direction, ...]) -> list
     return sorted({record.number for record in (*best, *told[-LAST:])})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(study=ended(), refused=st.booleans(), random=st.randoms(use_true_random=False))
 def test_the_window_is_that_of_all_trials(study, refused, random) -> None:  # type: ignore[no-untyped-def]
     records, directions = study
@@ -64,7 +65,7 @@ def test_the_window_is_that_of_all_trials(study, refused, random) -> None:  # ty
         assert [one.number for one in window.records()] == read(told, directions)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(values=st.lists(VALUES.filter(lambda value: not isnan(value)), min_size=1, max_size=12))
 def test_the_median_of_the_middle_is_the_median(values: list[float]) -> None:
     ordered = sorted(values)

@@ -20,6 +20,7 @@ from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
 from dryfit.search.throwaway import throw_away_name
 from dryfit.store.history import History
+from thinning import examples
 
 SEARCHES = {
     "tpe": {"sampler": "tpe", "startup_trials": 2, "pruner": "asha", "warmup_reports": 0, "reduction": 2},
@@ -92,7 +93,7 @@ def ended(trial: TrialRecord, outcome: Outcome, value: float, goals: int) -> Tri
 VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([0.0, 1.0, float("nan"), float("inf"), float("-inf")]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     reports=st.lists(st.tuples(st.integers(0, 5), VALUES, st.booleans()), max_size=60),
     direction=st.sampled_from(list(Direction)),

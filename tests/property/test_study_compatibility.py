@@ -20,6 +20,7 @@ from dryfit.search.params import Distribution
 from dryfit.search.space import Space
 from dryfit.search.suggest import suggest
 from dryfit.store.events import Basis, Compatibility
+from thinning import examples
 
 MODELS = ["a", "b", "c"]
 TENTHS = [0.1, 0.2, 0.3, 0.4]
@@ -115,7 +116,7 @@ def made(document: dict[str, Any]) -> tuple[StudyConfig, Space, Basis, dict[str,
 pairs = st.one_of(st.tuples(studies(), studies()), st.tuples(own_functions(), own_functions()))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pair=pairs)
 def test_the_verdict_is_what_the_points_say(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     (_, old, before, own_before), (_, new, after, own_after) = (made(document) for document in pair)

@@ -11,6 +11,7 @@ from dryfit.core.settings import LossSettings
 from dryfit.tasks.base import MODEL_INPUTS, Batch
 from dryfit.tasks.losses import make_loss
 from dryfit.train.step import backward_batch
+from thinning import examples
 
 BALANCES = st.sampled_from(["none", "weighted", "effective"])
 FRACTIONS = st.floats(0.01, 0.99)
@@ -39,7 +40,7 @@ class Rows(torch.nn.Module):
         return self.scores[input_ids[:, 0]]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_micro_batches_add_up_to_the_whole_batch(data: st.DataObject) -> None:
     multi_label = data.draw(st.booleans())

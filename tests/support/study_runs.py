@@ -130,19 +130,14 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "dryfit.cli.app", *map(str, words)]
 
 
-def _hear_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job, which we may be, has it ignored
-
-
 def start(*words: str | Path) -> subprocess.Popen[str]:
-    """Start a command in a session of its own, as a terminal would: Ctrl-C reaches it, even where we ignore it."""
+    """Start a command in a session of its own, as a terminal would: Ctrl-C reaches it."""
     return subprocess.Popen(
         command(*words),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=_hear_ctrl_c,
     )
 
 

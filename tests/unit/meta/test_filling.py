@@ -16,6 +16,7 @@ from dryfit.meta import build, leaks, materialise
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.walk import slots
 from loading import assert_same, bert_config, fresh, llama_config, output, perturb, written
+from thinning import examples
 
 SIZES = (1, 2, 3)
 
@@ -99,7 +100,7 @@ def test_the_guarantee(plan, lost, tmp_path_factory):
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(plan=PLANS, lost=st.integers(0, 40))
 def test_the_guarantee_many_times(plan, lost, tmp_path_factory):
     keeps_the_guarantee(plan, lost, tmp_path_factory)
@@ -130,7 +131,7 @@ def keeps_the_guarantee(plan, lost, tmp_path_factory):
         assert allowed <= tied_to
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(plan=PLANS)
 def test_refilling_a_real_module_keeps_its_parameters(plan, tmp_path_factory):
     file = tmp_path_factory.mktemp("x") / "x.safetensors"

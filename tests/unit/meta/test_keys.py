@@ -24,6 +24,7 @@ from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
 from dryfit.meta.keys import map_keys
 from loading import assert_same, bert_config, config_of, fresh, llama_config, output, perturb, written
+from thinning import examples
 
 WEIGHTS = "model.safetensors"
 WRAPPERS = ["module.", "_orig_mod.", "base_model.model.", "base_model."]
@@ -36,7 +37,7 @@ def names_of(module):
     return list(module.state_dict())
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.sampled_from(WRAPPERS), max_size=4), st.booleans(), st.booleans())
 def test_every_stack_of_wrappers_is_undone(wrappers, inner, based):
     names = names_of(BERT)
@@ -50,7 +51,7 @@ def test_every_stack_of_wrappers_is_undone(wrappers, inner, based):
         assert key.endswith(name.rpartition(".")[2]) and ("layer.1." in name) == ("layer.1." in key)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.sampled_from(WRAPPERS), max_size=3), st.data())
 def test_half_wrapped_files_and_two_keys_for_one_place(wrappers, data):
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))

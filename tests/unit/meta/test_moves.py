@@ -13,6 +13,7 @@ from dryfit.core.errors import LoadError, MachineError
 from dryfit.meta import moves as move_module
 from dryfit.meta.moves import move
 from dryfit.meta.walk import SlotKind, leaks, slots
+from thinning import examples
 
 PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.complex64)
 BUFFER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
@@ -188,7 +189,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(root=TREES)
-@settings(max_examples=800)
+@settings(max_examples=examples(800))
 def test_random_trees_to_another_device(root: Node) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(move_module, "_stays", lambda group, target: False)
@@ -203,7 +204,7 @@ def test_random_trees_to_another_device(root: Node) -> None:
 
 
 @given(root=TREES, dtype=st.sampled_from([torch.float64, torch.bfloat16, torch.float32]))
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 def test_random_trees_to_another_type(root: Node, dtype: torch.dtype) -> None:
     before, keys = look(root), list(root.state_dict())
     x = torch.ones(2, dtype=torch.complex128)
@@ -215,7 +216,7 @@ def test_random_trees_to_another_type(root: Node, dtype: torch.dtype) -> None:
 
 
 @given(root=TREES, where=st.integers(0, 5), what=st.integers(-1, 3), dtype=st.sampled_from([None, torch.bfloat16]))
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 def test_refused_if_and_only_if_something_has_no_data(root: Node, where: int, what: int, dtype: Any) -> None:
     if what >= 0:
         add_meta(root, where, what)
@@ -236,7 +237,7 @@ def test_refused_if_and_only_if_something_has_no_data(root: Node, where: int, wh
 
 
 @given(root=TREES, dtype=st.sampled_from([None, torch.bfloat16]))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_random_trees_to_meta(root: Node, dtype: torch.dtype | None) -> None:
     before, keys = look(root), list(root.state_dict())
     move(root, "meta", dtype)
@@ -252,7 +253,7 @@ def test_random_trees_to_meta(root: Node, dtype: torch.dtype | None) -> None:
 
 
 @given(root=TREES, dtype=st.sampled_from([None, torch.float64]), steps=st.integers(0, 6), meta=st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_move_that_fails_half_way_is_undone(root: Node, dtype: Any, steps: int, meta: bool) -> None:
     left = [steps]
     install = move_module._install
@@ -445,7 +446,7 @@ def test_memory_is_freed_tensor_by_tensor(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @given(root=TREES, dtype=st.sampled_from([None, torch.bfloat16, torch.float64]))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_random_trees_to_a_gpu_and_back(root: Node, dtype: torch.dtype | None) -> None:
     before, keys = look(root), list(root.state_dict())
     move(root, "cuda", dtype)

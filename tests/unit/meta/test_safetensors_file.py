@@ -18,6 +18,7 @@ from dryfit.meta import safetensors_file
 from dryfit.meta.checkpoint import open_checkpoint
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.safetensors_file import DTYPES, read_safetensors_header
+from thinning import examples
 
 
 def entry(dtype: Any = "U8", shape: Any = (4,), offsets: Any = (0, 4)) -> dict[str, Any]:
@@ -64,7 +65,7 @@ TENSORS = st.dictionaries(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(rows=TENSORS, metadata=st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5)))
 def test_every_dtype_and_shape_comes_back(
     tmp_path_factory: pytest.TempPathFactory, rows: dict[str, Any], metadata: dict[str, str] | None

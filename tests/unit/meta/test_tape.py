@@ -16,6 +16,7 @@ from dryfit.meta import build, construction, leaks, materialise, on_meta, record
 from dryfit.meta.recorder import Recorder
 from dryfit.meta.tape import Tape, is_deferred, tape_of
 from loading import dirty
+from thinning import examples
 
 SHAPES = ((3, 4), (4, 3), (2, 2, 2), (5,))
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -147,7 +148,7 @@ def same(module, plain):
         assert torch.equal(ours, theirs), index
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(PROGRAMS)
 def test_programs(program):
     plain = Program(program)
@@ -157,7 +158,7 @@ def test_programs(program):
     same(module, plain)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(PROGRAMS)
 def test_programs_whose_every_tensor_counts_as_large(program):
     plain = Program(program)
@@ -170,7 +171,7 @@ def test_programs_whose_every_tensor_counts_as_large(program):
     same(module, plain)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @example([*[("full", 0, 0, 0)] * 3, ("slice", 0, 0, 8), ("narrow", 5, 0, 0), ("transpose", 6, 0, 0)], 0)
 @given(PROGRAMS, st.integers(0, 3))
 def test_programs_that_draw(program, seed):

@@ -1,0 +1,391 @@
+"""Start dryfit's own processes by a fork of one that has imported everything, instead of by a new interpreter.
+
+A real ``dryfit tune`` takes about a CPU second to import, its fork server seven more, and so does each job that gets an
+interpreter of its own. :func:`install` replaces ``subprocess.Popen`` in the tests' process by :class:`WarmPopen`, which
+recognises ``[sys.executable, "-m", "dryfit...", ...]`` and has such a process forked by a *warm* process. Everything else
+starts as always, and so does a process with settings that imports read (see :data:`IMPORT_VARIABLES`).
+
+What a forked process has in common with a started one: its arguments, environment, open files, folder, session, signal
+handlers and exit status, and, for whoever looks at ``/proc``, its command line and environment. Its parent is who asked for it.
+What differs: modules are there that nobody imported (torch in a control process), and memory that is the warm process's.
+Tests of just these ask for the fixture ``cold``; ``DRYFIT_COLD=1`` turns all of this off.
+"""
+
+import atexit
+import ctypes
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from dryfit.core.process import die_with_parent
+from dryfit.runtime.environment import FIXED
+
+COLD_VARIABLE: Final = "DRYFIT_COLD"
+IMPORT_VARIABLES: Final = (
+    *("PYTHON", "HF_", "TRANSFORMERS_", "TORCH", "PYTORCH_", "CUDA_", "OMP_", "KMP_", "GOMP_", "MKL_", "LD_", "LC_"),
+    *("MALLOC_", "ARROW_", "ACCELERATE_", "HOME", "LANG"),
+)
+"""How names of variables begin that libraries read while they are imported; of ``PYTHONPATH`` see :func:`shadowed`."""
+_PATH_VARIABLE: Final = "PYTHONPATH"
+
+_MODULES: Final = (
+    *("dryfit.cli.app", "dryfit.cli.live", "dryfit.api.studies", "dryfit.api.training", "dryfit.study.session"),
+    *("dryfit.train.entry", "dryfit.train.final", "dryfit.preflight", "dryfit.planning", "dryfit.rehearse"),
+    *("dryfit.runtime.forkserver", "dryfit.search.mirror_process", "dryfit.objective.entry"),
+)
+_COMMANDS: Final = (
+    *("dryfit.cli.app", "dryfit.runtime.forkserver", "dryfit.runtime.child", "dryfit.train.inprocess"),
+    *("dryfit.search.mirror_process", "dryfit.search.importance_process"),
+)
+"""What is started warm: modules with something to import."""
+_PADDING: Final = 65_536
+"""Bytes kept for the environment of a forked process, which stands where that of the warm process stood."""
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+_MESSAGE_BYTES: Final = 150_000
+_STANDARD: Final = (0, 1, 2)
+_HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+_POLL_S: Final = 0.0005
+
+
+@dataclass(frozen=True)
+class Start:
+    """A process to be: what ``Popen`` was asked for.
+
+    Attributes:
+        module: What it runs as ``__main__``.
+        arguments: What follows the module.
+        safe_path: Whether its folder stays out of ``sys.path`` (``-P``).
+        environment: All of it.
+        folder: Where it runs.
+        keep: Descriptors that it inherits under their own numbers, besides the standard three.
+        session: Whether it leads a session of its own.
+        ignored: Signals that it ignores, as its parent does.
+        parent: Process id of who asks.
+    """
+
+    module: str
+    arguments: list[str]
+    safe_path: bool
+    environment: dict[str, str]
+    folder: str
+    keep: list[int]
+    session: bool
+    ignored: list[int]
+    parent: int
+
+
+def of_imports(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that decide what an import does, but those that dryfit sets for every child."""
+    apart = {*FIXED, _PATH_VARIABLE}
+    return {
+        name: value for name, value in environment.items() if name.startswith(IMPORT_VARIABLES) and name not in apart
+    }
+
+
+def can_be_warm(environment: Mapping[str, str], warm: Mapping[str, str]) -> bool:
+    """Return whether what the warm process imported is what a process with this environment would import."""
+    fixed = all(environment.get(name, value) in (value, warm.get(name)) for name, value in FIXED.items())
+    return fixed and COLD_VARIABLE not in environment and of_imports(environment) == of_imports(warm)
+
+
+def shadowed(folders: Sequence[str], imported: Mapping[str, Any]) -> list[str]:
+    """Return what of the imported modules a new interpreter would find in one of these folders instead."""
+    found: set[str] = set()
+    for folder in folders:
+        for stem in {Path(name).stem for name in os.listdir(folder)} if os.path.isdir(folder) else ():
+            file = getattr(imported.get(stem), "__file__", None)
+            if stem in imported and not (file and file.startswith(folder)):
+                found.add(stem)
+    return sorted(found)
+
+
+class _Warm:
+    """The warm process, as the process sees it that asks it to fork."""
+
+    def __init__(self) -> None:
+        self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._asking, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MESSAGE_BYTES)
+        with theirs:
+            command = [sys.executable, "-P", __file__, str(theirs.fileno()), str(os.getpid()), "-" * _PADDING]
+            environment = {**os.environ, **FIXED, "_": "-" * _PADDING}
+            served = _cold_popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        served.returncode = 0  # it ends with us, and nobody waits for it
+
+    def fork(self, start: Start, standard: Sequence[int]) -> int:
+        """Have a process forked that becomes our child; return its process id, or 0 where it would not be alike."""
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # an orphan's new parent is the nearest such ancestor
+        try:
+            socket.send_fds(self._asking, [json.dumps(asdict(start)).encode()], [*standard, *start.keep])
+            answer = self._asking.recv(64)
+        finally:
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if not answer:
+            raise OSError("the warm process of the tests is gone")
+        return int(answer)
+
+
+_cold_popen: Any = subprocess.Popen
+_process: "_Warm | bool | None" = None
+"""The warm process of this one; True in one that is itself a fork of it and can fork itself; None before the first use."""
+
+
+def _fork(start: Start, standard: Sequence[int]) -> int | None:
+    """Return the process id of a warm child, or None where this process cannot have one now."""
+    global _process
+    if _process is None:
+        _process = _Warm()
+    if isinstance(_process, _Warm):
+        return _process.fork(start, standard) or None
+    if threading.active_count() != 1 or not _alike(start):
+        return None
+    pid = os.fork()
+    if pid == 0:
+        _become(start, [*standard, *start.keep], of_command=True)
+    return pid
+
+
+def _recognised(args: Any) -> tuple[str, list[str], bool] | None:
+    """Return module, its arguments and whether ``-P`` stands before it, of a command that may be warm."""
+    words = [os.fspath(word) for word in args] if isinstance(args, list | tuple) else []
+    safe_path = words[1:2] == ["-P"]
+    rest = words[2:] if safe_path else words[1:]
+    if words[:1] == [sys.executable] and rest[:1] == ["-m"] and rest[1:2] and rest[1] in _COMMANDS:
+        return rest[1], rest[2:], safe_path
+    return None
+
+
+class WarmPopen(_cold_popen):
+    """``subprocess.Popen`` that has processes of dryfit's modules forked from a warm one."""
+
+    def _execute_child(  # type: ignore[no-untyped-def]  # the signature is that of Python 3.11 to 3.13
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
+        start_new_session, process_group,
+    ):  # fmt: skip
+        known = _recognised(args)
+        plain = not (executable or preexec_fn or shell or startupinfo) and gid is uid is gids is None and umask < 0
+        pid = None
+        if known and plain and close_fds and process_group == -1:
+            module, arguments, safe_path = known
+            with suppress(FileNotFoundError):  # the current folder is gone: that is what the test is about
+                start = Start(
+                    module=module,
+                    arguments=arguments,
+                    safe_path=safe_path,
+                    environment=dict(os.environ if env is None else env),
+                    folder=os.fspath(cwd) if cwd is not None else os.getcwd(),
+                    keep=sorted(pass_fds),
+                    session=start_new_session,
+                    ignored=[number for number in _HANDLED if signal.getsignal(number) is signal.SIG_IGN],
+                    parent=os.getpid(),
+                )
+                ends = (p2cread, c2pwrite, errwrite)
+                standard = [end if end != -1 else own for end, own in zip(ends, _STANDARD, strict=True)]
+                pid = _fork(start, standard)
+        if pid is None:
+            return super()._execute_child(
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+                p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
+                start_new_session, process_group,
+            )  # fmt: skip
+        self.pid = pid
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+        return None
+
+
+def install() -> None:
+    """Let this process start dryfit's processes warm from now on, where that is possible at all."""
+    if sys.platform == "linux" and COLD_VARIABLE not in os.environ:
+        subprocess.Popen = WarmPopen  # type: ignore[misc]
+
+
+# ---- in the warm process, and in what is forked from it ----
+
+_imported_with: dict[str, str] = {}
+_set_by_imports: dict[str, str] = {}
+_PATH: list[str] = []
+"""Where this process finds modules, without ``PYTHONPATH``."""
+
+
+def _folders(environment: Mapping[str, str]) -> list[str]:
+    return [place for place in environment.get(_PATH_VARIABLE, "").split(os.pathsep) if place]
+
+
+def _place_descriptors(held: Sequence[int], targets: Sequence[int]) -> None:
+    """Give the held descriptors their numbers, and close all others."""
+    import fcntl
+
+    above = max([64, *held, *targets]) + 1
+    moved = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in held]
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in moved:
+            with suppress(OSError):  # the one that lists
+                os.close(int(name))
+    for source, target in zip(moved, targets, strict=True):
+        os.dup2(source, target)
+        os.close(source)
+
+
+def _write_over(begin: int, end: int, text: bytes) -> None:
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, text, len(text))
+
+
+def _show_in_proc(start: Start) -> None:
+    """Let ``/proc/PID/cmdline`` and ``environ`` say what they would of a started process (proc(5), fields 48 to 51)."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    arg_start, arg_end, env_start, env_end = (int(fields[number - 3]) for number in (48, 49, 50, 51))
+    flags = ["-P"] if start.safe_path else []
+    words = [sys.executable, *flags, "-m", start.module, *start.arguments]
+    command = b"".join(os.fsencode(word) + b"\0" for word in words)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in start.environment.items())
+    if len(command) < arg_end - arg_start and len(variables) < env_end - env_start:
+        _write_over(arg_start, arg_end, command)
+        _write_over(env_start, env_end, variables)
+
+
+def _set_signals(ignored: Sequence[int]) -> None:
+    for number in _HANDLED:
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    if signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _become(start: Start, held: Sequence[int], *, of_command: bool) -> NoReturn:
+    """Be the process that was asked for, and end as it ends. ``of_command``: its parent is a command, not the tests."""
+    status = 1
+    try:
+        if start.session:
+            os.setsid()
+        elif not of_command:
+            os.setpgid(0, os.getpgid(start.parent))
+        sys.stdout, sys.stderr, sys.stdin = sys.__stdout__, sys.__stderr__, sys.__stdin__  # type: ignore[assignment]
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            if of_command:  # what the command has in its buffer is the command's to say
+                held = [os.dup(one) if one == number else one for one in held]
+                os.dup2(null, number)
+            stream.flush()
+        _place_descriptors(held, [*_STANDARD, *start.keep])
+        sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[attr-defined]
+        os.environ.clear()
+        _show_in_proc(start)
+        os.environ.update(start.environment)
+        if start.module.startswith("dryfit.runtime"):
+            os.environ.update(_set_by_imports)
+        os.chdir(start.folder)
+        signal.set_wakeup_fd(-1)
+        _set_signals(start.ignored)
+        sys.argv = [start.module, *start.arguments]
+        sys.path[:] = [*([] if start.safe_path else [start.folder]), *_folders(start.environment), *_PATH]
+        tempfile.tempdir = None
+        sys.modules.pop(start.module, None)  # it is imported again as __main__, as in a new interpreter
+        gc.enable()
+        status = _run(start.module)
+        if not of_command:
+            threading._shutdown()
+            atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+
+def _run(module: str) -> int:
+    """Run a module as ``__main__``; return the exit status that the interpreter would end with."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _alike(start: Start) -> bool:
+    """Return whether a fork of this process is like a new one of which this is asked."""
+    more = [folder for folder in _folders(start.environment) if folder not in _PATH]
+    return can_be_warm(start.environment, _imported_with) and not shadowed(more, sys.modules)
+
+
+def _serve(connection: socket.socket) -> None:
+    """Fork whatever is asked for, twice, so that it becomes an orphan, and by that a child of who asked."""
+    hears, told = os.pipe()
+    while True:
+        data, held, _flags, _address = socket.recv_fds(connection, _MESSAGE_BYTES, 64)
+        if not data:
+            return
+        start = Start(**json.loads(data))
+        if not _alike(start):
+            connection.send(b"0")
+        elif (between := os.fork()) == 0:
+            pid = os.fork()
+            if pid == 0:
+                while os.getppid() != start.parent:
+                    time.sleep(_POLL_S)
+                _become(start, held, of_command=False)
+            os.write(told, str(pid).encode())
+            os._exit(0)
+        else:
+            os.waitpid(between, 0)  # before the answer: whoever asked adopts orphans only until it has that
+            connection.send(os.read(hears, 64))
+        for one in held:
+            os.close(one)
+
+
+def main() -> None:
+    """Import everything, then fork on demand until the tests' process ends."""
+    import importlib
+
+    global _process
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    die_with_parent(int(sys.argv[2]))
+    before = _folders(os.environ)
+    _PATH[:] = [place for place in sys.path if place not in before]
+    _imported_with.update(os.environ)
+    gc.disable()
+    for name in _MODULES:
+        importlib.import_module(name)
+    sys.modules["torch"].set_num_threads(1)
+    sys.modules["dryfit.runtime.child"].library_versions()
+    gc.collect()
+    gc.freeze()
+    _set_by_imports.update({name: value for name, value in os.environ.items() if name not in _imported_with})
+    _process = True
+    subprocess.Popen = WarmPopen  # type: ignore[misc]
+    _serve(connection)
+
+
+if __name__ == "__main__":
+    sys.modules["warm"] = sys.modules["__main__"]
+    main()
