@@ -6,13 +6,17 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 # Test files run side by side, so many at a time; each library has one thread, and cores go to processes first. Trials that
 # train on all cores wait for each other without spinning: two at once would burn five times what they take alone.
-# Files are begun in their order: by their number of tests, xdist's own, the few long tests would be the last.
+# Which file is begun first: conftest.py, by tests/durations.json.
 WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE)
+NEVER := not chaos_long and not gpu
+QUICK := not slow and not nightly and $(NEVER)
+BASE ?= HEAD
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test proof chaos lint soak bench gpu gpu-memory clean
+.PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench gpu gpu-memory clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -31,12 +35,27 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 	test -e demo/study.toml || $(BIN)/dryfit init demo
 	HF_HUB_OFFLINE=1 $(BIN)/dryfit tune demo/study.toml
 
-test: $(STAMP) ## unit, property, contract and chaos tests, under ten minutes on two cores
-	$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not slow and not chaos_long and not gpu'
+check: $(STAMP) ## the tests that need no torch, under a minute on two cores
+	$(PYTEST) --light -m '$(QUICK) and not processes'
 
-proof: $(STAMP) ## the tests that take longer, under half an hour on two cores
-	@$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'slow and not chaos_long and not gpu'; status=$$?; \
-	if [ $$status -eq 5 ]; then echo 'no test is marked slow'; exit 0; fi; exit $$status
+test: $(STAMP) ## unit, property, contract and chaos tests, under four minutes on two cores
+	$(PYTEST) -m '$(QUICK)'
+
+proof: $(STAMP) ## the tests that take longer, under twelve minutes on two cores
+	$(PYTEST) -m 'slow and not nightly and $(NEVER)'
+
+nightly: $(STAMP) ## every member of every product, all drawn examples, each process from nothing: hours
+	DRYFIT_FULL=1 DRYFIT_COLD=1 $(PYTEST) -m '$(NEVER)'
+
+affected: $(STAMP) ## of `make test`, the files that what has changed since BASE (a commit; HEAD) reaches
+	@files=$$($(BIN)/python tests/support/reach.py $(BASE)) || exit 1; \
+	if [ -z "$$files" ]; then echo 'no test reaches what has changed since $(BASE)'; exit 0; fi; \
+	$(PYTEST) -m '$(QUICK)' $$files
+
+durations: $(STAMP) ## measure what each file's tests take, and write tests/durations.json anew
+	rm -f build/test-times; mkdir -p build
+	DRYFIT_TEST_TIMES=$(CURDIR)/build/test-times $(PYTEST) -m 'not nightly and $(NEVER)'
+	$(BIN)/python tests/support/durations.py build/test-times
 
 chaos: $(STAMP) ## real faults and the long storms of kills (long); CHAOS_SEED=N repeats a storm
 	$(TEST_ENV) $(BIN)/python -m pytest tests/chaos -m 'not gpu'

@@ -1,6 +1,7 @@
 """What a test file reaches, by the import graph: which tests need no torch, and which ones a change may break.
 
-``python tests/support/reach.py BASE`` prints the test files that reach what has changed since a commit (``make affected``).
+``python tests/support/reach.py BASE`` prints the test files that reach what has changed since a commit
+(``make affected``).
 """
 
 import ast

@@ -1,8 +1,9 @@
 """Choose what of large sets of cases `make test` and `make proof` run; `make nightly` runs all of them.
 
-``@pytest.mark.each_value`` keeps so many members that each value of each parameter occurs, ``@pytest.mark.each_pair`` so many
-that each pair of values of two parameters does, and ``@pytest.mark.every(n)`` each n-th member, beginning with another one in
-each test of a file. Members that are left out are marked ``nightly``. Of drawn examples a fourth is drawn: :func:`examples`.
+``@pytest.mark.each_value`` keeps so many members of a product that each value of each parameter occurs,
+``@pytest.mark.each_pair`` so many that each pair of values of two parameters does, and ``@pytest.mark.every(n)`` each
+n-th member, beginning with another one in each test of a file. Members that are left out are marked ``nightly``. Of
+the examples of a property a fourth is drawn: :func:`examples`.
 """
 
 import os

@@ -1,14 +1,15 @@
 """Start dryfit's own processes by a fork of one that has imported everything, instead of by a new interpreter.
 
-A real ``dryfit tune`` takes about a CPU second to import, its fork server seven more, and so does each job that gets an
-interpreter of its own. :func:`install` replaces ``subprocess.Popen`` in the tests' process by :class:`WarmPopen`, which
-recognises ``[sys.executable, "-m", "dryfit...", ...]`` and has such a process forked by a *warm* process. Everything else
-starts as always, and so does a process with settings that imports read (see :data:`IMPORT_VARIABLES`).
+Importing takes a real ``dryfit tune`` about a CPU second, its fork server seven more, and as much each job that gets
+an interpreter of its own. :func:`install` replaces ``subprocess.Popen`` in the tests' process by :class:`WarmPopen`,
+which recognises ``[sys.executable, "-m", "dryfit...", ...]`` and has such a process forked by a *warm* process.
+Everything else starts as always, and so does a process with settings that imports read (see
+:data:`IMPORT_VARIABLES`).
 
-What a forked process has in common with a started one: its arguments, environment, open files, folder, session, signal
-handlers and exit status, and, for whoever looks at ``/proc``, its command line and environment. Its parent is who asked for it.
-What differs: modules are there that nobody imported (torch in a control process), and memory that is the warm process's.
-Tests of just these ask for the fixture ``cold``; ``DRYFIT_COLD=1`` turns all of this off.
+A forked process has what a started one has: arguments, environment, open files, folder, session, signal handlers,
+exit status, and, for whoever looks at ``/proc``, its command line and environment. Its parent is the process that
+asked for it. What differs: modules are there that nobody imported (torch in a control process), with the memory that
+they take. Tests of just these ask for the fixture ``cold``; ``DRYFIT_COLD=1`` turns all of this off.
 """
 
 import atexit
@@ -142,7 +143,7 @@ class _Warm:
 
 _cold_popen: Any = subprocess.Popen
 _process: "_Warm | bool | None" = None
-"""The warm process of this one; True in one that is itself a fork of it and can fork itself; None before the first use."""
+"""The warm process of this one; True in a fork of it, which can fork itself; None before the first use."""
 
 
 def _fork(start: Start, standard: Sequence[int]) -> int | None:
