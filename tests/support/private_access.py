@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,6 +75,9 @@ def module_names(tree: ast.AST) -> set[str]:
 def private_accesses(tree: ast.AST, *, inherited: Container[str] = (), foreign: Container[str] = ()) -> list[Access]:
     """Every access to a private name that the module does not define itself.
 
+    Seen are imports, attributes, keywords of calls and of patterns, and texts that are a dotted name: those given to
+    ``getattr``, ``patch``, ``vars(x)[...]`` or ``import_module`` are among them.
+
     Args:
         tree: The module.
         inherited: Private names that classes of ours define anywhere: ``self`` may have them.
@@ -85,34 +88,37 @@ def private_accesses(tree: ast.AST, *, inherited: Container[str] = (), foreign: 
 
 
 def _accesses(tree: ast.AST, inherited: Container[str], foreign: Container[str]) -> Iterator[Access]:
-    modules, of_classes = _imported(tree), class_names(tree)
-    own = module_names(tree) | of_classes
-    texts = _docstrings(tree)
+    imported, aliases = _imported(tree), _aliases(tree)
+    own = module_names(tree) | class_names(tree)
+    alone = _docstrings(tree)
     for node in ast.walk(tree):
+        names: list[str] = []
         match node:
-            case ast.Import(names=names):
-                yield from (Access(node.lineno, one.name) for one in names if _has_private(one.name))
-            case ast.ImportFrom(module=module, names=names):
-                full = (f"{module or ''}.{one.name}" for one in names)
-                yield from (Access(node.lineno, one) for one in full if _has_private(one) and one not in DOCUMENTED)
+            case ast.Import(names=found):
+                names = [one.name for one in found if has_private(one.name)]
+            case ast.ImportFrom(module=module, names=found):
+                names = [full for one in found if has_private(full := f"{module or ''}.{one.name}")]
             case ast.Attribute(attr=name) if is_private(name):
-                if not _is_ours(node, own, inherited, foreign, modules):
-                    yield Access(node.lineno, ast.unparse(node))
-            case ast.Call(keywords=keywords):
-                given = [one.arg for one in keywords if one.arg and is_private(one.arg)]
-                yield from (Access(node.lineno, f"{name}=") for name in given if name not in own)
-            case ast.Constant(value=str(text)) if id(node) not in texts and _DOTTED.fullmatch(text):
-                if _has_private(text) and text not in own:
-                    yield Access(node.lineno, repr(text))
+                if not _is_ours(node, own, inherited, foreign, imported):
+                    names = [_dotted(node, aliases)]
+            case ast.keyword(arg=str(name)) if is_private(name) and name not in own:
+                names = [f"{name}="]
+            case ast.MatchClass(kwd_attrs=given):
+                names = [f"{name}=" for name in given if is_private(name) and name not in own]
+            case ast.Constant(value=str(text)) if id(node) not in alone:
+                name = text.strip(".")  # a part of an f-string may begin or end with a dot
+                if _DOTTED.fullmatch(name) and has_private(name) and name not in own:
+                    names = [repr(text)]
             case _:
                 pass
+        yield from (Access(getattr(node, "lineno", 0), name) for name in names if name.strip("'") not in DOCUMENTED)
 
 
 def _is_ours(
-    node: ast.Attribute, own: set[str], inherited: Container[str], foreign: Container[str], modules: dict[str, str]
+    node: ast.Attribute, own: set[str], inherited: Container[str], foreign: Container[str], imported: set[str]
 ) -> bool:
-    name, root = node.attr, _root(node)
-    if name in DOCUMENTED or f"{ast.unparse(node.value)}.{name}" in DOCUMENTED:
+    name = node.attr
+    if name in DOCUMENTED:
         return True
     match node.value:
         case ast.Name(id="self" | "cls"):
@@ -120,7 +126,7 @@ def _is_ours(
         case ast.Call(func=ast.Name(id="super")):
             return False
         case _:
-            return name in own and name not in foreign and root not in modules
+            return name in own and name not in foreign and _root(node) not in imported
 
 
 def _root(node: ast.expr) -> str:
@@ -129,30 +135,47 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _imported(tree: ast.AST) -> dict[str, str]:
-    """What each name is that an import binds."""
+def _dotted(node: ast.Attribute, aliases: dict[str, str]) -> str:
+    """An attribute as it is written; a variable that stands for a dotted name, as that name."""
+    written, root = ast.unparse(node), _root(node)
+    return aliases[root] + written.removeprefix(root) if root in aliases else written
+
+
+def _aliases(tree: ast.AST) -> dict[str, str]:
+    """What variables stand for that are given a dotted name: ``_aten = torch.ops.aten``."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         match node:
-            case ast.Import(names=names):
-                found.update({one.asname or one.name.partition(".")[0]: one.name for one in names})
-            case ast.ImportFrom(module=module, names=names):
-                found.update({one.asname or one.name: f"{module}.{one.name}" for one in names})
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute() as value) if _root(value):
+                found[name] = ast.unparse(value)
             case _:
                 pass
     return found
 
 
-def _has_private(dotted: str) -> bool:
-    return any(map(is_private, dotted.split(".")))
+def _imported(tree: ast.AST) -> set[str]:
+    """The names that imports bind."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                found |= {one.asname or one.name.partition(".")[0] for one in names}
+            case _:
+                pass
+    return found
+
+
+def has_private(dotted: str) -> bool:
+    """Whether a part of a dotted name is private."""
+    return bool(private_parts(dotted))
+
+
+def private_parts(dotted: str) -> set[str]:
+    """The parts of a text that are private names."""
+    return set(filter(is_private, re.findall(r"\w+", dotted)))
 
 
 def _docstrings(tree: ast.AST) -> set[int]:
     """The texts that stand alone: docstrings of modules, classes, functions and attributes."""
     alone = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
     return {id(value) for value in alone if isinstance(value, ast.Constant)}
-
-
-def all_class_names(trees: Iterable[ast.AST]) -> set[str]:
-    """:func:`class_names` of several modules."""
-    return {name for tree in trees for name in class_names(tree)}

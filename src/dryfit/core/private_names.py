@@ -1,8 +1,9 @@
 """Private names of other libraries: what dryfit needs of them, and a test of it before its first use.
 
-A library may rename or change a private name in any release. The modules of ``dryfit.meta.private_apis`` are the only
-ones that touch such names. Each declares them as a :class:`Group`, and a feature that rests on a group calls
-:func:`require` where it begins, so that a library that has changed ends with a sentence and not with a wrong result.
+A library may rename or change a private name in any release. The modules of ``dryfit.meta.private_apis`` and
+``dryfit.search.private_apis`` are the only ones that touch such names. Each declares them as a :class:`Group`, and a
+feature that rests on a group calls :func:`require` where it begins, so that a library that has changed ends with a
+sentence and not with a wrong result.
 """
 
 import inspect
@@ -22,6 +23,7 @@ TESTED: Final = {
     "torch": ">=2.11,<2.15",
     "transformers": ">=5.17,<6",
     "accelerate": ">=1.10,<2",
+    "optuna": ">=5,<6",
 }
 """The versions that dryfit was tested with or read against; pyproject.toml has the same, as a test demands."""
 

@@ -141,7 +141,7 @@ def _answer_hooks(hooks_of: Any) -> None:
 
 
 def _self_test() -> str:
-    """Train one step of two layers; empty if everything is as on a real device."""
+    """Train one step of two layers and attend once; empty if everything is as on a real device."""
     torch.autograd.set_multithreading_enabled(False)
     with FakeTensorMode(), torch.autocast("cuda", dtype=torch.bfloat16):
         input_ND = torch.empty(4, 8, device="cuda")
@@ -156,4 +156,9 @@ def _self_test() -> str:
     gradient = weight_DD.grad
     if gradient is None or gradient.device.type != "cuda" or gradient.dtype != torch.float32:
         return f"torch {torch.__version__}: the backward pass gave no fp32 gradient on CUDA"
+    with FakeTensorMode(), route_attention("cuda", (8, 0)):
+        query = torch.empty(1, 1, 8, 8, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        attended = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    if type(attended.grad_fn).__name__ != "ScaledDotProductFlashAttentionBackward0":
+        return f"torch {torch.__version__}: attention is not the kernel that was put in its place"
     return ""
