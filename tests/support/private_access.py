@@ -10,7 +10,6 @@ DOCUMENTED: Final = {
     "os._exit": "documented: how a forked child ends without the parent's clean-up",
     "os._Environ": "the type of os.environ, which typing needs and nothing public names",
     "sys._getframe": "documented",
-    "_asdict": "documented method of named tuples",
     "_fields": "documented attribute of named tuples",
     "_make": "documented class method of named tuples",
     "_replace": "documented method of named tuples",

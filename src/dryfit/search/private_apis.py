@@ -56,11 +56,11 @@ def _tpe_misbehaves() -> str:
     trials = [sealed(TrialState.COMPLETE, params=params, values=[0.0]) for params in points]
     asked, sampler = sealed(TrialState.RUNNING), NumberedTpe(seed=0, multivariate=True, n_startup_trials=0)
     study = ThrowAway(trials, asked, directions=[Direction.MAXIMIZE], sampler=sampler)
-    if not sampler.agrees(trials, space, study.study):
-        return "optuna.samplers.TPESampler._get_internal_repr gives other numbers than those of each trial that has all"
     sampler.sample_relative(study.study, study.trial, space)
     if any(trial.known.keys() != {("x", "y")} for trial in trials):
         return "optuna.samplers.TPESampler no longer asks _get_internal_repr for the numbers of trials"
+    if not sampler.agrees(trials, space, study.study):
+        return "optuna.samplers.TPESampler._get_internal_repr gives other numbers than those of each trial that has all"
     return ""
 
 

@@ -144,8 +144,9 @@ def _operators_misbehave() -> str:
 
 
 def _functions_misbehave() -> str:
-    linear, mode = nn.Linear(1, 1, bias=False), _SeesFunctions()
-    state = {"weight": torch.zeros(1, 1)}
+    part, mode = nn.Module(), _SeesFunctions()
+    part.register_parameter("weight", nn.Parameter(torch.zeros(1)))
+    state = {"weight": torch.zeros(1)}
     with mode:
         around = function_modes()
         shown = torch.ones(1)
@@ -153,7 +154,7 @@ def _functions_misbehave() -> str:
             torch.zeros(1)
         shown.data = shown.is_meta * shown
         seen, mode.seen = [func for func, _ in mode.seen], []
-        linear.load_state_dict(state)
+        part.load_state_dict(state)
     if not around or around[-1] is not mode:
         return "torch.overrides._get_current_function_mode_stack does not end with the mode that was entered last"
     if torch.ones not in seen or torch.zeros in seen:
