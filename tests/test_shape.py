@@ -38,6 +38,7 @@ MANY_ARGUMENTS: dict[str, str] = {
 }
 CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.parallel.simulated": "the outermost frame of a rank's thread: whoever waits for it raises what it caught",
+    "dryfit.core.private_names": "whatever a changed library raises in a self-test is what is wrong with it",
     "dryfit.core.cleanup": "what a clean-up raises is added to the error it came after, whatever it is",
     "dryfit.train.ranks": "what ends a rank, whatever it is, ends the trial, and rank 0 tells of it",
     "dryfit.runtime.child": "the child's outermost frame turns any exception into its last word",

@@ -7,6 +7,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     ├── ConfigError            CONFIG      2   a study file, option or value is wrong
     ├── DataError              DATA        2   a row, label, split or file of the data set is wrong
     ├── MachineError           MACHINE     2   this machine cannot do what was asked
+    ├── LibraryError           LIBRARY     2   a private name of a library is missing, or does something else
     ├── LoadError              LOAD        2   a model's weights are not what its code needs
     ├── CheckpointError        CHECKPOINT  2   a checkpoint is torn or belongs to another trial
     │   └── CorruptCheckpointError  CORRUPT 2  a checkpoint cannot be read although its files are as they were written
@@ -81,6 +82,12 @@ class MachineError(DryfitError):
     """This machine cannot do what was asked (platform, device, missing extra)."""
 
     code = "MACHINE"
+
+
+class LibraryError(DryfitError):
+    """An installed library is not one that dryfit was tested with: a private name is missing or has changed."""
+
+    code = "LIBRARY"
 
 
 class LoadError(DryfitError):

@@ -15,6 +15,8 @@ from enum import StrEnum
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
+from dryfit.meta.private_apis.torch_recording import scoped_library
+
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_MOST_WIDTH = 256
@@ -134,7 +136,7 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[None]:
             )
         return out[0]
 
-    with torch.library._scoped_library("aten", "IMPL") as library:
+    with scoped_library("aten", "IMPL") as library:
         for dispatch_key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, dispatch_key, allow_override=True)
         yield

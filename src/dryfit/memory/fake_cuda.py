@@ -26,13 +26,15 @@ from typing import Any
 
 import torch
 import torch.cuda.amp.common
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dryfit.core.errors import TraceError
+from dryfit.core.private_names import TESTED, require
 from dryfit.memory.attention import route_attention
+from dryfit.meta.private_apis.torch_cuda import CUDA_HOOKS, GUARD_TABLE, accelerator, cuda_device_type
+from dryfit.meta.private_apis.torch_fakes import FAKES, FakeTensorMode
+from dryfit.meta.private_apis.torch_operators import OPERATORS
+from dryfit.meta.private_apis.torch_recording import RECORDING
 
-_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
-_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
 _CUDA, _PRIVATE_USE_1 = 1, 20
 _IS_BUILT, _HAS_PRIMARY_CONTEXT = 2, 4
 _TABLE_SLOTS = 64
@@ -51,12 +53,14 @@ class FakeDevice:
 
     Raises:
         TraceError: This build of torch cannot do it.
+        LibraryError: torch's fake tensors or operators are not those that dryfit knows.
     """
 
     def __init__(self, kind: str, *, capability: tuple[int, int] = (8, 0)) -> None:
+        require(_DOING, FAKES, RECORDING, OPERATORS)
         reason = why_not() if kind == "cuda" else ""
         if reason:
-            raise TraceError(_DOING, reason, hint="dryfit was tested with torch 2.11 to 2.13 on Linux x86-64")
+            raise TraceError(_DOING, reason, hint=f"dryfit was tested with torch{TESTED['torch']} on Linux x86-64")
         self.kind = kind
         self._capability = capability
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -88,7 +92,7 @@ def why_not() -> str:
 def _patch() -> None:
     libraries = Path(torch.__file__).parent / "lib"
     # Autograd's own copy of the hooks lives in the library for the CPU, on every build.
-    hooks_of = ctypes.CDLL(str(libraries / "libtorch_cpu.so"))[_HOOKS]
+    hooks_of = ctypes.CDLL(str(libraries / "libtorch_cpu.so"))[CUDA_HOOKS]
     if torch.version.cuda is None:
         _lend_guard(ctypes.CDLL(str(libraries / "libc10.so")))
     _answer_hooks(hooks_of)
@@ -102,15 +106,15 @@ def _has_bf16(including_emulation: bool = True) -> bool:
 
 def _lend_guard(c10: ctypes.CDLL) -> None:
     """Give CUDA the device guard that torch lets Python register for PrivateUse1."""
-    acc: Any = torch._C._acc  # pyright: ignore[reportAttributeAccessIssue]
+    acc = accelerator()
 
     class CudaGuard(acc.DeviceGuard):
         def type_(self) -> Any:
-            return torch._C._autograd.DeviceType.CUDA  # pyright: ignore[reportAttributeAccessIssue]
+            return cuda_device_type()
 
     guard = CudaGuard()
     acc.register_python_privateuseone_device_guard(guard)
-    table = (ctypes.c_void_p * (_PRIVATE_USE_1 + 1)).in_dll(c10, _GUARDS)
+    table = (ctypes.c_void_p * (_PRIVATE_USE_1 + 1)).in_dll(c10, GUARD_TABLE)
     if table[_CUDA] is None:
         table[_CUDA] = table[_PRIVATE_USE_1]
     _KEPT.append(guard)
@@ -137,7 +141,7 @@ def _answer_hooks(hooks_of: Any) -> None:
 
 
 def _self_test() -> str:
-    """Train one step of two layers; empty if everything is as on a real device."""
+    """Train one step of two layers and attend once; empty if everything is as on a real device."""
     torch.autograd.set_multithreading_enabled(False)
     with FakeTensorMode(), torch.autocast("cuda", dtype=torch.bfloat16):
         input_ND = torch.empty(4, 8, device="cuda")
@@ -152,4 +156,9 @@ def _self_test() -> str:
     gradient = weight_DD.grad
     if gradient is None or gradient.device.type != "cuda" or gradient.dtype != torch.float32:
         return f"torch {torch.__version__}: the backward pass gave no fp32 gradient on CUDA"
+    with FakeTensorMode(), route_attention("cuda", (8, 0)):
+        query = torch.empty(1, 1, 8, 8, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        attended = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    if type(attended.grad_fn).__name__ != "ScaledDotProductFlashAttentionBackward0":
+        return f"torch {torch.__version__}: attention is not the kernel that was put in its place"
     return ""

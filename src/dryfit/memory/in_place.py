@@ -4,7 +4,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from dryfit.meta.private_apis.torch_recording import gradient_sums, use_counts
+from dryfit.meta.private_apis.torch_tensors import is_view
 
 _aten = torch.ops.aten
 _ADD = _aten.add.Tensor
@@ -24,16 +26,10 @@ def would_be(func: Any, target: torch.Tensor, args: tuple[Any, ...]) -> bool:
         args: All of them.
     """
     if func is not _ADD:
-        return _counts(target)[0] == nobody_else()[0]
+        return use_counts(target)[0] == nobody_else()[0]
     other = args[1]
     same = isinstance(other, torch.Tensor) and other.shape == target.shape and other.dtype == target.dtype
-    return same and not target._is_view() and _counts(target) == nobody_else()
-
-
-def _counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """References to a tensor's storage and to the tensor."""
-    storage: Any = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata), tensor._use_count()  # pyright: ignore
+    return same and not is_view(target) and use_counts(target) == nobody_else()
 
 
 @cache
@@ -43,15 +39,5 @@ def nobody_else() -> tuple[int, int]:
     Measured with a small backward pass, for they depend on torch; not to be called for the first time in one.
     """
     seen: list[tuple[int, int]] = []
-
-    class Look(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is _ADD and not torch.is_grad_enabled():
-                seen.append(_counts(args[0]))
-            return func(*args, **(kwargs or {}))
-
-    with Look():
-        leaf = torch.ones(2, 2, requires_grad=True)
-        twice = leaf * 2
-        (twice.relu().exp().sum() + twice.sin().exp().sum()).backward()
+    gradient_sums(lambda summand: seen.append(use_counts(summand)))
     return seen[0]

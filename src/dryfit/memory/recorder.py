@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from dryfit.core.memory import MemoryCategory, StepPhase
+from dryfit.core.private_names import require
 from dryfit.memory import in_place
 from dryfit.memory.events import Label, Segment
 from dryfit.memory.workspaces import GEMMS, workspace_bytes
+from dryfit.meta.private_apis.torch_modes import MODES, TorchDispatchMode, tree_iter
+from dryfit.meta.private_apis.torch_operators import OPERATORS
+from dryfit.meta.private_apis.torch_recording import RECORDING, running_node_number, sequence_number
+from dryfit.meta.private_apis.torch_tensors import TENSORS, key_of, storage_key
 
 
 class Recorder(TorchDispatchMode):
@@ -39,6 +42,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, device: str, *, kernels: bool) -> None:
         super().__init__()
+        require("recording the memory of a step", MODES, TENSORS, RECORDING, OPERATORS)
         in_place.nobody_else()  # measured now: it cannot be inside of a backward pass
         self.phase = StepPhase.LOAD
         self._device = device
@@ -79,7 +83,7 @@ class Recorder(TorchDispatchMode):
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
                 storage = leaf.untyped_storage()
-                if storage._cdata not in self._storages and storage.nbytes():
+                if key_of(storage) not in self._storages and storage.nbytes():
                     label = self._label(segment, func) if label is None else label
                     self._watch(storage, label, segment)
         return out
@@ -111,7 +115,7 @@ class Recorder(TorchDispatchMode):
 
     def name(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
         """Give a storage that outlives its segment its name; tied tensors keep the first."""
-        block = self._storages.get(tensor.untyped_storage()._cdata)
+        block = self._storages.get(storage_key(tensor))
         if block is not None:
             self._names.setdefault(block, name)
             self._categories[block] = category
@@ -119,7 +123,7 @@ class Recorder(TorchDispatchMode):
     def adopt(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
         """Know of a storage made outside of any segment, without an event."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._storages and storage.nbytes():
+        if key_of(storage) not in self._storages and storage.nbytes():
             self._watch(storage, None, None)
         self.name(tensor, name, category)
 
@@ -139,8 +143,8 @@ class Recorder(TorchDispatchMode):
         """The module that runs; in a backward pass, the one whose forward operator is undone."""
         if self._modules or self.phase is not StepPhase.BACKWARD:
             return self._module()
-        node: Any = torch._C._current_autograd_node()
-        return self._places.at(node._sequence_nr()) if node is not None else ""
+        number = running_node_number()
+        return self._places.at(number) if number is not None else ""
 
     def _label(self, segment: "_OpenSegment", func: Any) -> int:
         category = _FIRST_GUESS.get(self.phase, MemoryCategory.TEMPORARIES)
@@ -158,7 +162,7 @@ class Recorder(TorchDispatchMode):
         target = args[0]
         if not isinstance(target, torch.Tensor) or not in_place.would_be(func, target, args):
             return None
-        block = self._storages.get(target.untyped_storage()._cdata)
+        block = self._storages.get(storage_key(target))
         return block if block is not None and block not in self._names else None
 
     def _new_block(self, category: MemoryCategory | None = None) -> int:
@@ -177,7 +181,7 @@ class Recorder(TorchDispatchMode):
 
     def _share(self, storage: Any, block: int) -> None:
         """Let a block live until this storage ends, and every other one that shares it."""
-        key = storage._cdata
+        key = key_of(storage)
         self._storages[key] = block
         self._holders[block] = self._holders.get(block, 0) + 1
 
@@ -222,7 +226,7 @@ class _ForwardPlaces:
 
     def note(self, module: str) -> None:
         """Say that this module runs now."""
-        number = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
+        number = sequence_number()
         if self._starts and number <= self._starts[-1]:
             self._modules[-1] = module
         elif not self._modules or self._modules[-1] != module:

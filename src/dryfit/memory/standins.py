@@ -4,10 +4,10 @@ import traceback
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dryfit.core.errors import TraceError
+from dryfit.meta.private_apis.torch_fakes import DataDependentOutputException, DynamicOutputShapeException
+from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
 
 _aten = torch.ops.aten
 _UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)

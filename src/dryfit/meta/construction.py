@@ -16,12 +16,23 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.overrides import TorchFunctionMode
 
 from dryfit.core.errors import LoadError
+from dryfit.core.private_names import require
 from dryfit.meta.inputs import is_mapped, refuse_real_inputs
+from dryfit.meta.private_apis import transformers_loading
+from dryfit.meta.private_apis.torch_modes import (
+    IS_META,
+    LOADS_STATE,
+    MODES,
+    SET_DATA,
+    device_constructors,
+    function_modes,
+    without_dispatch_modes,
+)
+from dryfit.meta.private_apis.torch_modules import MODULES
+from dryfit.meta.private_apis.torch_tensors import TENSORS, storage_key
 from dryfit.meta.recorder import DEFERRED_ABOVE_BYTES, Recorder
 from dryfit.meta.tape import Tape, is_deferred, tape_of
 from dryfit.meta.walk import SlotKind, is_plain, put, slots
@@ -29,13 +40,6 @@ from dryfit.meta.walk import SlotKind, is_plain, put, slots
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _CONSTRUCTION = threading.RLock()
-_IS_META: Any = vars(torch._C.TensorBase)["is_meta"].__get__
-_SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
-# transformers' from_pretrained, called by a constructor: it replaces all that is not in its file, tables included, by
-# empty memory, in the belief that it was on meta. Here the constructor's values are there, and they stay.
-_FORGETS = "_move_missing_keys_from_meta_to_device"
-# Module.load_state_dict, called by a constructor: it leaves tensors on meta as they are.
-_ASKS_TO_SKIP = "_load_from_state_dict"
 _VALUE_READS = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
 
@@ -50,20 +54,22 @@ class _Overrides(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.empty_like and sys._getframe(1).f_code.co_name == _FORGETS:
+        # from_pretrained, called by a constructor, takes what it replaces for one on meta. Here the values are there.
+        if func is torch.empty_like and sys._getframe(1).f_code.co_name == transformers_loading.FORGETS:
             return args[0].detach().clone()
-        if func == _IS_META and sys._getframe(1).f_code.co_name == _ASKS_TO_SKIP:
+        # load_state_dict, called by a constructor, leaves tensors on meta as they are.
+        if func == IS_META and sys._getframe(1).f_code.co_name == LOADS_STATE:
             return False
-        if func in _device_constructors() and kwargs.get("out") is None:
+        if func in device_constructors() and kwargs.get("out") is None:
             return func(*args, **{**kwargs, "device": "cpu"})
         if func in _VALUE_READS and is_deferred(args[0]):
             return func(self.recorder.tape.realise(args[0])[0], *args[1:], **kwargs)
-        if func == _IS_META and is_deferred(args[0]):
+        if func == IS_META and is_deferred(args[0]):
             self._note_initialiser(args[0], sys._getframe(1))
         if func is torch.Tensor.__deepcopy__ and not is_deferred(args[0]):
-            with _disable_current_modes():  # it makes an empty tensor and sets its storage, behind our back
+            with without_dispatch_modes():  # it makes an empty tensor and sets its storage, behind our back
                 return func(*args, **kwargs)
-        if func == _SET_DATA and is_deferred(args[0]) != is_deferred(args[1]):
+        if func == SET_DATA and is_deferred(args[0]) != is_deferred(args[1]):
             args = (args[0], self._like(*args))
         return func(*args, **kwargs)
 
@@ -89,7 +95,7 @@ class _Overrides(TorchFunctionMode):
             seed = given.pop("generator") or self.recorder.tape.next_seed()
         if isinstance(seed, torch.Generator):
             state = seed.clone_state()
-            with _disable_current_modes():  # it must go on as if it had drawn
+            with without_dispatch_modes():  # it must go on as if it had drawn
                 function(**{**given, "tensor": torch.empty_like(tensor, device="cpu"), "generator": seed})
             seed = state
         self.recorder.tape.add(function, (), given, [tensor], [], seed)
@@ -102,9 +108,15 @@ def on_meta(*, seed: int = 0) -> Iterator[None]:
     Args:
         seed: For random values of constructors: those computed at once, and those that
             :func:`dryfit.meta.materialise` may be allowed to draw later. The process's own generator is not used.
+
+    Raises:
+        LibraryError: torch or transformers do not do what this rests on.
     """
+    require("building a model without memory", MODES, MODULES, TENSORS)
+    if transformers_loading.is_loaded():
+        require("building a model whose constructor may load another", transformers_loading.LOADING)
     tape = Tape(seed)
-    around = next((mode for mode in _get_current_function_mode_stack() if isinstance(mode, _Overrides)), None)
+    around = next((mode for mode in function_modes() if isinstance(mode, _Overrides)), None)
     if around is None:
         recorder = Recorder(tape)
         with _Overrides(recorder), recorder:
@@ -154,10 +166,10 @@ def _compute_tables(module: nn.Module) -> None:
     made: dict[int, torch.Tensor] = {}
     found = slots(module)
     # What is also a parameter, or a view of one, will be what the parameter will be.
-    weights = {_storage_of(slot.tensor) for slot in found if slot.kind is SlotKind.PARAMETER and is_plain(slot.tensor)}
+    weights = {storage_key(slot.tensor) for slot in found if slot.kind is SlotKind.PARAMETER and is_plain(slot.tensor)}
     for slot in found:
         tensor = slot.tensor
-        if not is_deferred(tensor) or not is_plain(tensor) or _storage_of(tensor) in weights:
+        if not is_deferred(tensor) or not is_plain(tensor) or storage_key(tensor) in weights:
             continue
         if tensor.nbytes >= DEFERRED_ABOVE_BYTES:
             continue
@@ -168,10 +180,6 @@ def _compute_tables(module: nn.Module) -> None:
             put(slot, made.setdefault(id(tensor), tape.realise(tensor)[0]))
         except LoadError:  # never written: the checkpoint may hold it, and materialise says so if it does not
             continue
-
-
-def _storage_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _own_memory(module: nn.Module) -> None:

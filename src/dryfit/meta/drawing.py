@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from dryfit.meta.private_apis.torch_modes import TorchDispatchMode, schema_of
 
 _aten = torch.ops.aten
 # Factories that draw from the global generator, and their overloads that take one.
@@ -18,7 +19,7 @@ _WITH_GENERATOR = {
 
 def takes(func: Any, name: str) -> bool:
     """Whether an operation has an argument of that name."""
-    return any(argument.name == name for argument in func._schema.arguments)
+    return any(argument.name == name for argument in schema_of(func).arguments)
 
 
 def drawing(func: Any, kwargs: dict[str, Any]) -> Any | None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import InternalError, LoadError
 from dryfit.core.load_report import LoadReport, Origin
+from dryfit.core.private_names import require
 from dryfit.core.words import few
 from dryfit.meta.checkpoint import Checkpoint, open_checkpoint
 from dryfit.meta.guard import FileGuard
@@ -23,6 +23,10 @@ from dryfit.meta.matching import Match, Missing, Place, Wishes, match
 from dryfit.meta.moves import existing_device
 from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.parts import Part, parts_of_sources
+from dryfit.meta.private_apis.torch_modes import MODES, without_dispatch_modes, without_function_modes
+from dryfit.meta.private_apis.torch_modules import MODULES
+from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory
+from dryfit.meta.private_apis.transformers_models import MODELS, kept_in_fp32
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import current, put
@@ -73,7 +77,8 @@ def materialise(
 def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:
     """Fill a module from an opened checkpoint; see :func:`materialise`."""
     # A constructor that is being built may load its part in this way: our own modes must not reach in here.
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+    require("giving a model its weights", MODES, MODULES, TENSORS, MODELS)
+    with without_function_modes(), without_dispatch_modes():
         device = existing_device(wishes.device, f"filling a {type(module).__name__}")
         return _fill(module, stored, replace(wishes, device=device))
 
@@ -332,7 +337,7 @@ def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if not is_deferred(old):
         old.data = value
         return old
-    new = torch.Tensor._make_subclass(type(old), value, old.requires_grad)  # on the same memory, detached
+    new = on_same_memory(type(old), value, old.requires_grad)  # on the same memory, detached
     for name, value in vars(old).items():
         setattr(new, name, value)
     return new
@@ -343,7 +348,7 @@ def _kept_in_fp32(module: nn.Module, dtype: torch.dtype | None) -> list[re.Patte
     if dtype not in (torch.float16, torch.bfloat16):
         return []
     models = (part for part in module.modules() if isinstance(part, PreTrainedModel))
-    patterns = {pattern for model in models for pattern in model._get_dtype_plan(dtype)}
+    patterns = {pattern for model in models for pattern in kept_in_fp32(model, dtype)}
     return [re.compile(pattern.replace("*", ".*")) for pattern in sorted(patterns)]
 
 

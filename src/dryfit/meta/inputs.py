@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 from dryfit.core.errors import LoadError
 from dryfit.meta.guard import FileGuard
+from dryfit.meta.private_apis.torch_fakes import FakeTensor
+from dryfit.meta.private_apis.torch_modes import tree_leaves
+from dryfit.meta.private_apis.torch_modules import hook_tables, parameters_of, pre_hooks
 
 _calls = threading.local()
 
@@ -43,13 +44,7 @@ def allow_real_inputs(module: nn.Module) -> nn.Module:
         The same module.
     """
     for part in module.modules():
-        if not part._forward_pre_hooks and not part._forward_hooks:
-            continue
-        tables = (
-            (part._forward_pre_hooks, (part._forward_pre_hooks_with_kwargs,)),
-            (part._forward_hooks, (part._forward_hooks_with_kwargs, part._forward_hooks_always_called)),
-        )
-        for hooks, flags in tables:
+        for hooks, flags in hook_tables(part):
             for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), _Guard)]:
                 for table in (hooks, *flags):
                     table.pop(key, None)
@@ -59,10 +54,10 @@ def allow_real_inputs(module: nn.Module) -> nn.Module:
 def watch_files(module: nn.Module, guard: FileGuard) -> None:
     """Look at the files of mapped weights before each call of a module that holds some; replaces an earlier watch."""
     for part in module.modules():
-        hooks = part._forward_pre_hooks
+        hooks = pre_hooks(part)
         for key in [key for key, hook in hooks.items() if isinstance(hook, _Watch)]:
             del hooks[key]
-        if guard.files and any(map(is_mapped, part._parameters.values())):
+        if guard.files and any(map(is_mapped, parameters_of(part).values())):
             part.register_forward_pre_hook(_Watch(guard))
 
 
@@ -73,7 +68,7 @@ class _Watch:
     guard: FileGuard
 
     def __call__(self, module: nn.Module, _args: Any) -> None:
-        if any(map(is_mapped, module._parameters.values())):
+        if any(map(is_mapped, parameters_of(module).values())):
             self.guard.check()
 
 
@@ -96,7 +91,7 @@ class _Guard:
             stack.clear()
         if stack:
             return
-        tensors = [leaf for leaf in pytree.tree_leaves((args, _plain(kwargs))) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves((args, _plain(kwargs))) if isinstance(leaf, torch.Tensor)]
         real = [tensor for tensor in tensors if not tensor.is_meta and not isinstance(tensor, FakeTensor)]
         if not real:
             if tensors:

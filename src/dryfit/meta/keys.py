@@ -18,9 +18,10 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key
 
 from dryfit.core.errors import LoadError
+from dryfit.meta.private_apis.torch_modules import COMPILED, children_of
+from dryfit.meta.private_apis.transformers_models import useless_keys
 
 _LEADING = ("module.", "base_model.model.", "base_model.")  # DDP and FSDP1; PEFT
-_COMPILED = "_orig_mod"  # torch.compile
 _ADAPTED = "base_layer"  # PEFT, around each layer it adapts
 # Tables that old versions saved and that nobody reads: https://github.com/huggingface/transformers/pull/28837
 _OLD_TABLES = re.compile(r"rotary_emb\.inv_freq$|(^|\.)embeddings\.position_ids$")
@@ -127,7 +128,7 @@ class _Namer:
             transforms = get_model_conversion_mapping(module)
             self._renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
             self._converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
-            self._ignored = tuple(module._keys_to_ignore_on_load_unexpected or ())
+            self._ignored = useless_keys(module)
 
     def name_of(self, key: str, renamed: dict[str, int]) -> tuple[str, WeightConverter | None, str | None]:
         """A key's name in the module; with the converter it needs, and the pattern that chose it."""
@@ -139,7 +140,7 @@ class _Namer:
         if converter is None and name != key:
             taken = next((part for part in (self._prefix, *_LEADING) if part and key == part + name), None)
             added = self._prefix if self._prefix and name == self._prefix + key else None
-            renamed[taken or (f"+{added}" if added else f"{_COMPILED}." if _COMPILED in key else "older names")] += 1
+            renamed[taken or (f"+{added}" if added else f"{COMPILED}." if COMPILED in key else "older names")] += 1
         return name, converter, pattern
 
     def _converted(self, key: str) -> tuple[str, WeightConverter | None, str | None]:
@@ -176,7 +177,7 @@ class _Namer:
         if not isinstance(base, nn.Module):  # the module is the base model itself
             return _is_inside(self._module, name.removeprefix(self._prefix), "")
         first = name.partition(".")[0]
-        of_base = first not in self._module._modules and first in base._modules
+        of_base = first not in children_of(self._module) and first in children_of(base)
         return _is_inside(self._module, self._prefix + name if of_base else name, self._prefix)
 
 
@@ -201,7 +202,9 @@ def _is_inside(module: nn.Module, name: str, prefix: str) -> bool:
             continue
         head = bool(prefix) and not name.startswith(prefix)
         stacked = any(step.isdigit() for step in parts[: depth + 1])
-        return not (depth == 0 or isinstance(at, PreTrainedModel) or (head and not stacked and len(at._modules) > 0))
+        return not (
+            depth == 0 or isinstance(at, PreTrainedModel) or (head and not stacked and len(children_of(at)) > 0)
+        )
     return True
 
 
@@ -214,7 +217,7 @@ def _bare(key: str) -> str:
 def _steps(key: str) -> Iterator[str]:
     """A key with ever less of what wrappers added: a module may itself have a part that is called as theirs is."""
     yield key
-    key = ".".join(part for part in key.split(".") if part != _COMPILED)
+    key = ".".join(part for part in key.split(".") if part != COMPILED)
     yield key
     while prefix := next((prefix for prefix in _LEADING if key.startswith(prefix)), None):
         if prefix == "base_model.model.":

@@ -14,6 +14,8 @@ from dryfit.core.words import few
 from dryfit.meta.checkpoint import Checkpoint
 from dryfit.meta.keys import Conversion, KeyMap, map_keys
 from dryfit.meta.parts import Part
+from dryfit.meta.private_apis.torch_tensors import storage_key
+from dryfit.meta.private_apis.transformers_models import computed_keys
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.safetensors_file import StoredTensor
 from dryfit.meta.tape import is_deferred
@@ -234,7 +236,7 @@ def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) ->
     rest = [place for place in every if id(place) not in filled]
     wholes = _wholes(every) if any(is_deferred(place.tensor) for place in rest) else {}
     for place in rest:
-        whole = wholes.get(_storage_of(place)) if is_deferred(place.tensor) else None
+        whole = wholes.get(storage_key(place.tensor)) if is_deferred(place.tensor) else None
         if whole is not None and whole is not place and whole.tensor.dtype == place.tensor.dtype:
             found.views.append((place, whole))
             continue
@@ -253,16 +255,12 @@ def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) ->
 def _wholes(every: Sequence[Place]) -> dict[int, Place]:
     """Each place without data that is all of its storage, by that storage."""
     return {
-        _storage_of(place): place
+        storage_key(place.tensor): place
         for place in every
         if is_deferred(place.tensor)
         and place.tensor.is_contiguous()
         and place.tensor.nbytes == place.tensor.untyped_storage().nbytes()
     }
-
-
-def _storage_of(place: Place) -> int:
-    return place.tensor.untyped_storage()._cdata
 
 
 def allowed_by(names: Iterable[str], missing: Missing) -> bool:
@@ -277,7 +275,7 @@ def memory_of(tensor: torch.Tensor) -> object:
     shape = tensor.shape
     if shape.numel() == 0 or tensor.layout is not torch.strided:
         return id(tensor)
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype
+    return storage_key(tensor), tensor.storage_offset(), shape, tensor.stride(), tensor.dtype
 
 
 def _take_direct(
@@ -343,7 +341,7 @@ def _may_lack(place: Place, missing: Missing, module: nn.Module) -> bool:
     if allowed_by(place.names, missing):
         return True
     # A table that the architecture's authors declare to be right as it is computed.
-    ignored = getattr(module, "_keys_to_ignore_on_load_missing", None) or ()
+    ignored = computed_keys(module)
     computed = not place.is_parameter and not is_deferred(place.tensor)
     return computed and isinstance(module, PreTrainedModel) and any(key in place.name for key in ignored)
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dryfit.core.errors import LoadError, MachineError
+from dryfit.core.private_names import require
 from dryfit.core.words import few
+from dryfit.meta.private_apis.torch_fakes import FakeTensor
+from dryfit.meta.private_apis.torch_modes import MODES, is_traceable_wrapper_subclass
+from dryfit.meta.private_apis.torch_modules import MODULES
+from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory, storage_key, takes_data
 from dryfit.meta.walk import Slot, SlotKind, put, slots
 
 # Storage offsets are multiples of the size of an element, and no element is larger than complex128.
@@ -52,6 +55,7 @@ def move(module: nn.Module, device: torch.device | str, dtype: torch.dtype | Non
     if dtype is not None and not dtype.is_floating_point:
         raise LoadError(doing, f"{dtype} is not a floating-point type", allowed="torch.float32, torch.bfloat16, ...")
     target = existing_device(device, doing)
+    require("moving a model", MODES, MODULES, TENSORS)
     found = slots(module)
     _refuse_without_data(found, target, doing)
     groups = _groups(found, dtype, doing)
@@ -143,7 +147,7 @@ def _groups(found: list[Slot], dtype: torch.dtype | None, doing: str) -> list[_G
     storages: dict[int, list[_Item]] = defaultdict(list)
     for item in items.values():
         if _has_plain_storage(item.tensor) and item.tensor.numel():
-            storages[item.tensor.untyped_storage()._cdata].append(item)
+            storages[storage_key(item.tensor)].append(item)
         else:
             groups.append([item])
     for sharing in storages.values():
@@ -299,7 +303,7 @@ def _install(group: _Group, moved: list[torch.Tensor], gradients: list[torch.Ten
 def _changes_in_place(old: torch.Tensor, data: torch.Tensor) -> bool:
     if old.is_inference() or isinstance(data, FakeTensor) or is_traceable_wrapper_subclass(data):
         return False
-    return torch._has_compatible_shallow_copy_type(old, data)  # pyright: ignore[reportPrivateImportUsage]
+    return takes_data(old, data)
 
 
 def _like(old: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -309,7 +313,7 @@ def _like(old: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor | None) 
     elif type(data) is not torch.Tensor:
         new = nn.Parameter(data, requires_grad=old.requires_grad)  # a wrapper that only says it is a parameter
     else:
-        new = torch.Tensor._make_subclass(type(old), data)
+        new = on_same_memory(type(old), data)
     if old.is_leaf and new.requires_grad != old.requires_grad:
         new.requires_grad_(old.requires_grad)
     vars(new).update(vars(old))

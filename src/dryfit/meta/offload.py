@@ -16,7 +16,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dryfit.core.errors import LoadError
+from dryfit.core.private_names import require
 from dryfit.core.words import few
+from dryfit.meta.private_apis.accelerate_hooks import HOOKS, hook_of, is_loaded
+from dryfit.meta.private_apis.torch_modules import parameters_of
 from dryfit.meta.walk import SlotKind, leaks, slots
 
 _OFFLOADED_TO = frozenset({"cpu", "disk", "meta"})
@@ -126,8 +129,10 @@ def parameter_bytes(module: nn.Module) -> int:
 
 def _hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Every accelerate hook by the name of its module; recognised by what it has, accelerate is not imported."""
+    if is_loaded():
+        require("looking for weights that accelerate has put elsewhere", HOOKS)
     for name, part in module.named_modules():
-        open_hooks = [vars(part).get("_hf_hook")]
+        open_hooks = [hook_of(part)]
         while open_hooks:
             hook = open_hooks.pop()
             if hook is None:
@@ -189,7 +194,7 @@ def _references(module: nn.Module) -> dict[int, tuple[int, int]]:
     """For each parameter on meta, by id: in how many tables of parameters it is, and how often it is referred to."""
     found: dict[int, tuple[int, int]] = {}
     for part in module.modules():
-        for parameter in part._parameters.values():
+        for parameter in parameters_of(part).values():
             if parameter is not None and parameter.is_meta:
                 places = found.get(id(parameter), (0, 0))[0]
                 found[id(parameter)] = (places + 1, sys.getrefcount(parameter))

@@ -20,6 +20,7 @@ import torch
 from dryfit.core.errors import LoadError
 from dryfit.core.words import few
 from dryfit.meta.guard import FileGuard, FileStamp, open_file
+from dryfit.meta.private_apis.torch_modes import without_function_modes
 from dryfit.meta.safetensors_file import MOST_HEADER_BYTES, StoredTensor
 
 # The pickled number that begins a file of torch.save before 1.6 (torch.serialization.MAGIC_NUMBER).
@@ -152,7 +153,7 @@ def _load(path: Path, doing: str, *, mapped: bool = True) -> tuple[Any, list[tor
 
     try:
         # A caller's mode or device context must not reach in here.
-        with torch._C.DisableTorchFunction():
+        with without_function_modes():
             return torch.load(path, weights_only=True, mmap=mapped, map_location=keep), storages
     except _TORN as error:
         refused = isinstance(error, pickle.UnpicklingError)

@@ -23,11 +23,13 @@ from transformers import (
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.load_report import LoadReport
+from dryfit.core.private_names import require
 from dryfit.meta.checkpoint import open_checkpoint
 from dryfit.meta.configs import load_config, set_dropouts
 from dryfit.meta.construction import build
 from dryfit.meta.filling import fill
 from dryfit.meta.matching import Missing, Wishes
+from dryfit.meta.private_apis.transformers_auto import AUTO, classes_of
 from dryfit.meta.reading import ReadMode
 from dryfit.meta.source import ModelSource, local_folder, weights_folder
 
@@ -83,11 +85,11 @@ def make_model(config: PreTrainedConfig, kind: Kind, *, trust_remote_code: bool 
 
 def stored_kind(config: PreTrainedConfig) -> Kind | None:
     """What stood on the model that a config was saved with; None where it says nothing, or nothing we build."""
+    require("telling the head of a model from its config", AUTO)
     named = set(config.architectures or ())
     own_code: dict[str, str] = getattr(config, "auto_map", None) or {}
     for kind, auto in _CLASSES.items():
-        found = auto._model_mapping.get(type(config), ())
-        known = {cls.__name__ for cls in (found if isinstance(found, tuple) else (found,))}
+        known = {cls.__name__ for cls in classes_of(auto, config)}
         if named & {*known, str(own_code.get(auto.__name__, "")).rpartition(".")[2]}:
             return kind
     return None
@@ -95,9 +97,9 @@ def stored_kind(config: PreTrainedConfig) -> Kind | None:
 
 def cannot_checkpoint(config: PreTrainedConfig, kind: Kind, *, reentrant: bool) -> str | None:
     """Why a model cannot recompute its activations; None where it can, or nobody knows (code of its own)."""
-    found = _CLASSES[kind]._model_mapping.get(type(config), None)
-    cls = found[0] if isinstance(found, tuple) else found
-    return None if cls is None else class_cannot_checkpoint(cls, config, reentrant=reentrant)
+    require("telling whether a model can recompute its activations", AUTO)
+    classes = classes_of(_CLASSES[kind], config)
+    return class_cannot_checkpoint(classes[0], config, reentrant=reentrant) if classes else None
 
 
 def class_cannot_checkpoint(cls: type[PreTrainedModel], config: PreTrainedConfig, *, reentrant: bool) -> str | None:

@@ -8,18 +8,21 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
+from transformers import Cache
+
+from dryfit.core.errors import LoadError
+from dryfit.core.private_names import require
+from dryfit.meta.inputs import allow_real_inputs
+from dryfit.meta.private_apis.torch_fakes import (
+    FAKES,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.utils import _pytree as pytree
-from transformers import Cache
-
-from dryfit.core.errors import LoadError
-from dryfit.meta.inputs import allow_real_inputs
+from dryfit.meta.private_apis.torch_modes import MODES, tree_map
+from dryfit.meta.private_apis.torch_modules import MODULES
 from dryfit.meta.walk import slots
 
 
@@ -68,6 +71,7 @@ def shapes(module: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any])
             operation gives; the message names the module and the operation.
     """
     doing = f"propagating shapes through {type(module).__name__}"
+    require(doing, FAKES, MODES, MODULES)
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         shadow = _shadow(module, mode, doing)
         outputs: dict[str, list[Any]] = {}
@@ -92,7 +96,7 @@ def shapes(module: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any])
 
 def as_specs(value: Any) -> Any:
     """Replace every tensor in nested containers by its :class:`ShapeSpec`."""
-    return pytree.tree_map(_leaf_spec, value)
+    return tree_map(_leaf_spec, value)
 
 
 _REFUSED = (
@@ -159,8 +163,8 @@ def _stand_ins(inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ..
         return _stand_in(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
     if isinstance(inputs, Mapping):
-        return (), {name: pytree.tree_map(replaced, value) for name, value in inputs.items()}
-    return tuple(pytree.tree_map(replaced, value) for value in inputs), {}
+        return (), {name: tree_map(replaced, value) for name, value in inputs.items()}
+    return tuple(tree_map(replaced, value) for value in inputs), {}
 
 
 def _watch(part: nn.Module, name: str, outputs: dict[str, list[Any]], inside: list[str]) -> None:

@@ -20,6 +20,7 @@ from dryfit.core.words import few
 from dryfit.meta.checkpoint import Checkpoint
 from dryfit.meta.guard import FileGuard, changed, open_file
 from dryfit.meta.parts import Part, spans
+from dryfit.meta.private_apis.torch_modes import without_function_modes
 from dryfit.meta.safetensors_file import StoredTensor
 
 _CHUNK_BYTES: Final = 1 << 30  # one read of Linux moves at most 2 GiB less a page
@@ -224,7 +225,7 @@ def _results(future: Future[list[torch.Tensor]], batch: Sequence[_Wanted]) -> It
 def _memory(wanted: _Wanted) -> torch.Tensor:
     stored = wanted.stored
     # A caller's mode or device context that sends new tensors elsewhere must not reach in here.
-    with torch._C.DisableTorchFunction():
+    with without_function_modes():
         if stored.stride is not None:
             return torch.empty(stored.size_bytes // stored.dtype.itemsize, dtype=stored.dtype, device="cpu")
         shape = stored.shape if wanted.part is None else wanted.part.shape_of(stored.shape)
@@ -266,7 +267,7 @@ def _read_into(descriptor: int, stored: StoredTensor, offset_bytes: int, memory:
 
 def _view(mapping: mmap.mmap, stored: StoredTensor) -> torch.Tensor:
     item_bytes = stored.dtype.itemsize
-    with torch._C.DisableTorchFunction():
+    with without_function_modes():
         if not stored.size_bytes:
             return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
         if stored.offset_bytes % item_bytes:

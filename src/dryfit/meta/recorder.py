@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dryfit.meta.drawing import drawing, takes
+from dryfit.meta.private_apis.torch_modes import TorchDispatchMode, schema_of
 from dryfit.meta.tape import UNINITIALISED, Tape, is_deferred, leaves, mapped
 
 DEFERRED_ABOVE_BYTES = 64 << 20
@@ -101,10 +101,10 @@ class Recorder(TorchDispatchMode):
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors an operation changes in place."""
-    if not func._schema.is_mutable:
+    if not schema_of(func).is_mutable:
         return []
     found: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
+    for index, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
             found += [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
@@ -113,7 +113,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
 
 def _may_be_large(func: Any) -> bool:
     """Whether an operation makes new memory; views, changes in place and reads of a value do not."""
-    schema = func._schema
+    schema = schema_of(func)
     makes = any(str(result.type).endswith(("Tensor", "Tensor[]")) for result in schema.returns)
     return makes and not schema.is_mutable and not func.is_view
 

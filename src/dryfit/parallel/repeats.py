@@ -12,6 +12,7 @@ from typing import Final
 from torch import nn
 
 from dryfit.core.sharding import ModuleShard, ParameterShard, ShardPlan, Traffic
+from dryfit.meta.private_apis.torch_modules import children_of, replace_children
 
 OF_EACH_KIND: Final = 2
 """So many layers of a kind stand for all of them."""
@@ -28,19 +29,20 @@ def shortened(module: nn.Module) -> Iterator[dict[str, str]]:
         Of each layer that is out, the one that stands for it.
     """
     stands_for: dict[str, str] = {}
-    held: list[tuple[nn.ModuleList, dict[str, nn.Module]]] = []
+    held: list[tuple[nn.ModuleList, dict[str, nn.Module | None]]] = []
     for path, layers in outermost_lists(module):
         kept, like = _split(layers)
         if len(kept) < len(layers) and not _shares_parameters(module, list(layers)[len(kept) :]):
             dot = f"{path}." if path else ""
             stands_for |= {f"{dot}{out}": f"{dot}{one}" for out, one in like.items()}
-            held.append((layers, layers._modules))
-            layers._modules = {name: layers._modules[name] for name in kept}
+            every = children_of(layers)
+            held.append((layers, every))
+            replace_children(layers, {name: every[name] for name in kept})
     try:
         yield stands_for
     finally:
         for layers, every in held:
-            layers._modules = every
+            replace_children(layers, every)
 
 
 def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:

@@ -18,6 +18,8 @@ from transformers import PreTrainedModel
 from dryfit.core.errors import LoadError, ShardError
 from dryfit.core.sharding import ShardPlan
 from dryfit.meta.inputs import allow_real_inputs
+from dryfit.meta.private_apis.torch_modules import children_of
+from dryfit.meta.private_apis.transformers_models import chooses_experts
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.meta.walk import Slot, slots
 from dryfit.parallel.check import shards_of
@@ -96,7 +98,7 @@ def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> S
     allow_real_inputs(copied)
     for part in copied.modules():
         # Experts in one kernel (grouped_mm) know no fp64; one after the other they compute the same.
-        if isinstance(part, PreTrainedModel) and part._can_set_experts_implementation():
+        if isinstance(part, PreTrainedModel) and chooses_experts(part):
             part.set_experts_implementation("eager")
     names = _close_gaps(module, copied, dropped)
     back = {old: new for new, old in names.items()}
@@ -211,7 +213,7 @@ def _close_gaps(module: nn.Module, copied: nn.Module, dropped: set[int]) -> dict
         layers = copied.get_submodule(path)
         assert isinstance(layers, nn.ModuleList)
         kept = [layers[index] for index in stays]
-        layers._modules.clear()
+        children_of(layers).clear()
         layers.extend(kept)
         moved |= {f"{path}.{new}": f"{path}.{old}" for new, old in enumerate(stays) if new != old}
     return moved

@@ -120,7 +120,12 @@ ROWS: tuple[Row, ...] = (
         "exception, raised while a checkpoint was read",
         texts.CHECKPOINT,
     ),
-    Row(FailureKind.CONFIG, code("CONFIG", "LOAD", "MACHINE", "CHECKPOINT", "SHARD", "TRACE"), "{said}", "exception"),
+    Row(
+        FailureKind.CONFIG,
+        code("CONFIG", "LIBRARY", "LOAD", "MACHINE", "CHECKPOINT", "SHARD", "TRACE"),
+        "{said}",
+        "exception",
+    ),
     Row(FailureKind.USER_CODE, code("OBJECTIVE"), "{said}", "exception"),
     # The device, from the worst on: what follows from a lost one looks like anything else.
     Row(

@@ -67,7 +67,7 @@ def _unlogged() -> Generator[None, None, None]:
     def dropped(record: logging.LogRecord) -> bool:
         return False
 
-    loggers = [logging.getLogger(f"optuna.storages.{name}") for name in ("_rdb.storage", "journal._storage")]
+    loggers = [logging.getLogger(storage.__module__) for storage in (RDBStorage, JournalStorage)]
     for logger in loggers:
         logger.addFilter(dropped)
     try:

@@ -22,14 +22,13 @@ from optuna.trial import TrialState
 from dryfit.config.schema import PatientOf, PrunerName, SearchSettings
 from dryfit.core.choices import Direction
 from dryfit.core.errors import InternalError
+from dryfit.core.private_names import require
 from dryfit.core.settings import TrialSettings
 from dryfit.core.trial import Outcome, TrialRecord
+from dryfit.search.private_apis import HALVING, RUNG_PREFIX
 from dryfit.search.space import Space
 from dryfit.search.throwaway import Sealed, ThrowAway, sealed
 from dryfit.store.history import History, as_history
-
-_RUNG_PREFIX = "completed_rung_"
-"""What Optuna's successive halving calls its system attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +282,7 @@ def _bracket(rules: Rules, number: int) -> int:
 
 def _halved(own: TrialRecord, cutoffs: Mapping[str, float], rules: Rules, pruner: BasePruner) -> PruneVerdict:
     """Let Optuna compare a trial with one that stands at the cutoff of each rung."""
+    require("comparing a trial with others at a rung", HALVING)
     reports = {point.n + 1: point.value for point in own.reports}
     climbing = sealed(TrialState.RUNNING, reports=reports, system_attrs=own.system_attrs)
     standing = sealed(TrialState.RUNNING, system_attrs=cutoffs)
@@ -301,4 +301,4 @@ def _halved(own: TrialRecord, cutoffs: Mapping[str, float], rules: Rules, pruner
 
 def _rungs(record: TrialRecord) -> dict[str, float]:
     """All that is read of another trial."""
-    return {key: value for key, value in record.system_attrs.items() if key.startswith(_RUNG_PREFIX)}
+    return {key: value for key, value in record.system_attrs.items() if key.startswith(RUNG_PREFIX)}

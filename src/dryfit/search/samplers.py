@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-import numpy as np
-import optuna
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSampler
+from optuna.trial import TrialState
 
 from dryfit.config.schema import SamplerName, SearchSettings
 from dryfit.core.choices import Direction
+from dryfit.core.private_names import require
 from dryfit.core.seeds import derive_seed
 from dryfit.core.trial import Outcome, Scalar, TrialRecord
 from dryfit.search.params import Distribution
-from dryfit.search.pareto import Floats
+from dryfit.search.private_apis import GENERATION, NSGA2, TPE, NumberedTpe
 from dryfit.search.space import Space
 from dryfit.search.throwaway import Sealed, ThrowAway, sealed
 from dryfit.search.told import Window, is_told
@@ -41,9 +39,6 @@ _LAST = 650
 draws candidates around the best 25 and takes the one with the fewest trials near it, so the best are never forgotten;
 and what it proposes is near what it proposed lately, so the last trials say most about what has been tried there.
 docs/benchmarks.md compares windows."""
-
-_GENERATION = "NSGAIISampler:generation"
-"""What Optuna's NSGA-II calls the generation of a trial in its system attributes."""
 
 
 class RefusalTold(StrEnum):
@@ -171,20 +166,6 @@ class TpeMemory:
                 return sealed(TrialState.PRUNED, params=params)
 
 
-class _Tpe(TPESampler):
-    """Optuna's own, but what each trial's values are in numbers is worked out once, and not in each suggestion.
-
-    Nothing else is changed: were Optuna to rename what is overridden, it would do the same, slower.
-    """
-
-    def _get_internal_repr(
-        self, trials: list[FrozenTrial], search_space: dict[str, BaseDistribution], study: optuna.Study
-    ) -> dict[str, Floats]:
-        rows = [row for trial in trials if isinstance(trial, Sealed) and (row := trial.in_numbers(search_space))]
-        columns = np.array(rows, dtype=np.float64).reshape(-1, len(search_space)).T
-        return dict(zip(search_space, columns, strict=True))
-
-
 def _tpe(asked: Asked) -> Draw | None:
     """TPE; None while it was told of too few trials."""
     space, directions, refused = asked.space, asked.directions, asked.tells_refusals
@@ -193,7 +174,8 @@ def _tpe(asked: Asked) -> Draw | None:
     if memory.told < asked.search.startup_trials:
         return None
     running = asked.history.running
-    sampler = _Tpe(seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(running))
+    require("suggesting values by TPE", TPE)
+    sampler = NumberedTpe(seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(running))
     study = _study(memory.trials(running), asked, sampler)
 
     def draw(free: Free) -> Mapping[str, Scalar]:
@@ -312,5 +294,6 @@ def _selected(pool: Sequence[tuple[float, ...]], directions: tuple[Direction, ..
 
 def _generation(trials: Sequence[tuple[Mapping[str, Scalar], Sequence[float]]]) -> list[Sealed]:
     """Complete trials of generation 0, of their parameters and values."""
-    attrs = {_GENERATION: 0}
+    require("suggesting values by NSGA-II", NSGA2)
+    attrs = {GENERATION: 0}
     return [sealed(TrialState.COMPLETE, params=params, values=own, system_attrs=attrs) for params, own in trials]

@@ -27,7 +27,7 @@ def _not_ours(record: logging.LogRecord) -> bool:
 
 # Optuna logs every study that is made in memory. Only the lines about ours are dropped: the name decides, and the
 # level of Optuna's loggers stays as the user set it.
-logging.getLogger("optuna.storages._in_memory").addFilter(_not_ours)
+logging.getLogger(InMemoryStorage.__module__).addFilter(_not_ours)
 
 
 class Sealed(FrozenTrial):

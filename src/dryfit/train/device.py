@@ -9,8 +9,10 @@ import torch
 
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.plan import Allocator, DeviceKind, ExecutionPlan
+from dryfit.core.private_names import require
 from dryfit.core.process import peak_rss_bytes
 from dryfit.core.units import gib
+from dryfit.meta.private_apis.torch_cuda import ALLOCATOR, set_allocator
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _SETTINGS = {Allocator.EXPANDABLE: "expandable_segments:True", Allocator.NATIVE: "expandable_segments:False"}
@@ -70,7 +72,7 @@ def prepare_device(
     *,
     fraction: float | None = None,
     cuda: Cuda = torch.cuda,
-    configure: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings,
+    configure: Callable[[str], None] = set_allocator,
 ) -> Prepared:
     """Choose the allocator's segments and limit its memory; to be called before the first allocation.
 
@@ -94,6 +96,7 @@ def prepare_device(
     notes: list[str] = []
     name = next((name for name in _ALLOCATOR_VARIABLES if environment.get(name)), None)
     if name is None:
+        require("choosing the segments of the device's allocator", ALLOCATOR)
         configure(_SETTINGS[plan.allocator])
     else:
         notes.append(f"{name}={environment[name]} is kept: execution.allocator ({plan.allocator}) was not applied")

@@ -17,15 +17,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.load_report import LoadReport
+from dryfit.core.private_names import require
 from dryfit.core.settings import RegularizationSettings
 from dryfit.core.words import few
 from dryfit.memory.shares import share_of
 from dryfit.meta.parts import Part
+from dryfit.meta.private_apis.torch_modes import MODES, tree_map_only
+from dryfit.meta.private_apis.torch_tensors import TENSORS, is_view
 from dryfit.meta.walk import SlotKind, put, slots
 from dryfit.parallel.collectives import agree
 from dryfit.parallel.streams import RegionStream
@@ -84,6 +86,7 @@ class Dividing:
 
     def connected(self, model: TaskModel) -> "DividedModel":
         """Make the processes' models compute together; it must be known which parameters are trained."""
+        require("dividing a trial's model among processes", MODES, TENSORS)
         shapes = shapes_of(self.whole)
         agree(self.group.tensors, {"the parameters": _described(model, shapes)})
         mesh = init_device_mesh(self.device, (self.group.size,))
@@ -133,9 +136,7 @@ def _units(model: TaskModel) -> Iterator[nn.Module]:
 
 def _without_views(module: nn.Module, inputs: Any, outputs: Any) -> Any:
     """Copy what of a unit's outputs is a view: what is written into one would pass over the hooks of FSDP."""
-    return tree_map_only(
-        torch.Tensor, lambda one: one.clone() if one.requires_grad and one._is_view() else one, outputs
-    )
+    return tree_map_only(torch.Tensor, lambda one: one.clone() if one.requires_grad and is_view(one) else one, outputs)
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:

@@ -8,13 +8,15 @@ from typing import final
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, TrainingArguments
 
 from dryfit.core.choices import Precision
 from dryfit.core.plan import DeviceKind
+from dryfit.core.private_names import require
 from dryfit.core.seeds import derive_seed
 from dryfit.core.wire import Phase
 from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
+from dryfit.meta.private_apis.transformers_trainer import TRAINER, StateTrainer
 from dryfit.tasks.base import Batch, Outputs
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.load import save_weights, weights_file
@@ -30,7 +32,7 @@ from dryfit.train.whereabouts import Whereabouts
 
 
 @final
-class TrialTrainer(Trainer):
+class TrialTrainer(StateTrainer):
     """The Trainer of one trial.
 
     It sees effective batches only (``gradient_accumulation_steps=1``); :func:`backward_batch` cuts them. Clipping,
@@ -115,20 +117,13 @@ class TrialTrainer(Trainer):
     def _check_outputs(self, outputs: Outputs, first: int, count: int) -> None:
         self._guard.check_outputs(outputs, count, lambda: self._rows()[first : first + count])
 
-    def _clip_grad_norm(self, model: nn.Module) -> float:
+    def clip(self, model: nn.Module, most: float | None) -> float:
         """What Accelerate does for one device, with a look at the norm before gradients are multiplied by it."""
-        return self._clip(model, self.args.max_grad_norm)
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> float:
-        """The gradient norm; where nothing was clipped, it is computed now, as the Trainer does."""
-        return self._clip(model, math.inf) if grad_norm is None else float(grad_norm)
-
-    def _clip(self, model: nn.Module, most: float) -> float:
         self.accelerator.unscale_gradients()
         total = self._parts.layout.gradient_norm(model)
         norm = float(total)  # the one wait for the device in a step, as the Trainer has it a moment later
         self._refuse_non_finite(model, norm, float(self.step_loss))
-        nn.utils.clip_grads_with_norm_(model.parameters(), most, total)
+        nn.utils.clip_grads_with_norm_(model.parameters(), math.inf if most is None else most, total)
         return norm
 
     def _refuse_non_finite(self, model: nn.Module, norm: float, loss: float) -> None:
@@ -150,32 +145,21 @@ class TrialTrainer(Trainer):
         doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}{self._parts.place}"
         raise non_finite(doing, model, self.optimizer, loss=loss, norm=norm, scale=scale, origin=origin)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+    def load_weights(self, folder: Path) -> None:
         """Strictly: the Trainer's own loading goes on with missing weights."""
-        folder = Path(resume_from_checkpoint)
         with Reading(folder):
             self._parts.layout.restore(self._parts.model, folder)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with Reading(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        with Reading(checkpoint):
-            super()._load_scaler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with Reading(checkpoint):
-            super()._load_rng_state(checkpoint)
+    def reading(self, folder: str | None) -> AbstractContextManager[object]:
+        """A torn file is told from other faults."""
+        return Reading(folder)
 
     def write_state(self, folder: Path) -> None:
         """Write all the Trainer needs to go on from here, in its own files; rank 0's part of it."""
         whole = self._parts.layout.whole(self._parts.model)
         assert whole is not None  # on rank 0 it is
         save_weights(whole, folder / weights_file(whole))
-        self._save_optimizer_and_scheduler(str(folder))
-        self._save_scaler(str(folder))
-        self._save_rng_state(str(folder))
+        self.save_step_state(folder)
         self.state.save_to_json(str(folder / "trainer_state.json"))
 
     def help_write_state(self) -> None:
@@ -195,6 +179,7 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
         CorruptCheckpointError: The checkpoint cannot be read; the next attempt does without it.
         PoisonedError: Something has changed this process's torch.
     """
+    require(f"training trial {parts.request.config.number}", TRAINER)
     config = parts.request.config
     bounds = model_bounds(parts.model)
     for split, tokens in ((TRAIN, parts.train), (VALIDATION, parts.validation)):

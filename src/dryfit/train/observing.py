@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -17,8 +17,18 @@ from torch import nn
 from dryfit.core.calibration import MemoryCase, Observation, PartPeak
 from dryfit.core.memory import StepPhase
 from dryfit.core.plan import Allocator, DeviceSpec
+from dryfit.core.private_names import require
 from dryfit.memory.events import Shape
 from dryfit.memory.timeline import BLOCK_BYTES
+from dryfit.meta.private_apis.torch_cuda import (
+    HISTORY,
+    begin_history,
+    clear_workspaces,
+    end_history,
+    note_phase,
+    set_allocator,
+    visible_devices,
+)
 from dryfit.meta.walk import put_all
 from dryfit.tasks.base import Batch, Task
 from dryfit.train.evaluate import evaluation_rows
@@ -73,7 +83,7 @@ class CudaMeter:
 
     def phase(self, phase: StepPhase) -> None:
         """A phase begins."""
-        torch.cuda.memory._set_memory_metadata(phase.value)
+        note_phase(phase.value)
 
 
 def observe(case: MemoryCase, history: Path | None = None) -> Observation:
@@ -87,15 +97,14 @@ def observe(case: MemoryCase, history: Path | None = None) -> Observation:
         torch.cuda.OutOfMemoryError: It does not fit.
     """
     others_bytes = used_before(_DEVICE)
-    configure: Any = torch._C._accelerator_setAllocatorSettings
-    configure(ALLOCATOR_SETTINGS[case.allocator])
+    require("observing the memory of a device", HISTORY)
+    set_allocator(ALLOCATOR_SETTINGS[case.allocator])
     if history is not None:
-        torch.cuda.memory._record_memory_history("all", context=None)
+        begin_history()
     meter = CudaMeter()
     steps = run_case(case, "cuda", meter)
     if history is not None:
-        torch.cuda.memory._dump_snapshot(str(history))
-        torch.cuda.memory._record_memory_history(None)
+        end_history(str(history))
     context_bytes = _outside_bytes() - others_bytes
     return Observation(
         case=case,
@@ -171,7 +180,7 @@ def used_before(device: int) -> int:
     Args:
         device: Index among all devices of the machine, or 0 where ``CUDA_VISIBLE_DEVICES`` names one.
     """
-    visible = torch.cuda._parse_visible_devices()
+    visible = visible_devices()
     name = str(visible[device]) if len(visible) > device else str(device)
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", name]
     try:
@@ -184,7 +193,7 @@ def used_before(device: int) -> int:
 def cublas_workspaces() -> tuple[int, int]:
     """What the first matrix product of this thread, and of autograd's, takes through the allocator and keeps."""
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
+    clear_workspaces()
     factor = torch.ones(_MATRIX, _MATRIX, device="cuda", requires_grad=True)
     before = torch.cuda.memory_allocated(_DEVICE)
     product = factor @ factor

@@ -1,0 +1,148 @@
+"""Private names of other libraries: what dryfit needs of them, and a test of it before its first use.
+
+A library may rename or change a private name in any release. The modules of ``dryfit.meta.private_apis`` and
+``dryfit.search.private_apis`` are the only ones that touch such names. Each declares them as a :class:`Group`, and a
+feature that rests on a group calls :func:`require` where it begins, so that a library that has changed ends with a
+sentence and not with a wrong result.
+"""
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from dryfit.core.errors import LibraryError
+
+TESTED: Final = {
+    "torch": ">=2.11,<2.15",
+    "transformers": ">=5.17,<6",
+    "accelerate": ">=1.10,<2",
+    "optuna": ">=5,<6",
+}
+"""The versions that dryfit was tested with or read against; pyproject.toml has the same, as a test demands."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateName:
+    """A name that another library may change without notice.
+
+    Attributes:
+        path: Dotted, from the library's package; ``f(x=)`` for the keyword ``x`` of a function.
+        needed: What dryfit does with it.
+        until: The condition for its removal: the public name that would replace it, or a change of the library.
+    """
+
+    path: str
+    needed: str
+    until: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Private names of one library that are used together.
+
+    Attributes:
+        library: The library's distribution.
+        names: The names.
+        misbehaves: Uses them as dryfit does, in milliseconds, and says what they do that they should not; empty where
+            all is as it should be.
+    """
+
+    library: str
+    names: tuple[PrivateName, ...]
+    misbehaves: Callable[[], str] = str
+
+
+def require(doing: str, *groups: Group) -> None:
+    """Test the private names that a feature rests on; once in a process for each group.
+
+    Args:
+        doing: The feature, as the error names it: ``"building a model without memory"``.
+        groups: What it rests on.
+
+    Raises:
+        LibraryError: A name is missing or does something else.
+    """
+    for group in groups:
+        found = _tested(group)
+        if found:
+            raise library_error(group.library, doing, found)
+
+
+@contextmanager
+def importing(library: str, doing: str) -> Generator[None]:
+    """Import private names of a library inside the block.
+
+    Raises:
+        LibraryError: One of them is missing.
+    """
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        raise library_error(library, doing, str(error)) from error
+
+
+def library_error(library: str, doing: str, found: str) -> LibraryError:
+    """Say what of a library is not as dryfit needs it."""
+    try:
+        installed = version(library)
+    except PackageNotFoundError:
+        installed = "of an unknown version"
+    tested = TESTED[library]
+    return LibraryError(
+        doing,
+        f"{library} {installed}: {found}",
+        allowed=f"{library}{tested}, with which dryfit was tested",
+        hint=f"install such a version (pip install '{library}{tested}'); if this is one, please report it",
+    )
+
+
+@cache
+def _tested(group: Group) -> str:
+    """What is wrong with a group; empty where nothing is."""
+    missing = [name for name in group.names if not _exists(name.path)]
+    if missing:
+        return "; ".join(f"{name.path} is missing, which dryfit needs for {name.needed}" for name in missing)
+    said: list[str] = []
+    # In a thread of its own: modes, grad mode and autocast are a thread's, and the caller's must not reach in.
+    thread = threading.Thread(target=lambda: said.append(_behaviour(group)), name="dryfit-private-names")
+    thread.start()
+    thread.join()
+    return said[0]
+
+
+def _behaviour(group: Group) -> str:
+    try:
+        return group.misbehaves()
+    except Exception as error:  # noqa: BLE001  # whatever a changed library raises is what is wrong with it
+        names = ", ".join(name.path for name in group.names)
+        return f"one of {names} raised {type(error).__name__}: {error}"
+
+
+def _exists(path: str) -> bool:
+    dotted, _, keyword = path.removesuffix("=)").partition("(")
+    parts = dotted.split(".")
+    at: Any = None
+    for index, part in enumerate(parts):
+        below = getattr(at, part, None)
+        if below is None:
+            below = _submodule(".".join(parts[: index + 1])) if at is None or inspect.ismodule(at) else None
+        if below is None:
+            # Attributes that only instances have are declared by their class.
+            last = index == len(parts) - 1 and not keyword
+            return at is not None and (hasattr(at, part) or (last and part in getattr(at, "__annotations__", {})))
+        at = below
+    return not keyword or keyword in inspect.signature(at).parameters
+
+
+def _submodule(name: str) -> Any:
+    try:
+        return sys.modules.get(name) or import_module(name)
+    except ImportError:
+        return None

@@ -1,0 +1,37 @@
+"""Private names of torch that following a module by ``torch.export`` needs."""
+
+from typing import Final
+
+import torch
+
+from dryfit.core.private_names import Group, PrivateName, importing
+
+with importing("torch", "following a module's forward pass"):
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._ops import HigherOrderOperator
+
+NAMES: Final = (
+    PrivateName(
+        "torch._dynamo.exc.TorchDynamoException",
+        "telling that torch cannot follow a model's code from a fault of ours",
+        "torch.export documents what it raises",
+    ),
+    PrivateName(
+        "torch._ops.HigherOrderOperator",
+        "finding the graphs within a graph: code with gradients or autocast switched",
+        "torch.export documents the members of a graph",
+    ),
+)
+
+__all__ = ["CAPTURE", "NAMES", "HigherOrderOperator", "TorchDynamoException"]
+
+
+def _misbehaves() -> str:
+    if not issubclass(TorchDynamoException, Exception):
+        return "torch._dynamo.exc.TorchDynamoException is no exception"
+    if not isinstance(torch.ops.higher_order.wrap_with_set_grad_enabled, HigherOrderOperator):
+        return "torch._ops.HigherOrderOperator is not the class of wrap_with_set_grad_enabled"
+    return ""
+
+
+CAPTURE: Final = Group("torch", NAMES, _misbehaves)

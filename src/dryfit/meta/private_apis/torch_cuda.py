@@ -1,0 +1,92 @@
+"""Private names of torch about CUDA: what makes it fake a device, its allocator's settings and history."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from dryfit.core.private_names import Group, PrivateName
+
+_PLAIN: Final = "torch can fake a device that is absent (pytorch issues 113441 and 122081 ask for parts of it)"
+_HISTORY: Final = "torch.cuda.memory has it without an underscore; its documentation describes it as it is"
+
+FAKED: Final = (
+    PrivateName("torch._C._acc", "a device guard for CUDA on a build without it", _PLAIN),
+    PrivateName("torch._C._autograd.DeviceType", "the same", _PLAIN),
+)
+SET: Final = (
+    PrivateName(
+        "torch._C._accelerator_setAllocatorSettings",
+        "choosing the allocator's segments after torch was imported",
+        "torch.accelerator.memory sets them",
+    ),
+)
+READ: Final = (
+    PrivateName("torch.cuda.memory._record_memory_history", "the allocator's history, as a reference", _HISTORY),
+    PrivateName("torch.cuda.memory._dump_snapshot", "the same", _HISTORY),
+    PrivateName("torch.cuda.memory._set_memory_metadata", "marking a history with the phases of a step", _HISTORY),
+    PrivateName(
+        "torch.cuda._parse_visible_devices",
+        "asking nvidia-smi for the device that torch calls the first",
+        "torch.cuda gives a device's identity without making a context",
+    ),
+    PrivateName(
+        "torch._C._cuda_clearCublasWorkspaces",
+        "measuring what the first matrix product takes",
+        "torch.cuda can empty them; builds for the CPU do not have it",
+    ),
+)
+NAMES: Final = (*FAKED, *SET, *READ)
+
+GUARD_TABLE: Final = "_ZN3c104impl26device_guard_impl_registryE"
+"""Symbol of c10's table of device guards; needed as long as ``torch._C._acc`` is."""
+CUDA_HOOKS: Final = "_ZN2at6detail12getCUDAHooksEv"
+"""Symbol of the function that gives torch's CUDA hooks; needed as long as :data:`GUARD_TABLE`."""
+
+
+def accelerator() -> Any:
+    """What torch lets Python register for a device of its own."""
+    return torch._C._acc  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def cuda_device_type() -> Any:
+    """How torch's C++ code calls CUDA devices."""
+    return torch._C._autograd.DeviceType.CUDA  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def set_allocator(settings: str) -> None:
+    """Give the allocator settings in the form of ``PYTORCH_ALLOC_CONF``; they act on segments made afterwards."""
+    configure: Any = torch._C._accelerator_setAllocatorSettings
+    configure(settings)
+
+
+def begin_history() -> None:
+    """Let the allocator write down what it does."""
+    torch.cuda.memory._record_memory_history("all", context=None)
+
+
+def end_history(file: str) -> None:
+    """Write what the allocator has written down into a file, and let it stop."""
+    torch.cuda.memory._dump_snapshot(file)
+    torch.cuda.memory._record_memory_history(None)
+
+
+def note_phase(phase: str) -> None:
+    """Mark all that the allocator's history gets from now on."""
+    torch.cuda.memory._set_memory_metadata(phase)
+
+
+def visible_devices() -> Sequence[object]:
+    """The devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them; no context is made."""
+    return torch.cuda._parse_visible_devices()
+
+
+def clear_workspaces() -> None:
+    """Give back what cuBLAS keeps for matrix products."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+# How they behave needs a device: what fakes one is tested whole by memory/fake_cuda, the rest is only looked for.
+FAKE_DEVICE: Final = Group("torch", FAKED)
+ALLOCATOR: Final = Group("torch", SET)
+HISTORY: Final = Group("torch", (*SET, *READ))

@@ -1,0 +1,71 @@
+"""Private names of torch's fake tensors: sizes, types and devices without values."""
+
+from typing import Final
+
+import torch
+
+from dryfit.core.private_names import Group, PrivateName, importing
+
+with importing("torch", "computing with tensors that have no values"):
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+        UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
+    )
+
+_PUBLIC: Final = "torch has fake tensors under a public module"
+
+NAMES: Final = (
+    PrivateName("torch._subclasses.fake_tensor.FakeTensorMode", "running a step or a forward without values", _PUBLIC),
+    PrivateName("torch._subclasses.fake_tensor.FakeTensor", "knowing tensors that have no values", _PUBLIC),
+    PrivateName(
+        "torch._subclasses.fake_tensor.DataDependentOutputException", "knowing that code asked for a value", _PUBLIC
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+        "knowing that a size depends on values",
+        _PUBLIC,
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor.UnsupportedFakeTensorException", "knowing what cannot be a fake", _PUBLIC
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor.UnsupportedOperatorException", "knowing which operator has no shapes", _PUBLIC
+    ),
+)
+
+__all__ = [
+    "FAKES",
+    "NAMES",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "UnsupportedFakeTensorException",
+    "UnsupportedOperatorException",
+]
+
+
+def _misbehaves() -> str:
+    where = "torch._subclasses.fake_tensor"
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made = torch.empty(2, 3).t()
+        try:
+            torch.empty(()).item()
+            return f"{where}: item() of a fake tensor raises no DataDependentOutputException"
+        except DataDependentOutputException:
+            pass
+        try:
+            made.nonzero()
+            return f"{where}: nonzero() of a fake tensor raises no DynamicOutputShapeException"
+        except DynamicOutputShapeException:
+            pass
+    if not isinstance(made, FakeTensor) or (made.shape, made.device.type) != ((3, 2), "cpu"):
+        return f"{where}: inside of a FakeTensorMode, tensors are no FakeTensor of their device and shape"
+    return ""
+
+
+FAKES: Final = Group("torch", NAMES, _misbehaves)

@@ -1,0 +1,191 @@
+"""Private names of torch's modes and operators: seeing, hiding and reading what a thread's code does to tensors."""
+
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from dryfit.core.private_names import Group, PrivateName, importing
+
+with importing("torch", "seeing what code does to tensors"):
+    from torch._ops import OpOverload
+    from torch.overrides import _get_current_function_mode_stack as function_modes
+    from torch.utils._device import _device_constructors as device_constructors
+    from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+    from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
+    from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only
+
+    IS_META: Final[Any] = vars(torch._C.TensorBase)["is_meta"].__get__
+    """What a function mode sees where code asks for ``tensor.is_meta``."""
+    SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__
+    """What a function mode sees where code sets ``tensor.data``."""
+
+_MODES: Final = "torch documents its modes under a public module"
+_TREES: Final = "torch has a public module for nested containers"
+
+NAMES: Final = (
+    PrivateName("torch.utils._python_dispatch.TorchDispatchMode", "seeing every operator of a thread", _MODES),
+    PrivateName(
+        "torch.utils._python_dispatch._disable_current_modes", "computing real values where a mode is active", _MODES
+    ),
+    PrivateName(
+        "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
+        "telling quantised and sharded tensors from those that are their memory",
+        "torch.utils has it under a public module",
+    ),
+    PrivateName(
+        "torch.overrides._get_current_function_mode_stack",
+        "finding our own mode around a constructor that builds another model",
+        "torch.overrides lists the active modes",
+    ),
+    PrivateName(
+        "torch._C.DisableTorchFunction",
+        "making memory where a caller's device context or mode would send it elsewhere",
+        "torch.overrides has it; its documentation names torch._C.DisableTorchFunctionSubclass, which leaves modes on",
+    ),
+    PrivateName("torch._C.TensorBase", "knowing the getters that a function mode sees", "torch.Tensor has them itself"),
+    PrivateName(
+        "torch.utils._device._device_constructors",
+        "knowing which functions take a device, so that a constructor that names one builds on the CPU",
+        "torch says so, or a constructor's device can be overridden by torch.device as a context",
+    ),
+    PrivateName(
+        "torch.nn.Module._load_from_state_dict",
+        "letting a constructor load tensors into those without memory: it asks each whether it is on meta",
+        "load_state_dict has a hook for a single tensor",
+    ),
+    PrivateName("torch._ops.OpOverload", "telling operators from functions", "torch.ops says what its members are"),
+    PrivateName(
+        "torch.ops.aten.copy_.default._schema",
+        "knowing an operator's name, arguments, and which of them it writes to",
+        "operators have it as a public attribute",
+    ),
+    PrivateName("torch.utils._pytree.tree_iter", "walking nested containers of a model's own classes", _TREES),
+    PrivateName("torch.utils._pytree.tree_leaves", "the same", _TREES),
+    PrivateName("torch.utils._pytree.tree_map", "the same", _TREES),
+    PrivateName("torch.utils._pytree.tree_map_only", "the same", _TREES),
+)
+
+LOADS_STATE: Final = "_load_from_state_dict"
+"""The function of ``torch.nn.Module`` that copies a state dict's tensors into one module."""
+
+__all__ = [
+    "IS_META",
+    "LOADS_STATE",
+    "MODES",
+    "NAMES",
+    "SET_DATA",
+    "OpOverload",
+    "TorchDispatchMode",
+    "device_constructors",
+    "function_modes",
+    "is_traceable_wrapper_subclass",
+    "schema_of",
+    "tree_iter",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "without_dispatch_modes",
+    "without_function_modes",
+]
+
+
+def without_function_modes() -> AbstractContextManager[object]:
+    """Let no mode and no device context of the caller see functions of torch inside the block."""
+    return torch._C.DisableTorchFunction()
+
+
+def schema_of(operator: Any) -> Any:
+    """An operator's schema: its name, arguments, results, and which arguments it writes to."""
+    return operator._schema
+
+
+class _SeesOperators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class _SeesFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, str]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((func, sys._getframe(1).f_code.co_name))
+        return func(*args, **(kwargs or {}))
+
+
+def _misbehaves() -> str:
+    return _operators_misbehave() or _functions_misbehave() or _schemas_misbehave()
+
+
+def _operators_misbehave() -> str:
+    aten = torch.ops.aten
+    mode = _SeesOperators()
+    with mode:
+        shown = torch.empty(1)
+        with without_dispatch_modes():
+            torch.zeros(1)
+        shown.fill_(1)
+    if mode.seen != [aten.empty.memory_format, aten.fill_.Scalar]:
+        return (
+            "torch.utils._python_dispatch: inside of a TorchDispatchMode and outside of _disable_current_modes ran "
+            f"empty and fill_, the mode saw {[str(one) for one in mode.seen]}"
+        )
+    return ""
+
+
+def _functions_misbehave() -> str:
+    part, mode = nn.Module(), _SeesFunctions()
+    part.register_parameter("weight", nn.Parameter(torch.zeros(1)))
+    state = {"weight": torch.zeros(1)}
+    with mode:
+        around = function_modes()
+        shown = torch.ones(1)
+        with without_function_modes():
+            torch.zeros(1)
+        shown.data = shown.is_meta * shown
+        seen, mode.seen = [func for func, _ in mode.seen], []
+        part.load_state_dict(state)
+    if not around or around[-1] is not mode:
+        return "torch.overrides._get_current_function_mode_stack does not end with the mode that was entered last"
+    if torch.ones not in seen or torch.zeros in seen:
+        return "torch._C.DisableTorchFunction does not hide calls from a TorchFunctionMode, or the mode sees none"
+    if IS_META not in seen or SET_DATA not in seen:
+        return "a TorchFunctionMode does not see the getters of torch._C.TensorBase where code uses is_meta and data"
+    if (IS_META, LOADS_STATE) not in mode.seen:
+        return f"torch.nn.Module.{LOADS_STATE} does not ask a tensor whether it is on meta before it is loaded"
+    known = device_constructors()
+    if not {torch.empty, torch.zeros, torch.tensor, torch.arange} <= set(known) or torch.add in known:
+        return "torch.utils._device._device_constructors does not say which functions take a device"
+    return ""
+
+
+def _schemas_misbehave() -> str:
+    copy = torch.ops.aten.copy_.default
+    schema = schema_of(copy)
+    written = [one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    if not isinstance(copy, OpOverload) or isinstance(torch.add, OpOverload):
+        return "torch._ops.OpOverload does not tell operators from functions"
+    if (schema.name, schema.is_mutable, written) != ("aten::copy_", True, ["self"]):
+        return "the _schema of an operator does not say which arguments it writes to"
+    if [str(one.type) for one in schema.returns] != ["Tensor"] or not schema.arguments[-1].has_default_value():
+        return "the _schema of an operator does not say what it returns and which arguments have a value"
+    nested = {"a": [torch.zeros(1), (1, None)]}
+    mapped = tree_map_only(int, str, tree_map(lambda leaf: 2 if leaf is None else leaf, nested))
+    if list(tree_iter(mapped))[1:] != ["1", "2"] or tree_leaves(mapped)[1:] != ["1", "2"]:
+        return "torch.utils._pytree does not walk dicts, lists and tuples to their leaves"
+    if is_traceable_wrapper_subclass(torch.zeros(1)) or is_traceable_wrapper_subclass(nn.Parameter(torch.zeros(1))):
+        return "torch.utils._python_dispatch.is_traceable_wrapper_subclass takes plain tensors for wrappers"
+    return ""
+
+
+MODES: Final = Group("torch", NAMES, _misbehaves)

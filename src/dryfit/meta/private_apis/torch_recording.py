@@ -1,0 +1,107 @@
+"""Private names of torch that recording a step's memory needs: who holds a tensor, and where autograd is."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from dryfit.core.private_names import Group, PrivateName
+from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
+from dryfit.meta.private_apis.torch_tensors import storage_key
+
+_COUNTS: Final = "autograd adds gradients of fake tensors in place, as it does those of real ones"
+
+NAMES: Final = (
+    PrivateName("torch._C._storage_Use_Count", "knowing that autograd would add a gradient in place", _COUNTS),
+    PrivateName("torch.Tensor._use_count", "the same", _COUNTS),
+    PrivateName(
+        "torch._C._current_autograd_node",
+        "naming the module whose backward pass runs",
+        "torch.autograd.graph has the node that runs",
+    ),
+    PrivateName(
+        "torch.autograd.graph.Node._sequence_nr",
+        "finding the forward operator that a node of the backward pass undoes",
+        "torch.autograd.graph.Node has it under a public name",
+    ),
+    PrivateName("torch._C._autograd._get_sequence_nr", "the same", "the same"),
+    PrivateName(
+        "torch.library._scoped_library",
+        "putting another attention kernel in torch's place and taking it out again",
+        "torch.library.Library can be taken back by a public method",
+    ),
+)
+
+
+def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """References to a tensor's storage and to the tensor."""
+    counted: Any = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
+    return counted(storage_key(tensor)), tensor._use_count()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def sequence_number() -> int:
+    """The number that autograd gives to the next operator of this thread."""
+    return torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def running_node_number() -> int | None:
+    """The number of the operator that this thread's backward pass undoes now; None outside of one."""
+    node: Any = torch._C._current_autograd_node()
+    return node._sequence_nr() if node is not None else None
+
+
+def scoped_library(namespace: str, kind: str) -> Any:
+    """A library of operators whose registrations end with the block."""
+    return torch.library._scoped_library(namespace, kind)
+
+
+def gradient_sums(seen: Callable[[torch.Tensor], None]) -> None:
+    """Run a small backward pass and show the first summand of each sum of gradients that autograd makes."""
+    add = torch.ops.aten.add.Tensor
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is add and not torch.is_grad_enabled():
+                seen(args[0])
+            return func(*args, **(kwargs or {}))
+
+    with Look():
+        leaf = torch.ones(2, 2, requires_grad=True)
+        twice = leaf * 2
+        (twice.relu().exp().sum() + twice.sin().exp().sum()).backward()
+
+
+def _misbehaves() -> str:
+    with torch.autograd.set_multithreading_enabled(False):  # a device that is faked has no thread
+        return _counts_misbehave() or _numbers_misbehave()
+
+
+def _counts_misbehave() -> str:
+    one = torch.ones(2)
+    alone = use_counts(one)
+    view = one.view(2, 1)
+    if use_counts(one)[0] != alone[0] + 1 or use_counts(view)[0] != alone[0] + 1:
+        return "torch._C._storage_Use_Count does not count the tensors that hold a storage"
+    counts: list[tuple[int, int]] = []
+    gradient_sums(lambda tensor: counts.append(use_counts(tensor)))
+    if len(counts) != 1 or min(counts[0]) < 1:
+        return f"one sum of gradients is seen as {len(counts)}, with use counts {counts}"
+    return ""
+
+
+def _numbers_misbehave() -> str:
+    before = sequence_number()
+    product = torch.ones(1, requires_grad=True) * 2
+    after = sequence_number()
+    undone: list[int | None] = []
+    assert product.grad_fn is not None
+    product.grad_fn.register_prehook(lambda _gradients: undone.append(running_node_number()))
+    product.backward()
+    if not before <= product.grad_fn._sequence_nr() < after or undone != [before]:
+        return f"operator {before} of autograd is undone by a node with the number {undone}"
+    if running_node_number() is not None:
+        return "torch._C._current_autograd_node gives a node outside of a backward pass"
+    return ""
+
+
+RECORDING: Final = Group("torch", NAMES, _misbehaves)

@@ -1,0 +1,74 @@
+"""Private names of torch about tensors: whose memory one is, and another tensor on the same memory."""
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from dryfit.core.private_names import Group, PrivateName
+
+NAMES: Final = (
+    PrivateName(
+        "torch.UntypedStorage._cdata",
+        "telling storages apart, also those on meta, whose address is 0",
+        "a public identity of storages that holds for the storage and not for a Python object",
+    ),
+    PrivateName(
+        "torch.Tensor._make_subclass",
+        "making a parameter of a subclass on memory that is there, without its __new__",
+        "torch.Tensor.as_subclass makes leaves and takes requires_grad",
+    ),
+    PrivateName(
+        "torch._has_compatible_shallow_copy_type",
+        "knowing whether .data of a tensor can be set to another one before it is tried",
+        "torch says so by a public name; nn.Module.to asks the same",
+    ),
+    PrivateName(
+        "torch.Tensor._is_view",
+        "knowing whether memory is shared with a tensor that autograd tracks",
+        "torch makes it public",
+    ),
+)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tells the storage of a tensor from all others that live."""
+    return tensor.untyped_storage()._cdata
+
+
+def key_of(storage: torch.UntypedStorage) -> int:
+    """What tells a storage from all others that live."""
+    return storage._cdata
+
+
+def on_same_memory(cls: type[Any], data: torch.Tensor, requires_grad: bool = False) -> Any:
+    """A detached tensor of a class on the memory of another one; neither ``__new__`` nor ``__init__`` is called."""
+    return torch.Tensor._make_subclass(cls, data, requires_grad)
+
+
+def takes_data(old: torch.Tensor, data: torch.Tensor) -> bool:
+    """Whether a tensor can be given the data of another one and stay the same object."""
+    return torch._has_compatible_shallow_copy_type(old, data)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows a tensor as a view of another one."""
+    return tensor._is_view()
+
+
+def _misbehaves() -> str:
+    empty, real = torch.empty(4, device="meta"), torch.ones(4)
+    keys = [storage_key(one) for one in (empty, empty[1:], torch.empty(4, device="meta"))]
+    if keys[0] != keys[1] or keys[0] == keys[2] or keys[0] != key_of(empty.untyped_storage()):
+        return "torch.UntypedStorage._cdata does not tell storages apart"
+    made = on_same_memory(nn.Parameter, real, True)
+    if type(made) is not nn.Parameter or not made.requires_grad or made.data_ptr() != real.data_ptr():
+        return "torch.Tensor._make_subclass makes no parameter on the same memory"
+    if not takes_data(real, torch.zeros(2)) or takes_data(real, empty):
+        return "torch._has_compatible_shallow_copy_type does not say which data a tensor can be given"
+    if is_view(real) or not is_view(real[1:]):
+        return "torch.Tensor._is_view does not tell views from other tensors"
+    return ""
+
+
+TENSORS: Final = Group("torch", NAMES, _misbehaves)

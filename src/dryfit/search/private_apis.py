@@ -1,0 +1,83 @@
+"""The only module that rests on private names of Optuna; as ``dryfit.meta.private_apis`` does on those of others."""
+
+from typing import Final
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.pruners import SuccessiveHalvingPruner
+from optuna.samplers import NSGAIISampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+from dryfit.core.choices import Direction
+from dryfit.core.private_names import Group, PrivateName
+from dryfit.search.pareto import Floats
+from dryfit.search.throwaway import Sealed, ThrowAway, sealed
+
+NAMES: Final = (
+    PrivateName(
+        "optuna.samplers.TPESampler._get_internal_repr",
+        "working out once what a trial's values are in numbers, and not in each suggestion",
+        "Optuna keeps them from one suggestion to the next",
+    ),
+    PrivateName(
+        "optuna.samplers.NSGAIISampler._get_generation_key",
+        "giving trials of a throw-away study their generation",
+        "NSGAIISampler takes the parents that it shall choose from",
+    ),
+)
+
+GENERATION: Final = "NSGAIISampler:generation"
+"""What Optuna's NSGA-II calls the generation of a trial in its system attributes, as ``_get_generation_key`` says."""
+RUNG_PREFIX: Final = "completed_rung_"
+"""How the system attributes of Optuna's successive halving begin; needed until a pruner can be asked for its rungs."""
+
+
+class NumberedTpe(TPESampler):
+    """Optuna's own, but what each trial's values are in numbers is worked out once, and not in each suggestion."""
+
+    def _get_internal_repr(
+        self, trials: list[FrozenTrial], search_space: dict[str, BaseDistribution], study: optuna.Study
+    ) -> dict[str, Floats]:
+        rows = [row for trial in trials if isinstance(trial, Sealed) and (row := trial.in_numbers(search_space))]
+        columns = np.array(rows, dtype=np.float64).reshape(-1, len(search_space)).T
+        return dict(zip(search_space, columns, strict=True))
+
+    def agrees(self, trials: list[Sealed], space: dict[str, BaseDistribution], study: optuna.Study) -> bool:
+        """Whether Optuna works out the same numbers."""
+        theirs = super()._get_internal_repr([*trials], space, study)
+        ours = self._get_internal_repr([*trials], space, study)
+        return theirs.keys() == ours.keys() and all(np.array_equal(theirs[name], ours[name]) for name in ours)
+
+
+def _tpe_misbehaves() -> str:
+    space: dict[str, BaseDistribution] = {"x": FloatDistribution(0.1, 10.0, log=True), "y": FloatDistribution(0, 1)}
+    points = ({"x": 1.0, "y": 0.5}, {"x": 2.0}, {"x": 3.0, "y": 0.25})
+    trials = [sealed(TrialState.COMPLETE, params=params, values=[0.0]) for params in points]
+    asked, sampler = sealed(TrialState.RUNNING), NumberedTpe(seed=0, multivariate=True, n_startup_trials=0)
+    study = ThrowAway(trials, asked, directions=[Direction.MAXIMIZE], sampler=sampler)
+    sampler.sample_relative(study.study, study.trial, space)
+    if any(trial.known.keys() != {("x", "y")} for trial in trials):
+        return "optuna.samplers.TPESampler no longer asks _get_internal_repr for the numbers of trials"
+    if not sampler.agrees(trials, space, study.study):
+        return "optuna.samplers.TPESampler._get_internal_repr gives other numbers than those of each trial that has all"
+    return ""
+
+
+def _nsga2_misbehaves() -> str:
+    found = NSGAIISampler._get_generation_key()  # pyright: ignore[reportPrivateUsage]
+    return "" if found == GENERATION else f"NSGAIISampler keeps the generation of a trial as {found!r}"
+
+
+def _halving_misbehaves() -> str:
+    climbing = sealed(TrialState.RUNNING, reports={1: 0.0})
+    pruner = SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
+    study = ThrowAway([], climbing, directions=[Direction.MAXIMIZE], sampler=RandomSampler(seed=0), pruner=pruner)
+    pruner.prune(study.study, study.trial)
+    found = list(study.trial.system_attrs)
+    return "" if found == [f"{RUNG_PREFIX}0"] else f"SuccessiveHalvingPruner writes down its first rung as {found}"
+
+
+TPE: Final = Group("optuna", NAMES[:1], _tpe_misbehaves)
+NSGA2: Final = Group("optuna", NAMES[1:], _nsga2_misbehaves)
+HALVING: Final = Group("optuna", (), _halving_misbehaves)
