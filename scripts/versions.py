@@ -54,7 +54,7 @@ def wanted_runs(pyproject: Mapping[str, Any]) -> list[tuple[str, Bounds]]:
 
 
 def chosen_runs(runs: Sequence[tuple[str, Bounds]], words: str) -> list[tuple[str, Bounds]]:
-    """Return the runs that were asked for as ``PYTHON:BOUNDS``, all where nothing was; they need not be among the usual.
+    """Return the runs that were asked for as ``PYTHON:BOUNDS``, usual ones or others; the usual ones where nothing was.
 
     Raises:
         CheckError: A word is no run.
