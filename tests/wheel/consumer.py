@@ -67,7 +67,7 @@ def read(folder: Path, model: Path) -> None:
     version: str = dryfit.__version__
     print(f"dryfit {version}: trial {best.number}, {type(loaded).__name__}")
     try:
-        dryfit.load(folder / "no-such-model")
+        dryfit.load(folder.absolute() / "no-such-model")
     except dryfit.LoadError as error:
         refusal: dryfit.DryfitError = error
         print(f"{refusal.code}: {refusal.doing}: {refusal.found}")
