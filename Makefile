@@ -14,9 +14,13 @@ PYTEST := $(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 NEVER := not chaos_long and not gpu
 QUICK := not slow and not nightly and $(NEVER)
 BASE ?= HEAD
+# What `make versions` runs in each environment besides `make check`: what holds on to private names of libraries.
+VERSION_TESTS := $(addprefix tests/unit/,core config store search report) tests/unit/meta \
+	$(addprefix tests/contract/test_,plan_traces_the_step.py plan_fake_cuda.py load_architectures.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench gpu gpu-memory clean
+.PHONY: engines wheel-test versions
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -30,6 +34,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
 	touch $@
+
+engines: ## install the programs that tests run, as Debian packages: as root, or by sudo
+	@$(PYTHON) scripts/engines.py
 
 demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; runs again where it stopped
 	test -e demo/study.toml || $(BIN)/dryfit init demo
@@ -65,6 +72,12 @@ lint: $(STAMP) ## ruff, pyright and the import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+wheel-test: $(STAMP) ## build wheel and sdist, install the wheel with its extras in a new environment, and use it
+	$(BIN)/python scripts/wheel_test.py
+
+versions: $(STAMP) ## tests on the lowest and highest versions allowed, on each Python; gigabytes, one run at a time
+	$(TEST_ENV) $(BIN)/python scripts/versions.py $(VERSION_TESTS)
 
 soak: $(STAMP) ## 5 000 tiny trials in one run: nothing may grow; 10 to 30 minutes on two cores, prints a table
 	$(TEST_ENV) $(BIN)/python benchmarks/soak.py

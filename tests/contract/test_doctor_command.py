@@ -12,6 +12,7 @@ import pytest
 import dryfit
 import sick
 import tiny
+from parts import need
 from study_runs import DEADLINE_S, command, run, run_here, write_study
 
 SICK: dict[str, tuple[Callable[[Path], Path], str, str]] = {
@@ -193,7 +194,7 @@ def test_a_small_disk_and_one_that_cannot_be_written(tmp_path: Path) -> None:
     tiny.model(tmp_path / "study" / "model", hidden_size=64, intermediate_size=512)
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3M", "tmpfs", disk], check=False).returncode:
+    if subprocess.run([need("mount"), "-t", "tmpfs", "-o", "size=3M", "tmpfs", disk], check=False).returncode:
         pytest.skip("no file system may be mounted here")
     try:
         small = run("tune", study, "--dry-run", "--dir", disk)

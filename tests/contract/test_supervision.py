@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import yaml
 
 from dryfit.config.schema import RuntimeSettings
 from dryfit.core.errors import ExitStatus
+from parts import need
 from study_runs import DEADLINE_S, write_stepwise
 
 PAGE = Path(__file__).parents[2] / "docs" / "supervision.md"
@@ -123,19 +123,18 @@ def test_the_unit_starts_again_what_is_resumable_and_nothing_else() -> None:
     assert (found["Restart"], found["KillMode"], found["OOMPolicy"]) == ("on-failure", "mixed", "continue")
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = recipe("dryfit-study.service").replace("/srv/venv/bin/dryfit", sys.executable)
     file = tmp_path / "dryfit-study.service"
     file.write_text(unit.replace("/srv/studies", str(tmp_path)))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
+        [need("systemd-analyze"), "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
     )
     complaints = [line for line in done.stderr.splitlines() if file.name in line]
     assert (done.returncode, complaints) == (0, []), done.stderr
     file.write_text(unit.replace("KillMode=mixed", "KillMode=gently"))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
+        [need("systemd-analyze"), "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
     )
     assert "kill mode" in done.stderr  # it would have told
 

