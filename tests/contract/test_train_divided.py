@@ -124,6 +124,7 @@ def test_several_processes_learn_what_one_does(tmp_path: Path, model: Path, name
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 @pytest.mark.parametrize("architecture", [name for name in tiny.ARCHITECTURES if name != "bert"])
 def test_every_architecture_is_divided(tmp_path: Path, architecture: str) -> None:
     encoder = tiny.model(tmp_path / "encoder", architecture)

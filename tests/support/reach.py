@@ -130,7 +130,7 @@ def _changed_names(path: str) -> set[str] | None:
         if path.endswith(".py"):
             name = ".".join(Path(path).relative_to("src").with_suffix("").parts)
             return {name.removesuffix(".__init__")}
-        return {".".join(parts[1:-1])}  # data of a package: whoever reaches the package
+        return {_module_of_dryfit(".".join(parts[1:-1]))}  # data of a package: whoever reaches the package
     if parts[0] == "tests" and path.endswith(".py") and Path(path).name != "conftest.py":
         return {path}
     return None

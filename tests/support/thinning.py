@@ -72,5 +72,10 @@ def _kept(functions: Sequence[pytest.Function], shift: int) -> Iterable[int]:
         return [at for at in range(len(functions)) if (at + shift) % every.args[0] == 0]
     for name, strength in STRENGTHS.items():
         if first.get_closest_marker(name) is not None:
-            return cover([function.callspec.indices for function in functions], strength)
+            return cover([_values(function) for function in functions], strength)
     return range(len(functions))
+
+
+def _values(function: pytest.Function) -> Row:
+    """Return what tells the values of each parameter apart: the same object stands in every member that has it."""
+    return {name: id(value) for name, value in function.callspec.params.items()}

@@ -53,6 +53,7 @@ _COMMANDS: Final = (
     *("dryfit.search.mirror_process", "dryfit.search.importance_process"),
 )
 """What is started warm: modules with something to import."""
+_SCRIPT: Final = ".py"
 _PADDING: Final = 65_536
 """Bytes kept for the environment of a forked process, which stands where that of the warm process stood."""
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
@@ -67,7 +68,7 @@ class Start:
     """A process to be: what ``Popen`` was asked for.
 
     Attributes:
-        module: What it runs as ``__main__``.
+        module: What it runs as ``__main__``: a module, or the file of a script.
         arguments: What follows the module.
         safe_path: Whether its folder stays out of ``sys.path`` (``-P``).
         environment: All of it.
@@ -124,7 +125,7 @@ class _Warm:
         with theirs:
             command = [sys.executable, "-P", __file__, str(theirs.fileno()), str(os.getpid()), "-" * _PADDING]
             environment = {**os.environ, **FIXED, "_": "-" * _PADDING}
-            served = _cold_popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            served = cold_popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         served.returncode = 0  # it ends with us, and nobody waits for it
 
     def fork(self, start: Start, standard: Sequence[int]) -> int:
@@ -141,7 +142,8 @@ class _Warm:
         return int(answer)
 
 
-_cold_popen: Any = subprocess.Popen
+cold_popen: Any = subprocess.Popen
+"""Starts processes from nothing."""
 _process: "_Warm | bool | None" = None
 """The warm process of this one; True in a fork of it, which can fork itself; None before the first use."""
 
@@ -162,8 +164,10 @@ def _fork(start: Start, standard: Sequence[int]) -> int | None:
 
 
 def _recognised(args: Any) -> tuple[str, list[str], bool] | None:
-    """Return module, its arguments and whether ``-P`` stands before it, of a command that may be warm."""
+    """Return module or script, its arguments and whether ``-P`` stands before it, of a command that may be warm."""
     words = [os.fspath(word) for word in args] if isinstance(args, list | tuple) else []
+    if words[:1] == [sys.executable] and words[1:2] and words[1].endswith(_SCRIPT):
+        return words[1], words[2:], False
     safe_path = words[1:2] == ["-P"]
     rest = words[2:] if safe_path else words[1:]
     if words[:1] == [sys.executable] and rest[:1] == ["-m"] and rest[1:2] and rest[1] in _COMMANDS:
@@ -171,7 +175,7 @@ def _recognised(args: Any) -> tuple[str, list[str], bool] | None:
     return None
 
 
-class WarmPopen(_cold_popen):
+class WarmPopen(cold_popen):
     """``subprocess.Popen`` that has processes of dryfit's modules forked from a warm one."""
 
     def _execute_child(  # type: ignore[no-untyped-def]  # the signature is that of Python 3.11 to 3.13
@@ -211,9 +215,14 @@ class WarmPopen(_cold_popen):
         return None
 
 
+def available() -> bool:
+    """Return whether processes can be warm here, and shall be."""
+    return sys.platform == "linux" and COLD_VARIABLE not in os.environ
+
+
 def install() -> None:
     """Let this process start dryfit's processes warm from now on, where that is possible at all."""
-    if sys.platform == "linux" and COLD_VARIABLE not in os.environ:
+    if available():
         subprocess.Popen = WarmPopen  # type: ignore[misc]
 
 
@@ -254,7 +263,8 @@ def _show_in_proc(start: Start) -> None:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     arg_start, arg_end, env_start, env_end = (int(fields[number - 3]) for number in (48, 49, 50, 51))
     flags = ["-P"] if start.safe_path else []
-    words = [sys.executable, *flags, "-m", start.module, *start.arguments]
+    what = [start.module] if start.module.endswith(_SCRIPT) else ["-m", start.module]
+    words = [sys.executable, *flags, *what, *start.arguments]
     command = b"".join(os.fsencode(word) + b"\0" for word in words)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in start.environment.items())
     if len(command) < arg_end - arg_start and len(variables) < env_end - env_start:
@@ -295,7 +305,7 @@ def _become(start: Start, held: Sequence[int], *, of_command: bool) -> NoReturn:
         signal.set_wakeup_fd(-1)
         _set_signals(start.ignored)
         sys.argv = [start.module, *start.arguments]
-        sys.path[:] = [*([] if start.safe_path else [start.folder]), *_folders(start.environment), *_PATH]
+        sys.path[:] = [*_first_folder(start), *_folders(start.environment), *_PATH]
         tempfile.tempdir = None
         sys.modules.pop(start.module, None)  # it is imported again as __main__, as in a new interpreter
         gc.enable()
@@ -312,10 +322,20 @@ def _become(start: Start, held: Sequence[int], *, of_command: bool) -> NoReturn:
         os._exit(status)
 
 
+def _first_folder(start: Start) -> list[str]:
+    """Return what a new interpreter puts first into ``sys.path``."""
+    if start.module.endswith(_SCRIPT):
+        return [os.path.dirname(os.path.realpath(start.module))]
+    return [] if start.safe_path else [start.folder]
+
+
 def _run(module: str) -> int:
-    """Run a module as ``__main__``; return the exit status that the interpreter would end with."""
+    """Run a module or a script as ``__main__``; return the exit status that the interpreter would end with."""
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if module.endswith(_SCRIPT):
+            runpy.run_path(module, run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF

@@ -1,0 +1,98 @@
+"""A process forked from the warm one is like one that was started, in all that a test can see of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import warm
+
+pytestmark = pytest.mark.skipif(not warm.available(), reason="processes are started from nothing here")
+
+_SUPPORT = str(Path(warm.__file__).parent)
+_OF_HOW = ("torch", "threads")
+"""What tells the two apart, and may."""
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Start the program of facts twice: warm, and from nothing."""
+    monkeypatch.setattr(warm, "_COMMANDS", ("warm_facts",))
+    monkeypatch.setenv("PYTHONPATH", _SUPPORT)
+
+    def run(
+        *words: str, what: tuple[str, ...] = ("-P", "-m", "warm_facts"), **options: Any
+    ) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
+        command = [sys.executable, *what, *words]
+        options = {"capture_output": True, "text": True, "check": False, **options}
+        return subprocess.run(command, **options), _cold_run(command, **options)
+
+    return run
+
+
+def _cold_run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    text = options.pop("input", None)
+    for name in ("capture_output", "check"):
+        del options[name]
+    with warm.cold_popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    ) as process:
+        output, errors = process.communicate(text)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+@pytest.mark.parametrize("what", [("-P", "-m", "warm_facts"), ("-m", "warm_facts"), (f"{_SUPPORT}/warm_facts.py",)])
+@pytest.mark.parametrize("session", [False, True])
+def test_it_is_the_same_process(both: Any, tmp_path: Path, what: tuple[str, ...], session: bool) -> None:
+    here, there = os.pipe()
+    options = {"cwd": tmp_path, "start_new_session": session, "input": "said to it", "pass_fds": (there,), "what": what}
+    warmed, started = both("facts", "a b", "--c", **options, env={**os.environ, "OF_THE_TEST": "a=b"})
+    os.close(here)
+    os.close(there)
+    ours, theirs = json.loads(warmed.stdout), json.loads(started.stdout)
+    assert ours.pop("torch") and not theirs.pop("torch"), "it was not forked from the warm process"
+    assert ours["parent"] == os.getpid() and ours["arguments"] == ["facts", "a b", "--c"]
+    assert str(there) in ours["descriptors"]
+    assert ours == theirs
+    assert (warmed.returncode, warmed.stderr) == (started.returncode, started.stderr) == (0, "")
+
+
+def test_signals_that_we_ignore_it_ignores(both: Any) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        warmed, started = both("facts", input="")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert json.loads(warmed.stdout)["signals"] == json.loads(started.stdout)["signals"]
+
+
+@pytest.mark.parametrize("words", [("status", "0"), ("status", "3"), ("status", "-1"), ("exit", "in words"), ("fail",)])
+def test_it_ends_as_one_that_was_started(both: Any, words: tuple[str, ...]) -> None:
+    warmed, started = both(*words)
+    assert warmed.returncode == started.returncode
+    assert warmed.stderr.splitlines()[-1:] == started.stderr.splitlines()[-1:]
+
+
+def test_a_signal_ends_it_as_a_signal(both: Any) -> None:
+    warmed, started = both("interrupt")
+    assert warmed.returncode == started.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    "environment", [{"HF_HOME": "/elsewhere"}, {warm.COLD_VARIABLE: "1"}, {"OMP_NUM_THREADS": "2"}], ids=str
+)
+def test_what_imports_read_is_not_taken_over(both: Any, environment: dict[str, str]) -> None:
+    warmed, _ = both("facts", input="", env={**os.environ, **environment})
+    assert json.loads(warmed.stdout)["torch"] is False
+
+
+def test_a_folder_that_shadows_a_library_is_not_passed_over(both: Any, tmp_path: Path) -> None:
+    (tmp_path / "psutil.py").write_text("", encoding="utf-8")
+    paths = os.pathsep.join([_SUPPORT, str(tmp_path)])
+    warmed, _ = both("facts", input="", env={**os.environ, "PYTHONPATH": paths})
+    assert json.loads(warmed.stdout)["torch"] is False
