@@ -27,9 +27,8 @@ def test_every_combination_of_values_is_kept_by_few_members(sizes: list[int], st
     kept = [rows[at] for at in cover(rows, strength)]
     strength = min(strength, len(sizes))
     for names in combinations("abcd"[: len(sizes)], strength):
-        assert {tuple(row[name] for name in names) for row in kept} == {
-            tuple(row[name] for name in names) for row in rows
-        }
+        seen, all_there_are = ({tuple(row[name] for name in names) for row in some} for some in (kept, rows))
+        assert seen == all_there_are
     largest = max(size * other for size, other in combinations([*sizes, 1], 2)) if strength == 2 else max(sizes)
     assert len(kept) <= 2 * largest
 
