@@ -249,9 +249,10 @@ def _check_name(name: str, root: Path, kind: CheckpointFormat, doing: str) -> No
 
 def _parent(path: Path) -> Path:
     try:
-        return path.parent.resolve()
-    except (OSError, RuntimeError):  # links in a circle; Python before 3.13 raises RuntimeError
+        resolved = path.parent.resolve()
+    except (OSError, RuntimeError):  # links in a circle
         return Path("/")
+    return Path("/") if resolved.is_symlink() else resolved  # as Python 3.13 leaves a circle
 
 
 def _check_shards(index: Path, weight_map: Mapping[str, str], parts: Mapping[str, _Part]) -> None:
