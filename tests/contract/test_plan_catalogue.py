@@ -106,12 +106,17 @@ def test_every_encoder_can_be_planned(tmp_path: Path, names: list[str]) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(SMALLEST_DECODERS, id="the smallest of each kind"),
+        pytest.param(SMALLEST_DECODERS[::4], id="some"),
+        pytest.param(
+            [name for name in SMALLEST_DECODERS if name not in SMALLEST_DECODERS[::4]],
+            id="the smallest of each other kind",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(LARGEST_DECODERS, id="the largest", marks=pytest.mark.nightly),
     ],
 )
 def test_decoders_of_every_kind_can_be_planned_with_adapters(tmp_path: Path, names: list[str]) -> None:
-    assert len(DECODERS) >= 25 and len(names) >= 7
+    assert len(DECODERS) >= 25 and len(names) >= 3
     found = answers(names, Task.CAUSAL_LM, tmp_path)
     assert wrong(found, FP16_BYTES) == {}
     for answer in found.values():

@@ -141,6 +141,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
     return trials.undisturbed(trials.small(tmp_path_factory.mktemp("whole"), encoder=model, **NOISY, execution=TWO))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5, 9))])
 def test_it_goes_on_as_if_it_had_not_been_stopped(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int
@@ -148,6 +149,7 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     trials.assert_goes_on(trials.small(tmp_path, encoder=model, **NOISY, execution=TWO), undisturbed, step)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("task", "before", "after"),
     [

@@ -179,6 +179,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path):
     return result, channel.points
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("step", [10, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 9, 11, 14, 20, 21, 28))])
 def test_stopped_it_goes_on_in_its_fold(tmp_path: Path, model: Path, undisturbed, step: int) -> None:
     """Within each fold, and between two of them: the loop asks nine times in a fold and once behind it."""

@@ -58,6 +58,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pairs[Learned]]
     return {task: Pairs(tmp_path_factory.mktemp(task), partial(learn, task)) for task in ("share", "joint")}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("task", "key", "tables", "value"),
     [

@@ -129,6 +129,7 @@ def test_the_first_step_that_fits_is_taken():
 QUICK = ("row and column swapped in the MLP", "a slice of queries off by one")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "mutant", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MUTANTS]
 )
