@@ -143,14 +143,16 @@ def affected(changed: Iterable[str], files: Iterable[Path]) -> list[Path]:
         changed: Files that have changed, from the root of the repository.
         files: The test files to choose from.
     """
+    changed = [path for path in changed if not path.startswith("benchmarks/")]
     pages = [path for path in changed if path.endswith(_DOCUMENTS)]
-    names = [_changed_names(path) for path in changed if path not in pages and not path.startswith("benchmarks/")]
+    names = [_changed_names(path) for path in changed if path not in pages]
     everything = None in names
     wanted = {name for some in names if some for name in some}
+    of_dryfit = any(path.startswith("src/") for path in changed)
     chosen: list[Path] = []
     for path in files:
         seen = reach(path)
-        code = wanted and (bool(wanted & seen.modules) or seen.starts_processes)
+        code = bool(wanted & seen.modules) or (of_dryfit and seen.starts_processes)
         if everything or code or (pages and _DOCUMENTS in seen.text):
             chosen.append(path)
     return chosen
@@ -158,9 +160,14 @@ def affected(changed: Iterable[str], files: Iterable[Path]) -> list[Path]:
 
 def changed_since(base: str) -> list[str]:
     """Return the files that differ from a commit, those that git does not know yet among them."""
-    listings = (["diff", "--name-only", base], ["ls-files", "--others", "--exclude-standard"])
-    done = [subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True) for words in listings]
-    return sorted({line for one in done for line in one.stdout.splitlines()})
+    listings = (["diff", "--name-only", base, "--"], ["ls-files", "--others", "--exclude-standard"])
+    changed: set[str] = set()
+    for words in listings:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"what has changed since {base!r} cannot be told: {done.stderr.strip()}")
+        changed.update(done.stdout.splitlines())
+    return sorted(changed)
 
 
 class _Refuse(importlib.abc.MetaPathFinder):
