@@ -8,7 +8,7 @@ import ast
 import importlib.abc
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -78,14 +78,19 @@ def _below(module: str) -> frozenset[str]:
     return frozenset(own).union(*(_graph().find_upstream_modules(name) for name in own))
 
 
-def _imports(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+@cache
+def _imports(path: Path) -> frozenset[str]:
+    """Return the full names that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(names)
 
 
+@cache
 def _module_of_dryfit(name: str) -> str:
     """Return the module that an imported name is or stands in."""
     while name not in _graph().modules:
@@ -93,10 +98,12 @@ def _module_of_dryfit(name: str) -> str:
     return name
 
 
+@cache
 def _support_files() -> dict[str, Path]:
     return {path.stem: path for path in (TESTS / "support").rglob("*.py")}
 
 
+@cache
 def reach(path: Path) -> Reach:
     """Return what a test file reaches."""
     support, done = _support_files(), set[Path]()
@@ -106,8 +113,8 @@ def reach(path: Path) -> Reach:
         if current in done:
             continue
         done.add(current)
-        texts.append(source := current.read_text(encoding="utf-8"))
-        for name in _imports(source):
+        texts.append(current.read_text(encoding="utf-8"))
+        for name in _imports(current):
             top = name.partition(".")[0]
             if top == PACKAGE:
                 modules |= _below(_module_of_dryfit(name))
