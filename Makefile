@@ -15,7 +15,7 @@ NEVER := not chaos_long and not gpu
 QUICK := not slow and not nightly and $(NEVER)
 BASE ?= HEAD
 # What `make versions` runs in each environment besides `make check`: what holds on to private names of libraries.
-VERSION_TESTS := $(addprefix tests/unit/,core config store search report) tests/unit/meta \
+VERSION_TESTS := tests/unit/meta \
 	$(addprefix tests/contract/test_,plan_traces_the_step.py plan_fake_cuda.py load_architectures.py)
 
 .DEFAULT_GOAL := help

@@ -24,6 +24,10 @@ from throwaway import ROOT, CheckError, copy_sources, make_environment, outside,
 SHOWN = ("torch", "transformers", "accelerate", "optuna")
 AT_THEIR_LOWEST = (*SHOWN, "peft")
 """What a run of the lowest versions takes at its lower bound; pip chooses the rest."""
+_QUICK = "not slow and not nightly and not gpu and not chaos_long"
+QUICK = ("-m", _QUICK)
+CHECK = ("--light", "-m", f"{_QUICK} and not processes")
+"""What `make check` runs; the tests that are asked for are run after it."""
 FREE_BYTES = 15 * 10**9
 """Room for one environment with a CUDA build of torch, and for what pip unpacks on the way."""
 
@@ -127,18 +131,19 @@ def run_one(folder: Path, python: str | Path, version: str, bounds: Bounds, test
         print(error, file=sys.stderr)
         return Row(version, bounds, ("",) * len(SHOWN), "cannot be installed", passed=False)
     versions = environment.versions(*SHOWN)
-    command = [environment.python, "-m", "pytest", "-q", "-n", "0", "-m", "not slow and not gpu and not chaos_long"]
-    if (
-        bounds is Bounds.LOWEST
-    ):  # an old library uses what another one deprecates, as transformers 5.17 torch.jit.script
+    command = [environment.python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
+    if bounds is Bounds.LOWEST:  # an old library uses what another deprecates, as transformers 5.17 torch.jit.script
         command += ["-W", "ignore::DeprecationWarning"]
+    lasts: list[str] = []
+    passed = True
     with timed(f"the tests on Python {version}, {', '.join(map(' '.join, zip(SHOWN, versions, strict=True)))}"):
-        done = run([*command, *tests], cwd=source, env=outside(), may_fail=True)
-    last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
-    passed = done.returncode == 0 and re.search(r"\b\d+ passed", last) is not None
-    if not passed:
-        print(done.stdout[-20000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
-    return Row(version, bounds, versions, last, passed)
+        for selection in (CHECK, (*QUICK, *tests)):
+            done = run([*command, *selection], cwd=source, env=outside(), may_fail=True)
+            lasts.append((done.stdout.strip().splitlines() or ["no output"])[-1].strip("= "))
+            if done.returncode != 0 or not re.search(r"\b\d+ passed", lasts[-1]):
+                passed = False
+                print(done.stdout[-20000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
+    return Row(version, bounds, versions, " + ".join(lasts), passed)
 
 
 def table(rows: Sequence[Row], left_out: Sequence[str]) -> str:

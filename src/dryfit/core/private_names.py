@@ -20,7 +20,7 @@ from typing import Any, Final
 from dryfit.core.errors import LibraryError
 
 TESTED: Final = {
-    "torch": ">=2.11,<2.15",
+    "torch": ">=2.11,<2.16",
     "transformers": ">=5.17,<6",
     "accelerate": ">=1.10,<2",
     "optuna": ">=5,<6",
