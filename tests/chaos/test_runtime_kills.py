@@ -16,6 +16,7 @@ from dryfit.runtime.faults import classify
 from dryfit.runtime.orphans import sweep
 from dryfit.runtime.spec import ChildExited, ChildLimits
 from runtime_jobs import House, alive, until_dead
+from thinning import examples
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
@@ -217,7 +218,7 @@ def test_the_sweep_kills_exactly_the_marked(tmp_path):
             process.wait()
 
 
-def test_two_hundred_children_leave_no_trace_in_the_server(tmp_path):
+def test_children_leave_no_trace_in_the_server(tmp_path):
     def held(pid: int) -> tuple[int, int]:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return len(os.listdir(f"/proc/{pid}/fd")), len(children)
@@ -228,7 +229,7 @@ def test_two_hundred_children_leave_no_trace_in_the_server(tmp_path):
         server = house.supervisor.server_pid
         assert server is not None
         ours, before = len(os.listdir("/proc/self/fd")), held(server)
-        for number in range(200):
+        for number in range(examples(200)):
             house.start(f"child{number}", "noop")
             assert house.until_exit(f"child{number}").result is not None
         assert house.supervisor.server_pid == server

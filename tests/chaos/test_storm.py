@@ -45,7 +45,7 @@ def weather(folder: Path, undisturbed: Path, trials: int, seed: int, control_s: 
     ("trials", "control_s"),
     [
         (24, (1.0, 3.0)),
-        pytest.param(60, (2.0, 4.0), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param(60, (2.0, 4.0), marks=[pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(3600)]),
         pytest.param(300, (10.0, 20.0), marks=[pytest.mark.chaos_long, pytest.mark.timeout(14400)]),
     ],
 )

@@ -42,6 +42,7 @@ def write_supermax(folder: Path, models: Path) -> Path:
     return folder
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
     "trials",

@@ -194,6 +194,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory, model: Path, chatting: Path)
     return {chats: _seen(tmp_path_factory.mktemp("usual"), one) for chats, one in ((False, model), (True, chatting))}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("key", sorted(KEYS))
 def test_every_key_changes_training_or_what_is_measured(
     tmp_path: Path, model: Path, chatting: Path, usual: dict[bool, Any], key: str

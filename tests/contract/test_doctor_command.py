@@ -65,6 +65,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     return folder, checks_of(done.stdout)
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SICK)
 def test_a_bad_model_is_told_with_its_fix(ward: tuple[Path, list[dict[str, Any]]], name: str) -> None:

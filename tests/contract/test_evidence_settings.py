@@ -40,6 +40,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs[Learned]:
     return Pairs(tmp_path_factory.mktemp("pairs"), learn)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("key", "tables", "value"),
     [

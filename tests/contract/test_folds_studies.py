@@ -184,6 +184,7 @@ def test_other_folds_begin_a_new_generation(study: tuple[Path, dict[int, list[st
     assert "forks" in said.stdout + said.stderr and "data.folds was 3, is now 2" in said.stdout + said.stderr
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_killed_study_ends_as_if_it_had_not_been(tmp_path: Path, number: int) -> None:

@@ -92,6 +92,7 @@ def leaks(tmp_path_factory: pytest.TempPathFactory) -> Leaks:
     return Leaks(folder, database, said + more, seen | seen_later)
 
 
+@pytest.mark.slow
 def test_the_study_did_what_it_was_asked(leaks: Leaks) -> None:
     state = study_runs.fold(leaks.folder)
     assert [str(trial.outcome) for trial in state.trials] == ["complete", "failed"]

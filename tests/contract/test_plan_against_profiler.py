@@ -94,6 +94,7 @@ def difference(subject: PlanSubject, *, checkpointing: bool = False, reentrant: 
     return traced / measured - 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("architecture", "precision"),
     [
@@ -123,6 +124,7 @@ def test_deberta_in_bf16(tmp_path: Path) -> None:
     assert abs(difference(encoder(tmp_path, "deberta-v3", "bf16"))) <= 0.01
 
 
+@pytest.mark.every(2)
 @UNTRACKED
 @pytest.mark.parametrize(
     "optimizer",
@@ -140,6 +142,7 @@ def test_optimizers_take_what_the_trace_says(tmp_path: Path, optimizer: str) -> 
 
 
 # DeBERTa shares its relative embeddings between layers, which reentrant autograd cannot go through twice.
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("architecture", "reentrant"),
     [
@@ -154,6 +157,7 @@ def test_checkpointed_steps_take_what_the_trace_says(tmp_path: Path, architectur
     assert abs(found) <= 0.002
 
 
+@pytest.mark.each_value
 @PEFT_ASKS
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("architecture", [pytest.param("llama", marks=SLOW), "qwen2"])

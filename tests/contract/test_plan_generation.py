@@ -105,6 +105,7 @@ class Silent:
     def beat(self) -> None: ...
 
 
+@pytest.mark.slow
 def test_a_trial_is_planned_with_its_answers_and_fewer_at_once_take_less(tmp_path: Path) -> None:
     none, eight = ladder(tmp_path, generate_rows=0), ladder(tmp_path, generate_rows=64)
     assert none.memory is not None and eight.memory is not None and eight.execution is not None

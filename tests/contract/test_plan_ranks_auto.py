@@ -40,6 +40,7 @@ def ask(tmp_path: Path) -> Callable[..., PlanAnswer]:
     return answer
 
 
+@pytest.mark.slow
 def test_a_refusal_names_the_fewest_devices_for_one_trace_each_and_no_proof(
     ask: Callable[..., PlanAnswer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
     return mode.seen
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "tables",
     [
@@ -159,6 +160,7 @@ def test_so_it_does_for_spans(tmp_path: Path, live: dict[str, Any], loss: Any) -
     assert {values.dtype for values in live["batch"].values()} == {torch.int64}
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(encoders.CONFIGS))
 def test_so_it_does_for_every_architecture(tmp_path: Path, live: dict[str, Any], name: str) -> None:

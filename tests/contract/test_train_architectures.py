@@ -60,6 +60,7 @@ def tokens_of(folder: Path, place: Path) -> Tokens:
     return tasks.criteria(max_length=64).tokenise(splits, load_tokenizer(FolderSource.of(folder)))
 
 
+@pytest.mark.every(2)
 def test_a_trial_resumes_and_its_best_weights_score_the_same_bit_for_bit(tmp_path: Path, made: Made) -> None:
     name, folder = made
     straight = trials.small(tmp_path / "straight", encoder=folder, **LONG)

@@ -237,6 +237,7 @@ def test_a_study_that_its_disk_has_no_room_for_is_refused_before_its_first_trial
     assert not fold(tmp_path / "study").trials
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_what_ends_it_in_between_changes_nothing(tmp_path: Path, number: int) -> None:

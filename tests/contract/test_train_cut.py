@@ -74,7 +74,8 @@ MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
         **{**tables, "execution": {**tables.get("execution", {}), "checkpointing": True, "micro_batch": 3}},
     ),
 }
-QUICK = ("words, adapters",)
+QUICK = ("criteria",)
+AT_NIGHT = {name: [pytest.mark.nightly] for name in ("joint, layers shared", "words, recomputed")}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Callable[[st
 
 
 @pytest.mark.parametrize(
-    "task", [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in MAKERS]
+    "task",
+    [
+        task if task in QUICK else pytest.param(task, marks=[pytest.mark.slow, *AT_NIGHT.get(task, ())])
+        for task in MAKERS
+    ],
 )
 def test_two_processes_learn_what_one_does(
     tmp_path: Path, model: Path, alone: Callable[[str], Undisturbed], task: str
@@ -114,6 +119,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
     )
 
 
+@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5, 9))])
 def test_it_goes_on_as_if_it_had_not_been_stopped(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int
@@ -121,6 +128,8 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     trials.assert_goes_on(trials.small(tmp_path, encoder=model, **NOISY, execution=dict(CUT)), undisturbed, step)
 
 
+@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("task", ["criteria", pytest.param("adapters", marks=pytest.mark.slow)])
 def test_another_number_of_processes_goes_on_from_its_checkpoint(
@@ -139,6 +148,7 @@ def test_another_number_of_processes_goes_on_from_its_checkpoint(
     assert shapes <= {tuple(one.shape) for one in weights(whole).values()}  # whole ones, whoever wrote them
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,10 +104,14 @@ TRIALS = {
     "frozen": ("criteria", {}, {"regularization": {"freeze_layers": 1}}),
     "a batch smaller than the processes": ("criteria", {"dp": 3}, {"train": {"batch_size": 2, "epochs": 1}}),
 }
-QUICK = ("criteria", "adapters", "a batch smaller than the processes")
+QUICK = ("criteria",)
+AT_NIGHT = {name: [pytest.mark.nightly] for name in ("micro-batches", "reentrant")}
 
 
-@pytest.mark.parametrize("name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in TRIALS])
+@pytest.mark.parametrize(
+    "name",
+    [one if one in QUICK else pytest.param(one, marks=[pytest.mark.slow, *AT_NIGHT.get(one, ())]) for one in TRIALS],
+)
 def test_several_processes_learn_what_one_does(tmp_path: Path, model: Path, name: str) -> None:
     task, execution, tables = TRIALS[name]
     many = {**TWO, **execution}
@@ -141,6 +145,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
     return trials.undisturbed(trials.small(tmp_path_factory.mktemp("whole"), encoder=model, **NOISY, execution=TWO))
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5, 9))])
 def test_it_goes_on_as_if_it_had_not_been_stopped(
@@ -149,6 +154,7 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     trials.assert_goes_on(trials.small(tmp_path, encoder=model, **NOISY, execution=TWO), undisturbed, step)
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("task", "before", "after"),
@@ -187,6 +193,7 @@ def weights_of_trained(trial: Trial) -> list[torch.Tensor]:
     return [one for name, one in weights(trial).items() if "position_ids" not in name]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +201,7 @@ def test_a_process_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
     assert_goes_on_after_a_kill(trial, undisturbed, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_no_number_is_named_wherever_it_lies(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +217,7 @@ def test_a_gradient_that_is_no_number_is_named_wherever_it_lies(
     assert "1 have such a gradient, encoder.encoder.layer.1.output.dense.weight" in str(error)
 
 
+@pytest.mark.slow
 def test_what_ends_a_process_is_told_with_its_own_rows(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +252,7 @@ def test_processes_drop_different_elements_of_their_rows(tmp_path: Path, model: 
     assert common == theirs
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "optim",

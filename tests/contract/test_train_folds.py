@@ -155,6 +155,7 @@ def of_task(name: str, folder: Path, model: Path) -> trials.Trial:
             return trial
 
 
+@pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "name",

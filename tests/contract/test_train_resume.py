@@ -41,6 +41,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
     return whole
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_stopped_at_any_step(tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int) -> None:
     trials.assert_goes_on(trials.small(tmp_path, encoder=model, **TABLES), undisturbed, step)
@@ -88,6 +89,7 @@ def test_last_weights_are_equal_too(tmp_path: Path, model: Path) -> None:
         assert all(torch.equal(states[0][key][field], want[field]) for field in want)
 
 
+@pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore")  # importing bitsandbytes warns of what it does itself
 @pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lion", "radam", "nadam", "adamw8bit"])
 @pytest.mark.parametrize("step", [4, pytest.param(5, marks=pytest.mark.slow)])
@@ -104,6 +106,7 @@ def test_other_optimizers_go_on_too(tmp_path: Path, model: Path, optimizer: str,
     assert before.points + after.points == channel.points
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("sched", ["cosine_restarts", "polynomial", "one_cycle"])
 def test_other_schedules_go_on_too(tmp_path: Path, model: Path, sched: str) -> None:
     """With groups that have rates of their own; and rows with several classes."""
@@ -215,6 +218,7 @@ def die_while_writing(trial: trials.Trial, name: str, operation: int) -> int:
     return os.waitpid(child, 0)[1]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "operation", [0, 3, 9, 15, *(pytest.param(number, marks=pytest.mark.slow) for number in range(17) if number % 3)]
 )

@@ -128,6 +128,7 @@ def test_every_key_that_can_be_searched_has_a_case() -> None:
     assert keys == CASES.keys() | ELSEWHERE
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("key", "tables", "value"),
     [(key, *case) for key, case in CASES.items()] + MORE,
@@ -186,6 +187,7 @@ EIGHT_BITS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore")  # importing the library warns of what it does itself
 @pytest.mark.parametrize(("key", "tables", "value"), EIGHT_BITS, ids=[key for key, _, _ in EIGHT_BITS])
 def test_eight_bit_keys_change_training(

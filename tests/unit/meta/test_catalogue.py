@@ -37,6 +37,7 @@ def counted(name):
     return words, sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", catalogue_names())
 def test_a_model_has_the_published_number_of_parameters(name):
     published = PUBLISHED[name]

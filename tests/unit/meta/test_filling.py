@@ -93,7 +93,7 @@ def refusal(module, file):
     return str(caught.value)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plan=PLANS, lost=st.integers(0, 40))
 def test_the_guarantee(plan, lost, tmp_path_factory):
     keeps_the_guarantee(plan, lost, tmp_path_factory)

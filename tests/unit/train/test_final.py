@@ -146,6 +146,7 @@ def test_a_search_never_reads_test(again: Again, monkeypatch: pytest.MonkeyPatch
     assert read == [("train", "validation")]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("architecture", "head", "alone"),
     [

@@ -41,6 +41,7 @@ def gradients(folder: Path, *, reentrant: bool | None, frozen: int, dropout: flo
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("frozen", [0, 1])
 @pytest.mark.parametrize("name", WITH)

@@ -52,6 +52,7 @@ def case(
     return MemoryCase(name="a", family="encoder", subject=subject, execution=choice)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("architecture", ["bert", "modernbert", "deberta-v2"])
 def test_a_case_runs_all_its_parts(tmp_path: Path, architecture: str) -> None:
     tiny.model(tmp_path, architecture)
