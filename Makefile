@@ -43,7 +43,7 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 	HF_HUB_OFFLINE=1 $(BIN)/dryfit tune demo/study.toml
 
 check: $(STAMP) ## the tests that need no torch, under a minute on two cores
-	$(PYTEST) --light -m '$(QUICK) and not processes'
+	$(PYTEST) --light -m '$(QUICK) and not heavy'
 
 test: $(STAMP) ## unit, property, contract and chaos tests, under four minutes on two cores
 	$(PYTEST) -m '$(QUICK)'

@@ -26,7 +26,7 @@ AT_THEIR_LOWEST = (*SHOWN, "peft")
 """What a run of the lowest versions takes at its lower bound; pip chooses the rest."""
 _QUICK = "not slow and not nightly and not gpu and not chaos_long"
 QUICK = ("-m", _QUICK)
-CHECK = ("--light", "-m", f"{_QUICK} and not processes")
+CHECK = ("--light", "-m", f"{_QUICK} and not heavy")
 """What `make check` runs; the tests that are asked for are run after it."""
 FREE_BYTES = 15 * 10**9
 """Room for one environment with a CUDA build of torch, and for what pip unpacks on the way."""

@@ -16,6 +16,8 @@ from packaging.specifiers import SpecifierSet
 from dryfit.core.private_names import TESTED, PrivateName
 from private_access import DOCUMENTED, class_names, is_private, private_accesses, private_parts
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "src" / "dryfit").rglob("*.py"))
 PACKAGE = "dryfit.meta.private_apis"

@@ -12,7 +12,10 @@ import pytest
 
 import warm
 
-pytestmark = pytest.mark.skipif(not warm.available(), reason="processes are started from nothing here")
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(not warm.available(), reason="processes are started from nothing here"),
+]
 
 _SUPPORT = str(Path(warm.__file__).parent)
 _OF_HOW = ("torch", "threads")

@@ -265,6 +265,7 @@ def test_no_room_on_the_disk_pauses_the_study(tmp_path: Path, fault: str) -> Non
     assert_story(folder, trial, "no space left on the disk or quota reached")
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full_pauses_the_study_and_loses_nothing(tmp_path: Path) -> None:
     file, disk, after = (
         study_file(tmp_path / "begin", "fills its disk", trials=1),

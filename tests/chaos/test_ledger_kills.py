@@ -153,6 +153,7 @@ def test_a_death_while_a_change_of_the_study_is_written_down_changes_nothing(
         assert [event.type for event in events_of(folder)].count(kind) == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_death_at_each_kind_of_event_changes_nothing_wherever_the_children_are(

@@ -7,6 +7,7 @@ import pytest
 from documents import PAGES, run_examples, trains
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("path", [path for path in PAGES if trains(path)], ids=lambda path: path.name)

@@ -112,6 +112,7 @@ def assert_complete(model: Any) -> None:
     assert not report.random
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_equals_from_pretrained(name, tmp_path):
     task = saved(tmp_path, name)

@@ -30,6 +30,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_a_healthy_folder_as_json_at_a_small_price(folder: Path) -> None:
     words = command("load", "--check", folder, "--json")
     done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=False)

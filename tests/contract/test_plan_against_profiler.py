@@ -165,6 +165,7 @@ def test_adapters_take_what_the_trace_says(tmp_path: Path, architecture: str, pr
     assert abs(difference(decoder(tmp_path, architecture, precision))) <= 0.001
 
 
+@pytest.mark.every(2)
 @PEFT_ASKS
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_adapters_take_what_the_trace_says(tmp_path: Path, reentrant: bool) -> None:

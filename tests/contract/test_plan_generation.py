@@ -118,6 +118,7 @@ def test_a_trial_is_planned_with_its_answers_and_fewer_at_once_take_less(tmp_pat
     assert evaluation_rows(tight.execution.micro_batch) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("architecture", "lora", "new"),

@@ -147,6 +147,7 @@ def real_step(what: PlanSubject, parts: StepParts, plan: ShardPlan, ranks: Simul
     return Held(sent, sum(one.nbytes for one in model.parameters()), gradients, state)
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "checkpointing"),

@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from dryfit.search.mirror import MirrorProcess
 from dryfit.search.mirror_process import Mirror
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.heavy
 
 LR = distribution_to_json(FloatDistribution(1e-5, 1e-1, log=True))
 FLUSH_S = 60.0

@@ -274,6 +274,7 @@ def _tables(study: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_killed_after_every_event(tmp_path: Path, parallel: int) -> None:
     """The same trials, ends, plans and executions; a plan the ledger holds is never made again."""

@@ -191,6 +191,7 @@ def hidden(folder: Path, *, seed: int = 0, **rates: float) -> torch.Tensor:
         return encoder.train()(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("key", ["dropout", "attention_dropout"])
 def test_dropouts_act_in_every_architecture(made: Made, key: str) -> None:
     name, folder = made

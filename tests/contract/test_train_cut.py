@@ -75,7 +75,7 @@ MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
     ),
 }
 QUICK = ("criteria",)
-AT_NIGHT = {name: [pytest.mark.nightly] for name in ("joint, layers shared", "words, recomputed")}
+AT_NIGHT = {name: [pytest.mark.nightly] for name in ("joint", "words, recomputed", "words")}
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +175,7 @@ def test_what_ended_a_rank_is_what_ended_the_trial(
     assert any("rank 1" in note for note in found.__notes__)
 
 
+@pytest.mark.slow
 def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +225,7 @@ def _slices_bytes(trial: Trial) -> int:
     return 4 * sum(size for name, size in held.items() if name not in drawn)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("tables", "said"),
     [

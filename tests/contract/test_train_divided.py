@@ -79,6 +79,7 @@ def test_outputs_gradients_and_steps_are_the_whole_models(
         assert off["weights"] < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "size"), [("criteria", 2), ("adapters", 2), pytest.param("criteria", 3, marks=pytest.mark.slow)]
 )
@@ -105,7 +106,7 @@ TRIALS = {
     "a batch smaller than the processes": ("criteria", {"dp": 3}, {"train": {"batch_size": 2, "epochs": 1}}),
 }
 QUICK = ("criteria",)
-AT_NIGHT = {name: [pytest.mark.nightly] for name in ("micro-batches", "reentrant")}
+AT_NIGHT = {name: [pytest.mark.nightly] for name in ("micro-batches", "reentrant", "joint, layers shared")}
 
 
 @pytest.mark.parametrize(

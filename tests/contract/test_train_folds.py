@@ -105,6 +105,7 @@ def same_as_plain(folder: Path, trial: trials.Trial) -> tuple[TrainResult, list[
     return result, results, channel.points
 
 
+@pytest.mark.slow
 def test_its_value_is_the_mean_of_plain_trials_on_the_same_rows(tmp_path: Path, model: Path) -> None:
     trial = in_folds(tmp_path / "folds", model, groups=25)
     result, results, points = same_as_plain(tmp_path, trial)
@@ -272,6 +273,7 @@ def test_a_verdict_ends_it_in_its_fold(tmp_path: Path, model: Path, undisturbed)
     assert channel.points == points[:6]
 
 
+@pytest.mark.slow
 def test_each_fold_stops_early_by_itself(tmp_path: Path, model: Path) -> None:
     """As plain trials do; and its last report has the fold's last number, wherever it stopped."""
     tables = {"train": TABLES["train"] | {"epochs": 4, "early_stopping": 2}, "optim": {"lr": 5e-3}}

@@ -47,6 +47,7 @@ def test_stopped_at_any_step(tmp_path: Path, model: Path, undisturbed: Undisturb
     trials.assert_goes_on(trials.small(tmp_path, encoder=model, **TABLES), undisturbed, step)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_stopped_again_and_again(tmp_path: Path, model: Path, undisturbed: Undisturbed, every: int) -> None:
     whole, result, points = undisturbed
@@ -126,6 +127,7 @@ def test_other_schedules_go_on_too(tmp_path: Path, model: Path, sched: str) -> N
     assert same_weights(parts.best_weights(), load_file(tmp_path / "whole" / "best" / "model.safetensors"))
 
 
+@pytest.mark.slow
 def test_micro_batches_workers_and_checkpointing_go_on_too(tmp_path: Path, model: Path) -> None:
     tables = TABLES | {"execution": {"micro_batch": 3, "checkpointing": True, "loader_workers": 1}}
     want, channel = trials.small(tmp_path / "whole", encoder=model, **tables).run()

@@ -10,7 +10,7 @@ README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 RUN = "run by the long tests"
 """What stands before a fenced block that is run."""
-ROWS = {"train": 16, "validation": 8, "test": 8}
+ROWS = {"train": 32, "validation": 8, "test": 8}
 """What the tours leave of the rows that ``dryfit init`` makes: how well a study learns is proved elsewhere."""
 _FENCE = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>sh|python)\n(?P<body>.*?)```", re.DOTALL)
 

@@ -309,6 +309,10 @@ def _become(start: Start, held: Sequence[int], *, of_command: bool) -> NoReturn:
         tempfile.tempdir = None
         sys.modules.pop(start.module, None)  # it is imported again as __main__, as in a new interpreter
         gc.enable()
+        if (
+            "torch" in sys.modules
+        ):  # a fork mends torch's pool of threads at this call, and not safely in several threads
+            sys.modules["torch"].set_num_threads(1)
         status = _run(start.module)
         if not of_command:
             threading._shutdown()

@@ -164,6 +164,7 @@ def large(self):
     self.register_buffer("small", self.steps[:3].clone())
 
 
+@pytest.mark.slow
 def test_large_tensors_are_computed_when_they_are_needed():
     module = build(partial(From, large))
     assert leaks(module) == ("weight", "noise", "zeros", "steps")

@@ -622,6 +622,7 @@ def test_why_the_guard_is_needed(single: Path) -> None:
     assert torch.equal(found["a"], WEIGHTS["a"] + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal differs")
 def test_a_truncated_mapping_is_refused_before_it_kills(tmp_path: Path) -> None:
     """In a process of its own, which the unguarded use would end with SIGBUS."""

@@ -167,6 +167,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_the_search_is_spared_where_only_the_model_holds_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = scans(monkeypatch)
     tied = LlamaConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=2, tie_word_embeddings=True)

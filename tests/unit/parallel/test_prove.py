@@ -21,6 +21,7 @@ PLANS: dict[str, Callable[..., ShardPlan]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("degree", [2, 4])
 @pytest.mark.parametrize("kind", PLANS)
 def test_right_plans_are_proved(kind: str, degree: int):

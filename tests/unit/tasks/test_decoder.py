@@ -83,6 +83,7 @@ def test_adapters_are_a_function_of_the_seed(folders: dict[str, Path]) -> None:
     assert bool(drawn[0].any())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("how", ["none", "reentrant", "not reentrant"])
 @pytest.mark.parametrize("base", FORMATS)
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])

@@ -120,6 +120,7 @@ def test_a_diagnostic_attempt_that_does_not_fail_is_the_trial(tmp_path: Path, en
     ]
 
 
+@pytest.mark.slow
 def test_tensors_shared_by_name_change_nothing(tmp_path: Path, encoder: Path) -> None:
     before = torch.multiprocessing.get_sharing_strategy()
     execution = {"loader_workers": 2}

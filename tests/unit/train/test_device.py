@@ -140,6 +140,7 @@ def test_torch_takes_the_setting_after_its_import() -> None:
     assert done.stdout.strip() == "expandable_segments:True", done.stderr
 
 
+@pytest.mark.slow
 def test_the_peak_of_this_process() -> None:
     before = observed_memory(DeviceKind.CPU)
     assert before.rss_bytes is not None

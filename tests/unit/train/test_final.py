@@ -84,6 +84,7 @@ def test_the_same_seed_and_rows_are_the_trial_itself_bit_for_bit(again: Again) -
     assert once_more.final.rows == {"train": 40, "validation": 20, "test": 30, "trained": 40}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("last_step", [None, 7])
 def test_a_stop_in_between_changes_nothing(again: Again, last_step: int | None) -> None:
     whole = again.run(f"whole-{last_step}", last_step=last_step)

@@ -52,6 +52,7 @@ def case(
     return MemoryCase(name="a", family="encoder", subject=subject, execution=choice)
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("architecture", ["bert", "modernbert", "deberta-v2"])
 def test_a_case_runs_all_its_parts(tmp_path: Path, architecture: str) -> None:
@@ -64,6 +65,7 @@ def test_a_case_runs_all_its_parts(tmp_path: Path, architecture: str) -> None:
     assert meter.phases == [StepPhase.LOAD, *step, *step, StepPhase.EVALUATE, *step, StepPhase.SAVE]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("task", [Task.SHARE, Task.JOINT])
 def test_two_heads_run_too(tmp_path: Path, task: Task) -> None:
     """Windows with all entries of a batch; of two encoders both recompute."""
