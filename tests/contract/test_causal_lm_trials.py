@@ -13,6 +13,7 @@ import dryfit
 import tiny
 import tiny_lms
 import trials
+from dryfit.core.errors import LoadError
 from dryfit.core.jobs import MergeRequest, StopReason
 from dryfit.core.settings import LmSettings, LoraSettings
 from dryfit.tasks.answers import answer
@@ -103,6 +104,19 @@ def test_the_best_weights_are_adapters_alone_and_open_in_plain_peft(done: trials
     assert torch.equal(scores(ours.decoder, IDS), scores(auto, IDS))
     base = AutoModelForCausalLM.from_pretrained(model).eval()
     assert not torch.equal(scores(base, IDS), scores(plain, IDS))
+
+
+def test_a_base_that_was_moved_along_with_its_adapters_is_found(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    made = trial(before / "study", tiny_lms.causal_lm(before / "model"))
+    made.run()
+    wanted = scores(dryfit.load(before / "study" / "best").decoder, IDS)
+    before.rename(after)
+    best = after / "study" / "best"
+    assert torch.equal(scores(dryfit.load(best).decoder, IDS), wanted)
+    (after / "model").rename(after / "elsewhere")
+    with pytest.raises(LoadError, match="before/model: there is no such folder"):
+        dryfit.load(best)
 
 
 def _plain_peft(model: Path, best: Path) -> Any:

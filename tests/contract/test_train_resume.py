@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import tiny
 import trials
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import CorruptCheckpointError, NonFiniteError
+from dryfit.core.errors import CheckpointError, CorruptCheckpointError, NonFiniteError
 from dryfit.core.jobs import StopReason
 from dryfit.core.wire import STOP_FILE, FirstStep, Note, Phase, Progress
 from dryfit.train.checkpoint import newest_good
@@ -22,6 +22,7 @@ from parts import need_package
 from trials import Undisturbed, same_weights
 
 STEPS = 10
+SPLITS = ("train", "validation")
 TABLES = {
     "train": {"evals_per_epoch": 2, "group_by_length": True},
     "regularization": {"dropout": 0.2, "attention_dropout": 0.1},
@@ -45,6 +46,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_stopped_at_any_step(tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int) -> None:
     trials.assert_goes_on(trials.small(tmp_path, encoder=model, **TABLES), undisturbed, step)
+
+
+def test_it_goes_on_from_another_place_if_it_is_the_trial_that_was_recorded(
+    tmp_path: Path, model: Path, undisturbed: Undisturbed
+) -> None:
+    trial = trials.small(tmp_path, encoder=model, **TABLES)
+    before, first = trial.request().config.fingerprint, trial.run(stop_at=4)[1]
+    (tmp_path / "data").rename(tmp_path / "moved")
+    places = {name: str(tmp_path / "moved" / Path(str(getattr(trial.data, name))).name) for name in SPLITS}
+    trial.data = trial.data.model_copy(update=places)
+    assert trial.request().config.fingerprint != before
+    trial.fingerprint = "another trial"
+    with pytest.raises(CheckpointError, match="belongs to a trial with fingerprint recorded"):
+        trial.run()
+    trial.fingerprint = "recorded"
+    second, after = trial.run()
+    assert first.points + after.points == undisturbed.points
+    assert second == undisturbed.result
 
 
 @pytest.mark.every(2)
@@ -190,7 +209,7 @@ def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed: Und
         os._exit(3)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
-    found = newest_good(tmp_path / "checkpoints", trial.request().config.fingerprint)
+    found = newest_good(tmp_path / "checkpoints", trial.fingerprint)
     assert found is not None
     assert (found.step, len(found.points)) == (5, 2)
     second, after = trial.run(checkpoint_every_s=1e-9)
@@ -232,7 +251,7 @@ def test_killed_while_a_checkpoint_is_written(
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     status = die_while_writing(trial, "step-00000005", operation)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    found = newest_good(tmp_path / "checkpoints", trial.request().config.fingerprint)
+    found = newest_good(tmp_path / "checkpoints", trial.fingerprint)
     assert found is not None
     assert found.step == 3
     second, after = trial.run(checkpoint_every_s=1e-9)

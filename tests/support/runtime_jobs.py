@@ -45,6 +45,7 @@ def request(job: str, **params: Scalar) -> TrainRequest:
     )
     return TrainRequest(
         config=config,
+        fingerprint=config.fingerprint,
         plan=ExecutionPlan(device=DeviceKind.CPU, effective_batch=1, micro_batch=1, accumulation=1),
         attempt=1,
         cache_dir="cache",

@@ -156,6 +156,8 @@ class Trial:
         self.direction = Direction(study.get("direction", wanted))
         self.params: dict[str, Any] = {}
         self.seed = 3
+        self.fingerprint = "recorded"
+        """What identifies it; no hash of its configuration, so that nothing comes to be taken by one."""
         self._attempt = 0
 
     def resolve(self) -> ResolveResult:
@@ -190,6 +192,7 @@ class Trial:
         )
         return TrainRequest(
             config=config,
+            fingerprint=self.fingerprint,
             plan=self.plan,
             attempt=self._attempt,
             cache_dir=str(self.folder / "cache"),

@@ -50,7 +50,11 @@ class TrialConfig(Settings):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all that changes the result; the number is no part of it."""
+        """Hash of all that changes the result; the number is no part of it.
+
+        It has absolute paths and every key in it, so another place or a later version computes another one. What
+        identifies a trial is what this was when the trial was asked for: the ledger has it.
+        """
         # A key that came later and is not set changes nothing: trials of before go on.
         later = {"folds"} if self.data.folds == 1 else set[str]()
         text = self.model_dump_json(exclude={"number": True, "params": True, "data": later})

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,25 @@ def save_adapter_config(adapted: nn.Module, folder: Path, *, revision: str | Non
     config.save_pretrained(str(folder))
 
 
-def base_of_adapter(folder: Path, *, trust: bool) -> ModelSource | None:
+def relative_base(adapted: nn.Module, folder: Path) -> str | None:
+    """Return the path from an adapter's folder to the folder of its base; None for a base from the hub.
+
+    Args:
+        adapted: PEFT's model.
+        folder: Where the adapter is saved.
+    """
+    model: Any = adapted
+    base = Path(model.get_base_model().config.name_or_path)
+    return os.path.relpath(base, folder.resolve()) if base.is_absolute() else None
+
+
+def base_of_adapter(folder: Path, *, trust: bool, relative: str | None = None) -> ModelSource | None:
     """The model that a folder's adapter stands on; None where the folder holds no adapter.
+
+    Args:
+        folder: The adapter's.
+        trust: Run code that comes with the base.
+        relative: What :func:`relative_base` said when it was saved: where a base lies that was moved along with it.
 
     Raises:
         LoadError: ``adapter_config.json`` is damaged.
@@ -103,6 +121,9 @@ def base_of_adapter(folder: Path, *, trust: bool) -> ModelSource | None:
         name, revision = config["base_model_name_or_path"], config.get("revision")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LoadError(f"reading {path}", str(error), allowed="as PEFT saves it") from error
+    moved = folder.resolve() / relative if relative is not None else None
+    if moved is not None and moved.is_dir() and not Path(str(name)).is_dir():
+        name = moved.resolve()
     return FolderSource(str(name), revision=revision, trust_remote_code=trust)
 
 

@@ -231,7 +231,8 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
     past = trial.past_failures
     if own is None:
         config = trial_config(study, trial.number, trial.params, trial.seed)
-        body = train_request(study, config, paths, placement).model_copy(update={"fold_reports": trial.fold_reports})
+        body = train_request(study, config, paths, placement, fingerprint=trial.fingerprint or config.fingerprint)
+        body = body.model_copy(update={"fold_reports": trial.fold_reports})
         limits = training_limits(study.config.runtime, past)
     else:
         body = _objective_request(study, own, trial, placement)
@@ -263,7 +264,12 @@ def _objective_request(
 
 
 def train_request(
-    study: StudyContext | StudyView, config: TrialConfig, paths: TrialLayout, placement: Placement
+    study: StudyContext | StudyView,
+    config: TrialConfig,
+    paths: TrialLayout,
+    placement: Placement,
+    *,
+    fingerprint: str,
 ) -> TrainRequest:
     """What a process is asked that trains a configuration.
 
@@ -272,6 +278,7 @@ def train_request(
         config: What to learn.
         paths: Where the run has its files.
         placement: How it is run.
+        fingerprint: What identifies it, wherever the study lies and whichever version asks.
     """
     choice, terms = placement.choice, placement.terms
     runtime = study.config.runtime
@@ -286,6 +293,7 @@ def train_request(
     plan = plan if choice is None else choice.carried_out(plan)
     return TrainRequest(
         config=config,
+        fingerprint=fingerprint,
         plan=plan.model_copy(update={"loader_workers": lighter_workers(plan.loader_workers, terms.lighter)}),
         attempt=placement.attempt,
         cache_dir=str(study.layout.cache),

@@ -1,14 +1,16 @@
 """What may be trained, or put together, beside a study: its configurations once more, and ensembles of these."""
 
+import hashlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import EnsembleMember, EnsembleRequest, EnsembleResult, FinalRequest, FinalResult
+from dryfit.core.jobs import EnsembleMember, EnsembleRequest, EnsembleResult, FinalRequest, FinalResult, TrainRequest
+from dryfit.core.tasks import task_word
 from dryfit.core.trial import Outcome, TrialConfig, mean
-from dryfit.core.wire import REQUEST_FILE, write_model
+from dryfit.core.wire import REQUEST_FILE, canonical_json, write_model
 from dryfit.store.layout import FinalLayout
 from dryfit.store.state import PlanState, TrialState
 from dryfit.study.context import Placement, StudyView, choose_device, train_request, trial_config
@@ -114,7 +116,7 @@ def final_request(study: StudyView, run: FinalRun, placement: Placement) -> Fina
     """What the process is asked that does a run."""
     paths, trial = study.layout.final(run.name), run.trial
     return FinalRequest(
-        training=train_request(study, _config(study, run), paths, placement),
+        training=_train_request(study, run, paths, placement),
         last_step=run.last_step,
         schedule_steps=run.schedule_steps,
         chosen_dirs=_chosen_dirs(study, run),
@@ -134,10 +136,24 @@ def _chosen_dirs(study: StudyView, run: FinalRun) -> tuple[str, ...]:
     return (str(study.layout.trial(run.trial.number).best), *(str(study.layout.final(one.name).model) for one in later))
 
 
-def _config(study: StudyView, run: FinalRun) -> TrialConfig:
+def _train_request(study: StudyView, run: FinalRun, paths: FinalLayout, placement: Placement) -> TrainRequest:
     """What is learned: a model that is to be used is one, though the trial may have trained one for each fold."""
     config = trial_config(study, run.trial.number, run.trial.params, run.seed)
-    return config.model_copy(update={"data": config.data.model_copy(update={"folds": 1})})
+    config = config.model_copy(update={"data": config.data.model_copy(update={"folds": 1})})
+    return train_request(study, config, paths, placement, fingerprint=_fingerprint(run.trial, config))
+
+
+def _fingerprint(trial: TrialState, config: TrialConfig) -> str:
+    """What identifies a run: its trial as the ledger has it, and what is today's, or the run's own, beside that."""
+    if not trial.fingerprint:
+        return config.fingerprint
+    decides = {
+        "trial": trial.fingerprint,
+        "seed": config.seed,
+        "task": task_word(config.task),
+        "data": [config.data_fingerprint, config.data.num_labels, config.data.multi_label],
+    }
+    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
 
 
 def ensemble_request(study: StudyView, run: EnsembleRun, placement: Placement) -> EnsembleRequest:
@@ -165,7 +181,7 @@ def in_process_request(study: StudyView, run: FinalRun) -> Path:
     paths.folder.mkdir(parents=True)
     choice = run.trial.plan.execution if run.trial.plan is not None else None
     device = choose_device(study.resolved, (), together=together(run.trial.plan, study.config.execution))
-    body = train_request(study, _config(study, run), paths, Placement(1, device, choice))
+    body = _train_request(study, run, paths, Placement(1, device, choice))
     request = paths.folder / REQUEST_FILE
     write_model(request, body, durable=False)
     return request

@@ -22,6 +22,7 @@ from dryfit.meta.adapters import (
     attach_adapter,
     base_of_adapter,
     fill_adapter,
+    relative_base,
     save_adapter,
     save_adapter_config,
 )
@@ -36,7 +37,7 @@ from dryfit.meta.source import FolderSource
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.decoder import load_int8
 from dryfit.tasks.ensembles import Ensemble, is_ensemble, read_ensemble
-from dryfit.tasks.model_input import DRYFIT_FILE, FORMAT, read_model_input
+from dryfit.tasks.model_input import BASE, DRYFIT_FILE, FORMAT, read_base, read_model_input
 from dryfit.tasks.registry import make_task
 
 WEIGHTS_FILE = "model.safetensors"
@@ -144,7 +145,9 @@ def save_trained(
         texts: Further files of a new folder, by name.
     """
     suffix = f"{os.getpid()}.tmp"
-    text = canonical_json({"format": FORMAT, **facts})
+    adapted = model.adapted()
+    base = None if adapted is None else relative_base(adapted, folder)
+    text = canonical_json({"format": FORMAT, **facts, **({} if base is None else {BASE: base})})
     weights = weights_file(model)
     if (folder / DRYFIT_FILE).is_file():
         temporary = folder / f".{weights}.{suffix}"
@@ -157,7 +160,6 @@ def save_trained(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     save_weights(model, temporary / weights)
-    adapted = model.adapted()
     if adapted is not None:
         save_adapter_config(adapted, temporary, revision=_revision(facts))
     for part, base in model.pretrained().items():
@@ -225,7 +227,7 @@ def trained_model(
     """
     read = read_model_input(folder, doing=f"loading the trained model in {folder}", to_load=True)
     read = read.found(folder, trust=trust)
-    base = base_of_adapter(folder, trust=trust)
+    base = base_of_adapter(folder, trust=trust, relative=read_base(folder))
 
     def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
         del source

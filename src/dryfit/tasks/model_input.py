@@ -18,6 +18,8 @@ from dryfit.tasks.tokens import TokenFacts
 DRYFIT_FILE = "dryfit.json"
 MEMBERS = "members"
 """Folder with the models of an ensemble."""
+BASE = "base"
+"""Key of :data:`DRYFIT_FILE`: the path from the folder to the base of the adapters in it, if that is a folder."""
 FORMAT = 2
 """Of :data:`DRYFIT_FILE`. Format 1 knew the task ``criteria`` alone, and said of it only what its head needs."""
 ENSEMBLE_FORMAT = 3
@@ -139,6 +141,16 @@ def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) ->
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise LoadError(doing, f"input.{'.'.join(map(str, first['loc']))}: {first['msg']}", allowed) from error
+
+
+def read_base(folder: Path) -> str | None:
+    """Return what :data:`BASE` is in a model's folder; None where it is not there.
+
+    Raises:
+        LoadError: The file cannot be read.
+    """
+    said = read_dryfit_file(folder, f"reading {folder / DRYFIT_FILE}", "a folder that dryfit saved").get(BASE)
+    return said if isinstance(said, str) else None
 
 
 def read_dryfit_file(folder: Path, doing: str, allowed: str) -> dict[str, Any]:

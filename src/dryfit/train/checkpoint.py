@@ -81,7 +81,7 @@ def save_checkpoint(
     Args:
         directory: All checkpoints of the trial.
         step: Optimizer steps done, of all folds.
-        fingerprint: Of the trial's config; a checkpoint of another trial is refused on reading.
+        fingerprint: What identifies the trial; a checkpoint of another one is refused on reading.
         points: Validations so far; with folds those of the one that is trained.
         write: Writes the state's files into a folder it is given.
         folds: What the folds have come to that are done.
@@ -120,13 +120,17 @@ def save_checkpoint(
     return final
 
 
-def newest_good(directory: Path, fingerprint: str, told: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
+def newest_good(
+    directory: Path, fingerprint: str, told: Callable[[str], None] = lambda _: None, *, computed: str = ""
+) -> Checkpoint | None:
     """The newest checkpoint whose files are all as they were written; None where there is none.
 
     Args:
         directory: All checkpoints of the trial.
-        fingerprint: Of the trial's config.
+        fingerprint: What identifies the trial.
         told: Hears of each that is damaged, and what is done without it.
+        computed: What its configuration is hashed to now. dryfit 0.1.0 wrote that of its own time into checkpoints,
+            whatever the trial was recorded with; where they are equal, all that is learned is.
 
     Raises:
         CheckpointError: A good checkpoint belongs to another trial.
@@ -138,7 +142,7 @@ def newest_good(directory: Path, fingerprint: str, told: Callable[[str], None] =
         except _DamagedError as error:
             damaged.append(f"the checkpoint {folder.name} is damaged ({error})")
             continue
-        if manifest["fingerprint"] != fingerprint:
+        if manifest["fingerprint"] not in (fingerprint, computed):
             raise CheckpointError(
                 f"going on from {folder}",
                 f"it belongs to a trial with fingerprint {manifest['fingerprint']}",

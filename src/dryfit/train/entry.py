@@ -144,7 +144,7 @@ def _checkpoint_between(body: TrainRequest, channel: ChildChannel, place: Place)
     save_checkpoint(
         Path(body.checkpoint_dir),
         step=step,
-        fingerprint=body.config.fingerprint,
+        fingerprint=body.fingerprint,
         points=(),
         write=lambda _: None,
         folds=place.done,
@@ -217,7 +217,7 @@ def newest_good_of(body: TrainRequest, channel: ChildChannel) -> Checkpoint | No
     def told(text: str) -> None:
         channel.send(Note(text=text))
 
-    return newest_good(Path(body.checkpoint_dir), body.config.fingerprint, told)
+    return newest_good(Path(body.checkpoint_dir), body.fingerprint, told, computed=body.config.fingerprint)
 
 
 def train_result(body: TrainRequest, run: RunState, company: Company) -> TrainResult:
@@ -291,11 +291,10 @@ def trial_parts(
         place: Which of the trial's trainings it is.
         company: The processes that train it.
     """
-    fingerprint, config = body.config.fingerprint, body.config
     if place.number:
-        config = config.model_copy(update={"seed": fold_seed(config.seed, place.number)})
-        body = body.model_copy(update={"config": config})
-    task = trial_task(config, tokens)
+        seed = fold_seed(body.config.seed, place.number)
+        body = body.model_copy(update={"config": body.config.model_copy(update={"seed": seed})})
+    task = trial_task(body.config, tokens)
     model, layout = lay_out(body, task, company)
     parts = TrialParts(
         request=body,
@@ -306,7 +305,6 @@ def trial_parts(
         validation=tokens.splits[VALIDATION],
         tokenizer_folders={part: model_folder(source) for part, source in task.sources().items()},
         epoch_rows=epoch_size(tokens.splits[TRAIN], task),
-        fingerprint=fingerprint,
         length=length,
         place=place,
         layout=layout,

@@ -91,9 +91,9 @@ class TrialParts:
     """All that one training run is made of.
 
     Attributes:
+        request: What was asked; with folds the seed in it is the fold's own.
         tokenizer_folders: Of each pretrained model, by the folder that keeps it in a saved model's own.
         epoch_rows: Rows of the training split that each epoch trains on.
-        fingerprint: Of the trial's config, which its checkpoints carry: that of ``request`` may have a fold's own seed.
         length: None: all epochs, validated on the way.
         place: Which of the trial's trainings it is.
         layout: How the model lies on the processes that train it.
@@ -107,7 +107,6 @@ class TrialParts:
     validation: TokenSet
     tokenizer_folders: Mapping[str, Path]
     epoch_rows: int
-    fingerprint: str
     length: FixedLength | None = None
     place: Place = ALONE
     layout: Layout = field(default_factory=OneProcess)

@@ -203,7 +203,7 @@ class Steward(TrainerCallback):
         save_checkpoint(
             Path(self._parts.request.checkpoint_dir),
             step=at,
-            fingerprint=self._parts.fingerprint,
+            fingerprint=self._parts.request.fingerprint,
             points=self._run.points,
             write=self._trainer.write_state,
             folds=self._parts.place.done,

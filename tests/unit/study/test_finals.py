@@ -129,3 +129,32 @@ def test_with_validation_it_is_said_where_what_validation_chose_may_stand(tmp_pa
     assert first == (str(own), str(trained[0]))
     assert other == (str(own), str(trained[0]), str(trained[1]))
     assert not final_request(study, final_run(trial, seed=None, with_validation=False), Placement(1)).chosen_dirs
+
+
+def test_a_run_is_identified_by_its_trial_as_it_was_recorded(tmp_path: Path) -> None:
+    """Wherever the rows lie now; another seed, other rows and another trial are another run."""
+    study, trial = planned_too_low(tmp_path)
+
+    def identity(study: StudyView, trial: TrialState, seed: int | None = None) -> str:
+        run = final_run(trial, seed=seed, with_validation=False)
+        return final_request(study, run, Placement(1)).training.fingerprint
+
+    def with_data(**changes: object) -> StudyView:
+        data = study.config.data.model_copy(update=changes)
+        return replace(study, config=study.config.model_copy(update={"data": data}))
+
+    config = final_request(study, final_run(trial, seed=None, with_validation=False), Placement(1)).training.config
+    assert identity(study, trial) == config.fingerprint, "nothing was recorded"
+    trial.fingerprint = "recorded"
+    own = identity(study, trial)
+    assert own != config.fingerprint
+    assert identity(with_data(train="/elsewhere/a.jsonl"), trial) == own
+    assert identity(study, trial, seed=trial.seed) == own
+    others = {
+        identity(study, trial, seed=trial.seed + 1),
+        identity(replace(study, resolved=study.resolved.model_copy(update={"data_fingerprint": "other"})), trial),
+        identity(with_data(num_labels=3), trial),
+        identity(with_data(multi_label=True), trial),
+        identity(study, replace(trial, fingerprint="another")),
+    }
+    assert len(others | {own}) == 6

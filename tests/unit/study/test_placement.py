@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import instant
 from dryfit.core.failure import Action, AttemptTerms, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs import ChildResult, ObjectiveRequest, TrainRequest
-from dryfit.core.settings import ObjectiveSettings
-from dryfit.core.trial import Outcome
+from dryfit.core.settings import ObjectiveSettings, TrainSettings, TrialSettings
+from dryfit.core.trial import Outcome, TrialConfig
 from dryfit.runtime.spec import ChildEvent, ChildExited, ChildSpec
 from dryfit.store.events import FailureFacts
+from dryfit.study import context
 from dryfit.study.context import Placement, StudyContext, child_spec, lighter_workers
 
 
@@ -32,6 +34,49 @@ def asked(study: StudyContext, **terms: object) -> TrainRequest:
     body = child_spec(study, study.state.trials[0], placement).body
     assert isinstance(body, TrainRequest)
     return body
+
+
+class LaterTrain(TrainSettings):
+    later: int = 0
+
+
+class LaterSettings(TrialSettings):
+    train: LaterTrain = LaterTrain()
+
+
+class LaterConfig(TrialConfig):
+    settings: LaterSettings
+
+
+def later_config(settings: TrialSettings, **fields: Any) -> LaterConfig:
+    """What a dryfit makes of a trial that has one key more in ``[train]``."""
+    return LaterConfig(settings=LaterSettings.model_validate_json(settings.model_dump_json()), **fields)
+
+
+def test_a_trial_is_the_one_that_was_recorded_also_for_a_later_version(
+    study: StudyContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = study.state.trials[0].fingerprint
+    assert asked(study).fingerprint == asked(study).config.fingerprint == recorded
+    monkeypatch.setattr(context, "TrialConfig", later_config)
+    body = asked(study)
+    assert '"later":0' in body.config.model_dump_json()
+    assert body.config.fingerprint != recorded
+    assert body.fingerprint == recorded
+
+
+def test_a_trial_that_was_moved_is_the_one_that_was_recorded(study: StudyContext) -> None:
+    recorded = study.state.trials[0].fingerprint
+    data = study.config.data.model_copy(update={"train": "/elsewhere/a.jsonl"})
+    body = asked(replace(study, config=study.config.model_copy(update={"data": data})))
+    assert body.config.fingerprint != recorded
+    assert body.fingerprint == recorded
+
+
+def test_a_trial_without_a_record_is_what_its_configuration_is_hashed_to(study: StudyContext) -> None:
+    study.state.trials[0].fingerprint = ""
+    body = asked(study)
+    assert body.fingerprint == body.config.fingerprint
 
 
 def test_without_terms_nothing_is_special(study: StudyContext) -> None:

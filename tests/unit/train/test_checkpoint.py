@@ -96,6 +96,15 @@ def test_another_trials_checkpoint_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 10)
     with pytest.raises(CheckpointError, match="fingerprint abc"):
         newest_good(tmp_path, "other")
+    with pytest.raises(CheckpointError, match="allowed: a checkpoint of the trial with fingerprint other"):
+        newest_good(tmp_path, "other", computed="a third")
+
+
+def test_a_checkpoint_of_what_is_computed_now_is_taken(tmp_path: Path) -> None:
+    """dryfit 0.1.0 wrote the hash of its own time into checkpoints, not what the ledger had."""
+    save(tmp_path, 10)
+    found = newest_good(tmp_path, "other", computed="abc")
+    assert found is not None and found.step == 10
 
 
 _OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir")

@@ -65,6 +65,7 @@ class TrainRequest(Wire):
 
     job: Literal[Job.TRAIN] = Job.TRAIN
     config: TrialConfig
+    fingerprint: str = Field(description="whose checkpoints it takes: the trial's as recorded when it was asked for")
     plan: ExecutionPlan
     attempt: int = Field(ge=1)
     cache_dir: str

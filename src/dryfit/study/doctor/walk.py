@@ -169,8 +169,10 @@ def _rehearsal(ground: Ground, model: ModelSettings, lengths: tuple[int, ...], d
         cores=ground.cores,
         parallel=ground.parallel,
     )
+    config = _trial(ground, 0, settings, {name: setting(settings, name) for name in ground.space.names})
     trial = TrainRequest(
-        config=_trial(ground, 0, settings, {name: setting(settings, name) for name in ground.space.names}),
+        config=config,
+        fingerprint=config.fingerprint,
         plan=plan,
         attempt=1,
         cache_dir=str(ground.cache_dir),
