@@ -20,7 +20,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench gpu gpu-memory clean
-.PHONY: engines wheel-test versions
+.PHONY: engines wheel-test versions mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -78,6 +78,9 @@ wheel-test: $(STAMP) ## build wheel and sdist, install the wheel with its extras
 
 versions: $(STAMP) ## tests on the lowest and highest versions allowed, on each Python; gigabytes, one run at a time
 	$(TEST_ENV) $(BIN)/python scripts/versions.py $(VERSION_TESTS)
+
+mutants: $(STAMP) ## change five modules a little, 8 times each: what the night's tests notice, the daily ones must
+	$(TEST_ENV) $(BIN)/python scripts/mutants.py
 
 soak: $(STAMP) ## 5 000 tiny trials in one run: nothing may grow; 10 to 30 minutes on two cores, prints a table
 	$(TEST_ENV) $(BIN)/python benchmarks/soak.py

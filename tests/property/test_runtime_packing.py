@@ -146,6 +146,13 @@ def test_what_fits_beside_is_placed_beside() -> None:
     assert pack([Need(5, exclusive=True)], two) == Fit(5, "1")
 
 
+def test_one_that_fits_goes_before_one_that_does_not_until_that_one_is_overdue() -> None:
+    large, small = Need(5, 24 * GIB, 22 * GIB), Need(6, GIB, GIB)
+    assert pack([large, small], SHARING) == Fit(6, "0")
+    found = pack([large, small], replace(SHARING, bypassed={5: BYPASSED_MOST}))
+    assert isinstance(found, Hindrance) and found.number == 5
+
+
 def test_what_must_be_avoided_is_taken_where_nothing_else_is_left() -> None:
     assert pack([Need(5, 1, 1, avoid=frozenset("0"))], SHARING) == Fit(5, "0")
 

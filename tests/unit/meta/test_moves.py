@@ -414,13 +414,27 @@ def test_wide_elements_stay_aligned_beside_narrow_ones(elsewhere: None) -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(LoadError, match="torch.int8 is not a floating-point type"):
+    with pytest.raises(LoadError, match="(?s)moving Linear to cpu as torch.int8.*is not a floating-point type"):
         move(nn.Linear(1, 1), "cpu", torch.int8)
     with pytest.raises(LoadError, match="have no shape yet"):
         move(nn.LazyLinear(3), "cpu")
     if not torch.cuda.is_available():
         with pytest.raises(MachineError, match="moving Linear to cuda"):
             move(nn.Linear(1, 1), "cuda")
+
+
+def test_what_is_there_already_is_not_copied() -> None:
+    module = nn.Linear(2, 2)
+    pointers = [parameter.data_ptr() for parameter in module.parameters()]
+    assert [parameter.data_ptr() for parameter in move(module, "cpu", torch.float32).parameters()] == pointers
+
+
+def test_what_has_gaps_changes_its_type_and_loses_them() -> None:
+    module = nn.Module()
+    module.register_parameter("gaps", nn.Parameter(torch.arange(6.0)[::2]))
+    found: Any = move(module, "cpu", torch.float64)
+    assert found.gaps.dtype is torch.float64 and found.gaps.tolist() == [0, 2, 4]
+    assert found.gaps.untyped_storage().nbytes() == 3 * 8
 
 
 def test_memory_is_freed_tensor_by_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
