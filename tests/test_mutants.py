@@ -113,6 +113,7 @@ def test_what_not_all_tests_notice_is_listed():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_each_mutant_stands_in_the_copy_while_the_tests_run(monkeypatch, tmp_path):
     monkeypatch.setenv("DRYFIT_FULL", "1")  # whoever starts it may have set it

@@ -41,6 +41,7 @@ def weather(folder: Path, undisturbed: Path, trials: int, seed: int, control_s: 
     assert {action for _, action in failures(state)} <= {"retry"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trials", "control_s"),
     [

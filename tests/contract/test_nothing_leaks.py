@@ -14,7 +14,10 @@ from safetensors.torch import load_file, save_file
 
 import study_runs
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc"),
+]
 
 PLANTED = {
     "HF_TOKEN": "hf_planted-0001",
@@ -92,7 +95,6 @@ def leaks(tmp_path_factory: pytest.TempPathFactory) -> Leaks:
     return Leaks(folder, database, said + more, seen | seen_later)
 
 
-@pytest.mark.slow
 def test_the_study_did_what_it_was_asked(leaks: Leaks) -> None:
     state = study_runs.fold(leaks.folder)
     assert [str(trial.outcome) for trial in state.trials] == ["complete", "failed"]

@@ -165,7 +165,7 @@ def test_a_second_attempt_has_the_checkpoints_and_the_reports_of_the_first(
 # ---- what a process is like
 
 
-def test_a_trials_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trials_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: None) -> None:
     monkeypatch.setenv("FACTS_FILE", str(tmp_path / "facts.json"))
     folder = tmp_path / "study"
     servers: list[int] = []

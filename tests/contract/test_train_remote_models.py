@@ -12,6 +12,8 @@ import pytest
 import tiny
 from study_runs import DEADLINE_S
 
+pytestmark = pytest.mark.slow
+
 COMMITS = {"main": "a" * 40, "second": "b" * 40}
 SCRIPT = """
 import json, sys
@@ -66,7 +68,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_revision_chooses_the_weights_and_the_commit_is_recorded(found: dict) -> None:
     assert found["main"][0] == {"someone/tiny": COMMITS["main"]}
     assert found["second"][0] == {"someone/tiny": COMMITS["second"]}

@@ -14,6 +14,7 @@ they take. Tests of just these ask for the fixture ``cold``; ``DRYFIT_COLD=1`` t
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -53,6 +54,7 @@ _COMMANDS: Final = (
     *("dryfit.search.mirror_process", "dryfit.search.importance_process"),
 )
 """What is started warm: modules with something to import."""
+_PYTHON: Final = sys.executable
 _SCRIPT: Final = ".py"
 _PADDING: Final = 65_536
 """Bytes kept for the environment of a forked process, which stands where that of the warm process stood."""
@@ -61,6 +63,8 @@ _MESSAGE_BYTES: Final = 150_000
 _STANDARD: Final = (0, 1, 2)
 _HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 _POLL_S: Final = 0.0005
+_POLLS: Final = 20_000
+_PID_BYTES: Final = 20
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ class _Warm:
             environment = {**os.environ, **FIXED, "_": "-" * _PADDING}
             served = cold_popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         served.returncode = 0  # it ends with us, and nobody waits for it
+        atexit.register(self._asking.close)
 
     def fork(self, start: Start, standard: Sequence[int]) -> int:
         """Have a process forked that becomes our child; return its process id, or 0 where it would not be alike."""
@@ -157,20 +162,24 @@ def _fork(start: Start, standard: Sequence[int]) -> int | None:
         return _process.fork(start, standard) or None
     if threading.active_count() != 1 or not _alike(start):
         return None
+    hears, tells = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become(start, [*standard, *start.keep], of_command=True)
+        _become(start, [*standard, *start.keep], tells, of_command=True)
+    os.close(tells)
+    os.read(hears, 1)
+    os.close(hears)
     return pid
 
 
 def _recognised(args: Any) -> tuple[str, list[str], bool] | None:
     """Return module or script, its arguments and whether ``-P`` stands before it, of a command that may be warm."""
     words = [os.fspath(word) for word in args] if isinstance(args, list | tuple) else []
-    if words[:1] == [sys.executable] and words[1:2] and words[1].endswith(_SCRIPT):
+    if words[:1] == [_PYTHON] and words[1:2] and words[1].endswith(_SCRIPT):
         return words[1], words[2:], False
     safe_path = words[1:2] == ["-P"]
     rest = words[2:] if safe_path else words[1:]
-    if words[:1] == [sys.executable] and rest[:1] == ["-m"] and rest[1:2] and rest[1] in _COMMANDS:
+    if words[:1] == [_PYTHON] and rest[:1] == ["-m"] and rest[1:2] and rest[1] in _COMMANDS:
         return rest[1], rest[2:], safe_path
     return None
 
@@ -238,19 +247,19 @@ def _folders(environment: Mapping[str, str]) -> list[str]:
     return [place for place in environment.get(_PATH_VARIABLE, "").split(os.pathsep) if place]
 
 
-def _place_descriptors(held: Sequence[int], targets: Sequence[int]) -> None:
-    """Give the held descriptors their numbers, and close all others."""
-    import fcntl
-
-    above = max([64, *held, *targets]) + 1
+def _place_descriptors(held: Sequence[int], targets: Sequence[int], ready: int) -> int:
+    """Give the held descriptors their numbers, and close all others; return where ``ready`` is now."""
+    above = max([64, ready, *held, *targets]) + 1
     moved = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in held]
+    ready = fcntl.fcntl(ready, fcntl.F_DUPFD_CLOEXEC, above)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in moved:
+        if int(name) not in (*moved, ready):
             with suppress(OSError):  # the one that lists
                 os.close(int(name))
     for source, target in zip(moved, targets, strict=True):
         os.dup2(source, target)
         os.close(source)
+    return ready
 
 
 def _write_over(begin: int, end: int, text: bytes) -> None:
@@ -279,8 +288,15 @@ def _set_signals(ignored: Sequence[int]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _become(start: Start, held: Sequence[int], *, of_command: bool) -> NoReturn:
-    """Be the process that was asked for, and end as it ends. ``of_command``: its parent is a command, not the tests."""
+def _become(start: Start, held: Sequence[int], ready: int, *, of_command: bool) -> NoReturn:
+    """Be the process that was asked for, and end as it ends.
+
+    Args:
+        start: What it is.
+        held: The descriptors that it has, here.
+        ready: A pipe that is told when it is that process for whoever looks at it, as a started one is at once.
+        of_command: Whether its parent is a command, and not the tests.
+    """
     status = 1
     try:
         if start.session:
@@ -294,7 +310,7 @@ def _become(start: Start, held: Sequence[int], *, of_command: bool) -> NoReturn:
                 held = [os.dup(one) if one == number else one for one in held]
                 os.dup2(null, number)
             stream.flush()
-        _place_descriptors(held, [*_STANDARD, *start.keep])
+        ready = _place_descriptors(held, [*_STANDARD, *start.keep], ready)
         sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[attr-defined]
         os.environ.clear()
         _show_in_proc(start)
@@ -304,6 +320,8 @@ def _become(start: Start, held: Sequence[int], *, of_command: bool) -> NoReturn:
         os.chdir(start.folder)
         signal.set_wakeup_fd(-1)
         _set_signals(start.ignored)
+        os.write(ready, b"!")
+        os.close(ready)
         sys.argv = [start.module, *start.arguments]
         sys.path[:] = [*_first_folder(start), *_folders(start.environment), *_PATH]
         tempfile.tempdir = None
@@ -364,27 +382,37 @@ def _alike(start: Start) -> bool:
 
 def _serve(connection: socket.socket) -> None:
     """Fork whatever is asked for, twice, so that it becomes an orphan, and by that a child of who asked."""
-    hears, told = os.pipe()
     while True:
         data, held, _flags, _address = socket.recv_fds(connection, _MESSAGE_BYTES, 64)
         if not data:
             return
         start = Start(**json.loads(data))
-        if not _alike(start):
-            connection.send(b"0")
-        elif (between := os.fork()) == 0:
-            pid = os.fork()
-            if pid == 0:
-                while os.getppid() != start.parent:
-                    time.sleep(_POLL_S)
-                _become(start, held, of_command=False)
-            os.write(told, str(pid).encode())
-            os._exit(0)
-        else:
+        hears, tells = os.pipe()
+        answer = b"0"
+        if _alike(start):
+            between = os.fork()
+            if between == 0:
+                _fork_for(start, held, tells)
             os.waitpid(between, 0)  # before the answer: whoever asked adopts orphans only until it has that
-            connection.send(os.read(hears, 64))
-        for one in held:
+            answer = os.read(hears, _PID_BYTES)
+        os.close(tells)
+        os.read(hears, 1)  # until the child is what was asked for, or is gone
+        connection.send(answer)
+        for one in (hears, *held):
             os.close(one)
+
+
+def _fork_for(start: Start, held: Sequence[int], tells: int) -> NoReturn:
+    """Fork the process that was asked for, tell its process id, and end, so that it gets another parent."""
+    pid = os.fork()
+    if pid != 0:
+        os.write(tells, f"{pid:<{_PID_BYTES}}".encode())
+        os._exit(0)
+    for _ in range(_POLLS):
+        if os.getppid() == start.parent:
+            _become(start, held, tells, of_command=False)
+        time.sleep(_POLL_S)
+    os._exit(1)
 
 
 def main() -> None:
