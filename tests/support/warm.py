@@ -326,11 +326,10 @@ def _become(start: Start, held: Sequence[int], ready: int, *, of_command: bool) 
         sys.path[:] = [*_first_folder(start), *_folders(start.environment), *_PATH]
         tempfile.tempdir = None
         sys.modules.pop(start.module, None)  # it is imported again as __main__, as in a new interpreter
+        gc.freeze()  # what the parent has thrown away must not be collected here: it would close descriptors by number
         gc.enable()
-        if (
-            "torch" in sys.modules
-        ):  # a fork mends torch's pool of threads at this call, and not safely in several threads
-            sys.modules["torch"].set_num_threads(1)
+        # The first call after a fork makes torch's pool of threads anew, which two threads must not do at once.
+        sys.modules["torch"].set_num_threads(1)
         status = _run(start.module)
         if not of_command:
             threading._shutdown()
