@@ -78,6 +78,7 @@ def ends(folder: Path) -> list[Any]:
     return [told, *((one.number, one.generation, one.params, one.outcome, one.value) for one in state.trials)]
 
 
+@pytest.mark.slow
 def test_both_generations_are_plain_optuna_and_every_command_reads_them(undisturbed: Path) -> None:
     storage = JournalStorage(JournalFileBackend(str(undisturbed / "optuna.journal")))
     old, new = (optuna.load_study(study_name=name, storage=storage) for name in ("own", "own-g2"))

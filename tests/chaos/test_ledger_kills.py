@@ -124,6 +124,7 @@ def test_the_studies_of_these_tests_have_events_of_every_kind(tmp_path: Path, mo
     assert {"rung", "retry", "give_up"} <= actions
 
 
+@pytest.mark.slow
 def test_a_death_at_the_first_event_of_each_kind_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

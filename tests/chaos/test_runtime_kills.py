@@ -218,6 +218,7 @@ def test_the_sweep_kills_exactly_the_marked(tmp_path):
             process.wait()
 
 
+@pytest.mark.slow
 def test_children_leave_no_trace_in_the_server(tmp_path):
     def held(pid: int) -> tuple[int, int]:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -7,6 +7,7 @@ import pytest
 from study_runs import ends, fold, kill_now, marked_processes, objective_study, run, start, wait_for
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_second_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / f"{name}.toml" for name in "abc"]
     for file in files:

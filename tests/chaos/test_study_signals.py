@@ -129,6 +129,7 @@ def test_ctrl_c_after_a_request_ends_everything_at_once(
     goes_on_as_undisturbed(study, undisturbed, monkeypatch)
 
 
+@pytest.mark.slow
 def test_nohup_works_and_stacks_are_written_on_request(study: Path, undisturbed: Path) -> None:
     with subprocess.Popen(
         ["nohup", *command("tune", study, "--quiet")],
@@ -160,6 +161,7 @@ def test_sigterm_to_one_trial_makes_it_checkpoint_and_start_again(study: Path, u
     assert ends(study) == ends(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_again_while_the_study_leaves_changes_no_status(
     study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def weights_of(done: trials.Trial) -> dict[str, torch.Tensor]:
     return done.best_weights("adapter_model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_stopped_trial_goes_on_as_if_it_had_not_been(tmp_path: Path, model: Path, packing: bool) -> None:
     tables = {"lm": {**LM, "packing": packing}}

@@ -98,6 +98,7 @@ def scores(folds: dict[int, list[str]], numbers: tuple[int, ...] = (1, 2, 3)) ->
     return tuple(FoldScore(size / 8, (), 2, 4, 4) for size in sizes)
 
 
+@pytest.mark.slow
 def test_a_trial_is_worth_the_mean_of_its_folds(study: tuple[Path, dict[int, list[str]]]) -> None:
     folder, folds = study
     assert sorted(map(len, folds.values())) == [7, 7, 8]

@@ -120,6 +120,7 @@ def test_attention_pooling_and_several_labels_take_what_the_trace_says(tmp_path:
     assert abs(difference(subject)) <= 0.001
 
 
+@pytest.mark.slow
 def test_deberta_in_bf16(tmp_path: Path) -> None:
     assert abs(difference(encoder(tmp_path, "deberta-v3", "bf16"))) <= 0.01
 
@@ -142,6 +143,7 @@ def test_optimizers_take_what_the_trace_says(tmp_path: Path, optimizer: str) -> 
 
 
 # DeBERTa shares its relative embeddings between layers, which reentrant autograd cannot go through twice.
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("architecture", "reentrant"),
@@ -157,6 +159,7 @@ def test_checkpointed_steps_take_what_the_trace_says(tmp_path: Path, architectur
     assert abs(found) <= 0.002
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @PEFT_ASKS
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -165,6 +168,7 @@ def test_adapters_take_what_the_trace_says(tmp_path: Path, architecture: str, pr
     assert abs(difference(decoder(tmp_path, architecture, precision))) <= 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @PEFT_ASKS
 @pytest.mark.parametrize("reentrant", [False, True])

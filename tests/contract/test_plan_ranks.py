@@ -181,6 +181,7 @@ def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
     assert end_bytes(tracer.trace(SegmentKind.UPDATE_FIRST, variant, None), "optimizer:") == held[0].state
 
 
+@pytest.mark.slow
 def test_scores_that_stay_cut_take_less_and_send_less(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", "llama", **WORDS), Task.CAUSAL_LM)
     plan = Cuts(tmp_path / "shards").plan(what, 2)
@@ -251,6 +252,7 @@ def test_a_checkpoint_puts_whole_parameters_together(tmp_path: Path) -> None:
     assert peak_bytes(alone) <= peak_bytes(rank)
 
 
+@pytest.mark.slow
 def test_the_table_has_every_parameter_with_layers_folded(tmp_path: Path) -> None:
     cut = of(planned(subject(config(tmp_path / "model")), tmp_path / "cache", tp=2))
     rows = {row.name: row for row in cut.rows}

@@ -62,6 +62,7 @@ def study(folder: Path) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_a_neighbour_that_takes_the_memory_is_waited_for_and_costs_nothing(
     tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

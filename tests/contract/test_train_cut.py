@@ -225,6 +225,7 @@ def _slices_bytes(trial: Trial) -> int:
     return 4 * sum(size for name, size in held.items() if name not in drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("tables", "said"),

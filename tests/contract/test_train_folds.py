@@ -230,6 +230,7 @@ def killed(trial: trials.Trial, when: Callable[[MetricPoint], bool], *, checkpoi
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "every_s", "from_step", "heard"),
     [

@@ -45,6 +45,7 @@ def test_a_model_has_the_published_number_of_parameters(name):
     assert published.parameters + published.besides == published.files
 
 
+@pytest.mark.slow
 def test_the_page_tells_what_there_is():
     assert PAGE.read_text("utf-8") == render({name: counted(name) for name in catalogue_names()})
 

@@ -146,6 +146,7 @@ class Own(torch.optim.SGD):
     """An optimizer of somebody's own."""
 
 
+@pytest.mark.slow
 def test_optimizers_built_too_early_are_found_wherever_they_are() -> None:
     with torch.device("meta"):
         model, other = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -184,6 +185,7 @@ def test_the_search_is_spared_where_only_the_model_holds_its_parameters(monkeypa
     assert optimizers
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_was_dropped_does_no_harm() -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)

@@ -88,6 +88,7 @@ def test_a_plan_made_without_a_loss_is_as_ever() -> None:
     assert prove(module, plan, X).loss_error is None
 
 
+@pytest.mark.slow
 def test_a_vocabulary_pays_sooner_where_its_scores_stay() -> None:
     module = made.on_meta("llama", vocab_size=4096, num_hidden_layers=1)
     before, after = (plan_shards(module, 2, tokens=1024, loss_over_ranks=stay) for stay in (False, True))

@@ -82,6 +82,7 @@ def proved(module: nn.Module, plan: ShardPlan, narrow: nn.Module | None = None) 
     return prove_on(Wide(module, plan), narrow or the_narrow_one(module), made.batch())
 
 
+@pytest.mark.slow
 def test_a_right_plan_is_proved_on_a_narrow_model():
     module = wide_llama(num_hidden_layers=5)
     before = repr(module), module.config.to_dict()  # pyright: ignore
@@ -129,6 +130,7 @@ def test_the_first_step_that_fits_is_taken():
 QUICK = ("row and column swapped in the MLP", "a slice of queries off by one")
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     "mutant", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MUTANTS]
@@ -235,6 +237,7 @@ class ByWidth(LlamaForCausalLM):
         return out.logits.tanh() if self.config.hidden_size > 200 else out.logits.sigmoid()
 
 
+@pytest.mark.slow
 def test_code_that_goes_by_the_width_is_refused():
     config: Any = made.config("llama", **WIDE)
     narrow_one: Any = narrow_config(config, 2, Narrowing.HEADS)

@@ -40,6 +40,7 @@ def value(said: SpanAnswers, metric: str, threshold: float) -> float:
     return said.metrics({NULL_THRESHOLD: threshold})[metric]
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("metric", MEANS)
 def test_no_threshold_is_better_by_the_metric_it_is_chosen_by(metric: Metric) -> None:

@@ -147,6 +147,7 @@ def killed_at(directory: Path, step: int, operation: int) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 def test_killed_at_any_operation_of_a_write_there_is_a_good_checkpoint(tmp_path: Path) -> None:
     reached: list[int] = []
     for operation in range(200):

@@ -105,6 +105,7 @@ def test_a_note_that_cannot_be_made_leaves_the_error_as_it_is(
     assert describe_fault(caught.value).context == ""
 
 
+@pytest.mark.slow
 def test_a_diagnostic_attempt_that_does_not_fail_is_the_trial(tmp_path: Path, encoder: Path) -> None:
     want, plain = trials.small(tmp_path / "plain", encoder=encoder).run()
     trial = trials.small(tmp_path / "slow", encoder=encoder)

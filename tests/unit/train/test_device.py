@@ -126,6 +126,7 @@ def test_on_the_cpu_nothing_is_touched() -> None:
     assert prepare(cuda, device=DeviceKind.CPU)[0].notes == ()
 
 
+@pytest.mark.slow
 def test_torch_takes_the_setting_after_its_import() -> None:
     """In a process of its own: it cannot be taken back."""
     code = (

@@ -84,6 +84,7 @@ def test_the_same_seed_and_rows_are_the_trial_itself_bit_for_bit(again: Again) -
     assert once_more.final.rows == {"train": 40, "validation": 20, "test": 30, "trained": 40}
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("last_step", [None, 7])
 def test_a_stop_in_between_changes_nothing(again: Again, last_step: int | None) -> None:
@@ -108,6 +109,7 @@ def test_train_and_validation_together_end_with_the_step_that_was_asked_for(agai
     assert done.final.test is not None
 
 
+@pytest.mark.slow
 def test_a_fixed_length_keeps_the_schedule_and_the_batches(tmp_path: Path) -> None:
     """On the same rows, all steps of a fixed length are all steps of the trial."""
     again = Again(tmp_path, sched={"name": "cosine", "warmup_ratio": 0.3})

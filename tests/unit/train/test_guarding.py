@@ -117,6 +117,7 @@ def test_a_damaged_batch_is_told_with_its_row(
     fault_of(trial, caught.value, FailureKind.DATA)
 
 
+@pytest.mark.slow
 def test_the_row_is_named_rightly_after_a_resume_within_an_epoch(
     tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_case_runs_all_its_parts(tmp_path: Path, architecture: str) -> None:
     assert meter.phases == [StepPhase.LOAD, *step, *step, StepPhase.EVALUATE, *step, StepPhase.SAVE]
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("task", [Task.SHARE, Task.JOINT])
 def test_two_heads_run_too(tmp_path: Path, task: Task) -> None:
@@ -78,6 +79,7 @@ def test_two_heads_run_too(tmp_path: Path, task: Task) -> None:
     assert meter.parts == PARTS
 
 
+@pytest.mark.slow
 @PEFT_ASKS
 def test_adapters_run_too(tmp_path: Path) -> None:
     tiny_lms.config_alone(tmp_path)
@@ -124,6 +126,7 @@ def test_the_cases_of_a_calibration_differ_and_can_be_built(tmp_path: Path) -> N
         assert sum(parameter.numel() for parameter in parts.model.parameters()) > 20_000_000
 
 
+@pytest.mark.slow
 def test_the_meter_of_a_device_keeps_the_peaks_of_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     peaks = iter(range(100, 700, 100))

@@ -50,6 +50,7 @@ def trial_of(folder: Path, name: str) -> StepParts:
     return step_parts(PlanSubject(task=task, settings=settings, lora=lora), checkpointing=False, reentrant=False)
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
