@@ -49,7 +49,7 @@ def weights_of(done: trials.Trial) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("packing", [False, True])
 def test_a_stopped_trial_goes_on_as_if_it_had_not_been(tmp_path: Path, model: Path, packing: bool) -> None:
     tables = {"lm": {**LM, "packing": packing}}
     whole = trial(tmp_path / "whole", model, **tables)

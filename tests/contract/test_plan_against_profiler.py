@@ -150,7 +150,7 @@ def test_optimizers_take_what_the_trace_says(tmp_path: Path, optimizer: str) -> 
     [
         ("bert", True),
         ("deberta-v3", False),
-        *[pytest.param(*case, marks=SLOW) for case in (("bert", False), ("modernbert", False), ("modernbert", True))],
+        *(("bert", False), ("modernbert", False), ("modernbert", True)),
     ],
 )
 def test_checkpointed_steps_take_what_the_trace_says(tmp_path: Path, architecture: str, reentrant: bool) -> None:
@@ -163,7 +163,7 @@ def test_checkpointed_steps_take_what_the_trace_says(tmp_path: Path, architectur
 @pytest.mark.each_value
 @PEFT_ASKS
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("architecture", [pytest.param("llama", marks=SLOW), "qwen2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_adapters_take_what_the_trace_says(tmp_path: Path, architecture: str, precision: str) -> None:
     assert abs(difference(decoder(tmp_path, architecture, precision))) <= 0.001
 

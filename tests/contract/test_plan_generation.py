@@ -125,10 +125,10 @@ def test_a_trial_is_planned_with_its_answers_and_fewer_at_once_take_less(tmp_pat
     [
         ("qwen2", True, NEW),
         ("llama", False, 200),
-        pytest.param("llama", True, 1, marks=pytest.mark.slow),
-        pytest.param("mistral", True, NEW, marks=pytest.mark.slow),
-        pytest.param("gpt2", False, 200, marks=pytest.mark.slow),
-        pytest.param("gemma2", True, NEW, marks=pytest.mark.slow),
+        ("llama", True, 1),
+        ("mistral", True, NEW),
+        ("gpt2", False, 200),
+        ("gemma2", True, NEW),
     ],
 )
 def test_answers_take_what_the_plan_says(tmp_path: Path, architecture: str, lora: bool, new: int) -> None:

@@ -51,7 +51,6 @@ SUBJECTS: dict[str, Callable[[Path], PlanSubject]] = {
         lm={"format": "both"},
     ),
 }
-QUICK = (("bert", False), ("llama, words", False))
 
 
 @dataclass
@@ -151,10 +150,7 @@ def real_step(what: PlanSubject, parts: StepParts, plan: ShardPlan, ranks: Simul
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "checkpointing"),
-    [
-        pytest.param(name, recompute, marks=() if (name, recompute) in QUICK else pytest.mark.slow)
-        for name, recompute in [*((name, False) for name in SUBJECTS), ("bert", True), ("bert, frozen", True)]
-    ],
+    [*((name, False) for name in SUBJECTS), ("bert", True), ("bert, frozen", True)],
 )
 def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
     name: str, checkpointing: bool, tmp_path: Path

@@ -121,7 +121,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
 
 @pytest.mark.every(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5, 9))])
+@pytest.mark.parametrize("step", [4, 1, 5, 9])
 def test_it_goes_on_as_if_it_had_not_been_stopped(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int
 ) -> None:
@@ -130,8 +130,8 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
 
 @pytest.mark.every(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("task", ["criteria", pytest.param("adapters", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("task", ["criteria", "adapters"])
 def test_another_number_of_processes_goes_on_from_its_checkpoint(
     tmp_path: Path, model: Path, alone: Callable[[str], Undisturbed], task: str, first: int
 ) -> None:

@@ -80,9 +80,7 @@ def test_outputs_gradients_and_steps_are_the_whole_models(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "size"), [("criteria", 2), ("adapters", 2), pytest.param("criteria", 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("task", "size"), [("criteria", 2), ("adapters", 2), ("criteria", 3)])
 def test_a_process_holds_what_is_planned(tmp_path: Path, model: Path, task: str, size: int) -> None:
     trial = MAKERS[task](tmp_path / "trial", model, execution={"dp": size})
     found = divided.on_ranks(trial, divided.held, steps=1)
@@ -148,7 +146,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
 
 @pytest.mark.slow
 @pytest.mark.every(2)
-@pytest.mark.parametrize("step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5, 9))])
+@pytest.mark.parametrize("step", [4, 1, 5, 9])
 def test_it_goes_on_as_if_it_had_not_been_stopped(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int
 ) -> None:
@@ -162,10 +160,10 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     [
         ("criteria", {"dp": 2}, {"tp": 2}),
         ("criteria", {"dp": 1}, {"dp": 2}),
-        pytest.param("criteria", {"tp": 2}, {"dp": 2}, marks=pytest.mark.slow),
-        pytest.param("criteria", {"dp": 2}, {"dp": 3}, marks=pytest.mark.slow),
-        pytest.param("adapters", {"dp": 2}, {"dp": 1}, marks=pytest.mark.slow),
-        pytest.param("adapters", {"dp": 1}, {"dp": 2}, marks=pytest.mark.slow),
+        ("criteria", {"tp": 2}, {"dp": 2}),
+        ("criteria", {"dp": 2}, {"dp": 3}),
+        ("adapters", {"dp": 2}, {"dp": 1}),
+        ("adapters", {"dp": 1}, {"dp": 2}),
     ],
 )
 def test_others_go_on_from_its_checkpoint(

@@ -235,7 +235,7 @@ def killed(trial: trials.Trial, when: Callable[[MetricPoint], bool], *, checkpoi
     ("n", "every_s", "from_step", "heard"),
     [
         (6, 1e-9, 15, 6),  # within the second fold, behind a checkpoint of its own
-        pytest.param(6, 1e9, 10, 4, marks=pytest.mark.slow),  # with none: it begins anew, and the first one is kept
+        (6, 1e9, 10, 4),  # with none: it begins anew, and the first one is kept
     ],
 )
 def test_killed_in_its_second_fold(

@@ -127,14 +127,10 @@ def test_the_first_step_that_fits_is_taken():
 
 # --- wrong plans -----------------------------------------------------------------------------------------------------
 
-QUICK = ("row and column swapped in the MLP", "a slice of queries off by one")
-
 
 @pytest.mark.slow
 @pytest.mark.every(2)
-@pytest.mark.parametrize(
-    "mutant", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MUTANTS]
-)
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_plan_of_a_wide_model_is_refused_by_name(mutant: str):
     change, named = MUTANTS[mutant]
     module = wide_llama()

@@ -38,7 +38,6 @@ MODELS: dict[str, tuple[Task, int, dict[str, Any]]] = {
     "mixtral": (Task.CAUSAL_LM, 0, {**HEADS, **MIXTRAL}),
     "deberta-v2": (Task.EVIDENCE, 0, {**DEBERTA, "num_attention_heads": 16, "pooler_hidden_size": 512}),
 }
-QUICK = ("bert",)
 
 
 def trial_of(folder: Path, name: str) -> StepParts:
@@ -52,9 +51,7 @@ def trial_of(folder: Path, name: str) -> StepParts:
 
 @pytest.mark.slow
 @pytest.mark.every(2)
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_too_wide_a_model_is_proved_on_a_narrower_one(name: str, tmp_path: Path):
     parts = trial_of(tmp_path / "model", name)
     folder = tmp_path / FOLDER
