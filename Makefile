@@ -6,8 +6,9 @@ STAMP := $(VENV)/.installed
 BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 # Test files run side by side, so many at a time; each library has one thread, and cores go to processes first. Trials that
 # train on all cores wait for each other without spinning: two at once would burn five times what they take alone.
-# Which file is begun first: conftest.py, by tests/durations.json.
-WORKERS ?= 2
+# Three on two cores: while tests wait for processes that they started, another one runs. Which file is begun first:
+# conftest.py, by tests/durations.json.
+WORKERS ?= 3
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE)

@@ -1,6 +1,7 @@
 """Fake CUDA tensors: what they promise, in a process without a device. Each fact comes from a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 import fake_cuda_facts
 import tiny
+import warm
 
 MIB = 2**20
 Fact = Callable[..., Any]
@@ -18,9 +20,13 @@ Fact = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def fact() -> Iterator[Fact]:
-    """Have a fact found."""
+    """Have a fact found, by a process that was started from nothing: what memory it takes is one of them."""
     with subprocess.Popen(
-        [sys.executable, fake_cuda_facts.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, fake_cuda_facts.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {warm.COLD_VARIABLE: "1"},
     ) as server:
         assert server.stdin is not None and server.stdout is not None
 

@@ -185,6 +185,14 @@ def test_a_kill_takes_the_descendants_along(house):
     assert until_dead(*pids)
 
 
+def test_a_child_is_killed_before_it_carries_its_marker(tmp_path, monkeypatch):
+    monkeypatch.setattr("dryfit.runtime.supervisor.kill_session", lambda _pid, _marker: None)
+    with House(tmp_path, isolation=Isolation.FRESH) as house:
+        house.start("young", "run")
+        house.supervisor.kill("young", "now")
+        assert house.until_exit("young").evidence.signal == 9
+
+
 def test_wake_ends_a_wait(house):
     house.supervisor.wait(0.0)
     house.supervisor.wake()

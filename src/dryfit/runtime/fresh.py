@@ -1,6 +1,7 @@
 """Children in new interpreters: slower to start, and they depend on nothing but the operating system."""
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -52,6 +53,11 @@ class FreshChild:
             return None
         kill_leftovers(self.pid)
         return self._process.wait()
+
+    def kill(self) -> None:
+        """Kill it, whatever ``/proc`` shows of it yet: until it is reaped, its process id is nobody else's."""
+        with suppress(ProcessLookupError):  # it was reaped
+            os.kill(self.pid, signal.SIGKILL)  # ``Popen.kill`` would reap it, and :meth:`poll` find nobody
 
     def release(self) -> None:
         """Close ``exit_fd``; call it once the process has ended and nobody watches the descriptor."""

@@ -281,6 +281,8 @@ class Supervisor:
             self._ended(attempt)  # should its process still be made, it is killed on sight
         else:
             kill_session(attempt.pid, self._settings.marker)
+            if attempt.fresh is not None:
+                attempt.fresh.kill()  # one that has just begun does not carry the marker yet
 
     def _abandon(self, attempt: Attempt) -> None:
         """Wait no longer for a process that a driver or a file system holds: even SIGKILL waits for them."""
