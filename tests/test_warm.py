@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import warm
@@ -99,3 +100,13 @@ def test_a_folder_that_shadows_a_library_is_not_passed_over(both: Any, tmp_path:
     paths = os.pathsep.join([_SUPPORT, str(tmp_path)])
     warmed, _ = both("facts", input="", env={**os.environ, "PYTHONPATH": paths})
     assert json.loads(warmed.stdout)["torch"] is False
+
+
+def test_processes_start_from_nothing_where_the_warm_one_is_gone(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "_process", None)
+    before = set(psutil.Process().children())
+    assert json.loads(both("facts", input="")[0].stdout)["torch"] is True
+    (mine,) = set(psutil.Process().children()) - before
+    mine.kill()
+    mine.wait()
+    assert json.loads(both("facts", input="")[0].stdout)["torch"] is False
