@@ -90,6 +90,7 @@ def test_a_process_that_cannot_be_killed_is_not_waited_for(tmp_path, monkeypatch
         child = start(house, "held")
         with monkeypatch.context() as patch:
             patch.setattr("dryfit.runtime.supervisor.kill_session", lambda *_: None)
+            patch.setattr("dryfit.runtime.fresh.FreshChild.kill", lambda _: None)
             house.supervisor.kill("held", "hang")
             event = house.until_exit("held")
         assert alive(child)

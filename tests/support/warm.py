@@ -128,7 +128,7 @@ class _Warm:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MESSAGE_BYTES)
         with theirs:
             command = [sys.executable, "-P", __file__, str(theirs.fileno()), str(os.getpid()), "-" * _PADDING]
-            environment = {**os.environ, **FIXED, "_": "-" * _PADDING}
+            environment = {**_tests_environment, **FIXED, "_": "-" * _PADDING}
             served = cold_popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         served.returncode = 0  # it ends with us, and nobody waits for it
         atexit.register(self._asking.close)
@@ -152,6 +152,8 @@ class _Warm:
 
 cold_popen: Any = subprocess.Popen
 """Starts processes from nothing."""
+_tests_environment: dict[str, str] = dict(os.environ)
+"""The environment of the tests as :func:`install` finds it: what one test sets is not the warm process's."""
 _process: "_Warm | bool | None" = None
 """The warm process of this one; True in a fork of it, which can fork itself; None before the first use."""
 
@@ -234,7 +236,9 @@ def available() -> bool:
 
 def install() -> None:
     """Let this process start dryfit's processes warm from now on, where that is possible at all."""
+    global _tests_environment
     if available():
+        _tests_environment = dict(os.environ)
         subprocess.Popen = WarmPopen  # type: ignore[misc]
 
 
