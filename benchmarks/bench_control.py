@@ -32,20 +32,20 @@ from dryfit.cli.live import PlainLines
 from dryfit.config.schema import PrunerName, SamplerName, StudyConfig
 from dryfit.core.failure import Evidence
 from dryfit.core.jobs import ChildResult, StopReason, TrainRequest, TrainResult
-from dryfit.core.trial import MetricPoint
+from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import Checkpointed, FirstStep, Progress, Report, Started, Verdict
-from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.runtime.supervisor import Supervisor
-from dryfit.search.space import Space
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.search.space.space import Space
 from dryfit.store.events import Event, SessionOpened, TrialFinished
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
-from dryfit.study.context import StudyContext
-from dryfit.study.endings import Endings
-from dryfit.study.hearing import Hearing
-from dryfit.study.loop import StudyLoop
-from dryfit.study.stops import StopRequests
+from dryfit.study.loop.context import StudyContext
+from dryfit.study.loop.finalizer import Endings
+from dryfit.study.loop.loop import StudyLoop
+from dryfit.study.loop.messages import Hearing
+from dryfit.study.loop.stops import StopRequests
 
 PARTS: dict[str, tuple[type, str]] = {
     "ask": (StudyLoop, "_ask"),

@@ -12,17 +12,18 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from dryfit.core.choices import BaseFormat, Task
-from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
-from dryfit.core.settings import LoraSettings, TrialSettings
-from dryfit.core.sharding import ShardPlan
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.timeline import end_bytes, peak_bytes
-from dryfit.memory.tracer import Variant
-from dryfit.train import sharding
-from dryfit.train.cuts import Cuts
-from dryfit.train.evaluate import evaluation_rows
-from dryfit.train.tracer import StepTracer
+from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.core.sharding.shard_plan import ShardPlan
+from dryfit.memory.planning.timeline import end_bytes, peak_bytes
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
+from dryfit.parallel.layout import proved_plans as sharding
+from dryfit.parallel.layout.shard_plans import Cuts
+from dryfit.train.rehearsal.step_tracer import StepTracer
+from dryfit.train.rehearsal.subjects import whole_model
+from dryfit.train.validation import evaluation_rows
 
 MODELS = (
     # name, rank of adapters
@@ -42,9 +43,9 @@ def subject(name: str, rank: int) -> PlanSubject:
 
 def plans(what: PlanSubject, folder: Path) -> dict[str, ShardPlan]:
     """The plan of a trial, the same with its scores put together, and one that is made without its loss."""
-    apart = Cuts(folder).plan(what, 2)
+    apart = Cuts(folder, whole_model).plan(what, 2)
     with mock.patch.object(sharding, "over_tokens", return_value=None):
-        before = Cuts(folder).plan(what, 2)
+        before = Cuts(folder, whole_model).plan(what, 2)
     together = apart.model_copy(update={"scores": None})
     if apart.scores is None:
         raise SystemExit(f"the scores of {what.settings.model.name} do not stay cut")

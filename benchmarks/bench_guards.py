@@ -16,15 +16,15 @@ import torch
 from transformers import BertConfig, BertModel
 from transformers.utils import logging
 
-from dryfit.core.settings import DataSettings, HeadSettings, OptimSettings, TrialSettings
-from dryfit.meta.pretrained import load_encoder
-from dryfit.meta.source import FolderSource
+from dryfit.core.settings.tables import DataSettings, HeadSettings, OptimSettings, TrialSettings
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.pretrained import load_encoder
 from dryfit.tasks.base import Given
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.tokens import TokenSet
-from dryfit.train.optim import OptimizerPlan, make_optimizer
+from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.train.optimizer import OptimizerPlan, make_optimizer
 from dryfit.train.step import backward_batch
 
 VOCABULARY = 30_522

@@ -22,12 +22,12 @@ from itertools import product
 from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.choices import Task
 from dryfit.core.jobs import PlanRequest
-from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import LoraSettings, TrialSettings
-from dryfit.planning import plan
-from dryfit.runtime.spec import PRELOAD
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.jobs.plan import plan
+from dryfit.runtime.children.child_spec import PRELOAD
 
 DEVICE = DeviceSpec(name="made up", capacity_bytes=80 * 2**30, capability=(8, 0))
 BASE_S, LARGE_S, ADAPTERS_S, CACHED_S = 4.0, 7.0, 12.0, 0.05

@@ -26,19 +26,19 @@ import torch
 from torch import nn
 from transformers.optimization import Adafactor
 
-from dryfit.core.memory import StepPhase
-from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.memory.allocator import Replay, replay
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.constants import device_constants
-from dryfit.memory.events import Segment
-from dryfit.memory.fake_cuda import FakeDevice
-from dryfit.memory.recorder import Recorder
-from dryfit.memory.standins import StandIns
-from dryfit.meta.catalogue import catalogue_config
-from dryfit.meta.construction import build
-from dryfit.meta.pretrained import Kind, make_model
-from dryfit.meta.walk import put, slots
+from dryfit.core.jobs.memory import StepPhase
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.replay import Replay, replay
+from dryfit.memory.planning.constants import device_constants
+from dryfit.memory.tracing.events import Segment
+from dryfit.memory.tracing.fake_cuda import FakeDevice
+from dryfit.memory.tracing.recorder import Recorder
+from dryfit.memory.tracing.stand_ins import StandIns
+from dryfit.meta.construction.construction import build
+from dryfit.meta.construction.walk import put, slots
+from dryfit.meta.loading.catalogue import catalogue_config
+from dryfit.meta.loading.pretrained import Kind, make_model
 
 MIB = 2**20
 V100 = DeviceSpec(name="V100", kind=DeviceKind.CUDA, capacity_bytes=16160 * MIB, capability=(7, 0))

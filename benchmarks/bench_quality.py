@@ -25,11 +25,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from scipy.stats import mannwhitneyu
 
 from dryfit.config.schema import SearchSettings
-from dryfit.core.choices import Direction
-from dryfit.core.trial import Outcome, TrialRecord
-from dryfit.search.params import Distribution, Param
-from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Outcome, TrialRecord
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.params import Distribution, Param
+from dryfit.search.space.space import Space
 from dryfit.store.history import History
 
 STARTUP = 10

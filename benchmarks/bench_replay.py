@@ -20,7 +20,7 @@ from measured import run
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
-from dryfit.study.session import read_study
+from dryfit.study.loop.session import read_study
 
 WAYS = ("read", "take over")
 

@@ -18,7 +18,7 @@ from bench_contracts import TestRows, interval, line, predict
 from measured import contract_files, run
 
 import dryfit
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 
 SAMPLERS = ("tpe", "random")
 

@@ -18,12 +18,12 @@ from long_study import GOALS, SEED
 from measured import spread
 
 from dryfit.config.schema import SearchSettings
-from dryfit.core.choices import Direction
-from dryfit.core.trial import Outcome, TrialRecord
-from dryfit.search.params import from_text
-from dryfit.search.samplers import REFUSALS
-from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Outcome, TrialRecord
+from dryfit.search.sampling.samplers import REFUSALS
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.params import from_text
+from dryfit.search.space.space import Space
 from dryfit.store.history import History
 
 HEAD = "sampler   goals  trials   first      CPU ms to ask and tell: median (smallest to largest)"

@@ -32,9 +32,9 @@ from sklearn.pipeline import make_pipeline
 
 import dryfit
 from dryfit.store.layout import StudyLayout
-from dryfit.tasks.characters import word_spans
-from dryfit.tasks.span_metrics import span_metrics
-from dryfit.tasks.windows import Ragged
+from dryfit.tasks.rows.characters import word_spans
+from dryfit.tasks.spans.span_metrics import span_metrics
+from dryfit.tasks.tokens.windows import Ragged
 
 Row = dict[str, Any]
 Spans = np.ndarray

@@ -25,13 +25,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
-from dryfit.core.sharding import ShardPlan
+from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import build
-from dryfit.parallel.apply import connect
-from dryfit.parallel.collectives import ProcessRanks
-from dryfit.parallel.native import native_plan
-from dryfit.parallel.planner import plan_shards
-from dryfit.parallel.slices import load
+from dryfit.parallel.planning.planner import plan_shards
+from dryfit.parallel.ranks.apply import connect
+from dryfit.parallel.ranks.collectives import ProcessRanks
+from dryfit.parallel.ranks.native import native_plan
+from dryfit.parallel.ranks.slices import load
 
 CASES = (
     # name, layers, width, rows, tokens

@@ -1,4 +1,4 @@
-"""What CUDA kernels take beside their operators' outputs, next to the formulas of dryfit.memory.workspaces."""
+"""What CUDA kernels take beside their operators' outputs, next to the formulas of dryfit.memory.tracing.workspaces."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dryfit.memory.workspaces import workspace_bytes
+from dryfit.memory.tracing.workspaces import workspace_bytes
 
 aten = torch.ops.aten
 BLOCK_BYTES = 512

@@ -8,11 +8,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from dryfit.core.calibration import MemoryCase
-from dryfit.core.choices import BaseFormat, Task
-from dryfit.core.memory import ExecutionChoice
-from dryfit.core.plan import Allocator, OptimizerImpl, PlanSubject
-from dryfit.core.settings import LoraSettings, TrialSettings
+from dryfit.core.jobs.calibration import MemoryCase
+from dryfit.core.jobs.memory import ExecutionChoice
+from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.execution import Allocator, OptimizerImpl, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
 
 LINES = """
 bert-base-uncased 16x512 bf16 adamw:fused history cap

@@ -10,15 +10,15 @@ import torch
 import transformers
 from gpu_memory_cases import parse
 
-from dryfit.calibration import planned
-from dryfit.core.calibration import MemoryCase, Observation
-from dryfit.core.plan import DeviceSpec
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.calibrate import comparison
-from dryfit.memory.constants import device_constants
-from dryfit.memory.estimate import Device
-from dryfit.memory.snapshot import read_snapshot
-from dryfit.train.observing import CudaMeter, cublas_workspaces, device_spec, observe, run_case, used_before
+from dryfit.core.jobs.calibration import MemoryCase, Observation
+from dryfit.core.settings.execution import DeviceSpec
+from dryfit.jobs.calibrate import planned
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.snapshot import read_snapshot
+from dryfit.memory.planning.comparison import comparison
+from dryfit.memory.planning.constants import device_constants
+from dryfit.memory.planning.estimate import Device
+from dryfit.train.rehearsal.observing import CudaMeter, cublas_workspaces, device_spec, observe, run_case, used_before
 
 MOST_HISTORY_BYTES = 8 * 2**20
 """Larger histories are thrown away once they are compared."""

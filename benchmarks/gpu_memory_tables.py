@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from dryfit.core.calibration import Observation
-from dryfit.memory.calibrate import spread
+from dryfit.core.jobs.calibration import Observation
+from dryfit.memory.planning.comparison import spread
 
 MIB = 2**20
 Row = Sequence[str]

@@ -10,11 +10,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import ledgers
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.trial import Outcome, TrialRecord
-from dryfit.search.space import Space
-from dryfit.search.suggest import Suggestion, suggest
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.trial import Outcome, TrialRecord
+from dryfit.search.sampling.suggest import Suggestion, suggest
+from dryfit.search.space.space import Space
 from dryfit.store.events import AttemptEnded, Resolved, StudyCreated, TrialAsked
 
 SEED = 1

@@ -24,8 +24,8 @@ from transformers import (
     set_seed,
 )
 
-from dryfit.core.settings import ModelSettings
-from dryfit.meta.source import model_folder
+from dryfit.core.settings.tables import ModelSettings
+from dryfit.meta.files.source import model_folder
 from dryfit.train.batches import EpochBatchSampler
 
 FOLDER = str(model_folder(ModelSettings(name="minilm")))

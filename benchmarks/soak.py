@@ -30,10 +30,10 @@ import psutil
 import soak_trial
 
 import dryfit
-from dryfit.core.tail import LineTail
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
+from dryfit.core.text.tail import LineTail
 from dryfit.store.layout import StudyLayout
-from dryfit.study.session import read_study
+from dryfit.study.loop.session import read_study
 
 SETTLED = 500
 PARALLEL = 2
@@ -118,8 +118,8 @@ def look(control: psutil.Process, folder: Path, trials: int, seconds: float) -> 
     try:
         every = control.children(recursive=True)
         named = {one.pid: " ".join(one.cmdline()) for one in control.children()}
-        server = next(one for one in control.children() if "dryfit.runtime.forkserver" in named[one.pid])
-        mirror = next(one for one in control.children() if "dryfit.search.mirror_process" in named[one.pid])
+        server = next(one for one in control.children() if "dryfit.runtime.children.fork_server" in named[one.pid])
+        mirror = next(one for one in control.children() if "dryfit.search.mirror.process" in named[one.pid])
         found: dict[str, float] = {}
         for name, process in (("control", control), ("server", server), ("mirror", mirror)):
             found[f"{name}_mib"] = process.memory_info().rss / 2**20

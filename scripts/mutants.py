@@ -1,8 +1,9 @@
 """Whether the tests of `make test` and `make proof` notice what those of `make nightly` do: `make mutants`.
 
 Each mutant is one small change to a module, in a copy of the sources. Where the tests that run every day pass with it,
-those of the night run too: fewer examples and members may not cost a mutant. ``MODULES="parallel/axes.py"`` chooses
-among the modules, ``MUTANTS=20`` how many of each, ``SEED=1`` which ones, and what the tests draw.
+those of the night run too: fewer examples and members may not cost a mutant.
+``MODULES="parallel/planning/axes.py"`` chooses among the modules, ``MUTANTS=20`` how many of each, ``SEED=1`` which
+ones, and what the tests draw.
 """
 
 import ast
@@ -24,11 +25,11 @@ from typing import TypeAlias
 from throwaway import CheckError, check, copy_sources, outside, run, temporary_folder
 
 TESTS: Mapping[str, tuple[str, ...]] = {
-    "memory/allocator.py": ("property/test_memory_allocator.py", "unit/memory/test_allocator.py"),
-    "search/pruning.py": ("property/test_search_pruning.py", "unit/search/test_search_pruning_verdicts.py"),
+    "memory/allocator/replay.py": ("property/test_memory_allocator.py", "unit/memory/test_allocator.py"),
+    "search/sampling/pruning.py": ("property/test_search_pruning.py", "unit/search/test_search_pruning_verdicts.py"),
     "meta/moves.py": ("unit/meta/test_moves.py",),
-    "runtime/packing.py": ("property/test_runtime_packing.py", "property/test_packing_mixed.py"),
-    "parallel/axes.py": ("property/test_parallel_axes.py", "unit/parallel/test_axes.py"),
+    "runtime/machine/packing.py": ("property/test_runtime_packing.py", "property/test_packing_mixed.py"),
+    "parallel/planning/axes.py": ("property/test_parallel_axes.py", "unit/parallel/test_axes.py"),
 }
 """Of each module, the files that test it and start no processes; the night has more examples or members of them."""
 NEVER = "not chaos_long and not gpu"

@@ -32,7 +32,15 @@ from throwaway import (
 PACKAGE = "dryfit"
 CONSUMERS = ROOT / "tests" / "wheel"
 EXTRAS = "demo,lora,lion,8bit"
-NEEDED = ("py.typed", "*.py", "*.json", "*.toml", "report/page.html*", "report/page.css", "report/page.js")
+NEEDED = (
+    "py.typed",
+    "*.py",
+    "*.json",
+    "*.toml",
+    "reporting/html/page.html*",
+    "reporting/html/page.css",
+    "reporting/html/page.js",
+)
 """Patterns of which a wheel must have at least one file each."""
 IN_SDIST = ("pyproject.toml", "README.md", "LICENSE")
 ROWS = 24

@@ -25,11 +25,11 @@ SEARCH = "dryfit.search.private_apis"
 
 # Texts that look like private names. A key is "module:text".
 TEXTS = {
-    "dryfit.meta.tape:_dryfit_birth": "an attribute of ours on another library's object",
-    "dryfit.parallel.apply:_dryfit_cut": "an attribute of ours on another library's object",
-    "dryfit.parallel.narrow_config:_token_id": "how names of settings end",
-    "dryfit.train.observing:_mask": "how names of inputs end",
-    "dryfit.runtime.fault_case:_pickle.UnpicklingError": "the class that pickle.UnpicklingError says it is, in a text",
+    "dryfit.meta.construction.tape:_dryfit_birth": "an attribute of ours on another library's object",
+    "dryfit.parallel.ranks.apply:_dryfit_cut": "an attribute of ours on another library's object",
+    "dryfit.parallel.proof.narrow_config:_token_id": "how names of settings end",
+    "dryfit.train.rehearsal.observing:_mask": "how names of inputs end",
+    "dryfit.runtime.failures.fault_case:_pickle.UnpicklingError": "pickle.UnpicklingError, as a text",
 }
 # Names in the package that need no row of NAMES.
 UNDECLARED = {
@@ -185,7 +185,7 @@ def test_no_private_method_of_another_library_is_overridden_elsewhere():
 
 
 def test_an_override_is_seen(monkeypatch):
-    loop = "dryfit.train.loop"
+    loop = "dryfit.train.trainer"
     code = "class TrialTrainer(StateTrainer):\n def _save_scaler(self, folder): pass"
     monkeypatch.setitem(trees(), loop, ast.parse(code))
     assert list(overridden()) == [f"{loop}.TrialTrainer._save_scaler"]

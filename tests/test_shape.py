@@ -24,46 +24,46 @@ MOST_ARGUMENTS = 7
 LONG_MODULES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 MANY_ARGUMENTS: dict[str, str] = {
-    "dryfit.meta.filling:model_construct": "building a record field by field, unchecked for speed",
-    "dryfit.memory.attention:attention": "the signature is torch's operator's",
-    "dryfit.memory.attention:_scaled_dot_product_attention_math": "torch's operator",
-    "dryfit.memory.attention:_scaled_dot_product_cudnn_attention": "torch's operator",
-    "dryfit.memory.attention:_scaled_dot_product_efficient_attention": "torch's operator",
+    "dryfit.meta.loading.filling:model_construct": "building a record field by field, unchecked for speed",
+    "dryfit.memory.tracing.attention:attention": "the signature is torch's operator's",
+    "dryfit.memory.tracing.attention:_scaled_dot_product_attention_math": "torch's operator",
+    "dryfit.memory.tracing.attention:_scaled_dot_product_cudnn_attention": "torch's operator",
+    "dryfit.memory.tracing.attention:_scaled_dot_product_efficient_attention": "torch's operator",
     "dryfit.api.studies:tune": "the public face of searching: of a study file or of a function, each with its keywords",
     "dryfit.cli.training:train": "a command's options are its parameters",
-    "dryfit.cli.importing:import_rows": "a command's options are its parameters",
+    "dryfit.cli.imports:import_rows": "a command's options are its parameters",
     "dryfit.cli.training:predict": "a command's options are its parameters",
     "dryfit.api.models:predict": "the public face of predicting, as of loading",
-    "dryfit.tasks.load:load": "the public face of loading: each argument is a question only the caller can answer",
+    "dryfit.tasks.saved.saved_model:load": "the public face of loading: only the caller knows the answers",
 }
 CATCHES_EVERYTHING: dict[str, str] = {
-    "dryfit.parallel.simulated": "the outermost frame of a rank's thread: whoever waits for it raises what it caught",
+    "dryfit.parallel.ranks.simulated": "the outermost frame of a rank's thread: its waiter raises what it caught",
     "dryfit.core.private_names": "whatever a changed library raises in a self-test is what is wrong with it",
     "dryfit.core.cleanup": "what a clean-up raises is added to the error it came after, whatever it is",
-    "dryfit.train.ranks": "what ends a rank, whatever it is, ends the trial, and rank 0 tells of it",
-    "dryfit.runtime.child": "the child's outermost frame turns any exception into its last word",
+    "dryfit.parallel.layout.processes": "what ends a rank, whatever it is, ends the trial, and rank 0 tells of it",
+    "dryfit.runtime.children.child": "the child's outermost frame turns any exception into its last word",
     "dryfit.cli.app": "the outermost frame of a command turns a bug into exit status 4",
-    "dryfit.search.mirror_process": "the process's outermost frame takes passwords out of what drivers say",
+    "dryfit.search.mirror.process": "the process's outermost frame takes passwords out of what drivers say",
 }
 IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit": "the public names load lazily, so that the command line never imports torch",
     "dryfit.cli.app": "errors are printed by what is imported then: help stays fast",
     "dryfit.cli.doctor": "commands import what they need: help stays fast",
-    "dryfit.cli.importing": "commands import what they need: help stays fast",
+    "dryfit.cli.imports": "commands import what they need: help stays fast",
     "dryfit.cli.models": "commands import what they need: help stays fast",
     "dryfit.cli.planning": "commands import what they need: help stays fast",
     "dryfit.cli.reports": "commands import what they need: help stays fast",
     "dryfit.cli.training": "commands import what they need: help stays fast",
     "dryfit.cli.studies": "commands import what they need: help stays fast",
-    "dryfit.meta.adapters": "PEFT is an optional extra",
-    "dryfit.runtime.child": "resolves a job's entry point in the child only",
-    "dryfit.runtime.forkserver": "the fork server imports the compute plane, nobody else may",
-    "dryfit.search.importance_process": "optuna.importance brings scikit-learn and scipy: only this process pays",
+    "dryfit.meta.loading.adapters": "PEFT is an optional extra",
+    "dryfit.runtime.children.child": "resolves a job's entry point in the child only",
+    "dryfit.runtime.children.fork_server": "the fork server imports the compute plane, nobody else may",
+    "dryfit.search.sampling.importance_process": "optuna.importance brings scikit-learn: only this process pays",
     "dryfit.tasks.metrics": "scikit-learn and torchmetrics take a second and 100 MB: loading and planning need neither",
-    "dryfit.tasks.sources": "pyarrow and datasets cost a second and threads: only rows of those kinds pay for them",
+    "dryfit.tasks.rows.sources": "pyarrow and datasets cost a second: only rows of those kinds pay",
 }
 
-CONTROL_PLANE = ("core", "config", "store", "starter", "importers", "search", "runtime", "study", "report", "cli")
+CONTROL_PLANE = ("core", "config", "store", "starter", "importers", "search", "runtime", "study", "reporting", "cli")
 HEAVY = (
     "torch",
     "torchmetrics",

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {
     "dryfit/__init__.py",
     "dryfit/py.typed",
-    "dryfit/meta/catalogue.json",
+    "dryfit/meta/loading/catalogue.json",
     "dryfit/starter/presets/smoke.toml",
-    *(f"dryfit/report/page.{end}" for end in ("html", "css", "js")),
+    *(f"dryfit/reporting/html/page.{end}" for end in ("html", "css", "js")),
 }
 METADATA = {f"dryfit-1.0.dist-info/{name}" for name in ("METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE")}
 

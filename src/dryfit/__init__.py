@@ -35,13 +35,13 @@ if TYPE_CHECKING:
         write_report,
     )
     from dryfit.core.errors import DryfitError, LoadError
-    from dryfit.objective.trial import Trial
-    from dryfit.tasks.load import load
+    from dryfit.jobs.objective_trial import Trial
+    from dryfit.tasks.saved.saved_model import load
 
 _HOMES = {
     "DryfitError": "dryfit.core.errors",
     "LoadError": "dryfit.core.errors",
-    "Trial": "dryfit.objective.trial",
+    "Trial": "dryfit.jobs.objective_trial",
     "TuneAllResult": "dryfit.api",
     "TuneResult": "dryfit.api",
     "calibrate": "dryfit.api",
@@ -63,7 +63,7 @@ _HOMES = {
     "tune": "dryfit.api",
     "tune_all": "dryfit.api",
     "write_report": "dryfit.api",
-    "load": "dryfit.tasks.load",
+    "load": "dryfit.tasks.saved.saved_model",
 }
 
 __all__ = [

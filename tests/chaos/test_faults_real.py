@@ -21,15 +21,15 @@ from chaos import carriers
 from dryfit.api import story as told
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import FailureKind
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import LOG_FILE, MARKER_VARIABLE, STACKS_FILE
-from dryfit.report.story_text import story_lines
-from dryfit.runtime import recovery
-from dryfit.runtime.log_limit import MOST_BYTES
+from dryfit.reporting.terminal.story_text import story_lines
+from dryfit.runtime.children.log_limit import MOST_BYTES
+from dryfit.runtime.failures import recovery
 from dryfit.store.events import AttemptEnded, SessionOpened
 from dryfit.store.layout import StudyLayout
 from dryfit.store.state import TrialState
-from dryfit.study.machine import End
+from dryfit.study.loop.next_step import End
 from fenced import in_own_mounts, memory_group
 from runtime_jobs import alive
 from study_runs import (

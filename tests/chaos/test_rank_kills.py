@@ -11,7 +11,7 @@ import pytest
 
 import dryfit
 from dryfit.core.failure import FailureKind
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.store.events import AttemptEnded, AttemptStarted
 from study_runs import (
     DEADLINE_S,

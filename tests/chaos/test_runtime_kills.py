@@ -12,9 +12,9 @@ import pytest
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import FailureKind
 from dryfit.core.wire import MARKER_VARIABLE, Note, Started
-from dryfit.runtime.faults import classify
-from dryfit.runtime.orphans import sweep
-from dryfit.runtime.spec import ChildExited, ChildLimits
+from dryfit.runtime.children.child_spec import ChildExited, ChildLimits
+from dryfit.runtime.children.orphans import sweep
+from dryfit.runtime.failures.classify import classify
 from runtime_jobs import House, alive, until_dead
 from thinning import examples
 
@@ -85,12 +85,12 @@ def test_a_terminated_server_lives_on_so_that_its_children_can_checkpoint(tmp_pa
 @pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.FRESH])
 def test_a_process_that_cannot_be_killed_is_not_waited_for(tmp_path, monkeypatch, isolation):
     """As one that a driver holds; here, one that the kill is kept from."""
-    monkeypatch.setattr("dryfit.runtime.supervisor._UNKILLABLE_S", 0.2)
+    monkeypatch.setattr("dryfit.runtime.children.supervisor._UNKILLABLE_S", 0.2)
     with House(tmp_path, isolation=isolation) as house:
         child = start(house, "held")
         with monkeypatch.context() as patch:
-            patch.setattr("dryfit.runtime.supervisor.kill_session", lambda *_: None)
-            patch.setattr("dryfit.runtime.fresh.FreshChild.kill", lambda _: None)
+            patch.setattr("dryfit.runtime.children.supervisor.kill_session", lambda *_: None)
+            patch.setattr("dryfit.runtime.children.fresh.FreshChild.kill", lambda _: None)
             house.supervisor.kill("held", "hang")
             event = house.until_exit("held")
         assert alive(child)
@@ -155,7 +155,7 @@ _SLEEPER = """
 import sys, time
 from pathlib import Path
 from dryfit.runtime import supervisor
-from dryfit.runtime.spec import ChildLimits
+from dryfit.runtime.children.child_spec import ChildLimits
 from runtime_jobs import House
 supervisor._TICK_MAX_S = 0.2
 limits = ChildLimits(start_s=60.0, hang_s=1.5, total_s=None, stop_grace_s=60.0)

@@ -15,7 +15,7 @@ import dryfit
 from dryfit.core.errors import ExitStatus
 from dryfit.store.events import AttemptEnded, AttemptStarted, Event, TrialFinished
 from dryfit.store.ledger import Ledger
-from dryfit.study.machine import End
+from dryfit.study.loop.next_step import End
 from study_runs import (
     ends,
     events_of,

@@ -27,7 +27,7 @@ def storage_of(folder: Path) -> optuna.storages.BaseStorage:
 
 def mirror_process(control_pid: int) -> psutil.Process | None:
     for child in psutil.Process(control_pid).children():
-        if "dryfit.search.mirror_process" in child.cmdline():
+        if "dryfit.search.mirror.process" in child.cmdline():
             return child
     return None
 

@@ -8,7 +8,7 @@ import pytest
 
 import encoders
 import tiny
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import LOG_FILE
 from dryfit.starter.preset import preset_text
 from study_runs import fold, marked_processes, start, summary_of

@@ -10,19 +10,19 @@ import torch
 
 import calibrate_stand_in
 import tiny
-from dryfit.core.calibration import MemoryCase
-from dryfit.core.choices import Task
 from dryfit.core.errors import ChildError, ConfigError, MachineError
 from dryfit.core.jobs import ENTRY_POINTS, CalibrateRequest, Job
-from dryfit.core.memory import Confidence, ExecutionChoice
-from dryfit.core.plan import PlanSubject
-from dryfit.core.settings import TrialSettings
-from dryfit.memory.constants import device_constants, read_calibrations
-from dryfit.report.calibrations import calibration_lines, calibration_table, calibration_view
-from dryfit.study import calibrating
-from dryfit.study.calibrating import measure_and_compare
-from dryfit.study.devices import named_gpu
-from dryfit.study.errand import run_alone
+from dryfit.core.jobs.calibration import MemoryCase
+from dryfit.core.jobs.memory import Confidence, ExecutionChoice
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import PlanSubject
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.memory.planning.constants import device_constants, read_calibrations
+from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table, calibration_view
+from dryfit.study.loop.child_jobs import run_alone
+from dryfit.study.planning import calibration as calibrating
+from dryfit.study.planning.calibration import measure_and_compare
+from dryfit.study.resources.trial_devices import named_gpu
 from study_runs import run_here
 
 SUPPORT = Path(calibrate_stand_in.__file__).parent

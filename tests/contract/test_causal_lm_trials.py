@@ -15,11 +15,11 @@ import tiny_lms
 import trials
 from dryfit.core.errors import LoadError
 from dryfit.core.jobs import MergeRequest, StopReason
-from dryfit.core.settings import LmSettings, LoraSettings
-from dryfit.tasks.answers import answer
-from dryfit.tasks.causal_lm import CausalLm
-from dryfit.tasks.merging import merge
-from dryfit.tasks.prompt_tokens import PromptTokenizer
+from dryfit.core.settings.tables import LmSettings, LoraSettings
+from dryfit.jobs.merge import merge
+from dryfit.tasks.lm.causal_lm import CausalLm
+from dryfit.tasks.lm.generation import answer
+from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer
 
 # PEFT itself asks transformers for a property under its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

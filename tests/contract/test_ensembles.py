@@ -19,18 +19,18 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.jobs import EnsembleMember, EnsembleRequest, EnsembleResult, FinalRequest
-from dryfit.meta.configs import load_tokenizer
-from dryfit.meta.source import FolderSource
-from dryfit.tasks.characters import word_spans
-from dryfit.tasks.ensembles import Ensemble, read_ensemble
-from dryfit.tasks.health import folder_health
-from dryfit.tasks.load import load
-from dryfit.tasks.model_input import read_model_input
-from dryfit.tasks.span_metrics import span_metrics
-from dryfit.tasks.windows import Ragged
-from dryfit.train import predict as predicting
-from dryfit.train.ensembles import ensemble
-from dryfit.train.final import final
+from dryfit.jobs import predict as predicting
+from dryfit.jobs.ensemble import ensemble
+from dryfit.jobs.final import final
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.tasks.rows.characters import word_spans
+from dryfit.tasks.saved.load_check import folder_health
+from dryfit.tasks.saved.model_input import read_model_input
+from dryfit.tasks.saved.saved_ensemble import Ensemble, read_ensemble
+from dryfit.tasks.saved.saved_model import load
+from dryfit.tasks.spans.span_metrics import span_metrics
+from dryfit.tasks.tokens.windows import Ragged
 
 Line = dict[str, Any]
 read = trials.read_lines

@@ -16,18 +16,18 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.jobs import FinalRequest
-from dryfit.core.tasks import task_metrics
+from dryfit.core.settings.task_facts import task_metrics
 from dryfit.core.wire import Note
-from dryfit.meta.configs import load_tokenizer
-from dryfit.meta.source import FolderSource
-from dryfit.tasks.characters import word_spans
-from dryfit.tasks.load import load
-from dryfit.tasks.model_input import read_model_input
-from dryfit.tasks.rows import UnlabelledRow
-from dryfit.tasks.span_metrics import span_metrics
-from dryfit.tasks.windows import Ragged
-from dryfit.train.final import final
-from dryfit.train.predict import Predictor
+from dryfit.jobs.final import final
+from dryfit.jobs.predict import Predictor
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.tasks.rows.characters import word_spans
+from dryfit.tasks.rows.checked_rows import UnlabelledRow
+from dryfit.tasks.saved.model_input import read_model_input
+from dryfit.tasks.saved.saved_model import load
+from dryfit.tasks.spans.span_metrics import span_metrics
+from dryfit.tasks.tokens.windows import Ragged
 from trials import read_lines as read
 
 TABLES = {

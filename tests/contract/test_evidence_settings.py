@@ -10,10 +10,10 @@ import settings_act
 import spans
 import tiny
 import trials
-from dryfit.core.choices import Task
-from dryfit.core.tasks import reads
-from dryfit.search.fields import searchable_keys
-from dryfit.tasks.evidence import EvidenceTask
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.task_facts import reads
+from dryfit.search.space.fields import searchable_keys
+from dryfit.tasks.spans.evidence import EvidenceTask
 from settings_act import COMMON, DECODING, ELSEWHERE, HEAD, WINDOWS, Pairs, Tables
 
 BASE: Tables = {"train": {"epochs": 1, "max_length": 28}, "span": {"doc_stride": 6}}

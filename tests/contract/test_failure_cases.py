@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.failure import PERMITTED, Action, FailureKind
-from dryfit.runtime.faults import ROWS
+from dryfit.runtime.failures.classify import ROWS
 
 TESTS = Path(__file__).parents[1]
 SCRIPTED = "contract/test_study_failures.py::test_a_failure_that_goes_on"

@@ -11,8 +11,8 @@ import pytest
 import dryfit
 import own_tasks
 import tiny
-from dryfit.core.splits import fold_groups
-from dryfit.core.trial import FoldScore, Outcome
+from dryfit.core.settings.splits import fold_groups
+from dryfit.core.settings.trial import FoldScore, Outcome
 from study_runs import ends, fold, kill_now, run, run_here, start, summary_of, wait_for, write_study
 
 TASK = """

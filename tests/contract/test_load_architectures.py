@@ -25,8 +25,8 @@ from transformers import (
 
 import dryfit
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.load_report import Origin
-from dryfit.meta.walk import slots
+from dryfit.core.jobs.load_report import Origin
+from dryfit.meta.construction.walk import slots
 from loading import SMALL, assert_same, bert_config, config_of, fresh, llama_config, output, tokens, written
 
 AUTO: dict[str, Any] = {

@@ -10,9 +10,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 import instant
 import plan_jobs
-from dryfit.core.trial import Outcome
-from dryfit.report.records import records_of
-from dryfit.search.mirror_process import Mirror
+from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.data.records import records_of
+from dryfit.search.mirror.process import Mirror
 from study_runs import fold, run_here
 
 WAYS = ["fine", "out of memory", "assert", "illegal access", "wrong device", "nan", "poor"]

@@ -13,12 +13,12 @@ import dryfit
 import objectives
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import FailureKind
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import LOG_FILE
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.machine import End
+from dryfit.study.loop.next_step import End
 from study_runs import DEADLINE_S, fold, marked_processes, run, run_here, start, wait_for
 
 RANDOM = {"sampler": "random", "mirror": "none"}
@@ -177,7 +177,7 @@ def test_a_trials_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold:
         def on_event(self, event, state: StudyState) -> None:
             for pid in marked_processes(folder):
                 process = psutil.Process(pid)
-                if "dryfit.runtime.forkserver" in process.cmdline():
+                if "dryfit.runtime.children.fork_server" in process.cmdline():
                     servers.append(process.memory_info().rss)
 
         def on_message(self, number, message) -> None:

@@ -15,10 +15,10 @@ import pytest
 import dryfit
 import older_studies
 import trials
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.store import events
-from dryfit.study.devices import available_cores
-from dryfit.tasks.health import folder_health
+from dryfit.study.resources.trial_devices import available_cores
+from dryfit.tasks.saved.load_check import folder_health
 from study_runs import events_of, run_here, summary_of
 
 KEPT = Path(__file__).resolve().parents[1] / "older_studies"

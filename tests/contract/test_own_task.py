@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 import tiny
 from dryfit.core.errors import ConfigError, LoadError, NonFiniteError
 from dryfit.core.jobs import FinalRequest, PlanRequest, PredictRequest, ResolveRequest, StopReason
-from dryfit.core.memory import VerdictKind
-from dryfit.core.memory_key import memory_key
-from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import TrialSettings
-from dryfit.planning import plan
-from dryfit.preflight import resolve
-from dryfit.tasks.load import load
-from dryfit.train.final import final
-from dryfit.train.predict import predict
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.core.settings.memory_key import memory_key
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.jobs.final import final
+from dryfit.jobs.plan import plan
+from dryfit.jobs.predict import predict
+from dryfit.jobs.resolve import resolve
+from dryfit.tasks.saved.saved_model import load
 from own_tasks import EXAMPLE, example_file, score_trial, wrong_file
 from trials import ScriptedChannel
 

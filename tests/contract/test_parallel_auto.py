@@ -4,9 +4,9 @@ from pathlib import Path
 
 import dryfit
 import objectives
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.store.events import AttemptPlaced, ParallelSet
-from dryfit.study.devices import available_cores
+from dryfit.study.resources.trial_devices import available_cores
 from study_runs import events_of, fold, run_here
 
 

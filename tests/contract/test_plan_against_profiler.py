@@ -8,16 +8,16 @@ import torch
 from transformers import AutoConfig
 
 import tiny
-from dryfit.core.choices import BaseFormat, Task
-from dryfit.core.plan import DeviceKind, DeviceSpec, OptimizerImpl, PlanSubject
-from dryfit.core.settings import LoraSettings, TrialSettings
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.tracer import Variant
-from dryfit.train.observing import fill
-from dryfit.train.optim import OptimizerPlan
-from dryfit.train.rehearsal import Rehearsal
-from dryfit.train.subjects import step_parts
-from dryfit.train.tracer import StepTracer
+from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
+from dryfit.train.optimizer import OptimizerPlan
+from dryfit.train.rehearsal.observing import fill
+from dryfit.train.rehearsal.step_rehearsal import Rehearsal
+from dryfit.train.rehearsal.step_tracer import StepTracer
+from dryfit.train.rehearsal.subjects import step_parts
 from profiled import peak_bytes, profiled_peak_bytes
 
 SHAPE = Shape(rows=8, length=128)

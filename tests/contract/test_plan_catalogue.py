@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import PlanAnswer, PlanRequest
-from dryfit.core.memory import MemoryCategory, VerdictKind
-from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import LoraSettings, TrialSettings
-from dryfit.meta.catalogue import catalogue_config, catalogue_names
-from dryfit.meta.pretrained import Kind, stored_kind
-from dryfit.study.errand import run_alone
-from dryfit.train.subjects import step_parts
+from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.meta.loading.catalogue import catalogue_config, catalogue_names
+from dryfit.meta.loading.pretrained import Kind, stored_kind
+from dryfit.study.loop.child_jobs import run_alone
+from dryfit.train.rehearsal.subjects import step_parts
 from published import PUBLISHED
 
 HUGE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))

@@ -17,7 +17,7 @@ import plan_stand_in
 import tiny
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ENTRY_POINTS, Job
-from dryfit.core.memory import VerdictKind
+from dryfit.core.jobs.memory import VerdictKind
 from study_runs import command, run_here, write_study
 
 Plan = Callable[..., subprocess.CompletedProcess[str]]

@@ -9,21 +9,21 @@ import torch
 from transformers import AutoConfig
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.choices import BaseFormat, Task
 from dryfit.core.jobs import PlanAnswer, PlanRequest
-from dryfit.core.memory import StepPhase
-from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import LoraSettings, TrialSettings
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.tracer import Variant
-from dryfit.planning import plan
-from dryfit.tasks.answers import answer
-from dryfit.tasks.causal_lm import CausalLm
-from dryfit.tasks.prompt_tokens import PromptTokenizer
-from dryfit.train.evaluate import evaluation_rows
-from dryfit.train.observing import fill
-from dryfit.train.subjects import step_parts
-from dryfit.train.tracer import StepTracer
+from dryfit.core.jobs.memory import StepPhase
+from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.jobs.plan import plan
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
+from dryfit.tasks.lm.causal_lm import CausalLm
+from dryfit.tasks.lm.generation import answer
+from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer
+from dryfit.train.rehearsal.observing import fill
+from dryfit.train.rehearsal.step_tracer import StepTracer
+from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.train.validation import evaluation_rows
 from profiled import peak_bytes, profiled_peak_bytes
 
 ROWS, LENGTH, NEW = 8, 96, 24

@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 import torch
 
-from dryfit.core.choices import Task
-from dryfit.core.cut import CutSummary
 from dryfit.core.errors import ConfigError, ShardError
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.memory import Effect, MemoryCategory, VerdictKind
-from dryfit.core.plan import OptimizerImpl, PlanSubject
-from dryfit.core.sharding import ShardPlan
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.timeline import end_bytes, peak_bytes
-from dryfit.memory.tracer import Variant
-from dryfit.parallel.apply import cut
-from dryfit.parallel.collectives import Ranks
-from dryfit.parallel.simulated import SimulatedRanks, simulate
+from dryfit.core.jobs.memory import Effect, MemoryCategory, VerdictKind
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import OptimizerImpl, PlanSubject
+from dryfit.core.sharding.shard_plan import ShardPlan
+from dryfit.core.sharding.shard_summary import CutSummary
+from dryfit.memory.planning.timeline import end_bytes, peak_bytes
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
+from dryfit.parallel.layout import proved_plans as sharding
+from dryfit.parallel.layout.shard_plans import Cuts
+from dryfit.parallel.ranks.apply import cut
+from dryfit.parallel.ranks.collectives import Ranks
+from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 from dryfit.tasks.base import Batch
-from dryfit.train import sharding
-from dryfit.train.cuts import Cuts
-from dryfit.train.optim import make_optimizer
+from dryfit.train.optimizer import make_optimizer
+from dryfit.train.rehearsal.step_tracer import StepTracer
+from dryfit.train.rehearsal.subjects import StepParts, step_parts, whole_model
 from dryfit.train.step import backward_batch
-from dryfit.train.subjects import StepParts, step_parts
-from dryfit.train.tracer import StepTracer
 from rank_plans import CPU, config, planned, subject, with_weights
 
 ROWS, MICRO = 8, 3
@@ -159,7 +159,7 @@ def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
     answer = planned(what, tmp_path / "cache", tp=2, micro_batch=MICRO, checkpointing=checkpointing)
     assert answer.verdict is VerdictKind.FITS, answer.reasons
     assert answer.execution is not None and (answer.execution.micro_batch, answer.execution.accumulation) == (3, 3)
-    plan = Cuts(tmp_path / "other").plan(what, 2)
+    plan = Cuts(tmp_path / "other", whole_model).plan(what, 2)
     modules = [step_parts(what, checkpointing=checkpointing, reentrant=False) for _ in range(2)]
     held = simulate(2, lambda ranks: real_step(what, modules[ranks.rank], plan, ranks))
     cut = of(answer)
@@ -180,7 +180,7 @@ def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
 @pytest.mark.slow
 def test_scores_that_stay_cut_take_less_and_send_less(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", "llama", **WORDS), Task.CAUSAL_LM)
-    plan = Cuts(tmp_path / "shards").plan(what, 2)
+    plan = Cuts(tmp_path / "shards", whole_model).plan(what, 2)
     assert plan.scores == "decoder.lm_head"
     assert plan.vocabulary == WORDS["vocab_size"]
     shape, table_bytes = Shape(MICRO, 32), MICRO * 32 * WORDS["vocab_size"] * 4
@@ -237,7 +237,7 @@ def test_a_rank_takes_less_than_the_whole_and_neither_answers_for_the_other(tmp_
 def test_a_checkpoint_puts_whole_parameters_together(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", vocab_size=8192), train={"max_length": 8})
     table_bytes = 8192 * 64 * 4
-    plan = Cuts(tmp_path / "shards").plan(what, 2)
+    plan = Cuts(tmp_path / "shards", whole_model).plan(what, 2)
     assert plan.parameters["encoder.embeddings.word_embeddings.weight"].dim == 0
     alone = StepTracer(what, CPU).trace(SegmentKind.SAVE, Variant(), None)
     rank = StepTracer(what, CPU, plan=plan).trace(SegmentKind.SAVE, Variant(), None)

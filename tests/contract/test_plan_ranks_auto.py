@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.memory import VerdictKind
-from dryfit.core.plan import PlanSubject
-from dryfit.report.plan_tables import headline
-from dryfit.study.refusals import refusal_text
-from dryfit.train import sharding
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.execution import PlanSubject
+from dryfit.parallel.layout import proved_plans as sharding
+from dryfit.reporting.terminal.plan_tables import headline
+from dryfit.study.planning.refusals import refusal_text
 from rank_plans import CPU, config, planned, subject
 
 MB = 1_000_000

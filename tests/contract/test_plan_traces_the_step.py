@@ -12,14 +12,14 @@ import encoders
 import spans
 import tiny
 import tiny_lms
-from dryfit.core.choices import Task
-from dryfit.core.plan import PlanSubject, adapters
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import PlanSubject, adapters
 from dryfit.tasks.guard import BatchGuard
-from dryfit.train import loop
-from dryfit.train.optim import optimizer_plan
-from dryfit.train.rehearsal import Rehearsal
+from dryfit.train import trainer as loop
+from dryfit.train.optimizer import optimizer_plan
+from dryfit.train.rehearsal.step_rehearsal import Rehearsal
+from dryfit.train.rehearsal.subjects import StepParts, step_parts
 from dryfit.train.step import micro_batches
-from dryfit.train.subjects import StepParts, step_parts
 from trials import Trial, small
 
 _STEP = 2

@@ -15,10 +15,10 @@ import dryfit
 from dryfit.cli.app import app
 from dryfit.config.freeze import dump_toml
 from dryfit.config.load import load_study_file, load_study_text
-from dryfit.core.choices import Direction
 from dryfit.core.errors import ConfigError, LedgerError
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.trial import Goal, Outcome
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Goal, Outcome
 from dryfit.store.ledger import StudyLock
 from ledgers import Script, eventful
 

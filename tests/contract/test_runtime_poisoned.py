@@ -7,9 +7,9 @@ import pytest
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.wire import Note
-from dryfit.runtime.faults import classify
-from dryfit.runtime.recovery import decide
-from dryfit.runtime.spec import ChildExited, ChildMessage
+from dryfit.runtime.children.child_spec import ChildExited, ChildMessage
+from dryfit.runtime.failures.classify import classify
+from dryfit.runtime.failures.recovery import decide
 from runtime_jobs import House
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dryfit.config.schema import Isolation
-from dryfit.core.secrets import forget_secrets
-from dryfit.core.settings import DataSettings, ModelSettings
-from dryfit.runtime import child
-from dryfit.runtime.faults import classify
-from dryfit.runtime.harvest import child_log_tail, harvest, read_messages
+from dryfit.core.settings.tables import DataSettings, ModelSettings
+from dryfit.core.text.secrets import forget_secrets
+from dryfit.runtime.children import child
+from dryfit.runtime.children.result_reading import child_log_tail, harvest, read_messages
+from dryfit.runtime.failures.classify import classify
 from runtime_jobs import House, request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")

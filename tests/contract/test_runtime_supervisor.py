@@ -11,13 +11,13 @@ from dryfit.config.schema import Isolation
 from dryfit.core.errors import InternalError
 from dryfit.core.failure import FailureKind
 from dryfit.core.jobs import StopReason
-from dryfit.core.trial import MetricPoint
+from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import STACKS_FILE, Note, Report, Started, Verdict
-from dryfit.runtime.child import ChildStatus
-from dryfit.runtime.faults import classify
-from dryfit.runtime.harvest import harvest, read_messages
-from dryfit.runtime.log_limit import HEAD_BYTES, MOST_BYTES, TAIL_BYTES
-from dryfit.runtime.spec import ChildExited, ChildLimits, ChildMessage
+from dryfit.runtime.children.child import ChildStatus
+from dryfit.runtime.children.child_spec import ChildExited, ChildLimits, ChildMessage
+from dryfit.runtime.children.log_limit import HEAD_BYTES, MOST_BYTES, TAIL_BYTES
+from dryfit.runtime.children.result_reading import harvest, read_messages
+from dryfit.runtime.failures.classify import classify
 from runtime_jobs import PATIENCE_S, House, alive, until_dead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
@@ -186,7 +186,7 @@ def test_a_kill_takes_the_descendants_along(house):
 
 
 def test_a_child_is_killed_before_it_carries_its_marker(tmp_path, monkeypatch):
-    monkeypatch.setattr("dryfit.runtime.supervisor.kill_session", lambda _pid, _marker: None)
+    monkeypatch.setattr("dryfit.runtime.children.supervisor.kill_session", lambda _pid, _marker: None)
     with House(tmp_path, isolation=Isolation.FRESH) as house:
         house.start("young", "run")
         house.supervisor.kill("young", "now")

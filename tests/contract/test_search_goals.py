@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from study_runs import fold, run, run_here, write_study

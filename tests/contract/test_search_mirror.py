@@ -17,8 +17,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from dryfit.search.mirror import MirrorProcess
-from dryfit.search.mirror_process import Mirror
+from dryfit.search.mirror.handle import MirrorProcess
+from dryfit.search.mirror.process import Mirror
 
 pytestmark = pytest.mark.heavy
 
@@ -284,8 +284,8 @@ def test_a_study_from_elsewhere_is_left_alone(ledger: Ledger, storage: str, tmp_
 PARENT = """
 import sys, time
 from pathlib import Path
-from dryfit.search.mirror import MirrorProcess
-from dryfit.search.mirror_process import Mirror
+from dryfit.search.mirror.handle import MirrorProcess
+from dryfit.search.mirror.process import Mirror
 folder = Path(sys.argv[1])
 mirror = MirrorProcess(folder / "ledger.jsonl", storage=f"journal:{folder / 'j'}", study="toy",
     status=folder / "mirror.json", log=folder / "mirror.log")
@@ -357,7 +357,7 @@ def test_what_a_mirrors_driver_says_is_told_without_the_password(tmp_path, monke
     """SQLAlchemy and drivers quote what they cannot read."""
     monkeypatch.setenv("MY_STORAGE", "sqlite://host/db?password=planted-password")
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    command = [sys.executable, "-m", "dryfit.search.mirror_process", "--ledger", str(ledger.path)]
+    command = [sys.executable, "-m", "dryfit.search.mirror.process", "--ledger", str(ledger.path)]
     command += ["--storage", "env:MY_STORAGE", "--study", "toy"]
     done = subprocess.run(
         [*command, "--status", str(tmp_path / "status.json")], capture_output=True, text=True, check=False

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.choices import Direction
-from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.points import known_points
-from dryfit.search.pruning import Rules, judge
-from dryfit.search.space import Space
-from dryfit.search.suggest import Suggestion, suggest
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
+from dryfit.search.sampling.pruning import Rules, judge
+from dryfit.search.sampling.suggest import Suggestion, suggest
+from dryfit.search.space.enqueued import known_points
+from dryfit.search.space.space import Space
 
 CONFIG = StudyConfig.model_validate_json(
     json.dumps(

@@ -19,10 +19,10 @@ import trials
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import LoadError, MachineError
 from dryfit.core.wire import LOG_FILE, Note
-from dryfit.meta.configs import load_tokenizer
-from dryfit.meta.sentencepiece_model import check_packages
-from dryfit.meta.source import FolderSource
-from dryfit.runtime.spec import ChildExited, ChildMessage, ChildSpec
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.meta.loading.sentencepiece_model import check_packages
+from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
 from runtime_jobs import GENEROUS, House, request
 from study_runs import fold, run, summary_of
 from tokenizer_jobs import ids_of
@@ -173,7 +173,7 @@ def test_children_side_by_side_cut_texts_alike(
 ) -> None:
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    preload = ("dryfit.train.entry", "dryfit.preflight", "tokenizer_jobs")
+    preload = ("dryfit.jobs.train", "dryfit.jobs.resolve", "tokenizer_jobs")
     with House(tmp_path, isolation=isolation, preload=preload, entry="tokenizer_jobs:run_job") as house:
         waiting = [f"{name}-{turn}" for name in KINDS for turn in range(2)]
         for start in range(0, len(waiting), at_once):
@@ -255,8 +255,8 @@ def test_so_it_is_where_a_tokenizer_is_loaded(folders: dict[str, Path]) -> None:
     code = (
         "import sys; sys.modules |= dict.fromkeys(['sentencepiece', 'google.protobuf'])\n"
         "from dryfit.core.errors import MachineError\n"
-        "from dryfit.meta.configs import load_tokenizer\n"
-        "from dryfit.meta.source import FolderSource\n"
+        "from dryfit.meta.loading.configs import load_tokenizer\n"
+        "from dryfit.meta.files.source import FolderSource\n"
         "try:\n"
         f"    load_tokenizer(FolderSource.of({str(folders['xlnet'])!r}))\n"
         "except MachineError as error:\n"

@@ -11,9 +11,9 @@ from torch import nn
 
 import rank_groups
 from dryfit.core.errors import ConfigError
-from dryfit.core.sharding import ShardPlan
-from dryfit.parallel.planner import plan_shards
-from dryfit.parallel.prove import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, PARAMETER_TOLERANCE, prove
+from dryfit.core.sharding.shard_plan import ShardPlan
+from dryfit.parallel.planning.planner import plan_shards
+from dryfit.parallel.proof.prove import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, PARAMETER_TOLERANCE, prove
 from rank_architectures import ARCHITECTURES, Whole, batch, cases, compare, model, on_meta, planned, saved_whole
 from rank_groups import ERROR, Facts
 

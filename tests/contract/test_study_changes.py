@@ -16,16 +16,16 @@ from optuna.trial import TrialState as Optunas
 from changing import SAMPLERS, AtOnce, Killed, Watch, config, mirrored, own_function, run, space_of
 from dryfit.config.schema import StudyConfig
 from dryfit.core.jobs import TrainRequest
-from dryfit.core.trial import Outcome, TrialRecord
-from dryfit.report.csv_file import csv_text
-from dryfit.report.generations import began_text, generation_text, generations_table
-from dryfit.report.records import records_of
-from dryfit.report.summary import summarise
-from dryfit.report.tables import trials_table
-from dryfit.report.verdict import verdict_of
-from dryfit.runtime.spec import ChildSpec
-from dryfit.search import suggest as suggesting
-from dryfit.search.space import Space
+from dryfit.core.settings.trial import Outcome, TrialRecord
+from dryfit.reporting.data.csv_file import csv_text
+from dryfit.reporting.data.records import records_of
+from dryfit.reporting.data.summary import summarise
+from dryfit.reporting.html.verdict import verdict_of
+from dryfit.reporting.terminal.generation_text import began_text, generation_text, generations_table
+from dryfit.reporting.terminal.tables import trials_table
+from dryfit.runtime.children.child_spec import ChildSpec
+from dryfit.search.sampling import suggest as suggesting
+from dryfit.search.space.space import Space
 from dryfit.store.events import Compatibility, Event, GenerationBegan, StudyRevised, TrialFinished
 from dryfit.store.ledger import Ledger, read_ledger
 from dryfit.store.replay import StudyState

@@ -14,10 +14,10 @@ import dryfit
 import plan_jobs
 from dryfit.core.failure import PERMITTED, Action, FailureKind
 from dryfit.core.jobs import ENTRY_POINTS, Job
-from dryfit.core.trial import Outcome
-from dryfit.runtime.nvml_link import NvmlLink
+from dryfit.core.settings.trial import Outcome
+from dryfit.runtime.machine.nvml_link import NvmlLink
 from dryfit.store.events import AttemptPlaced, Event, ParallelSet
-from dryfit.study.machine import End
+from dryfit.study.loop.next_step import End
 from nvml import Driver
 
 
@@ -94,7 +94,7 @@ def test_a_neighbour_that_takes_the_memory_is_waited_for_and_costs_nothing(
 def test_a_driver_that_hangs_costs_a_study_its_evidence_and_nothing_else(
     tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dryfit.study.session.NvmlLink", partial(NvmlLink, answer_s=2.0))
+    monkeypatch.setattr("dryfit.study.loop.session.NvmlLink", partial(NvmlLink, answer_s=2.0))
     driver.mark("hangs")
     watcher = Watcher(driver)
     done = dryfit.tune(study(tmp_path / "study"), observers=[watcher])

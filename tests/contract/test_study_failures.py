@@ -17,10 +17,10 @@ from dryfit.api.studies import exit_status
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs import ChildResult, StopReason, TrainRequest, TrainResult
-from dryfit.core.trial import Outcome
-from dryfit.runtime.child import ChildStatus
+from dryfit.core.settings.trial import Outcome
+from dryfit.runtime.children.child import ChildStatus
 from dryfit.store.events import AttemptEnded
-from dryfit.study.machine import End
+from dryfit.study.loop.next_step import End
 
 A, K = Action, FailureKind
 GIB = 2**30

@@ -16,20 +16,20 @@ from dryfit.cli.live import event_line
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import Job, PlanAnswer, PlanRequest
-from dryfit.core.memory import VerdictKind
-from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
-from dryfit.core.trial import Outcome
-from dryfit.report.plans import plan_totals
-from dryfit.report.story import trial_story
-from dryfit.report.story_text import story_lines
-from dryfit.report.summary import summarise
-from dryfit.report.tables import trials_table
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.data.observed_memory import plan_totals
+from dryfit.reporting.data.story import trial_story
+from dryfit.reporting.data.summary import summarise
+from dryfit.reporting.terminal.story_text import story_lines
+from dryfit.reporting.terminal.tables import trials_table
 from dryfit.store.events import AttemptPlaced, Event, TrialFinished, TrialPlanned
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from dryfit.study.context import StudyContext
-from dryfit.study.machine import End
-from dryfit.study.refusals import nothing_fits_text
+from dryfit.study.loop.context import StudyContext
+from dryfit.study.loop.next_step import End
+from dryfit.study.planning.refusals import nothing_fits_text
 from study_runs import ends, fold, write_study
 from study_runs import run as study_run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import tiny
-from dryfit.core.memory import VerdictKind
-from dryfit.study.devices import available_cores
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.study.resources.trial_devices import available_cores
 from study_runs import fold, run
 
 STUDY = """

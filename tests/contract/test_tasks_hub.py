@@ -7,7 +7,7 @@ import pytest
 
 import tiny
 from dryfit.core.errors import DataError
-from dryfit.tasks.sources import read_rows
+from dryfit.tasks.rows.sources import read_rows
 
 
 @pytest.fixture

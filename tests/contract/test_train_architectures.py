@@ -13,24 +13,24 @@ import encoders
 import tasks
 import tiny
 import trials
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import PlanRequest
-from dryfit.core.memory import MemoryCategory, StepPhase, VerdictKind
-from dryfit.core.plan import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
-from dryfit.meta.configs import load_tokenizer, most_tokens
-from dryfit.meta.pretrained import encoder_config, load_encoder
-from dryfit.meta.source import FolderSource, local_folder
-from dryfit.study.errand import run_alone
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase, VerdictKind
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.core.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
+from dryfit.meta.files.source import FolderSource, local_folder
+from dryfit.meta.loading.configs import load_tokenizer, most_tokens
+from dryfit.meta.loading.pretrained import encoder_config, load_encoder
+from dryfit.study.loop.child_jobs import run_alone
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, encoder_parts, freeze
-from dryfit.tasks.load import load
 from dryfit.tasks.prepare import prepared_tokens
-from dryfit.tasks.rows import load_splits
-from dryfit.tasks.tokens import Tokens, TokenSet
-from dryfit.train.evaluate import evaluate, evaluation_rows
-from dryfit.train.optim import parameter_groups
+from dryfit.tasks.rows.checked_rows import load_splits
+from dryfit.tasks.saved.saved_model import load
+from dryfit.tasks.tokens.token_set import Tokens, TokenSet
+from dryfit.train.optimizer import parameter_groups
+from dryfit.train.validation import evaluate, evaluation_rows
 from parts import need_package
 
 # Without warm-up: its first step has a learning rate of zero.

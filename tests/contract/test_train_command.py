@@ -17,8 +17,8 @@ from dryfit.api import train, train_ensemble, train_top
 from dryfit.api.studies import tune
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.store.ledger import StudyLock
-from dryfit.study.machine import End
-from dryfit.tasks.load import load
+from dryfit.study.loop.next_step import End
+from dryfit.tasks.saved.saved_model import load
 from study_runs import DEADLINE_S, command, fold, run, run_here, start, wait_for, write_study
 
 
@@ -231,7 +231,7 @@ def test_a_study_that_its_disk_has_no_room_for_is_refused_before_its_first_trial
         free = 100_000
 
     file = write_study(tmp_path / "study", trials=3)
-    monkeypatch.setattr("dryfit.study.session.shutil.disk_usage", lambda _folder: Usage)
+    monkeypatch.setattr("dryfit.study.loop.session.shutil.disk_usage", lambda _folder: Usage)
     with pytest.raises(MachineError, match="the study takes up to"):
         tune(file)
     assert not fold(tmp_path / "study").trials

@@ -15,13 +15,14 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
-from dryfit.core.load_report import LoadReport
+from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.wire import Checkpointed, Note, Started, read_model
-from dryfit.train import entry, sharding
+from dryfit.jobs import train as entry
+from dryfit.jobs.train import train
+from dryfit.parallel.layout import proved_plans as sharding
+from dryfit.parallel.layout.proved_plans import ProvedPlan
+from dryfit.parallel.layout.tensor_parallel import CutModel
 from dryfit.train import model as model_module
-from dryfit.train.cut_model import CutModel
-from dryfit.train.entry import train
-from dryfit.train.sharding import ProvedPlan
 from together import (
     NOISY,
     OF_EACH_KIND,

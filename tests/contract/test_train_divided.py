@@ -16,8 +16,8 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, NonFiniteError
 from dryfit.core.jobs import StopReason
-from dryfit.memory.shares import held_bytes
-from dryfit.train import loop
+from dryfit.parallel.layout.fsdp_bytes import held_bytes
+from dryfit.train import trainer as loop
 from together import (
     NOISY,
     OF_EACH_KIND,

@@ -21,21 +21,21 @@ import spans
 import tiny
 import tiny_lms
 import trials
-from dryfit import planning
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.jobs import StopReason, StudyTokens, TrainResult
-from dryfit.core.settings import DataSettings
-from dryfit.core.trial import MetricPoint, fold_spreads
+from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.trial import MetricPoint, fold_spreads
 from dryfit.core.wire import Checkpointed, FirstStep, Note, Progress
+from dryfit.jobs import plan as planning
+from dryfit.jobs.train import fold_seed, train
 from dryfit.tasks.base import Given, Task
 from dryfit.tasks.folds import Fold, fold_splits, study_folds
 from dryfit.tasks.prepare import checked_splits
 from dryfit.tasks.registry import make_task
-from dryfit.train import steward
+from dryfit.train import trial_callback as steward
 from dryfit.train.checkpoint import newest_good
-from dryfit.train.entry import fold_seed, train
-from dryfit.train.evaluate import Evaluated
 from dryfit.train.model import build_model
+from dryfit.train.validation import Evaluated
 
 TABLES = {
     "train": {"evals_per_epoch": 2, "group_by_length": True},

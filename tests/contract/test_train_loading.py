@@ -13,7 +13,7 @@ import tiny
 import trials
 from dryfit.core.errors import LoadError
 from dryfit.core.jobs import StopReason
-from dryfit.core.load_report import LoadReport, Origin
+from dryfit.core.jobs.load_report import LoadReport, Origin
 from dryfit.train.model import build_model
 
 

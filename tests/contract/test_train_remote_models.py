@@ -35,7 +35,7 @@ try:
 except DryfitError as error:
     found["untrusted"] = error.code + ": " + error.allowed
 found["trusted"] = run(folder + "/trusted", own, trust_remote_code=True)
-from dryfit.tasks.load import load
+from dryfit.tasks.saved.saved_model import load
 found["loaded"] = type(load(folder + "/trusted/best", trust=True).encoder).__name__
 print(json.dumps(found))
 """

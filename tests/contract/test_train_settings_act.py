@@ -10,12 +10,12 @@ import pytest
 
 import tiny
 import trials
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, DryfitError, LoadError
 from dryfit.core.jobs import StopReason
-from dryfit.core.tasks import reads
-from dryfit.search.fields import searchable_keys
-from dryfit.train import loop
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.task_facts import reads
+from dryfit.search.space.fields import searchable_keys
+from dryfit.train import trainer as loop
 from parts import need_package
 from settings_act import CLASS_HEAD, COMMON, ELSEWHERE, FOCAL, Case, Pairs, Tables
 

@@ -10,11 +10,11 @@ import dryfit
 import tasks
 import tiny
 import trials
-from dryfit.core.choices import Metric
 from dryfit.core.errors import ConfigError
-from dryfit.core.tasks import class_metrics
-from dryfit.meta.configs import load_tokenizer
-from dryfit.meta.source import FolderSource
+from dryfit.core.settings.choices import Metric
+from dryfit.core.settings.task_facts import class_metrics
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.tasks.base import pad_rows
 from dryfit.tasks.metrics import multi_label_metrics
 from dryfit.tasks.prepare import prepared_tokens

@@ -10,10 +10,10 @@ import settings_act
 import spans
 import tiny
 import trials
-from dryfit.core.choices import Task
-from dryfit.core.tasks import reads
-from dryfit.search.fields import searchable_keys
-from dryfit.tasks.share import ShareTask
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.task_facts import reads
+from dryfit.search.space.fields import searchable_keys
+from dryfit.tasks.joint.share import ShareTask
 from settings_act import CLASS_HEAD, COMMON, DECODING, ELSEWHERE, OTHER, WINDOWS, Case, Pairs, Tables
 
 BASE: Tables = {"train": {"epochs": 1, "max_length": 40}, "span": {"doc_stride": 6}}

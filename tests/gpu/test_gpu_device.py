@@ -19,7 +19,7 @@ pytestmark = [
 SCRIPT = """
 import json, os, sys
 import torch
-from dryfit.core.plan import Allocator, DeviceKind, ExecutionPlan
+from dryfit.core.settings.execution import Allocator, DeviceKind, ExecutionPlan
 from dryfit.train.device import observed_memory, prepare_device
 
 limit, allocator = int(sys.argv[1]) or None, Allocator(sys.argv[2])

@@ -15,10 +15,10 @@ import tiny
 import trials
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import FailureKind
-from dryfit.core.plan import DeviceKind
+from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.wire import Note, Report, Verdict
-from dryfit.runtime.faults import classify
-from dryfit.runtime.spec import PRELOAD, ChildExited, ChildLimits, ChildMessage, ChildSpec
+from dryfit.runtime.children.child_spec import PRELOAD, ChildExited, ChildLimits, ChildMessage, ChildSpec
+from dryfit.runtime.failures.classify import classify
 from gpu_jobs import WRONG
 from runtime_jobs import House, until_dead
 

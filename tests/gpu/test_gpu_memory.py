@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.calibration import CaseComparison, MemoryCase
-from dryfit.core.choices import Task
 from dryfit.core.jobs import CalibrateRequest, CalibrateResult
-from dryfit.core.settings import TrialSettings
-from dryfit.core.trial import Outcome
-from dryfit.memory.constants import read_calibrations
-from dryfit.study.calibrating import calibration_cases
-from dryfit.study.errand import run_alone
+from dryfit.core.jobs.calibration import CaseComparison, MemoryCase
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.trial import Outcome
+from dryfit.memory.planning.constants import read_calibrations
+from dryfit.study.loop.child_jobs import run_alone
+from dryfit.study.planning.calibration import calibration_cases
 from study_runs import fold, run, write_study
 
 pytestmark = [
@@ -37,8 +37,8 @@ NAMES = ("encoder-bf16-fused", "encoder-fp32-checkpointed", "decoder-lora-bf16",
 CAPPED = """
 import json, sys
 import torch
-from dryfit.core.calibration import MemoryCase
-from dryfit.train.observing import ALLOCATOR_SETTINGS, CudaMeter, device_spec, run_case
+from dryfit.core.jobs.calibration import MemoryCase
+from dryfit.train.rehearsal.observing import ALLOCATOR_SETTINGS, CudaMeter, device_spec, run_case
 
 case = MemoryCase.model_validate_json(sys.argv[1])
 torch._C._accelerator_setAllocatorSettings(ALLOCATOR_SETTINGS[case.allocator])
@@ -51,13 +51,13 @@ except torch.cuda.OutOfMemoryError:
 
 TRACED = """
 from dryfit.core.errors import TraceError
-from dryfit.core.plan import DeviceSpec
-from dryfit.core.choices import Task
-from dryfit.core.settings import TrialSettings
-from dryfit.core.plan import PlanSubject
-from dryfit.memory.events import SegmentKind
-from dryfit.memory.tracer import Variant
-from dryfit.train.tracer import StepTracer
+from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.execution import PlanSubject
+from dryfit.memory.tracing.events import SegmentKind
+from dryfit.memory.tracing.tracer import Variant
+from dryfit.train.rehearsal.step_tracer import StepTracer
 import torch
 
 settings = TrialSettings.model_validate_json('{"model": {"name": "bert-base-uncased"}}')

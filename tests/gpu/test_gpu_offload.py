@@ -13,9 +13,9 @@ import torch
 import tiny
 import trials
 from dryfit.core.jobs import TrainResult
-from dryfit.core.plan import DeviceKind
-from dryfit.core.settings import OptimSettings
-from dryfit.train.optim import OptimizerPlan, make_optimizer
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.tables import OptimSettings
+from dryfit.train.optimizer import OptimizerPlan, make_optimizer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.runtime.devices import DeviceLook, NvmlDevices, Whose
+from dryfit.runtime.machine.gpus import DeviceLook, NvmlDevices, Whose
 from study_runs import fold, run, write_study
 
 pytestmark = [

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.memory import VerdictKind
-from dryfit.preflight import smallest_device
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.jobs.resolve import smallest_device
 from study_runs import fold, run, write_study
 
 pytestmark = [

@@ -3,17 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.memory import Confidence, Effect, VerdictKind
-from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.constants import DeviceConstants
-from dryfit.memory.estimate import Device, Lengths, Work, run_of
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.interpolate import fit, in_canonical_order, plan_fits
-from dryfit.memory.ladder import capacity_bytes, plan
-from dryfit.memory.rungs import Trial, execution_asked, rungs
-from dryfit.memory.source import SegmentSource
-from dryfit.memory.tracer import Variant
+from dryfit.core.jobs.memory import Confidence, Effect, VerdictKind
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.planning.constants import DeviceConstants
+from dryfit.memory.planning.estimate import Device, Lengths, Work, run_of
+from dryfit.memory.planning.fallbacks import Trial, execution_asked, rungs
+from dryfit.memory.planning.interpolate import fit, in_canonical_order, plan_fits
+from dryfit.memory.planning.ladder import capacity_bytes, plan
+from dryfit.memory.planning.segment_source import SegmentSource
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
 from planning import MIB, ToyTracer
 
 IMPLS = (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocations import allocator_settings_texts, columns
-from dryfit.memory.allocator import replay
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.snapshot import compare, read_snapshot
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.replay import replay
+from dryfit.memory.allocator.snapshot import compare, read_snapshot
 from snapshots import snapshot_of
 from thinning import examples
 

@@ -14,9 +14,9 @@ from dryfit.core.failure import (
     PastFailure,
 )
 from dryfit.core.jobs import ChildResult, Job, StopReason, TrainResult
-from dryfit.runtime.fault_detail import fault_detail
-from dryfit.runtime.faults import ROWS, classify
-from dryfit.runtime.recovery import ANOTHER_ATTEMPT, attempt_terms, decide
+from dryfit.runtime.failures.classify import ROWS, classify
+from dryfit.runtime.failures.fault_detail import fault_detail
+from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, decide
 from dryfit.store.events import FailureFacts
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.groups import devices_of, left_over, places_of
-from dryfit.runtime.packing import (
+from dryfit.core.sharding.device_groups import devices_of, left_over, places_of
+from dryfit.runtime.machine.packing import (
     BYPASSED_MOST,
     CPU,
     DeviceRoom,

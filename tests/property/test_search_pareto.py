@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.pareto import as_losses, dominates
-from dryfit.core.trial import Goal, Outcome
-from dryfit.search.pareto import best_spread, non_dominated
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.trial import Goal, Outcome
+from dryfit.search.sampling.pareto_front import best_spread, non_dominated
 from dryfit.store.events import StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.replay import StudyState
 from thinning import examples

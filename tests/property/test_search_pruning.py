@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, PatientPruner, SuccessiveHalvingPruner
 
 from dryfit.config.schema import SearchSettings
-from dryfit.core.choices import Direction
-from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.pruning import Rules, judge
-from dryfit.search.throwaway import throw_away_name
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
+from dryfit.search.sampling.pruning import Rules, judge
+from dryfit.search.sampling.scratch_study import throw_away_name
 from thinning import examples
 
 pytestmark = pytest.mark.usefixtures("quiet_optuna")

@@ -6,12 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.choices import Direction
-from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.fields import apply_params
-from dryfit.search.points import known_points
-from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.enqueued import known_points
+from dryfit.search.space.fields import apply_params
+from dryfit.search.space.space import Space
 
 SETTINGS = {"tpe": {"startup_trials": 3}, "nsga2": {"population_size": 3}}
 MODELS = ["a", "b", "c"]

@@ -7,11 +7,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dryfit.core.choices import Direction
-from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.pareto import best_spread
-from dryfit.search.pruning import Curves, middle
-from dryfit.search.told import Window, is_told
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
+from dryfit.search.sampling.history_view import Window, is_told
+from dryfit.search.sampling.pareto_front import best_spread
+from dryfit.search.sampling.pruning import Curves, middle
 from thinning import examples
 
 BEST, LAST = 3, 6

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from optuna.pruners import BasePruner, HyperbandPruner, SuccessiveHalvingPruner
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.choices import Direction
-from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.pruning import Rules, judge
-from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
-from dryfit.search.throwaway import throw_away_name
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
+from dryfit.search.sampling.pruning import Rules, judge
+from dryfit.search.sampling.scratch_study import throw_away_name
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.space import Space
 from dryfit.store.history import History
 from thinning import examples
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.choices import Direction
-from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.basis import Ground, basis_of, is_trial_of, point_in
-from dryfit.search.compat import compare
-from dryfit.search.params import Distribution
-from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
+from dryfit.search.changes import compare
+from dryfit.search.comparability import Ground, basis_of, is_trial_of, point_in
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.params import Distribution
+from dryfit.search.space.space import Space
 from dryfit.store.events import Basis, Compatibility
 from thinning import examples
 

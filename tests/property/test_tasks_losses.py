@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dryfit.core.settings import LossSettings
+from dryfit.core.settings.tables import LossSettings
 from dryfit.tasks.base import MODEL_INPUTS, Batch
 from dryfit.tasks.losses import make_loss
 from dryfit.train.step import backward_batch

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.train.batches import EpochBatchSampler, epoch_batches, evaluation_batches
-from dryfit.train.evaluate import evaluation_steps
+from dryfit.train.validation import evaluation_steps
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=300)
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import torch
 
-from dryfit.calibration import calibrate as real
-from dryfit.calibration import planned
-from dryfit.core.calibration import Observation, PartPeak
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs import CalibrateRequest, CalibrateResult, ChildResult
-from dryfit.core.memory import Confidence
-from dryfit.core.plan import DeviceSpec
+from dryfit.core.jobs.calibration import Observation, PartPeak
+from dryfit.core.jobs.memory import Confidence
+from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.wire import write_model
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.constants import DeviceConstants
-from dryfit.memory.estimate import Device
+from dryfit.jobs.calibrate import calibrate as real
+from dryfit.jobs.calibrate import planned
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.planning.constants import DeviceConstants
+from dryfit.memory.planning.estimate import Device
 from snapshots import snapshot_of
 
 WORKSPACE_BYTES = 8_519_680

@@ -16,17 +16,17 @@ from optuna.storages.journal import JournalFileBackend
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import Evidence
 from dryfit.core.jobs import ChildResult, ObjectiveRequest, ResolveResult, TrainRequest, TrainResult
-from dryfit.core.plan import DeviceKind
-from dryfit.core.trial import MetricPoint, Scalar
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.trial import MetricPoint, Scalar
 from dryfit.core.wire import RESULT_FILE, Report, Started, Verdict, write_model
-from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.search.mirror_process import Mirror
-from dryfit.search.space import Space
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
+from dryfit.search.mirror.process import Mirror
+from dryfit.search.space.space import Space
 from dryfit.store.events import Event
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
-from dryfit.study import session
+from dryfit.study.loop import session
 
 
 def space_of(models: int, **keys: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from dryfit.core.failure import FailureKind
-from dryfit.core.tail import LineTail
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
+from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.store.events import EVENT, TrialFinished
 from dryfit.store.replay import StudyState
@@ -64,7 +64,7 @@ def parent_of(pid: int) -> int | None:
     """The fork server that made a child; None where the child is gone."""
     with suppress(psutil.Error):
         parent = psutil.Process(pid).parent()
-        return parent.pid if parent is not None and "dryfit.runtime.forkserver" in parent.cmdline() else None
+        return parent.pid if parent is not None and "dryfit.runtime.children.fork_server" in parent.cmdline() else None
     return None
 
 

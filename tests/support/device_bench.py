@@ -7,9 +7,9 @@ from typing import Any
 
 import instant
 import plan_jobs
-from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.study.context import StudyContext
-from dryfit.study.occupancy import Machine
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.study.loop.context import StudyContext
+from dryfit.study.resources.placements import Machine
 from nvml import ScriptedDevices
 
 GIB, MIB = 2**30, 2**20

@@ -10,17 +10,17 @@ from torch.distributed.tensor import DTensor
 
 from dryfit.core.jobs import TrainRequest
 from dryfit.core.seeds import derive_seed
-from dryfit.memory.shares import HeldBytes, ParameterSize
-from dryfit.parallel.stand_in import InDouble
+from dryfit.jobs.train import begin, trial_task
+from dryfit.parallel.layout.fsdp import DividedModel, Dividing, part_here
+from dryfit.parallel.layout.fsdp_bytes import HeldBytes, ParameterSize
+from dryfit.parallel.layout.model_slices import empty_model
+from dryfit.parallel.layout.processes import Company, Group, together
+from dryfit.parallel.proof.stand_in import InDouble
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
-from dryfit.tasks.rows import TRAIN, VALIDATION
-from dryfit.train.divided_model import DividedModel, Dividing, part_here
-from dryfit.train.entry import begin, trial_task
+from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.train.model import build_model
-from dryfit.train.optim import make_optimizer, optimizer_plan
-from dryfit.train.ranks import Company, Group, together
-from dryfit.train.slices import empty_model
+from dryfit.train.optimizer import make_optimizer, optimizer_plan
 from dryfit.train.step import backward_batch
 from trials import ScriptedChannel, Trial, apart
 

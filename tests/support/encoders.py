@@ -12,8 +12,8 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 import tiny
-from dryfit.meta.configs import load_tokenizer
-from dryfit.meta.source import FolderSource
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
 
 _FULL_WIDTH = " ".join("".join(chr(ord(char) + 0xFEE0) for char in word) for word in ("full", "width", "123"))
 # Several scripts, full-width forms, accents and emoji: what normalisers change, and what they must not.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.core.failure import PERMITTED, Action, FailureKind, Permission, Stage
-from dryfit.report.troubles import NO_FAULTS
-from dryfit.runtime.fault_texts import FATAL_XIDS
-from dryfit.runtime.faults import ROWS, Row
+from dryfit.reporting.data.troubles import NO_FAULTS
+from dryfit.runtime.failures.classify import ROWS, Row
+from dryfit.runtime.failures.fault_texts import FATAL_XIDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
 

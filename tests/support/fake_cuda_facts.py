@@ -15,22 +15,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from dryfit.core.choices import Task
 from dryfit.core.errors import TraceError
-from dryfit.core.memory import StepPhase
-from dryfit.core.plan import DeviceSpec, OptimizerImpl, PlanSubject
-from dryfit.core.settings import LoraSettings, TrialSettings
-from dryfit.memory.events import Segment, SegmentKind, Shape
-from dryfit.memory.fake_cuda import FakeDevice, why_not
-from dryfit.memory.recorder import Recorder
-from dryfit.memory.standins import StandIns
-from dryfit.memory.timeline import compose
-from dryfit.memory.tracer import Variant
-from dryfit.meta.walk import put_all
-from dryfit.train import tracer as tracing
-from dryfit.train.optim import OptimizerPlan
-from dryfit.train.rehearsal import Rehearsal
-from dryfit.train.subjects import step_parts
+from dryfit.core.jobs.memory import StepPhase
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.memory.planning.timeline import compose
+from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
+from dryfit.memory.tracing.fake_cuda import FakeDevice, why_not
+from dryfit.memory.tracing.recorder import Recorder
+from dryfit.memory.tracing.stand_ins import StandIns
+from dryfit.memory.tracing.tracer import Variant
+from dryfit.meta.construction.walk import put_all
+from dryfit.train.optimizer import OptimizerPlan
+from dryfit.train.rehearsal import step_tracer as tracing
+from dryfit.train.rehearsal.step_rehearsal import Rehearsal
+from dryfit.train.rehearsal.subjects import step_parts
 
 AMPERE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))
 SHAPE = Shape(rows=4, length=48)

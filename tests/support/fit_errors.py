@@ -12,16 +12,16 @@ import warnings
 from collections.abc import Sequence
 from unittest import mock
 
-from dryfit.core.choices import Task
-from dryfit.core.plan import DeviceSpec, PlanSubject
-from dryfit.core.settings import LoraSettings, TrialSettings
-from dryfit.memory.allocator import replay
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.events import Segment, SegmentKind, Shape
-from dryfit.memory.interpolate import FitPlan, SegmentFit, fit
-from dryfit.memory.timeline import compose
-from dryfit.memory.tracer import Variant
-from dryfit.train.tracer import StepTracer
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import DeviceSpec, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.replay import replay
+from dryfit.memory.planning.interpolate import FitPlan, SegmentFit, fit
+from dryfit.memory.planning.timeline import compose
+from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
+from dryfit.train.rehearsal.step_tracer import StepTracer
 
 AMPERE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))
 WORKSPACE_BYTES = 8_519_680

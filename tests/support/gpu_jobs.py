@@ -9,9 +9,9 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
 from dryfit.core.jobs import ChildResult, TrainRequest
 from dryfit.core.wire import Note, Phase
+from dryfit.jobs.train import train
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.heads import EncoderWithHead
-from dryfit.train.entry import train
 
 WRONG = "DRYFIT_TEST_WRONG"
 """Variable: ``assert``, ``hang``, ``oom`` or ``context``."""

@@ -21,19 +21,19 @@ from dryfit.core.jobs import (
     PlanResult,
     TrainRequest,
 )
-from dryfit.core.trial import MetricPoint
+from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import Checkpointed, Report, Started, Verdict
-from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.runtime.supervisor import Supervisor
-from dryfit.search.space import Space
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.search.space.space import Space
 from dryfit.store.events import Event, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
-from dryfit.study.context import StudyContext
-from dryfit.study.loop import StudyLoop
-from dryfit.study.machine import End
-from dryfit.study.stops import StopRequests
+from dryfit.study.loop.context import StudyContext
+from dryfit.study.loop.loop import StudyLoop
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.stops import StopRequests
 
 
 class Killed(BaseException):

@@ -27,7 +27,7 @@ from dryfit.core.jobs import (
     TrainRequest,
     TrainResult,
 )
-from dryfit.core.trial import MetricPoint
+from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import (
     BEAT_FILE,
     MESSAGES_FILE,
@@ -41,14 +41,14 @@ from dryfit.core.wire import (
     Verdict,
     write_model,
 )
-from dryfit.runtime.harvest import clear
-from dryfit.runtime.spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
-from dryfit.search.space import Space
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
+from dryfit.runtime.children.result_reading import clear
+from dryfit.search.space.space import Space
 from dryfit.store.events import Event
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
-from dryfit.study import session
-from dryfit.study.session import SessionResult, run_session
+from dryfit.study.loop import session
+from dryfit.study.loop.session import SessionResult, run_session
 
 REPORTS = 3
 CRASHES_ONCE, CRASHES_ALWAYS = 2, 3

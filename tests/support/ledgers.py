@@ -11,15 +11,15 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import plan_jobs
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer, PlanRequest, ResolveResult, SplitFacts
-from dryfit.core.memory import VerdictKind
-from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings import TrialSettings
-from dryfit.core.trial import Goal, MetricPoint, Outcome, Scalar
-from dryfit.search.fields import apply_params
-from dryfit.search.params import Distribution, to_text
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.trial import Goal, MetricPoint, Outcome, Scalar
+from dryfit.search.space.fields import apply_params
+from dryfit.search.space.params import Distribution, to_text
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,

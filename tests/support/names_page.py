@@ -9,10 +9,10 @@ from pathlib import Path
 
 from transformers import AutoModel, PreTrainedModel
 
-from dryfit.core.devices import device_names, parse_device
+from dryfit.core.settings.known_devices import device_names, parse_device
 from dryfit.meta import build
-from dryfit.meta.catalogue import catalogue_aliases, catalogue_config, catalogue_names
-from dryfit.meta.pretrained import Kind, make_model, stored_kind
+from dryfit.meta.loading.catalogue import catalogue_aliases, catalogue_config, catalogue_names
+from dryfit.meta.loading.pretrained import Kind, make_model, stored_kind
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-and-devices.md"
 _HEADS = {Kind.CAUSAL_LM: "decoder with its head", Kind.SEQ2SEQ_LM: "encoder-decoder with its head"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dryfit.runtime.devices import DeviceLook, DeviceProcess, Whose
+from dryfit.runtime.machine.gpus import DeviceLook, DeviceProcess, Whose
 
 GIB = 2**30
 

@@ -26,7 +26,7 @@ from dryfit.core.jobs import (
     TrainRequest,
     TrainResult,
 )
-from dryfit.core.memory import (
+from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
     MemoryPlan,
@@ -36,8 +36,8 @@ from dryfit.core.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
-from dryfit.core.trial import MetricPoint
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.core.settings.trial import MetricPoint
 from nvml import Driver
 
 MIB = 2**20

@@ -6,7 +6,7 @@ import signal
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult
-from dryfit.core.memory import (
+from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
     MemoryCategory,
@@ -17,7 +17,7 @@ from dryfit.core.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.plan import ExecutionSettings, PlanSubject
+from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 
 GIB = 2**30
 FIXED_BYTES = 2 * GIB

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dryfit.core.errors import TraceError
-from dryfit.core.memory import MemoryCategory, StepPhase
-from dryfit.core.plan import OptimizerImpl
-from dryfit.memory.events import Label, Segment, SegmentKind, Shape
-from dryfit.memory.tracer import Variant
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase
+from dryfit.core.settings.execution import OptimizerImpl
+from dryfit.memory.tracing.events import Label, Segment, SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
 
 MIB = 2**20
 

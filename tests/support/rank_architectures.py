@@ -13,18 +13,18 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 import reads
-from dryfit.core.sharding import ShardPlan
+from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import build
-from dryfit.parallel import planner
-from dryfit.parallel.apply import connect, slice_tensor
-from dryfit.parallel.capture import SMALL, Inputs, capture
-from dryfit.parallel.check import shards_of
-from dryfit.parallel.collectives import ProcessRanks
-from dryfit.parallel.gathering import gather_state
-from dryfit.parallel.graph import Graph
-from dryfit.parallel.planner import plan_shards
-from dryfit.parallel.slices import load
-from dryfit.parallel.stand_in import InDouble
+from dryfit.parallel.planning import planner
+from dryfit.parallel.planning.planner import plan_shards
+from dryfit.parallel.proof.stand_in import InDouble
+from dryfit.parallel.ranks.apply import connect, slice_tensor
+from dryfit.parallel.ranks.check import shards_of
+from dryfit.parallel.ranks.collectives import ProcessRanks
+from dryfit.parallel.ranks.gathering import gather_state
+from dryfit.parallel.ranks.slices import load
+from dryfit.parallel.trace.capture import SMALL, Inputs, capture
+from dryfit.parallel.trace.graph import Graph
 from loading import config_of
 from rank_groups import Facts
 

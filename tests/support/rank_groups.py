@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dryfit.core.process import die_with_parent
-from dryfit.parallel.collectives import ProcessRanks
+from dryfit.parallel.ranks.collectives import ProcessRanks
 
 Facts = dict[str, Any]
 Case = Callable[[ProcessRanks], Facts]

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from dryfit.core.choices import Task
 from dryfit.core.jobs import PlanAnswer, PlanRequest
-from dryfit.core.plan import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, adapters
-from dryfit.core.settings import TrialSettings
-from dryfit.meta.walk import put_all
-from dryfit.planning import plan
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, adapters
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.jobs.plan import plan
+from dryfit.meta.construction.walk import put_all
 
 GIB = 2**30
 CPU = DeviceSpec(name="the CPU", kind=DeviceKind.CPU, capacity_bytes=64 * GIB)

@@ -16,15 +16,15 @@ from transformers import AutoModelForCausalLM
 import rank_groups
 import shard_plans as made
 from dryfit.core.errors import ShardError
-from dryfit.core.sharding import ShardPlan
+from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import materialise
-from dryfit.parallel.apply import apply, check_ranks, connect
-from dryfit.parallel.collectives import ProcessRanks
-from dryfit.parallel.gathering import gather_state
-from dryfit.parallel.native import native_plan
-from dryfit.parallel.slices import load
-from dryfit.parallel.stand_in import InDouble
-from dryfit.parallel.vocabulary_loss import VocabularyLoss
+from dryfit.parallel.proof.stand_in import InDouble
+from dryfit.parallel.ranks.apply import apply, check_ranks, connect
+from dryfit.parallel.ranks.collectives import ProcessRanks
+from dryfit.parallel.ranks.gathering import gather_state
+from dryfit.parallel.ranks.native import native_plan
+from dryfit.parallel.ranks.slices import load
+from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
 from rank_groups import ERROR, Facts
 
 KINDS: dict[str, Callable[..., ShardPlan]] = {

@@ -16,16 +16,23 @@ from pathlib import Path
 
 from dryfit.config.schema import Isolation
 from dryfit.core.channel import ChildChannel
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.errors import DataError
 from dryfit.core.jobs import ChildResult, Job, StopReason, TrainRequest, TrainResult
-from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.process import die_with_parent
-from dryfit.core.settings import DataSettings, TrialSettings
-from dryfit.core.trial import MetricPoint, Scalar, TrialConfig
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.execution import DeviceKind, ExecutionPlan
+from dryfit.core.settings.tables import DataSettings, TrialSettings
+from dryfit.core.settings.trial import MetricPoint, Scalar, TrialConfig
 from dryfit.core.wire import Note, Phase
-from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings
-from dryfit.runtime.supervisor import Supervisor
+from dryfit.runtime.children.child_spec import (
+    ChildEvent,
+    ChildExited,
+    ChildLimits,
+    ChildMessage,
+    ChildSpec,
+    SupervisorSettings,
+)
+from dryfit.runtime.children.supervisor import Supervisor
 
 PATIENCE_S = 120.0
 GENEROUS = ChildLimits(start_s=60.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)

@@ -9,9 +9,9 @@ import torch
 
 import spans
 import tiny
-from dryfit.core.settings import DataSettings, SpanSettings, TrialSettings
+from dryfit.core.settings.tables import DataSettings, SpanSettings, TrialSettings
 from dryfit.tasks.base import Given, Task
-from dryfit.tasks.tokens import CLASSES
+from dryfit.tasks.tokens.token_set import CLASSES
 
 Tables = dict[str, dict[str, Any]]
 Case = tuple[Tables, Any]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import TABLES, key_description, legal_values
-from dryfit.core.choices import Metric, Task
-from dryfit.core.needs import TRIAL_NEEDS
-from dryfit.core.settings import Settings, TrialSettings
-from dryfit.core.tasks import OWN_TABLE, UNREAD, class_metrics, reads, task_metrics
+from dryfit.core.settings.choices import Metric, Task
+from dryfit.core.settings.switches import TRIAL_NEEDS
+from dryfit.core.settings.tables import Settings, TrialSettings
+from dryfit.core.settings.task_facts import OWN_TABLE, UNREAD, class_metrics, reads, task_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from dryfit.core.sharding import Boundary, ModuleShard, ParameterShard, ShardPlan
+from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan
 from dryfit.meta import build
 
 SIZES: dict[str, Any] = {

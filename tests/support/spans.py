@@ -12,17 +12,17 @@ import torch
 from hypothesis import strategies as st
 
 import tiny
-from dryfit.meta.configs import load_tokenizer
-from dryfit.meta.source import FolderSource
+from dryfit.jobs.predict import Predictor
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.tasks.base import Batch
-from dryfit.tasks.characters import word_spans
-from dryfit.tasks.load import load
-from dryfit.tasks.model_input import read_model_input
-from dryfit.tasks.rows import UnlabelledRow
-from dryfit.tasks.span_metrics import span_metrics
-from dryfit.tasks.tokens import TokenSet
-from dryfit.tasks.windows import Ragged, Windows, extras
-from dryfit.train.predict import Predictor
+from dryfit.tasks.rows.characters import word_spans
+from dryfit.tasks.rows.checked_rows import UnlabelledRow
+from dryfit.tasks.saved.model_input import read_model_input
+from dryfit.tasks.saved.saved_model import load
+from dryfit.tasks.spans.span_metrics import span_metrics
+from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.tasks.tokens.windows import Ragged, Windows, extras
 from trials import Trial
 
 TOKENIZERS = ("bert", "roberta", "xlm-roberta", "deberta-v3", "xlnet", "modernbert")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dryfit.core.choices import Task
-from dryfit.core.settings import (
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.tables import (
     DataSettings,
     HeadSettings,
     LossSettings,
@@ -14,8 +14,8 @@ from dryfit.core.settings import (
 )
 from dryfit.tasks.base import Given
 from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.model_input import model_input
-from dryfit.tasks.tokens import TokenFacts
+from dryfit.tasks.saved.model_input import model_input
+from dryfit.tasks.tokens.token_set import TokenFacts
 
 NO_LOSS = LossSettings()
 

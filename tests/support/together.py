@@ -18,8 +18,8 @@ import tiny
 import tiny_lms
 import trials
 from dryfit.core.errors import CommError
-from dryfit.train import loop
 from dryfit.train import model as model_module
+from dryfit.train import trainer as loop
 from trials import Trial, Undisturbed
 
 ROUNDING = 2e-5

@@ -11,8 +11,8 @@ import encoders
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs import ChildResult, TrainRequest
 from dryfit.core.wire import Note
-from dryfit.meta.configs import load_tokenizer
-from dryfit.meta.source import FolderSource
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
 from runtime_jobs import done
 
 

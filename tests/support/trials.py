@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 import tiny
 from dryfit.core.channel import ChildChannel
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.jobs import (
     PredictRequest,
     PredictResult,
@@ -22,15 +21,16 @@ from dryfit.core.jobs import (
     TrainRequest,
     TrainResult,
 )
-from dryfit.core.plan import DeviceKind, ExecutionPlan, OptimizerImpl
-from dryfit.core.settings import DataSettings, TrialSettings
-from dryfit.core.tail import LineTail
-from dryfit.core.tasks import metric_of
-from dryfit.core.trial import MetricPoint, TrialConfig
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.execution import DeviceKind, ExecutionPlan, OptimizerImpl
+from dryfit.core.settings.tables import DataSettings, TrialSettings
+from dryfit.core.settings.task_facts import metric_of
+from dryfit.core.settings.trial import MetricPoint, TrialConfig
+from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Message
-from dryfit.preflight import resolve
-from dryfit.train.entry import train
-from dryfit.train.predict import predict
+from dryfit.jobs.predict import predict
+from dryfit.jobs.resolve import resolve
+from dryfit.jobs.train import train
 
 
 def merged(*several: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

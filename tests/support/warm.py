@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from dryfit.core.process import die_with_parent
-from dryfit.runtime.environment import FIXED
+from dryfit.runtime.children.environment import FIXED
 
 COLD_VARIABLE: Final = "DRYFIT_COLD"
 IMPORT_VARIABLES: Final = (
@@ -45,13 +45,18 @@ IMPORT_VARIABLES: Final = (
 _PATH_VARIABLE: Final = "PYTHONPATH"
 
 _MODULES: Final = (
-    *("dryfit.cli.app", "dryfit.cli.live", "dryfit.api.studies", "dryfit.api.training", "dryfit.study.session"),
-    *("dryfit.train.entry", "dryfit.train.final", "dryfit.preflight", "dryfit.planning", "dryfit.rehearse"),
-    *("dryfit.runtime.forkserver", "dryfit.search.mirror_process", "dryfit.objective.entry"),
+    *("dryfit.cli.app", "dryfit.cli.live", "dryfit.api.studies", "dryfit.api.training", "dryfit.study.loop.session"),
+    *("dryfit.jobs.train", "dryfit.jobs.final", "dryfit.jobs.resolve", "dryfit.jobs.plan", "dryfit.jobs.batch_check"),
+    *("dryfit.runtime.children.fork_server", "dryfit.search.mirror.process", "dryfit.jobs.objective"),
 )
 _COMMANDS: Final = (
-    *("dryfit.cli.app", "dryfit.runtime.forkserver", "dryfit.runtime.child", "dryfit.train.inprocess"),
-    *("dryfit.search.mirror_process", "dryfit.search.importance_process"),
+    *(
+        "dryfit.cli.app",
+        "dryfit.runtime.children.fork_server",
+        "dryfit.runtime.children.child",
+        "dryfit.jobs.in_process",
+    ),
+    *("dryfit.search.mirror.process", "dryfit.search.sampling.importance_process"),
 )
 """What is started warm: modules with something to import."""
 _PYTHON: Final = sys.executable
@@ -128,7 +133,9 @@ class _Warm:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MESSAGE_BYTES)
         with theirs:
             command = [sys.executable, "-P", __file__, str(theirs.fileno()), str(os.getpid()), "-" * _PADDING]
-            environment = {**_tests_environment, **FIXED, "_": "-" * _PADDING}
+            # Without what one test marks its own processes with: this one outlives the test.
+            own = {name: value for name, value in os.environ.items() if not name.startswith("DRYFIT_")}
+            environment = {**own, **FIXED, "_": "-" * _PADDING}
             served = cold_popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         served.returncode = 0  # it ends with us, and nobody waits for it
         atexit.register(self._asking.close)
@@ -152,8 +159,6 @@ class _Warm:
 
 cold_popen: Any = subprocess.Popen
 """Starts processes from nothing."""
-_tests_environment: dict[str, str] = dict(os.environ)
-"""The environment of the tests as :func:`install` finds it: what one test sets is not the warm process's."""
 _process: "_Warm | bool | None" = None
 """The warm process of this one; True in a fork of it, which can fork itself; None before the first use."""
 
@@ -236,9 +241,7 @@ def available() -> bool:
 
 def install() -> None:
     """Let this process start dryfit's processes warm from now on, where that is possible at all."""
-    global _tests_environment
     if available():
-        _tests_environment = dict(os.environ)
         subprocess.Popen = WarmPopen  # type: ignore[misc]
 
 
@@ -436,7 +439,7 @@ def main() -> None:
     for name in _MODULES:
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
-    sys.modules["dryfit.runtime.child"].library_versions()
+    sys.modules["dryfit.runtime.children.child"].library_versions()
     gc.collect()
     gc.freeze()
     _set_by_imports.update({name: value for name, value in os.environ.items() if name not in _imported_with})

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.api.training import do_runs, exit_status, none_completed, study_view
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
 from dryfit.core.jobs import EnsembleResult
-from dryfit.core.tasks import AVERAGED, task_word
-from dryfit.core.trial import Outcome, best_first
-from dryfit.report.training import EnsembleMemberScores, TrainedEnsemble
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.task_facts import AVERAGED, task_word
+from dryfit.core.settings.trial import Outcome, best_first
+from dryfit.reporting.data.final_results import EnsembleMemberScores, TrainedEnsemble
 from dryfit.store.state import TrialState
-from dryfit.study.context import StudyView, trial_settings
-from dryfit.study.final_runs import EnsembleRun, final_run
-from dryfit.study.finals import copy_model, finished, refuse_taken
-from dryfit.study.machine import End
+from dryfit.study.loop.context import StudyView, trial_settings
+from dryfit.study.loop.final_runs import EnsembleRun, final_run
+from dryfit.study.loop.final_training import copy_model, finished, refuse_taken
+from dryfit.study.loop.next_step import End
 
 MOST_MEMBERS = 32
 """More models than anybody waits for; and the folder is named after all of them."""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from dryfit.config.load import LoadedStudy
 from dryfit.core.errors import ConfigError
-from dryfit.search.points import known_points
-from dryfit.search.space import Space
+from dryfit.search.space.enqueued import known_points
+from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 
 

@@ -8,7 +8,7 @@ from typing import Final, Unpack
 
 from dryfit.core.errors import ConfigError, InternalError, MachineError
 from dryfit.core.jobs import RowsRequest
-from dryfit.core.settings import HUB_DEFAULT_SPLIT, HUB_PREFIX
+from dryfit.core.settings.tables import HUB_DEFAULT_SPLIT, HUB_PREFIX
 from dryfit.core.wire import Message, Progress
 from dryfit.importers.columns import hub_rows, table_rows
 from dryfit.importers.contractnli import Cutting, contractnli_rows
@@ -25,7 +25,7 @@ from dryfit.importers.options import (
 from dryfit.importers.redsm5 import ANNOTATION_COLUMNS, POST_COLUMNS, read_criteria, redsm5_rows
 from dryfit.importers.squad import squad_rows
 from dryfit.importers.writing import ImportSummary, refuse_taken, target_of, write_rows
-from dryfit.study.errand import run_alone
+from dryfit.study.loop.child_jobs import run_alone
 
 _PASSAGE_CHARS: Final = 900
 OnNote = Callable[[str], None]

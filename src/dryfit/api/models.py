@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dryfit.core.errors import ConfigError, InternalError, LoadError
-from dryfit.core.health import Health
 from dryfit.core.jobs import CheckRequest, MergeRequest, PredictRequest, PredictResult
-from dryfit.core.settings import HUB_PREFIX, PACKAGED_MODEL
+from dryfit.core.jobs.checkpoint_health import Health
+from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import Message, Note, Progress
-from dryfit.study.devices import available_cores
-from dryfit.study.errand import run_alone
+from dryfit.study.loop.child_jobs import run_alone
+from dryfit.study.resources.trial_devices import available_cores
 
 
 def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -> Health:

@@ -13,9 +13,9 @@ from types import FunctionType, ModuleType
 from typing import Any, Final, TypeAlias, cast
 
 from dryfit.config.load import LoadedStudy, load_document
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, ObjectiveError
-from dryfit.core.functions import FunctionName
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.functions import FunctionName
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.store.layout import StudyLayout
 

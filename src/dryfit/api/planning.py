@@ -7,19 +7,19 @@ from pathlib import Path
 from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.config.checks import Use
 from dryfit.config.load import load_study_file, load_study_text
-from dryfit.core.devices import parse_device
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import CalibrateResult, PlanAnswer
-from dryfit.core.plan import DeviceSpec, ExecutionSettings
-from dryfit.core.ranks import AUTO, DEGREES, degrees_within
-from dryfit.core.units import parse_bytes
+from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings
+from dryfit.core.settings.known_devices import parse_device
+from dryfit.core.sharding.rank_search import AUTO, DEGREES, degrees_within
+from dryfit.core.text.units import parse_bytes
 from dryfit.starter.preset import preset_text
 from dryfit.store.layout import shared_traces
-from dryfit.study.calibrating import measure_and_compare
-from dryfit.study.devices import first_gpu, gpu_count, named_gpu
-from dryfit.study.plans import OnNote, PlanInput, SpacePlan
-from dryfit.study.plans import plan_one as _plan_one
-from dryfit.study.plans import plan_space as _plan_space
+from dryfit.study.planning.calibration import measure_and_compare
+from dryfit.study.planning.plan_requests import OnNote, PlanInput, SpacePlan
+from dryfit.study.planning.plan_requests import plan_one as _plan_one
+from dryfit.study.planning.plan_requests import plan_space as _plan_space
+from dryfit.study.resources.trial_devices import first_gpu, gpu_count, named_gpu
 
 
 def plan(

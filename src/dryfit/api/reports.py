@@ -8,15 +8,15 @@ from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
 from dryfit.core.wire import write_text_atomic
-from dryfit.report.build import build_page
-from dryfit.report.csv_file import csv_text
-from dryfit.report.formats import ExportFormat
-from dryfit.report.page import MARK, render
-from dryfit.report.records import records_of
-from dryfit.search.mirror_export import export_ledger, is_sqlite, storage_file
+from dryfit.reporting.data.csv_file import csv_text
+from dryfit.reporting.data.formats import ExportFormat
+from dryfit.reporting.data.records import records_of
+from dryfit.reporting.html.build import build_page
+from dryfit.reporting.html.page import MARK, render
+from dryfit.search.mirror.export import export_ledger, is_sqlite, storage_file
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import lock_owner
-from dryfit.study.session import read_study
+from dryfit.study.loop.session import read_study
 
 _HEAD_BYTES = 1024
 

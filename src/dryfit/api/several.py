@@ -11,17 +11,17 @@ from dryfit.api.studies import TuneResult, result_of, with_total
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
-from dryfit.core.secrets import redacted, secrets_of
-from dryfit.report.several import FAILED, NOT_BEGUN, SeveralSummary, StudyEntry
-from dryfit.report.summary import StudySummary, summarise
-from dryfit.search.mirror import storage_url
-from dryfit.search.space import Space
+from dryfit.core.text.secrets import redacted, secrets_of
+from dryfit.reporting.data.several import FAILED, NOT_BEGUN, SeveralSummary, StudyEntry
+from dryfit.reporting.data.summary import StudySummary, summarise
+from dryfit.search.mirror.handle import storage_url
+from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
-from dryfit.study.finished import finished
-from dryfit.study.machine import End
-from dryfit.study.observers import Observer
-from dryfit.study.session import read_study, run_session
-from dryfit.study.stops import StopSignals
+from dryfit.study.loop.finished import finished
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.observers import Observer
+from dryfit.study.loop.session import read_study, run_session
+from dryfit.study.loop.stops import StopSignals
 
 _GRAVEST_FIRST: Final = (
     ExitStatus.INTERRUPTED,

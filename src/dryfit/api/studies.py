@@ -8,26 +8,26 @@ from typing import Any
 from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.api.objectives import Objective, objective_study
 from dryfit.config.load import load_study_file
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
 from dryfit.core.jobs import TinyLmRequest
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import write_text_atomic
-from dryfit.report.story import trial_story
-from dryfit.report.story_view import TrialStory
-from dryfit.report.summary import StudySummary, summarise
-from dryfit.report.watch import StudyFollower
+from dryfit.reporting.data.story import trial_story
+from dryfit.reporting.data.story_view import TrialStory
+from dryfit.reporting.data.summary import StudySummary, summarise
+from dryfit.reporting.terminal.watch import StudyFollower
 from dryfit.starter.template import DATA_FOLDER, MODEL_FOLDER, init_folder
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import lock_owner, read_ledger
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.errand import run_alone
-from dryfit.study.machine import End
-from dryfit.study.observers import Observer
-from dryfit.study.refusals import nothing_fits_text
-from dryfit.study.session import SessionResult, folded, read_study, run_session
-from dryfit.study.stops import GRACEFUL, NOW
+from dryfit.study.loop.child_jobs import run_alone
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.observers import Observer
+from dryfit.study.loop.session import SessionResult, folded, read_study, run_session
+from dryfit.study.loop.stops import GRACEFUL, NOW
+from dryfit.study.planning.refusals import nothing_fits_text
 
 
 @dataclass(frozen=True, slots=True)

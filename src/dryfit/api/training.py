@@ -14,20 +14,20 @@ from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
 from dryfit.core.jobs import FinalResult
-from dryfit.core.trial import Outcome, best_first
-from dryfit.report.training import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
-from dryfit.runtime.spec import SupervisorSettings
-from dryfit.runtime.supervisor import Supervisor
+from dryfit.core.settings.trial import Outcome, best_first
+from dryfit.reporting.data.final_results import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
+from dryfit.runtime.children.child_spec import SupervisorSettings
+from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.context import StudyView
-from dryfit.study.devices import available_cores
-from dryfit.study.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
-from dryfit.study.finals import FinalWork, copy_model, refuse_taken, run_lock, runs_at_once
-from dryfit.study.generations import as_it_was
-from dryfit.study.machine import End
-from dryfit.study.session import read_study
-from dryfit.study.stops import StopRequests
+from dryfit.study.loop.context import StudyView
+from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
+from dryfit.study.loop.final_training import FinalWork, copy_model, refuse_taken, run_lock, runs_at_once
+from dryfit.study.loop.generations import as_it_was
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.session import read_study
+from dryfit.study.loop.stops import StopRequests
+from dryfit.study.resources.trial_devices import available_cores
 
 BEST = "best"
 
@@ -178,7 +178,7 @@ def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None 
     chosen = _chosen(study.state, trial)
     study = as_it_was(study, chosen)
     run = final_run(chosen, seed=seed, with_validation=False, save=False)
-    return [sys.executable, "-m", "dryfit.train.inprocess", str(in_process_request(study, run))]
+    return [sys.executable, "-m", "dryfit.jobs.in_process", str(in_process_request(study, run))]
 
 
 def study_view(folder: Path | str) -> StudyView:

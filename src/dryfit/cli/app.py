@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import doctor, importing, models, planning, reports, studies, training
+from dryfit.cli import doctor, models, planning, reports, studies, training
+from dryfit.cli import imports as importing
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.process import end_by_signals_alone

@@ -40,7 +40,7 @@ def examine(
     """
     import dryfit.api as api
     from dryfit.cli.output import print_finding, print_json, print_verdict
-    from dryfit.report.doctor import diagnosis_view
+    from dryfit.reporting.terminal.findings import diagnosis_view
 
     diagnosis = api.doctor(
         study,

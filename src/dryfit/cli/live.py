@@ -16,13 +16,13 @@ from dryfit.cli.output import console, run_text
 from dryfit.cli.panel import StudyPanel, progress_line, study_line
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action
-from dryfit.core.memory import VerdictKind
-from dryfit.core.trial import MetricPoint, Outcome
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.trial import MetricPoint, Outcome
 from dryfit.core.wire import Message, Note, Progress
-from dryfit.report.generations import began_text, revised_text
-from dryfit.report.live import LiveStudy
-from dryfit.report.plans import choice_text, plan_text
-from dryfit.report.tables import number_text, params_text
+from dryfit.reporting.data.observed_memory import choice_text, plan_text
+from dryfit.reporting.terminal.generation_text import began_text, revised_text
+from dryfit.reporting.terminal.live import LiveStudy
+from dryfit.reporting.terminal.tables import number_text, params_text
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -41,7 +41,7 @@ from dryfit.store.events import (
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.observers import Observer
+from dryfit.study.loop.observers import Observer
 
 _REFRESH_PER_S = 4
 _PROGRESS_LINE_EVERY_S = 60.0

@@ -11,17 +11,30 @@ from rich.text import Text
 
 from dryfit.api import StudyRun, TuneAllResult, TuneResult
 from dryfit.core.errors import DryfitError, ExitStatus, InternalError
-from dryfit.core.health import Health
 from dryfit.core.jobs import CalibrateResult, PlanAnswer
-from dryfit.core.memory import VerdictKind
-from dryfit.core.secrets import redacted, secrets_of
-from dryfit.core.trial import Outcome
-from dryfit.report.calibrations import calibration_lines, calibration_table
-from dryfit.report.cut_tables import cut_lines, cut_table
-from dryfit.report.doctor import finding_lines, verdict_line
-from dryfit.report.generations import generation_text
-from dryfit.report.health import health_table, verdict
-from dryfit.report.plan_tables import (
+from dryfit.core.jobs.checkpoint_health import Health
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.trial import Outcome
+from dryfit.core.text.secrets import redacted, secrets_of
+from dryfit.reporting.data.final_results import (
+    TopTable,
+    TrainedEnsemble,
+    TrainedModel,
+    ensemble_lines,
+    ensemble_table,
+    scores_table,
+    top_table,
+    trained_lines,
+)
+from dryfit.reporting.data.observed_memory import plan_totals, totals_text
+from dryfit.reporting.data.several import several_table
+from dryfit.reporting.data.summary import StudySummary
+from dryfit.reporting.data.troubles import trouble_lines
+from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table
+from dryfit.reporting.terminal.findings import finding_lines, verdict_line
+from dryfit.reporting.terminal.generation_text import generation_text
+from dryfit.reporting.terminal.health_table import health_table, verdict
+from dryfit.reporting.terminal.plan_tables import (
     headline,
     ladder_table,
     memory_table,
@@ -32,10 +45,8 @@ from dryfit.report.plan_tables import (
     space_table,
     trust_text,
 )
-from dryfit.report.plans import plan_totals, totals_text
-from dryfit.report.several import several_table
-from dryfit.report.summary import StudySummary
-from dryfit.report.tables import (
+from dryfit.reporting.terminal.shard_tables import cut_lines, cut_table
+from dryfit.reporting.terminal.tables import (
     Table,
     duration_text,
     front_table,
@@ -46,22 +57,11 @@ from dryfit.report.tables import (
     trials_table,
     values_text,
 )
-from dryfit.report.training import (
-    TopTable,
-    TrainedEnsemble,
-    TrainedModel,
-    ensemble_lines,
-    ensemble_table,
-    scores_table,
-    top_table,
-    trained_lines,
-)
-from dryfit.report.troubles import trouble_lines
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.study.doctor.finding import Diagnosis, Finding, Status
-from dryfit.study.machine import End
-from dryfit.study.plans import SpacePlan
+from dryfit.study.loop.next_step import End
+from dryfit.study.planning.plan_requests import SpacePlan
 
 _OUTCOME_STYLES = {Outcome.COMPLETE: "green", Outcome.PRUNED: "yellow", Outcome.FAILED: "red"}
 

@@ -1,6 +1,7 @@
 """A running study on a terminal: the panel, and the lines that stand for it where nobody looks.
 
-:class:`StudyPanel` draws a :class:`~dryfit.report.live.StudyView` at any width, wherever the view comes from.
+:class:`StudyPanel` draws a :class:`~dryfit.reporting.terminal.live.StudyView` at any width, wherever the view comes
+from.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,12 +12,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from dryfit.core.trial import Outcome
-from dryfit.core.units import gib
-from dryfit.report.live import StudyView, TrialView
-from dryfit.report.sparkline import sparkline
-from dryfit.report.tables import duration_text, number_text
-from dryfit.report.watch import Watched, watched_lines
+from dryfit.core.settings.trial import Outcome
+from dryfit.core.text.units import gib
+from dryfit.reporting.terminal.live import StudyView, TrialView
+from dryfit.reporting.terminal.sparkline import sparkline
+from dryfit.reporting.terminal.tables import duration_text, number_text
+from dryfit.reporting.terminal.watch import Watched, watched_lines
 
 _MOST_ROWS = 12
 _CURVE_CELLS = 10

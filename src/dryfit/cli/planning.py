@@ -28,8 +28,8 @@ def plan(
     """Say whether trials fit a device, without a GPU; exit status 1 where they do not, or it is unknown."""
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_plan, print_space
-    from dryfit.report.plan_view import plan_view, space_view
-    from dryfit.study.plans import plan_one, plan_space
+    from dryfit.reporting.data.plan_view import plan_view, space_view
+    from dryfit.study.planning.plan_requests import plan_one, plan_space
 
     asked = api.plan_input(study, device=device, overrides=overrides or (), preset=preset)
     if asked.searched:
@@ -54,7 +54,7 @@ def calibrate(
     """Measure what training steps take of this machine's GPU, so that plans for it are surer."""
     import dryfit.api as api
     from dryfit.cli.output import print_calibration, print_json
-    from dryfit.report.calibrations import calibration_view
+    from dryfit.reporting.terminal.calibration_text import calibration_view
 
     found = api.calibrate(device, quick=quick, on_note=notes(quiet=quiet))
     print_json(calibration_view(found)) if as_json else print_calibration(found)

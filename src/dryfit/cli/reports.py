@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dryfit.cli.options import StudyArgument
-from dryfit.report.formats import ExportFormat
+from dryfit.reporting.data.formats import ExportFormat
 
 
 def report(

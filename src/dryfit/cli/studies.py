@@ -9,8 +9,8 @@ import typer
 
 from dryfit.cli.doctor import examine
 from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, ExitStatus
+from dryfit.core.settings.choices import Task
 
 if TYPE_CHECKING:
     from dryfit.api import TuneResult
@@ -112,7 +112,7 @@ def show(
     """Print the trials of a study, or everything known of one."""
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_study
-    from dryfit.report.story_text import story_lines
+    from dryfit.reporting.terminal.story_text import story_lines
 
     if trial is not None:
         story = api.story(study, trial)

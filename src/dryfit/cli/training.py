@@ -12,7 +12,7 @@ from dryfit.cli.options import JsonOption, QuietOption, StudyArgument, notes
 from dryfit.core.errors import ConfigError, ExitStatus
 
 if TYPE_CHECKING:
-    from dryfit.report.training import TrainedEnsemble, TrainedModel
+    from dryfit.reporting.data.final_results import TrainedEnsemble, TrainedModel
 
 _BEST = "best"
 _DEVICES = ("auto", "cpu", "cuda")

@@ -9,7 +9,7 @@ from rich.live import Live
 
 from dryfit.cli.output import console
 from dryfit.cli.panel import WatchPanel, progress_line, study_line
-from dryfit.report.watch import StudyFollower, Watched, watched_lines
+from dryfit.reporting.terminal.watch import StudyFollower, Watched, watched_lines
 
 _EVERY_S = 1.0
 _LINES_EVERY_S = 30.0

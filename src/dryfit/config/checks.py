@@ -12,14 +12,14 @@ from dryfit.config.own_task import own_task_problems, unread_own
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
-from dryfit.core.choices import Metric, Precision, Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.needs import TRIAL_NEEDS, Needs
-from dryfit.core.plan import DeviceKind
-from dryfit.core.secrets import redacted
-from dryfit.core.settings import Settings, TrialSettings
-from dryfit.core.tasks import is_own, reads, task_metrics, task_word
-from dryfit.core.units import parse_bytes
+from dryfit.core.settings.choices import Metric, Precision, Task
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.switches import TRIAL_NEEDS, Needs
+from dryfit.core.settings.tables import Settings, TrialSettings
+from dryfit.core.settings.task_facts import is_own, reads, task_metrics, task_word
+from dryfit.core.text.secrets import redacted
+from dryfit.core.text.units import parse_bytes
 
 
 class Use(Enum):

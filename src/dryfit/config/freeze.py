@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from dryfit.config.objective import is_read
 from dryfit.config.schema import StudyConfig
-from dryfit.core.choices import Task
+from dryfit.core.settings.choices import Task
 
 _HEADER: Final = "# What this study was created from. Written by dryfit; edit study.toml instead.\n"
 _SOURCES: Final = ("train", "validation", "test", "file")

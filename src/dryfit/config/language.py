@@ -2,8 +2,8 @@
 
 from dryfit.config.problems import Problem
 from dryfit.config.schema import StudyConfig
-from dryfit.core.choices import BaseFormat, Metric, Precision, Task
-from dryfit.core.plan import DeviceKind
+from dryfit.core.settings.choices import BaseFormat, Metric, Precision, Task
+from dryfit.core.settings.execution import DeviceKind
 
 _SCALED = (BaseFormat.FP16, BaseFormat.INT8)
 _ASKS_LABELS = ("criteria", "both")

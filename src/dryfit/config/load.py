@@ -23,11 +23,11 @@ from dryfit.config.locate import KeyPath, locate_keys, parse_key
 from dryfit.config.problems import Problem, config_error, explain, unknown_searched_keys
 from dryfit.config.schema import StudyConfig, dotted
 from dryfit.config.schema_json import CASE_KEYS, TABLES
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.functions import FunctionName
-from dryfit.core.settings import HUB_PREFIX
-from dryfit.core.tasks import OWN_TABLE
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.functions import FunctionName
+from dryfit.core.settings.tables import HUB_PREFIX
+from dryfit.core.settings.task_facts import OWN_TABLE
 
 STUDY_FILE: Final = "study.toml"
 FROZEN_FILE: Final = "frozen.toml"

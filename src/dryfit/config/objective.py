@@ -5,8 +5,8 @@ from typing import Final
 from dryfit.config.problems import Problem
 from dryfit.config.schema import PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
-from dryfit.core.choices import Task
-from dryfit.core.settings import Settings
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.tables import Settings
 
 # Tables, and where it is not all of them their keys, that such a study reads; a key that is not here is an error.
 _READ: Final[dict[str, tuple[str, ...] | None]] = {

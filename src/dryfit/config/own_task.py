@@ -2,8 +2,8 @@
 
 from dryfit.config.problems import Problem
 from dryfit.config.schema import StudyConfig
-from dryfit.core.choices import Direction, Metric
-from dryfit.core.tasks import OWN_TABLE, is_own, task_word
+from dryfit.core.settings.choices import Direction, Metric
+from dryfit.core.settings.task_facts import OWN_TABLE, is_own, task_word
 
 _DIRECTIONS = " or ".join(Direction)
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from dryfit.config.locate import KeyPath
 from dryfit.config.schema_json import CASE_KEYS, TABLES, legal_values
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import TrialSettings
-from dryfit.core.tasks import is_own_key
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.task_facts import is_own_key
 
 SEARCHABLE: Final[tuple[str, ...]] = tuple(
     f"{table}.{key}" for table in TrialSettings.model_fields for key in TABLES[table]

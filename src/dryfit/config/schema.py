@@ -5,11 +5,11 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dryfit.core.choices import Direction, Metric, Task
-from dryfit.core.plan import ExecutionSettings
-from dryfit.core.settings import DataSettings, ObjectiveSettings, Settings, TrialSettings
-from dryfit.core.tasks import MetricName, TaskName
-from dryfit.core.trial import Goal
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.execution import ExecutionSettings
+from dryfit.core.settings.tables import DataSettings, ObjectiveSettings, Settings, TrialSettings
+from dryfit.core.settings.task_facts import MetricName, TaskName
+from dryfit.core.settings.trial import Goal
 
 Value = bool | int | float | str
 """A value of a choice in the search space, as TOML writes it."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from dryfit.config.schema import StudyConfig
-from dryfit.core.tasks import OWN_TABLE
+from dryfit.core.settings.task_facts import OWN_TABLE
 
 Node = dict[str, Any]
 

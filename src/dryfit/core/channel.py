@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dryfit.core.jobs import ChildResult, StopReason
-from dryfit.core.secrets import redacted_json
-from dryfit.core.trial import MetricPoint
+from dryfit.core.settings.trial import MetricPoint
+from dryfit.core.text.secrets import redacted_json
 from dryfit.core.wire import (
     BEAT_FILE,
     MESSAGES_FILE,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from dryfit.core.choices import Direction
+from dryfit.core.settings.choices import Direction
 
 Losses = tuple[float, ...]
 """The values of one trial, turned so that smaller is better in each of them."""

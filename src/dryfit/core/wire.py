@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dryfit.core.errors import DryfitError, error_class
-from dryfit.core.trial import MetricPoint
-from dryfit.core.words import sendable
+from dryfit.core.settings.trial import MetricPoint
+from dryfit.core.text.words import sendable
 
 REQUEST_FILE = "request.json"
 VERDICT_FILE = "verdict.json"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-from dryfit.core.words import few
+from dryfit.core.text.words import few
 from dryfit.importers.files import Record
 from dryfit.importers.items import ImportedRow, Item, Rejected, Span
 from dryfit.importers.options import ColumnMap

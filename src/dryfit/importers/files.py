@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from dryfit.core.errors import DataError
-from dryfit.core.text_lines import decoded, existing_file, without_mark
-from dryfit.core.words import few
+from dryfit.core.text.lines import decoded, existing_file, without_mark
+from dryfit.core.text.words import few
 from dryfit.importers.items import Rejected
 
 _OTHER_SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}

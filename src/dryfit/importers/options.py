@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.splits import SplitRule
+from dryfit.core.settings.splits import SplitRule
 
 ALL: Final = "all"
 FIELDS: Final = ("id", "group", "criterion", "text", "label", "evidence")

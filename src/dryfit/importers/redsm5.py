@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dryfit.core.errors import DataError
-from dryfit.core.words import few
+from dryfit.core.text.words import few
 from dryfit.importers.files import Record
 from dryfit.importers.items import ImportedRow, Item, LeftOut, Rejected, Span, drawn, joined
 

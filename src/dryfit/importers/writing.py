@@ -16,9 +16,9 @@ from typing import Final, TextIO
 from pydantic import Field
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.splits import SPLITS, TEST, SplitRule, split_groups
+from dryfit.core.settings.splits import SPLITS, TEST, SplitRule, split_groups
+from dryfit.core.text.words import sendable
 from dryfit.core.wire import Wire, sync_folder
-from dryfit.core.words import sendable
 from dryfit.importers.items import ImportedRow, Item, LeftOut, Rejected, fault_of
 from dryfit.importers.options import Format
 

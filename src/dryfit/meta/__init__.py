@@ -7,21 +7,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dryfit.core.load_report import LoadReport
-    from dryfit.meta.construction import build, meta_init, on_meta
-    from dryfit.meta.filling import materialise
+    from dryfit.core.jobs.load_report import LoadReport
+    from dryfit.meta.construction.construction import build, meta_init, on_meta
+    from dryfit.meta.construction.walk import leaks
+    from dryfit.meta.loading.filling import materialise
     from dryfit.meta.moves import move
     from dryfit.meta.propagation import shapes
-    from dryfit.meta.walk import leaks
 
 _HOMES = {
-    "LoadReport": "dryfit.core.load_report",
-    "build": "dryfit.meta.construction",
-    "leaks": "dryfit.meta.walk",
-    "materialise": "dryfit.meta.filling",
-    "meta_init": "dryfit.meta.construction",
+    "LoadReport": "dryfit.core.jobs.load_report",
+    "build": "dryfit.meta.construction.construction",
+    "leaks": "dryfit.meta.construction.walk",
+    "materialise": "dryfit.meta.loading.filling",
+    "meta_init": "dryfit.meta.construction.construction",
     "move": "dryfit.meta.moves",
-    "on_meta": "dryfit.meta.construction",
+    "on_meta": "dryfit.meta.construction.construction",
     "shapes": "dryfit.meta.propagation",
 }
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dryfit.core.errors import LoadError
-from dryfit.meta.guard import FileGuard
+from dryfit.meta.files.file_guard import FileGuard
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import tree_leaves
 from dryfit.meta.private_apis.torch_modules import hook_tables, parameters_of, pre_hooks

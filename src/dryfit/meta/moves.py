@@ -14,12 +14,12 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from dryfit.core.errors import LoadError, MachineError
 from dryfit.core.private_names import require
-from dryfit.core.words import few
+from dryfit.core.text.words import few
+from dryfit.meta.construction.walk import Slot, SlotKind, put, slots
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import MODES, is_traceable_wrapper_subclass
 from dryfit.meta.private_apis.torch_modules import MODULES
 from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory, storage_key, takes_data
-from dryfit.meta.walk import Slot, SlotKind, put, slots
 
 # Storage offsets are multiples of the size of an element, and no element is larger than complex128.
 _LARGEST_ELEMENT_BYTES = 16

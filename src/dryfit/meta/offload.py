@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from dryfit.core.errors import LoadError
 from dryfit.core.private_names import require
-from dryfit.core.words import few
+from dryfit.core.text.words import few
+from dryfit.meta.construction.walk import SlotKind, leaks, slots
 from dryfit.meta.private_apis.accelerate_hooks import HOOKS, hook_of, is_loaded
 from dryfit.meta.private_apis.torch_modules import parameters_of
-from dryfit.meta.walk import SlotKind, leaks, slots
 
 _OFFLOADED_TO = frozenset({"cpu", "disk", "meta"})
 

@@ -12,6 +12,7 @@ from transformers import Cache
 
 from dryfit.core.errors import LoadError
 from dryfit.core.private_names import require
+from dryfit.meta.construction.walk import slots
 from dryfit.meta.inputs import allow_real_inputs
 from dryfit.meta.private_apis.torch_fakes import (
     FAKES,
@@ -23,7 +24,6 @@ from dryfit.meta.private_apis.torch_fakes import (
 )
 from dryfit.meta.private_apis.torch_modes import MODES, tree_map
 from dryfit.meta.private_apis.torch_modules import MODULES
-from dryfit.meta.walk import slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from dryfit.core.choices import Direction
 from dryfit.core.private_names import Group, PrivateName
-from dryfit.search.pareto import Floats
-from dryfit.search.throwaway import Sealed, ThrowAway, sealed
+from dryfit.core.settings.choices import Direction
+from dryfit.search.sampling.pareto_front import Floats
+from dryfit.search.sampling.scratch_study import Sealed, ThrowAway, sealed
 
 NAMES: Final = (
     PrivateName(

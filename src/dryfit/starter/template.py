@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from dryfit.config.schema_json import key_description, legal_values
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.tasks import reads
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.task_facts import reads
 from dryfit.core.wire import write_text_atomic
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
 from dryfit.starter.preset import preset_study

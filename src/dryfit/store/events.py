@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from dryfit.core.choices import Direction
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer, ResolveResult
-from dryfit.core.tasks import TaskName
-from dryfit.core.trial import FoldScore, Goal, MetricPoint, Outcome, Scalar
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.task_facts import TaskName
+from dryfit.core.settings.trial import FoldScore, Goal, MetricPoint, Outcome, Scalar
 from dryfit.core.wire import Wire
 
 

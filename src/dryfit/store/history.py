@@ -11,7 +11,7 @@ from math import isnan
 from typing import Protocol, TypeVar, cast, overload
 
 from dryfit.core.errors import InternalError
-from dryfit.core.trial import Outcome, TrialRecord
+from dryfit.core.settings.trial import Outcome, TrialRecord
 
 
 class Fold(Protocol):

@@ -12,7 +12,7 @@ from typing import BinaryIO, Self
 from pydantic import ValidationError
 
 from dryfit.core.errors import LedgerError, StudyBusyError
-from dryfit.core.tail import LineTail
+from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import sync_folder
 from dryfit.store.events import EVENT, Event
 

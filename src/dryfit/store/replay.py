@@ -2,12 +2,12 @@
 
 from itertools import compress
 
-from dryfit.core.choices import Direction
 from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer, ResolveResult
 from dryfit.core.pareto import Losses, as_losses, dominates
-from dryfit.core.trial import Outcome, better
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Outcome, better
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,

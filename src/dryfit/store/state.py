@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from dryfit.core.failure import PERMITTED, Action, PastFailure
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.memory import ExecutionChoice
-from dryfit.core.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
+from dryfit.core.jobs.memory import ExecutionChoice
+from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
 from dryfit.store.events import Basis, FailureFacts, Observed
 
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
 from dryfit.core.errors import ConfigError
 from dryfit.tasks.base import Batch, Outputs, Task
-from dryfit.tasks.rows import Readable
-from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.rows.checked_rows import Readable
+from dryfit.tasks.tokens.token_set import TokenSet
 
 
 @dataclass(frozen=True, slots=True)

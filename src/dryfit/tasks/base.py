@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dryfit.core.choices import Precision
 from dryfit.core.errors import DataError
-from dryfit.core.settings import DataSettings, Knob, ModelSettings, TrialSettings
-from dryfit.core.tasks import MetricName
-from dryfit.meta.pretrained import Kind
-from dryfit.meta.source import FolderSource
-from dryfit.tasks.rows import Readable, Splits, UnlabelledRow
-from dryfit.tasks.tokens import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
+from dryfit.core.settings.choices import Precision
+from dryfit.core.settings.tables import DataSettings, Knob, ModelSettings, TrialSettings
+from dryfit.core.settings.task_facts import MetricName
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.pretrained import Kind
+from dryfit.tasks.rows.checked_rows import Readable, Splits, UnlabelledRow
+from dryfit.tasks.tokens.token_set import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
 
 Batch = dict[str, torch.Tensor]
 """Tensors by name; the first dimension of each is the row."""

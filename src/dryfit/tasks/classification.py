@@ -9,14 +9,14 @@ from typing import final
 
 import torch
 
-from dryfit.core.tasks import class_metrics
+from dryfit.core.settings.task_facts import class_metrics
 from dryfit.tasks.averaging import Averaged, Said, mean_scores
 from dryfit.tasks.base import Batch, Given, Outputs
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.losses import ScoreLoss, make_loss
 from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
-from dryfit.tasks.rows import Readable, Row, Splits, check_classes
-from dryfit.tasks.tokens import TokenSet, class_labels
+from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
+from dryfit.tasks.tokens.token_set import TokenSet, class_labels
 
 _TRUE_FROM = 0.5
 

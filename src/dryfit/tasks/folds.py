@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from dryfit.core.errors import DataError
-from dryfit.core.settings import DataSettings
-from dryfit.core.splits import fold_groups
+from dryfit.core.settings.splits import fold_groups
+from dryfit.core.settings.tables import DataSettings
 from dryfit.tasks.base import Task
-from dryfit.tasks.rows import TRAIN, VALIDATION, Splits
+from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION, Splits
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.words import few
-from dryfit.meta.configs import most_tokens
+from dryfit.core.text.words import few
+from dryfit.meta.loading.configs import most_tokens
 from dryfit.tasks.base import Batch, Outputs, TaskModel
-from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.tokens.token_set import TokenSet
 
 _VOCABULARY_HINT = "use the tokenizer that the model was trained with, or give the model an embedding for added tokens"
 _MOST_NAMES = 64

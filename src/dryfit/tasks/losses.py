@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import LossSettings
+from dryfit.core.settings.tables import LossSettings
 from dryfit.tasks.base import Batch
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
-from dryfit.core.choices import Metric
 from dryfit.core.errors import ConfigError
+from dryfit.core.settings.choices import Metric
 from dryfit.tasks.base import Task
 
 _BINS = 15

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.functions import FunctionName
-from dryfit.core.importing import Search, source_file, source_hash
-from dryfit.core.settings import Knob, OwnSettings, TrialSettings
-from dryfit.core.tasks import OWN_TABLE
-from dryfit.core.trial import Scalar
+from dryfit.core.settings.functions import FunctionName
+from dryfit.core.settings.tables import Knob, OwnSettings, TrialSettings
+from dryfit.core.settings.task_facts import OWN_TABLE
+from dryfit.core.settings.trial import Scalar
+from dryfit.core.user_code import Search, source_file, source_hash
 from dryfit.tasks.base import Given, Loss, Task
 from dryfit.tasks.encoder import EncoderTask
 

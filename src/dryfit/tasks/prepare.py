@@ -3,15 +3,15 @@
 from pathlib import Path
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.meta.configs import load_tokenizer, most_tokens
-from dryfit.meta.pretrained import pretrained_config
-from dryfit.meta.source import model_identity
+from dryfit.meta.files.source import model_identity
+from dryfit.meta.loading.configs import load_tokenizer, most_tokens
+from dryfit.meta.loading.pretrained import pretrained_config
 from dryfit.tasks.base import Task
 from dryfit.tasks.folds import Fold, checked_fold
 from dryfit.tasks.guard import check_tokens, config_bounds
 from dryfit.tasks.own import own_source
-from dryfit.tasks.rows import Splits, fingerprint, load_splits
-from dryfit.tasks.tokens import Tokens, load_tokens, save_tokens, token_folder
+from dryfit.tasks.rows.checked_rows import Splits, fingerprint, load_splits
+from dryfit.tasks.tokens.token_set import Tokens, load_tokens, save_tokens, token_folder
 
 
 def checked_splits(task: Task) -> Splits:
@@ -32,7 +32,7 @@ def prepared_tokens(
     """Tokens of a study's data as a task reads them: from the cache, else made again.
 
     Args:
-        only: As in :func:`dryfit.tasks.tokens.load_tokens`.
+        only: As in :func:`dryfit.tasks.tokens.token_set.load_tokens`.
         fold: Which rows are train and validation; None: those of the sources.
 
     Raises:

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dryfit.core.choices import Task as BuiltIn
 from dryfit.core.errors import InternalError
-from dryfit.core.tasks import TaskName
+from dryfit.core.settings.choices import Task as BuiltIn
+from dryfit.core.settings.task_facts import TaskName
 from dryfit.tasks.base import Given, Task
-from dryfit.tasks.causal_lm import CausalLmTask
 from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.evidence import EvidenceTask
-from dryfit.tasks.joint import JointTask
+from dryfit.tasks.joint.joint import JointTask
+from dryfit.tasks.joint.share import ShareTask
+from dryfit.tasks.lm.causal_lm import CausalLmTask
 from dryfit.tasks.own import made_with_own, own_class
-from dryfit.tasks.share import ShareTask
+from dryfit.tasks.spans.evidence import EvidenceTask
 
 _CLASSES: Final[Mapping[BuiltIn, Any]] = {
     BuiltIn.CRITERIA: CriteriaTask,

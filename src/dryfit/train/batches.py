@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from dryfit.core.process import die_with_parent
 from dryfit.core.seeds import derive_seed
 from dryfit.tasks.base import Batch, Task
-from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.tokens.token_set import TokenSet
 
 _MOST_BATCHES_SORTED = 50
 _LEAST_MEGA_BATCHES = 4

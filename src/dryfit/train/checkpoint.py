@@ -20,7 +20,7 @@ import xxhash
 from safetensors import SafetensorError
 
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError, LoadError
-from dryfit.core.trial import FoldScore, MetricPoint
+from dryfit.core.settings.trial import FoldScore, MetricPoint
 from dryfit.core.wire import canonical_json, sync_folder, sync_tree
 
 _FORMAT = 1

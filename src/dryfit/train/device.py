@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.plan import Allocator, DeviceKind, ExecutionPlan
 from dryfit.core.private_names import require
 from dryfit.core.process import peak_rss_bytes
-from dryfit.core.units import gib
+from dryfit.core.settings.execution import Allocator, DeviceKind, ExecutionPlan
+from dryfit.core.text.units import gib
 from dryfit.meta.private_apis.torch_cuda import ALLOCATOR, set_allocator
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

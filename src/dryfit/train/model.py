@@ -7,22 +7,22 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import TrainRequest
-from dryfit.core.plan import DeviceKind, ExecutionPlan
 from dryfit.core.seeds import derive_seed
-from dryfit.core.settings import ModelSettings, RegularizationSettings
+from dryfit.core.settings.execution import DeviceKind, ExecutionPlan
+from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
 from dryfit.core.wire import write_text_atomic
-from dryfit.meta.configs import set_dropouts
-from dryfit.meta.filling import materialise
-from dryfit.meta.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
+from dryfit.meta.loading.configs import set_dropouts
+from dryfit.meta.loading.filling import materialise
+from dryfit.meta.loading.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
+from dryfit.parallel.layout.fsdp import Dividing
+from dryfit.parallel.layout.layout import Layout, OneProcess
+from dryfit.parallel.layout.model_slices import empty_model
+from dryfit.parallel.layout.processes import Company, Group
+from dryfit.parallel.layout.proved_plans import FOLDER, proved_plan
+from dryfit.parallel.layout.tensor_parallel import Cutting
 from dryfit.tasks.base import MakeBase, Task, TaskModel
-from dryfit.tasks.decoder import load_int8
 from dryfit.tasks.heads import freeze
-from dryfit.train.cut_model import Cutting
-from dryfit.train.divided_model import Dividing
-from dryfit.train.layout import Layout, OneProcess
-from dryfit.train.ranks import Company, Group
-from dryfit.train.sharding import FOLDER, proved_plan
-from dryfit.train.slices import empty_model
+from dryfit.tasks.lm.decoder import load_int8
 
 
 def lay_out(body: TrainRequest, task: Task, company: Company) -> tuple[TaskModel, Layout]:

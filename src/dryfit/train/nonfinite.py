@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dryfit.core.errors import NonFiniteError
-from dryfit.meta.walk import floats_of
+from dryfit.meta.construction.walk import floats_of
 from dryfit.tasks.base import Batch, Loss
 from dryfit.train.step import micro_batches
 

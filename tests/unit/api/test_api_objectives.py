@@ -10,8 +10,8 @@ import pytest
 import dryfit
 import objectives
 from dryfit.api.objectives import caller_paths, function_name, objective_study
-from dryfit.core.choices import Direction
 from dryfit.core.errors import ConfigError, DryfitError, ObjectiveError
+from dryfit.core.settings.choices import Direction
 from dryfit.core.wire import MARKER_VARIABLE
 
 SUPPORT = str(Path(objectives.__file__).parent)

@@ -15,11 +15,11 @@ from dryfit.api import several
 from dryfit.api.several import StudyRun, Turn, overall, tune_all
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, ConfigError, DataError, ExitStatus, InternalError
-from dryfit.core.trial import Outcome
-from dryfit.report.several import several_table
+from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.data.several import several_table
 from dryfit.store.layout import StudyLayout
-from dryfit.study.machine import End
-from dryfit.study.session import SessionResult
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.session import SessionResult
 
 TEXT = '[study]\ntask = "objective"\n{study}\n[objective]\nfunction = "nowhere:f"\n[space]\nx = [1]\n{more}'
 
@@ -58,7 +58,7 @@ class Sessions:
     began: list[StudyConfig] = field(default_factory=list[StudyConfig])
 
     def run(self, config: StudyConfig, _space: object, layout: StudyLayout, *_: object) -> SessionResult:
-        """As :func:`dryfit.study.session.run_session`."""
+        """As :func:`dryfit.study.loop.session.run_session`."""
         self.began.append(config)
         return self.made.get(config.study.name, done)(layout)
 

@@ -10,19 +10,19 @@ import instant
 import plan_jobs
 from dryfit.api import ensembles, train_ensemble
 from dryfit.api.training import study_view, train
-from dryfit.core.choices import Task
 from dryfit.core.errors import ChildError, ConfigError, LedgerError
 from dryfit.core.jobs import EnsembleRequest, EnsembleResult, FinalRequest
-from dryfit.core.trial import MetricPoint, Outcome
-from dryfit.runtime.supervisor import Supervisor
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.trial import MetricPoint, Outcome
+from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.context import StudyView
-from dryfit.study.final_runs import EnsembleRun, FinalRun, final_run
-from dryfit.study.finals import FinalWork
-from dryfit.study.machine import End
-from dryfit.study.stops import StopRequests
+from dryfit.study.loop.context import StudyView
+from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, final_run
+from dryfit.study.loop.final_training import FinalWork
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.stops import StopRequests
 
 
 def trial(number: int, value: float | None, *, outcome: Outcome = Outcome.COMPLETE, **params: Any) -> TrialState:

@@ -14,16 +14,16 @@ from dryfit.api import StudyRun, Turn
 from dryfit.cli import live
 from dryfit.cli.live import LivePanel, PlainLines, watching
 from dryfit.cli.panel import StudyPanel, left_text
-from dryfit.core.choices import Direction, Task
 from dryfit.core.errors import DataError
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.trial import Goal, MetricPoint, Outcome
+from dryfit.core.settings.choices import Direction, Task
+from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
 from dryfit.core.wire import Message, Note, Phase, Progress
-from dryfit.report.live import LiveStudy, Vitals, read_vitals
+from dryfit.reporting.terminal.live import LiveStudy, Vitals, read_vitals
 from dryfit.store import events
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from dryfit.study.observers import Observer
+from dryfit.study.loop.observers import Observer
 
 GOAL = Goal(name="loss", direction=Direction.MINIMIZE)
 BEGAN_S = 1_000_000.0

@@ -11,7 +11,7 @@ from dryfit.config.objective import is_read
 from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
-from dryfit.search.space import Space
+from dryfit.search.space.space import Space
 
 HEAD = '[study]\ntask = "objective"\n'
 OWN = '[objective]\nfunction = "package.module:f"\n'

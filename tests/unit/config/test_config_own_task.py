@@ -7,16 +7,16 @@ import pytest
 from dryfit.config.freeze import dump_toml
 from dryfit.config.load import LoadedStudy, load_study_text
 from dryfit.config.schema import StudyConfig
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.trial import TrialConfig
-from dryfit.report.summary import summarise
-from dryfit.search.basis import basis_of
-from dryfit.search.compat import compare
-from dryfit.search.space import Space
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.trial import TrialConfig
+from dryfit.reporting.data.summary import summarise
+from dryfit.search.changes import compare
+from dryfit.search.comparability import basis_of
+from dryfit.search.space.space import Space
 from dryfit.store.events import Compatibility, StudyCreated
 from dryfit.store.replay import StudyState
-from dryfit.study.context import resolve_request
+from dryfit.study.loop.context import resolve_request
 
 DATA = '[data]\nfile = "rows.jsonl"\n'
 STUDY = '[study]\ntask = "{task}"\nmetric = "{metric}"\n{more}\n' + DATA

@@ -1,7 +1,7 @@
 """The page of settings says what the types say."""
 
-from dryfit.core.choices import Metric
-from dryfit.search.fields import searchable_keys
+from dryfit.core.settings.choices import Metric
+from dryfit.search.space.fields import searchable_keys
 from settings_page import PAGE, render
 
 

@@ -4,13 +4,12 @@ import statistics
 
 import pytest
 
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, InternalError
-from dryfit.core.plan import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
 from dryfit.core.seeds import derive_seed
-from dryfit.core.settings import DataSettings, TrialSettings
-from dryfit.core.tail import LineTail
-from dryfit.core.trial import (
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.execution import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
+from dryfit.core.settings.tables import DataSettings, TrialSettings
+from dryfit.core.settings.trial import (
     FoldScore,
     MetricPoint,
     Outcome,
@@ -22,6 +21,7 @@ from dryfit.core.trial import (
     fold_means,
     fold_spreads,
 )
+from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import ErrorParts, Verdict, canonical_json, read_model, write_model, write_text_atomic
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -3,7 +3,15 @@
 import pytest
 
 from dryfit.core.errors import MachineError
-from dryfit.core.groups import check_enough, devices_of, left_over, overlap, place_in_words, place_of, places_of
+from dryfit.core.sharding.device_groups import (
+    check_enough,
+    devices_of,
+    left_over,
+    overlap,
+    place_in_words,
+    place_of,
+    places_of,
+)
 
 
 def test_a_place_is_named_by_its_devices() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.splits import SplitRule
+from dryfit.core.settings.splits import SplitRule
 from dryfit.importers.items import ImportedRow, LeftOut, Rejected
 from dryfit.importers.writing import refuse_taken, target_of, write_rows
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.calibration import CaseComparison, MemoryCase, Observation, PartPeak
-from dryfit.core.choices import Task
 from dryfit.core.errors import InternalError
-from dryfit.core.memory import (
+from dryfit.core.jobs.calibration import CaseComparison, MemoryCase, Observation, PartPeak
+from dryfit.core.jobs.memory import (
     ExecutionChoice,
     MemoryCategory,
     MemoryPlan,
@@ -17,9 +16,11 @@ from dryfit.core.memory import (
     StepPhase,
     WorstBatch,
 )
-from dryfit.core.plan import DeviceSpec, PlanSubject
-from dryfit.core.settings import TrialSettings
-from dryfit.memory.calibrate import (
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import DeviceSpec, PlanSubject
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.memory.allocator.snapshot import SnapshotTrace, read_snapshot
+from dryfit.memory.planning.comparison import (
     Taken,
     calibration_of,
     comparison,
@@ -29,9 +30,8 @@ from dryfit.memory.calibrate import (
     planned_allocations,
     spread,
 )
-from dryfit.memory.events import Label, Segment
-from dryfit.memory.snapshot import SnapshotTrace, read_snapshot
-from dryfit.memory.timeline import compose
+from dryfit.memory.planning.timeline import compose
+from dryfit.memory.tracing.events import Label, Segment
 from snapshots import snapshot_of
 
 MIB = 2**20

@@ -1,8 +1,8 @@
 import pytest
 
-from dryfit.core.memory import Confidence
-from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.memory.constants import (
+from dryfit.core.jobs.memory import Confidence
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.memory.planning.constants import (
     CALIBRATION_FILE,
     Calibration,
     device_constants,

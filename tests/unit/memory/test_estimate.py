@@ -2,15 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.core.memory import Confidence, MemoryCategory, StepPhase
-from dryfit.core.plan import DeviceKind, DeviceSpec, OptimizerImpl
-from dryfit.memory.allocator import replay
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.constants import DeviceConstants
-from dryfit.memory.estimate import Device, Lengths, Work, estimate, layer_of, run_of, with_fragmentation
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.source import SegmentSource
-from dryfit.memory.tracer import Variant
+from dryfit.core.jobs.memory import Confidence, MemoryCategory, StepPhase
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.replay import replay
+from dryfit.memory.planning.constants import DeviceConstants
+from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, layer_of, run_of, with_fragmentation
+from dryfit.memory.planning.segment_source import SegmentSource
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
 from planning import MIB, ToyTracer
 
 KIB = 1024

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.core.memory import MemoryCategory
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.interpolate import FitPlan, Regime, fit, in_canonical_order, plan_fits, regime
-from dryfit.memory.timeline import peak_bytes
-from dryfit.memory.tracer import Variant
+from dryfit.core.jobs.memory import MemoryCategory
+from dryfit.memory.planning.interpolate import FitPlan, Regime, fit, in_canonical_order, plan_fits, regime
+from dryfit.memory.planning.timeline import peak_bytes
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
 from planning import Recording, ToyTracer
 
 GRID = FitPlan((52, 96), (64, 128, 512), (Shape(16, 512), Shape(32, 128)))

@@ -3,14 +3,23 @@ from dataclasses import replace
 import pytest
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.memory import Confidence, Effect, ExecutionChoice, VerdictKind
-from dryfit.core.plan import DeviceSpec, ExecutionSettings, OptimizerImpl
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.constants import DeviceConstants
-from dryfit.memory.estimate import Device, Lengths
-from dryfit.memory.ladder import plan
-from dryfit.memory.rungs import Change, ChangeKind, Trial, describe, execution_asked, halvings, rungs, time_factor
-from dryfit.memory.source import SegmentSource
+from dryfit.core.jobs.memory import Confidence, Effect, ExecutionChoice, VerdictKind
+from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, OptimizerImpl
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.planning.constants import DeviceConstants
+from dryfit.memory.planning.estimate import Device, Lengths
+from dryfit.memory.planning.fallbacks import (
+    Change,
+    ChangeKind,
+    Trial,
+    describe,
+    execution_asked,
+    halvings,
+    rungs,
+    time_factor,
+)
+from dryfit.memory.planning.ladder import plan
+from dryfit.memory.planning.segment_source import SegmentSource
 from planning import MIB, ToyTracer
 
 TRIAL = Trial(

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from dryfit.core.memory import MemoryCategory, StepPhase
-from dryfit.memory.events import Segment
-from dryfit.memory.recorder import Recorder
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase
+from dryfit.memory.tracing.events import Segment
+from dryfit.memory.tracing.recorder import Recorder
 
 
 def live_bytes(segment: Segment) -> list[int]:

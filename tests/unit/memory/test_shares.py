@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.memory.shares import HeldBytes, ParameterSize, held_bytes, share_of
+from dryfit.parallel.layout.fsdp_bytes import HeldBytes, ParameterSize, held_bytes, share_of
 
 
 @given(size=st.integers(1, 40), processes=st.integers(1, 9))

@@ -8,9 +8,9 @@ import pytest
 from torch.cuda import _memory_viz
 
 from dryfit.core.errors import ConfigError
-from dryfit.memory.allocator import replay
-from dryfit.memory.allocator_settings import MIB, AllocatorSettings
-from dryfit.memory.snapshot import compare, read_snapshot
+from dryfit.memory.allocator.allocator_settings import MIB, AllocatorSettings
+from dryfit.memory.allocator.replay import replay
+from dryfit.memory.allocator.snapshot import compare, read_snapshot
 from snapshots import BASE, snapshot_of
 
 # 30 and 12 are taken, 30 come back and serve 11 and 15 of the next three requests.

@@ -3,17 +3,17 @@ from dataclasses import replace
 import pytest
 
 from dryfit.core.errors import TraceError
-from dryfit.core.memory import Confidence
-from dryfit.core.plan import DeviceSpec, OptimizerImpl
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.constants import DeviceConstants
-from dryfit.memory.estimate import Device, Lengths, Work, estimate, with_fragmentation
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.interpolate import in_canonical_order
-from dryfit.memory.source import SegmentSource, compact
-from dryfit.memory.store import TraceStore
-from dryfit.memory.timeline import end_bytes
-from dryfit.memory.tracer import Variant
+from dryfit.core.jobs.memory import Confidence
+from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.planning.constants import DeviceConstants
+from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, with_fragmentation
+from dryfit.memory.planning.interpolate import in_canonical_order
+from dryfit.memory.planning.segment_source import SegmentSource, compact
+from dryfit.memory.planning.timeline import end_bytes
+from dryfit.memory.planning.trace_store import TraceStore
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
 from planning import MIB, ToyTracer
 
 FIRST = SegmentKind.MICRO_FIRST

@@ -6,16 +6,16 @@ import sys
 import numpy as np
 import pytest
 
-from dryfit.core.memory import Confidence
-from dryfit.core.plan import DeviceSpec, OptimizerImpl
-from dryfit.memory.allocator_settings import AllocatorSettings
-from dryfit.memory.constants import DeviceConstants
-from dryfit.memory.estimate import Device, Lengths, Work, estimate
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.interpolate import FitPlan, fit, regime
-from dryfit.memory.source import SegmentSource
-from dryfit.memory.store import TraceStore, code_fingerprint
-from dryfit.memory.tracer import Variant
+from dryfit.core.jobs.memory import Confidence
+from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.planning.constants import DeviceConstants
+from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate
+from dryfit.memory.planning.interpolate import FitPlan, fit, regime
+from dryfit.memory.planning.segment_source import SegmentSource
+from dryfit.memory.planning.trace_store import TraceStore, code_fingerprint
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
 from planning import ToyTracer
 
 SHAPE = Shape(4, 64)
@@ -196,9 +196,9 @@ WRITER = """
 import sys
 from pathlib import Path
 from planning import ToyTracer
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.store import TraceStore
-from dryfit.memory.tracer import Variant
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.planning.trace_store import TraceStore
+from dryfit.memory.tracing.tracer import Variant
 store, place = TraceStore(Path(sys.argv[1])), ("toy", SegmentKind.MICRO_FIRST, Variant(), Shape(4, 64))
 for _ in range(200):
     store.put_segment(ToyTracer().trace(*place[1:]), *place)

@@ -1,10 +1,10 @@
 import pytest
 
 from dryfit.core.errors import InternalError
-from dryfit.core.memory import MemoryCategory, StepPhase
-from dryfit.memory.events import SegmentKind, Shape
-from dryfit.memory.timeline import WORKSPACE_OP, compose, end_bytes, peak_bytes
-from dryfit.memory.tracer import Variant
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase
+from dryfit.memory.planning.timeline import WORKSPACE_OP, compose, end_bytes, peak_bytes
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
 from planning import MIB, Recording, ToyTracer
 
 SHAPE = Shape(rows=4, length=64)

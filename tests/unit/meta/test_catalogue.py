@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.settings import PACKAGED_MODEL
-from dryfit.meta import catalogue
-from dryfit.meta.catalogue import catalogue_aliases, catalogue_config, catalogue_names, planning_config
-from dryfit.meta.configs import load_config, most_tokens
-from dryfit.meta.source import FolderSource
+from dryfit.core.settings.tables import PACKAGED_MODEL
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading import catalogue
+from dryfit.meta.loading.catalogue import catalogue_aliases, catalogue_config, catalogue_names, planning_config
+from dryfit.meta.loading.configs import load_config, most_tokens
 from names_page import PAGE, render, whole_model
 from parts import need_package
 from published import PUBLISHED

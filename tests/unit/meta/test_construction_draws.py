@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from transformers import BertModel
 
-from dryfit.core.load_report import Origin
+from dryfit.core.jobs.load_report import Origin
 from dryfit.meta import build, leaks, materialise
 from loading import From, assert_same, bert_config, dirty, fresh, made, perturb, several
 

@@ -11,10 +11,10 @@ from torch import nn
 from transformers import BertForSequenceClassification, BertModel, LlamaForCausalLM
 
 from dryfit.core.errors import LoadError, MachineError
-from dryfit.core.load_report import LoadReport, Origin
+from dryfit.core.jobs.load_report import LoadReport, Origin
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.reading import ReadMode
-from dryfit.meta.walk import slots
+from dryfit.meta.construction.walk import slots
+from dryfit.meta.files.reading import ReadMode
 from loading import assert_same, bert_config, fresh, llama_config, output, perturb, written
 from thinning import examples
 

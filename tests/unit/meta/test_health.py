@@ -14,13 +14,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 import tasks
 import tiny
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.health import Health, Subject
-from dryfit.core.settings import HeadSettings
-from dryfit.meta.pretrained import load_encoder
-from dryfit.meta.source import FolderSource
+from dryfit.core.jobs.checkpoint_health import Health, Subject
+from dryfit.core.settings.tables import HeadSettings
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.pretrained import load_encoder
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.health import folder_health
-from dryfit.tasks.load import load, save_trained
+from dryfit.tasks.saved.load_check import folder_health
+from dryfit.tasks.saved.saved_model import load, save_trained
 
 Weights = dict[str, torch.Tensor]
 

@@ -22,7 +22,7 @@ from transformers import (
 import dryfit
 from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.keys import map_keys
+from dryfit.meta.loading.keys import map_keys
 from loading import assert_same, bert_config, config_of, fresh, llama_config, output, perturb, written
 from thinning import examples
 

@@ -10,7 +10,7 @@ from transformers import BertModel
 
 from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.matching import allowed_by, memory_of, places
+from dryfit.meta.loading.matching import allowed_by, memory_of, places
 from loading import assert_same, bert_config, fresh, written
 
 

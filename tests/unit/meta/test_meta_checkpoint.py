@@ -18,9 +18,9 @@ from transformers import AutoModel
 
 import tiny
 from dryfit.core.errors import LoadError
-from dryfit.meta import reading
-from dryfit.meta.checkpoint import ADAPTER_STEM, Checkpoint, CheckpointFormat, open_checkpoint
-from dryfit.meta.reading import CheckpointReader, ReadMode
+from dryfit.meta.files import reading
+from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, Checkpoint, CheckpointFormat, open_checkpoint
+from dryfit.meta.files.reading import CheckpointReader, ReadMode
 
 WEIGHTS = {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(5, dtype=torch.int16), "c": torch.tensor(2.5)}
 MODES = list(ReadMode)
@@ -630,8 +630,8 @@ def test_a_truncated_mapping_is_refused_before_it_kills(tmp_path: Path) -> None:
         "import os, sys, torch\n"
         "from pathlib import Path\n"
         "from dryfit.core.errors import LoadError\n"
-        "from dryfit.meta.checkpoint import open_checkpoint\n"
-        "from dryfit.meta.reading import CheckpointReader, ReadMode\n"
+        "from dryfit.meta.files.checkpoint_files import open_checkpoint\n"
+        "from dryfit.meta.files.reading import CheckpointReader, ReadMode\n"
         "path = Path(sys.argv[1])\n"
         "with CheckpointReader(open_checkpoint(path), ReadMode.MAPPED) as reader:\n"
         "    found = dict(reader.tensors(['a']))\n"

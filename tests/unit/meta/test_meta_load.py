@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 import tasks
 import tiny
 from dryfit.core.errors import ConfigError, LoadError, MachineError
-from dryfit.core.settings import HeadSettings, ModelSettings
-from dryfit.meta.pretrained import load_encoder
-from dryfit.meta.source import FolderSource, model_identity
+from dryfit.core.settings.tables import HeadSettings, ModelSettings
+from dryfit.meta.files.source import FolderSource, model_identity
+from dryfit.meta.loading.pretrained import load_encoder
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.load import load, save_trained
+from dryfit.tasks.saved.saved_model import load, save_trained
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dryfit.core.errors import LoadError
-from dryfit.meta import safetensors_file
-from dryfit.meta.checkpoint import open_checkpoint
-from dryfit.meta.reading import CheckpointReader, ReadMode
-from dryfit.meta.safetensors_file import DTYPES, read_safetensors_header
+from dryfit.meta.files import safetensors_file
+from dryfit.meta.files.checkpoint_files import open_checkpoint
+from dryfit.meta.files.reading import CheckpointReader, ReadMode
+from dryfit.meta.files.safetensors_file import DTYPES, read_safetensors_header
 from thinning import examples
 
 

@@ -13,8 +13,8 @@ from dryfit.core.errors import PoisonedError
 from dryfit.core.failure import Evidence, FailureKind
 from dryfit.core.jobs import ChildResult
 from dryfit.meta.sanity import check_process
-from dryfit.runtime.child import describe_fault
-from dryfit.runtime.faults import classify
+from dryfit.runtime.children.child import describe_fault
+from dryfit.runtime.failures.classify import classify
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dryfit.core.errors import LoadError
-from dryfit.meta import build, construction, leaks, materialise, on_meta, recorder
-from dryfit.meta.recorder import Recorder
-from dryfit.meta.tape import Tape, is_deferred, tape_of
+from dryfit.meta import build, leaks, materialise, on_meta
+from dryfit.meta.construction import construction
+from dryfit.meta.construction import construction_recorder as recorder
+from dryfit.meta.construction.construction_recorder import Recorder
+from dryfit.meta.construction.tape import Tape, is_deferred, tape_of
 from loading import dirty
 from thinning import examples
 

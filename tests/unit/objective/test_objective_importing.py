@@ -11,10 +11,10 @@ import pytest
 
 import objectives
 from dryfit.core.errors import ObjectiveError
-from dryfit.core.functions import FunctionName
-from dryfit.core.settings import ObjectiveSettings
-from dryfit.objective.entry import seed_libraries
-from dryfit.objective.importing import check_callable, import_function
+from dryfit.core.settings.functions import FunctionName
+from dryfit.core.settings.tables import ObjectiveSettings
+from dryfit.jobs.objective import seed_libraries
+from dryfit.jobs.objective_function import check_callable, import_function
 
 SCRIPT = """
 import sys
@@ -113,7 +113,7 @@ def test_all_generators_are_seeded():
 def test_the_childs_side_imports_nothing_heavy():
     code = """
         import sys
-        import dryfit.objective.entry
+        import dryfit.jobs.objective
         print(sorted({"torch", "numpy", "transformers", "optuna"} & set(sys.modules)))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)

@@ -9,9 +9,9 @@ import pytest
 
 from dryfit.core.errors import NonFiniteError, ObjectiveError
 from dryfit.core.jobs import ObjectiveRequest, StopReason
-from dryfit.core.settings import ObjectiveSettings
-from dryfit.core.trial import MetricPoint
-from dryfit.objective.trial import Trial, as_number, as_values
+from dryfit.core.settings.tables import ObjectiveSettings
+from dryfit.core.settings.trial import MetricPoint
+from dryfit.jobs.objective_trial import Trial, as_number, as_values
 
 
 @dataclass

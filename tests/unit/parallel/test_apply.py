@@ -10,11 +10,11 @@ from torch import nn
 
 import shard_plans as made
 from dryfit.core.errors import ShardError
-from dryfit.core.sharding import Boundary, ModuleShard, ParameterShard, ShardPlan
+from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan
 from dryfit.meta import materialise
-from dryfit.parallel.apply import apply, connect, cut
-from dryfit.parallel.collectives import AbsentRanks
-from dryfit.parallel.simulated import SimulatedRanks, simulate
+from dryfit.parallel.ranks.apply import apply, connect, cut
+from dryfit.parallel.ranks.collectives import AbsentRanks
+from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 
 GOOD = {"shape": (32, 32), "dim": 0, "blocks": (32,)}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dryfit.core.errors import InternalError
-from dryfit.parallel.axes import Axes, Hold, Reason
+from dryfit.parallel.planning.axes import Axes, Hold, Reason
 
 WHY = Reason(Hold.OPERATOR, "they cross")
 

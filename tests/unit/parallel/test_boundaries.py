@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from dryfit.core.errors import ShardError
-from dryfit.core.sharding import Boundary
-from dryfit.parallel.boundaries import cross
-from dryfit.parallel.simulated import SimulatedRanks, simulate
+from dryfit.core.sharding.shard_plan import Boundary
+from dryfit.parallel.ranks.boundaries import cross
+from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 
 DEGREE = 4
 VALUES = torch.randn(DEGREE, 3, 8, dtype=torch.float64)

@@ -9,15 +9,15 @@ from torch.nn import functional as F
 
 import shard_plans as made
 from dryfit.core.errors import ShardError
-from dryfit.core.sharding import Boundary, ShardPlan
+from dryfit.core.sharding.shard_plan import Boundary, ShardPlan
 from dryfit.meta import build
-from dryfit.parallel import vocabulary_loss
-from dryfit.parallel.apply import connect, cut
-from dryfit.parallel.collectives import Ranks
-from dryfit.parallel.cut_scores import CutScores
-from dryfit.parallel.planner import plan_shards
-from dryfit.parallel.prove import prove
-from dryfit.parallel.simulated import simulate
+from dryfit.parallel.planning.planner import plan_shards
+from dryfit.parallel.proof.prove import prove
+from dryfit.parallel.ranks import vocabulary_loss
+from dryfit.parallel.ranks.apply import connect, cut
+from dryfit.parallel.ranks.collectives import Ranks
+from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.simulated import simulate
 
 FEATURES, WORDS = 16, 24
 COPY, GATHER = Boundary.COPY, Boundary.GATHER

@@ -8,12 +8,12 @@ import torch
 
 import shard_plans as made
 from dryfit.core.errors import ShardError
-from dryfit.core.sharding import ShardPlan
+from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import materialise
-from dryfit.parallel.apply import apply
-from dryfit.parallel.collectives import AbsentRanks
-from dryfit.parallel.gathering import gather_state
-from dryfit.parallel.simulated import simulate
+from dryfit.parallel.ranks.apply import apply
+from dryfit.parallel.ranks.collectives import AbsentRanks
+from dryfit.parallel.ranks.gathering import gather_state
+from dryfit.parallel.ranks.simulated import simulate
 
 PLANS: dict[str, Callable[..., ShardPlan]] = {
     "bert": lambda module, degree: made.bert_plan(module, degree, vocabulary=True),

@@ -13,15 +13,15 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import shard_plans as made
 from dryfit.core.errors import ShardError
-from dryfit.core.shard_proof import ShardProof
-from dryfit.core.sharding import ModuleShard, ShardPlan
+from dryfit.core.sharding.shard_plan import ModuleShard, ShardPlan
+from dryfit.core.sharding.shard_proof import ShardProof
 from dryfit.meta import build
-from dryfit.parallel import same_program
-from dryfit.parallel.capture import Inputs, follow
-from dryfit.parallel.graph import Graph
-from dryfit.parallel.narrow import Wide, carried_over, prove_narrowed, prove_on
-from dryfit.parallel.narrow_config import Narrowing, narrow_config
-from dryfit.parallel.prove import proof_bytes, prove
+from dryfit.parallel.proof import same_program
+from dryfit.parallel.proof.narrow import Wide, carried_over, prove_narrowed, prove_on
+from dryfit.parallel.proof.narrow_config import Narrowing, narrow_config
+from dryfit.parallel.proof.prove import proof_bytes, prove
+from dryfit.parallel.trace.capture import Inputs, follow
+from dryfit.parallel.trace.graph import Graph
 from shard_mutants import MUTANTS, changed_module
 
 WIDE: dict[str, Any] = {

@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 import shard_plans as made
-from dryfit.core.sharding import Boundary, ModuleShard, ShardPlan
-from dryfit.parallel.native import as_run_natively, native_plan
-from dryfit.parallel.prove import prove
+from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ShardPlan
+from dryfit.parallel.proof.prove import prove
+from dryfit.parallel.ranks.native import as_run_natively, native_plan
 
 ATTENTION, MLP = "model.layers.*.self_attn", "model.layers.*.mlp"
 LAYERS = {f"{ATTENTION}.{name}_proj": "colwise" for name in "qkv"} | {

@@ -7,9 +7,9 @@ import torch
 
 import shard_plans as made
 from dryfit.meta import materialise
-from dryfit.parallel.apply import apply
-from dryfit.parallel.norms import gradient_norm
-from dryfit.parallel.simulated import SimulatedRanks, simulate
+from dryfit.parallel.ranks.apply import apply
+from dryfit.parallel.ranks.norms import gradient_norm
+from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 
 
 @pytest.mark.parametrize("degree", [2, 4])

@@ -8,9 +8,9 @@ from torch import nn
 
 import shard_plans as made
 from dryfit.core.errors import ShardError
-from dryfit.core.sharding import Boundary, ModuleShard, ShardPlan
+from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ShardPlan
 from dryfit.meta import build, leaks
-from dryfit.parallel.prove import prove
+from dryfit.parallel.proof.prove import prove
 from shard_mutants import MUTANTS, changed_module, changed_parameter
 
 PLANS: dict[str, Callable[..., ShardPlan]] = {

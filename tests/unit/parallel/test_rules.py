@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dryfit.parallel.capture import capture
-from dryfit.parallel.graph import Ref, Role
-from dryfit.parallel.solve import Solved, solve
+from dryfit.parallel.planning.solve import Solved, solve
+from dryfit.parallel.trace.capture import capture
+from dryfit.parallel.trace.graph import Ref, Role
 
 RANKS = 2
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dryfit.core.errors import ShardError
-from dryfit.parallel.simulated import SimulatedRanks, simulate
+from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 
 
 def test_a_sum_is_the_same_on_each_rank_bit_for_bit():

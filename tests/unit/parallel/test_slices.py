@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 import reads
 import shard_plans as made
 from dryfit.core.errors import LoadError, ShardError
-from dryfit.core.load_report import Origin
-from dryfit.core.sharding import ParameterShard, ShardPlan
+from dryfit.core.jobs.load_report import Origin
+from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.walk import slots
-from dryfit.parallel.apply import slice_tensor
-from dryfit.parallel.check import shards_of
-from dryfit.parallel.slices import load
+from dryfit.meta.construction.walk import slots
+from dryfit.parallel.ranks.apply import slice_tensor
+from dryfit.parallel.ranks.check import shards_of
+from dryfit.parallel.ranks.slices import load
 from reads import Reads
 
 PLANS: dict[str, Callable[..., ShardPlan]] = {

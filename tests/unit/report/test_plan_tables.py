@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from dryfit.core.cut import CutRow, CutSummary, KeptWhole, Sent
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.memory import (
+from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
     MemoryCategory,
@@ -15,10 +14,12 @@ from dryfit.core.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.plan import DeviceSpec, OptimizerImpl
-from dryfit.core.trial import Scalar
-from dryfit.report.cut_tables import cut_lines, cut_table
-from dryfit.report.plan_tables import (
+from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
+from dryfit.core.settings.trial import Scalar
+from dryfit.core.sharding.shard_summary import CutRow, CutSummary, KeptWhole, Sent
+from dryfit.reporting.data.observed_memory import choice_text
+from dryfit.reporting.data.plan_view import plan_view, space_view
+from dryfit.reporting.terminal.plan_tables import (
     headline,
     ladder_table,
     memory_table,
@@ -29,10 +30,9 @@ from dryfit.report.plan_tables import (
     space_table,
     trust_text,
 )
-from dryfit.report.plan_view import plan_view, space_view
-from dryfit.report.plans import choice_text
-from dryfit.study.plans import PlannedCell, SpacePlan
-from dryfit.study.refusals import refusal_text
+from dryfit.reporting.terminal.shard_tables import cut_lines, cut_table
+from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
+from dryfit.study.planning.refusals import refusal_text
 
 GIB = 2**30
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=236 * GIB // 10)

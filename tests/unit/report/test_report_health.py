@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.health import Adapter, Health, Stored, StoredFile, Subject
-from dryfit.core.load_report import LoadReport
+from dryfit.core.jobs.checkpoint_health import Adapter, Health, Stored, StoredFile, Subject
+from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.wire import write_model
-from dryfit.report.health import health_table, size_text, verdict
-from dryfit.report.story import trial_story
-from dryfit.report.story_text import story_lines
+from dryfit.reporting.data.story import trial_story
+from dryfit.reporting.terminal.health_table import health_table, size_text, verdict
+from dryfit.reporting.terminal.story_text import story_lines
 from dryfit.store.layout import StudyLayout
 from ledgers import Script
 

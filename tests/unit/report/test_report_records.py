@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.choices import Direction
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.trial import Goal, MetricPoint, Outcome
-from dryfit.report.plots import (
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
+from dryfit.reporting.data.records import AttemptEnd, failures, lanes, records_of, refusals
+from dryfit.reporting.html.plots import (
     MOST_CURVE_POINTS,
     MOST_CURVES,
     curves_figure,
@@ -24,10 +25,9 @@ from dryfit.report.plots import (
     slice_figure,
     text,
 )
-from dryfit.report.records import AttemptEnd, failures, lanes, records_of, refusals
-from dryfit.report.timeline import WorkAxis, timeline_figure
-from dryfit.report.verdict import verdict_of
-from dryfit.search.importance import Importance, Importances
+from dryfit.reporting.html.timeline import WorkAxis, timeline_figure
+from dryfit.reporting.html.verdict import verdict_of
+from dryfit.search.sampling.importance import Importance, Importances
 from dryfit.store.events import ReportMade
 from dryfit.store.state import SessionState
 from ledgers import Script, drawn, eventful

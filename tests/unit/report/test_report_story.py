@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.trial import FoldScore, MetricPoint, Outcome
+from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome
 from dryfit.core.wire import MESSAGES_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Phase, Report, Started
-from dryfit.report.story import FOLLOWED, trial_story
-from dryfit.report.story_text import story_lines
-from dryfit.report.story_view import TrialStory, What
+from dryfit.reporting.data.story import FOLLOWED, trial_story
+from dryfit.reporting.data.story_view import TrialStory, What
+from dryfit.reporting.terminal.story_text import story_lines
 from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts, ReportMade
 from dryfit.store.layout import StudyLayout
 from ledgers import Script, eventful

@@ -3,8 +3,8 @@
 import pytest
 
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.trial import Outcome
-from dryfit.report.troubles import trouble_lines, troubles_of
+from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.data.troubles import trouble_lines, troubles_of
 from dryfit.store.events import AttemptEnded, DeviceSetAside, ParallelSet
 from ledgers import Script, eventful
 

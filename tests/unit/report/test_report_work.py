@@ -3,12 +3,12 @@
 import pytest
 
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.trial import Outcome
-from dryfit.report.live import LiveStudy
-from dryfit.report.records import failures, records_of
-from dryfit.report.summary import summarise
-from dryfit.report.tables import duration_text, outcomes_table, trials_table
-from dryfit.report.work import attempt_time_s, lost_time_s, trial_time_s
+from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.data.records import failures, records_of
+from dryfit.reporting.data.summary import summarise
+from dryfit.reporting.data.work import attempt_time_s, lost_time_s, trial_time_s
+from dryfit.reporting.terminal.live import LiveStudy
+from dryfit.reporting.terminal.tables import duration_text, outcomes_table, trials_table
 from dryfit.store.events import AttemptEnded, CheckpointMade
 from ledgers import Script
 

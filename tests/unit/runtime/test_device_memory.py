@@ -3,7 +3,7 @@
 import pytest
 
 from dryfit.core.failure import ChildFault, Evidence
-from dryfit.runtime.device_memory import DeviceMemory, memory_in_words, memory_of, said_memory
+from dryfit.runtime.failures.device_memory import DeviceMemory, memory_in_words, memory_of, said_memory
 
 GIB, MIB = 2**30, 2**20
 

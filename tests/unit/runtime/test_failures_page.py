@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.failure import PERMITTED, FailureKind
-from dryfit.runtime import fault_texts
-from dryfit.runtime.fault_texts import Text
-from dryfit.runtime.faults import ROWS
+from dryfit.runtime.failures import fault_texts
+from dryfit.runtime.failures.classify import ROWS
+from dryfit.runtime.failures.fault_texts import Text
 from failures_page import _ACTIONS, ENTRIES, PAGE, SYMPTOMS, follows, render
 
 ROOT = Path(__file__).parents[3]

@@ -4,8 +4,8 @@ import faulthandler
 import tempfile
 
 from dryfit.core.failure import ChildFault, Evidence, FailureKind
-from dryfit.runtime.child import describe_fault
-from dryfit.runtime.fault_detail import FaultDetail, fault_detail
+from dryfit.runtime.children.child import describe_fault
+from dryfit.runtime.failures.fault_detail import FaultDetail, fault_detail
 
 
 def fail() -> None:

@@ -13,12 +13,12 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.cleanup import closing, first_error_wins
 from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs import ChildResult
-from dryfit.runtime.child import ChildStatus, _last_word
-from dryfit.runtime.fault_detail import fault_detail
-from dryfit.runtime.faults import ROWS, classify, render
-from dryfit.runtime.harvest import harvest
-from dryfit.runtime.spec import SupervisorSettings
-from dryfit.runtime.supervisor import Supervisor
+from dryfit.runtime.children.child import ChildStatus, _last_word
+from dryfit.runtime.children.child_spec import SupervisorSettings
+from dryfit.runtime.children.result_reading import harvest
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.failures.classify import ROWS, classify, render
+from dryfit.runtime.failures.fault_detail import fault_detail
 from dryfit.store.events import EVENT, AttemptEnded, FailureFacts
 from dryfit.store.ledger import Ledger
 
@@ -120,7 +120,7 @@ def test_less_is_said_of_an_exception_that_cannot_be_described(tmp_path, monkeyp
     def fails(error: BaseException) -> ChildResult:
         raise RecursionError
 
-    monkeypatch.setattr("dryfit.runtime.child._fault_result", fails)
+    monkeypatch.setattr("dryfit.runtime.children.child._fault_result", fails)
     assert _last_word(channel(tmp_path), KeyError("a"), {}) is ChildStatus.FAULT
     result = harvest(tmp_path)
     assert result is not None and result.fault is not None

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.runtime import log_limit
-from dryfit.runtime.log_limit import HEAD_BYTES, MOST_BYTES, TAIL_BYTES, LogLimit
+from dryfit.runtime.children import log_limit
+from dryfit.runtime.children.log_limit import HEAD_BYTES, MOST_BYTES, TAIL_BYTES, LogLimit
 
 LINE = b"a line of sixty-four bytes, counted with its end, as all others\n"
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.runtime.devices import DeviceLook, DeviceProcess, Whose
-from dryfit.runtime.nvml_link import NvmlLink
-from dryfit.runtime.processes import carries_marker
+from dryfit.runtime.children.processes import carries_marker
+from dryfit.runtime.machine.gpus import DeviceLook, DeviceProcess, Whose
+from dryfit.runtime.machine.nvml_link import NvmlLink
 from nvml import GIB, Driver
 
 MIB = 2**20
@@ -125,7 +125,7 @@ def test_without_room_for_a_process_the_session_goes_on(driver: Driver, asked: A
 CONTROL = """
 import sys, time
 from pathlib import Path
-from dryfit.runtime.nvml_link import NvmlLink
+from dryfit.runtime.machine.nvml_link import NvmlLink
 link = NvmlLink("mine", Path(sys.argv[1]), print, 120.0)
 assert link.look("0") is not None
 print(link.pid, flush=True)

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from dryfit.core.wire import Started
-from dryfit.runtime.attempt import Attempt
-from dryfit.runtime.spec import ChildLimits, ChildSpec
+from dryfit.runtime.children.attempt import Attempt
+from dryfit.runtime.children.child_spec import ChildLimits, ChildSpec
 from runtime_jobs import request
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from dryfit.core.failure import Evidence
 from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.runtime.devices import FALLEN_OFF, DeviceLook, DeviceProcess, NoDevices, NvmlDevices, Whose
-from dryfit.runtime.fault_case import lost_devices
-from dryfit.runtime.processes import carries_marker, lives
-from dryfit.runtime.surroundings import Surroundings
+from dryfit.runtime.children.processes import carries_marker, lives
+from dryfit.runtime.failures.evidence import Surroundings
+from dryfit.runtime.failures.fault_case import lost_devices
+from dryfit.runtime.machine.gpus import FALLEN_OFF, DeviceLook, DeviceProcess, NoDevices, NvmlDevices, Whose
 from nvml import GIB, Board, FakeNvml, ScriptedDevices
 
 OURS, OTHER = 11, 12
@@ -152,7 +152,7 @@ def test_nvml_is_loaded_at_the_first_look_and_let_go() -> None:
 def test_the_real_library_where_there_is_no_driver() -> None:
     """In a process of its own: as every study does it, on this machine."""
     code = (
-        "from dryfit.runtime.devices import NvmlDevices\n"
+        "from dryfit.runtime.machine.gpus import NvmlDevices\n"
         "found = NvmlDevices('m')\n"
         "print(found.look('GPU-none'), found.xids('GPU-none')); found.close()\n"
     )

@@ -7,9 +7,9 @@ import pytest
 
 from dryfit.core.failure import ChildFault, Evidence, FailureKind
 from dryfit.core.jobs import ChildResult, Job, PlanResult, StopReason, TrainResult
-from dryfit.runtime.child import ChildStatus, describe_fault
-from dryfit.runtime.fault_case import Case
-from dryfit.runtime.faults import ROWS, classify
+from dryfit.runtime.children.child import ChildStatus, describe_fault
+from dryfit.runtime.failures.classify import ROWS, classify
+from dryfit.runtime.failures.fault_case import Case
 
 OOM_HOST = FailureKind.OOM_HOST
 

@@ -6,10 +6,10 @@ import pytest
 
 from dryfit.core.jobs import ChildResult, TrainResult
 from dryfit.core.wire import MARKER_VARIABLE, Note, Phase, write_model
-from dryfit.runtime.cgroup import memory_limit_bytes, oom_kills, rose
-from dryfit.runtime.environment import child_environment
-from dryfit.runtime.harvest import child_log_tail, clear, harvest, read_messages
-from dryfit.runtime.protocol import LineBuffer
+from dryfit.runtime.children.environment import child_environment
+from dryfit.runtime.children.protocol import LineBuffer
+from dryfit.runtime.children.result_reading import child_log_tail, clear, harvest, read_messages
+from dryfit.runtime.machine.cgroup import memory_limit_bytes, oom_kills, rose
 
 
 def test_an_empty_folder_says_nothing(tmp_path):

@@ -8,8 +8,8 @@ import sys
 import psutil
 import pytest
 
-from dryfit.runtime import host
-from dryfit.runtime.host import HostLook, look_at_host
+from dryfit.runtime.machine import host_memory as host
+from dryfit.runtime.machine.host_memory import HostLook, look_at_host
 
 
 def test_what_is_promised_is_not_given_twice() -> None:

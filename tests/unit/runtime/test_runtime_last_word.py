@@ -10,10 +10,10 @@ from dryfit.core.errors import DataError
 from dryfit.core.failure import FailureKind
 from dryfit.core.jobs import FinalRequest
 from dryfit.core.wire import Note
-from dryfit.runtime import child
-from dryfit.runtime.child import ChildStatus, describe_fault
-from dryfit.runtime.faults import classify
-from dryfit.runtime.spec import ChildSpec
+from dryfit.runtime.children import child
+from dryfit.runtime.children.child import ChildStatus, describe_fault
+from dryfit.runtime.children.child_spec import ChildSpec
+from dryfit.runtime.failures.classify import classify
 from runtime_jobs import GENEROUS, House, request
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from dryfit.config.schema import RuntimeSettings
 from dryfit.core.failure import FailureKind, PastFailure
 from dryfit.core.wire import Phase, Progress, Started
-from dryfit.runtime.attempt import Attempt
-from dryfit.runtime.patience import FACTOR, LEAST_GAPS, LEAST_S, Patience, silence_limit_s
-from dryfit.runtime.spec import ChildLimits, ChildSpec
-from dryfit.study.context import training_limits
+from dryfit.runtime.children.attempt import Attempt
+from dryfit.runtime.children.child_spec import ChildLimits, ChildSpec
+from dryfit.runtime.children.silence import FACTOR, LEAST_GAPS, LEAST_S, Patience, silence_limit_s
+from dryfit.study.loop.context import training_limits
 from runtime_jobs import request
 
 seconds = st.floats(0.0, 1e5)

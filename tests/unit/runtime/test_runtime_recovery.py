@@ -3,7 +3,7 @@
 import pytest
 
 from dryfit.core.failure import Action, AttemptTerms, FailureKind, PastFailure
-from dryfit.runtime.recovery import attempt_terms, terms_in_words
+from dryfit.runtime.failures.recovery import attempt_terms, terms_in_words
 
 KIND = FailureKind.DEVICE_LOST
 

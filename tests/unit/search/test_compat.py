@@ -6,9 +6,9 @@ import pytest
 
 from changing import config, own_function, space_of
 from dryfit.config.schema import StudyConfig
-from dryfit.search.basis import Ground, basis_of, is_trial_of, point_in
-from dryfit.search.compat import compare
-from dryfit.search.space import Space
+from dryfit.search.changes import compare
+from dryfit.search.comparability import Ground, basis_of, is_trial_of, point_in
+from dryfit.search.space.space import Space
 from dryfit.store.events import Basis, Compatibility
 
 SAME, EXTENDS, FORKS = Compatibility

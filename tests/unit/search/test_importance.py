@@ -5,11 +5,11 @@ import sys
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-from dryfit.core.choices import Direction
-from dryfit.core.trial import Outcome, TrialRecord
-from dryfit.search import importance
-from dryfit.search.importance import importances_of
-from dryfit.search.params import to_text
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Outcome, TrialRecord
+from dryfit.search.sampling import importance
+from dryfit.search.sampling.importance import importances_of
+from dryfit.search.space.params import to_text
 from ledgers import Script, drawn, eventful, score
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dryfit.core.failure import FailureKind
-from dryfit.search.mirror_attributes import PlannedMemory, end_attributes, failure_attributes
+from dryfit.search.mirror.attributes import PlannedMemory, end_attributes, failure_attributes
 
 
 def failure(kind: str, error: str = "", error_type: str = "", sentence: str = "said") -> dict[str, Any]:

@@ -9,11 +9,11 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import NSGAIISampler
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.choices import Direction
-from dryfit.core.trial import Outcome, TrialRecord
-from dryfit.search.samplers import Asked, nsga2_parents
-from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Outcome, TrialRecord
+from dryfit.search.sampling.samplers import Asked, nsga2_parents
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.space import Space
 from dryfit.store.history import History
 
 SIZE = 4

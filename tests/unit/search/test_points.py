@@ -8,8 +8,8 @@ from dryfit.api.files import space_of
 from dryfit.config.freeze import dump_toml
 from dryfit.config.load import LoadedStudy, load_study_text
 from dryfit.core.errors import ConfigError
-from dryfit.core.trial import TrialRecord
-from dryfit.search.points import known_points, next_known
+from dryfit.core.settings.trial import TrialRecord
+from dryfit.search.space.enqueued import known_points, next_known
 
 STUDY = """
 [data]

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
-from dryfit.core.choices import Direction
-from dryfit.core.trial import Outcome, TrialRecord
-from dryfit.search.samplers import REFUSALS, RefusalTold
-from dryfit.search.space import Space
-from dryfit.search.suggest import Suggestion, suggest
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Outcome, TrialRecord
+from dryfit.search.sampling.samplers import REFUSALS, RefusalTold
+from dryfit.search.sampling.suggest import Suggestion, suggest
+from dryfit.search.space.space import Space
 
 CONFIG = StudyConfig.model_validate_json(json.dumps({"space": {"train.batch_size": {"low": 1, "high": 512}}}))
 SPACE = Space.from_config(CONFIG)

@@ -4,11 +4,11 @@ from math import nan
 import pytest
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.choices import Direction
 from dryfit.core.errors import InternalError
-from dryfit.core.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.pruning import PruneVerdict, Rules, judge, most_reports
-from dryfit.search.space import Space
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
+from dryfit.search.sampling.pruning import PruneVerdict, Rules, judge, most_reports
+from dryfit.search.space.space import Space
 
 
 def settings(**changes: object) -> SearchSettings:

@@ -5,9 +5,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, LedgerError
-from dryfit.core.settings import TrialSettings
-from dryfit.search.fields import apply_params, legal_range, searchable_keys
-from dryfit.search.space import Space, first_value
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.search.space.fields import apply_params, legal_range, searchable_keys
+from dryfit.search.space.space import Space, first_value
 
 
 def space(table: dict[str, object]) -> Space:

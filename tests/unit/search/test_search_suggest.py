@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
-from dryfit.core.choices import Direction
-from dryfit.core.settings import TrialSettings
-from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.pareto import best_spread
-from dryfit.search.points import known_points
-from dryfit.search.samplers import TpeMemory
-from dryfit.search.space import Space
-from dryfit.search.suggest import Suggestion, suggest
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
+from dryfit.search.sampling.pareto_front import best_spread
+from dryfit.search.sampling.samplers import TpeMemory
+from dryfit.search.sampling.suggest import Suggestion, suggest
+from dryfit.search.space.enqueued import known_points
+from dryfit.search.space.space import Space
 from dryfit.store.history import History
 
 LR_AND_DECAY = {"optim.lr": {"low": 1e-6, "high": 1.0, "log": True}, "optim.weight_decay": {"low": 0.0, "high": 1.0}}

@@ -8,12 +8,12 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.choices import Direction
 from dryfit.core.seeds import derive_seed
-from dryfit.core.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.params import Distribution, from_text, into_range
-from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.params import Distribution, from_text, into_range
+from dryfit.search.space.space import Space
 
 SPACE = Space.from_config(
     StudyConfig.model_validate_json(

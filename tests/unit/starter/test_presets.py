@@ -9,14 +9,14 @@ from dryfit.config.checks import Use
 from dryfit.config.load import LoadedStudy, load_study_file, load_study_text
 from dryfit.config.problems import SEARCHABLE
 from dryfit.config.schema import SamplerName, SearchSettings
-from dryfit.core.choices import BaseFormat, Direction, Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.needs import TRIAL_NEEDS
-from dryfit.core.settings import TrialSettings
-from dryfit.core.tasks import reads
-from dryfit.search.fields import apply_params
-from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
+from dryfit.core.settings.choices import BaseFormat, Direction, Task
+from dryfit.core.settings.switches import TRIAL_NEEDS
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.task_facts import reads
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.fields import apply_params
+from dryfit.search.space.space import Space
 from dryfit.starter.preset import preset_names, preset_text
 from dryfit.starter.template import SplitSizes, init_folder
 

@@ -4,9 +4,9 @@ import pytest
 
 from dryfit.config.load import load_study_file
 from dryfit.config.schema_json import TABLES
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError
-from dryfit.core.tasks import reads
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.task_facts import reads
 from dryfit.starter.template import SplitSizes, init_folder, study_toml
 
 SMALL = SplitSizes(train=20, validation=8, test=8)

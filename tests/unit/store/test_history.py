@@ -3,7 +3,7 @@
 import pytest
 
 from dryfit.core.errors import InternalError
-from dryfit.core.trial import Outcome, TrialRecord
+from dryfit.core.settings.trial import Outcome, TrialRecord
 from dryfit.store.history import History, Ranking, as_history
 
 

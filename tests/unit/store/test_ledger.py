@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.errors import LedgerError, StudyBusyError
-from dryfit.core.trial import MetricPoint
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.trial import MetricPoint
 from dryfit.store.events import Event, ReportMade, SessionClosed, StudyCreated
 from dryfit.store.ledger import Ledger, LedgerTail, StudyLock, lock_owner, read_ledger
 

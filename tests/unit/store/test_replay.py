@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.memory import ExecutionChoice, VerdictKind
-from dryfit.core.plan import DeviceSpec
-from dryfit.core.trial import FoldScore, Goal, MetricPoint, Outcome
+from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.settings.trial import FoldScore, Goal, MetricPoint, Outcome
 from dryfit.store.events import (
     EVENT,
     AttemptEnded,

@@ -6,7 +6,7 @@ import pytest
 
 from dryfit.core.errors import MachineError
 from dryfit.store.layout import StudyLayout
-from dryfit.study.disk import DiskNeed, check_disk, disk_need, taken_bytes, what_fits
+from dryfit.study.resources.disk import DiskNeed, check_disk, disk_need, taken_bytes, what_fits
 
 GIB = 2**30
 

@@ -8,12 +8,12 @@ import pytest
 
 from dryfit.core.errors import ChildError, DataError
 from dryfit.core.failure import ChildFault, Evidence
-from dryfit.core.health import Health, Subject
 from dryfit.core.jobs import CheckRequest, CheckResult, ChildResult
+from dryfit.core.jobs.checkpoint_health import Health, Subject
 from dryfit.core.wire import ErrorParts
-from dryfit.runtime.spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
-from dryfit.runtime.supervisor import Supervisor
-from dryfit.study.errand import Errand, run_errand, run_side_by_side
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.study.loop.child_jobs import Errand, run_errand, run_side_by_side
 
 ANSWER = ChildResult(check=CheckResult(health=Health(folder="f", subject=Subject.MODEL, healthy=True)))
 KILLED = Evidence(signal=9)

@@ -10,16 +10,16 @@ import instant
 import plan_jobs
 from dryfit.core.errors import ChildError, ConfigError, MachineError
 from dryfit.core.jobs import FinalRequest, FinalResult, PlanRequest
-from dryfit.core.plan import DeviceKind, DeviceSpec, PlanSubject
-from dryfit.core.trial import FoldScore
-from dryfit.runtime.supervisor import Supervisor
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.core.settings.trial import FoldScore
+from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState
-from dryfit.study.context import Placement, StudyView
-from dryfit.study.final_runs import final_request, final_run
-from dryfit.study.finals import FinalWork, runs_at_once
-from dryfit.study.stops import StopRequests
+from dryfit.study.loop.context import Placement, StudyView
+from dryfit.study.loop.final_runs import final_request, final_run
+from dryfit.study.loop.final_training import FinalWork, runs_at_once
+from dryfit.study.loop.stops import StopRequests
 
 DEVICE = DeviceSpec(name="CPU", kind=DeviceKind.CPU, capacity_bytes=512 * plan_jobs.MIB)
 

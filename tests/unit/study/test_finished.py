@@ -13,11 +13,11 @@ from dryfit.config.freeze import dump_toml
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import LedgerError
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import write_text_atomic
 from dryfit.store.layout import StudyLayout
-from dryfit.study.finished import finished
-from dryfit.study.machine import End
+from dryfit.study.loop.finished import finished
+from dryfit.study.loop.next_step import End
 
 TEXT = '[study]\ntrials = 1\n[data]\ntrain = "t.jsonl"\nvalidation = "v.jsonl"\n[space]\n"optim.lr" = [1e-4]\n'
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.choices import Direction, Metric, Task
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
-from dryfit.core.trial import FoldScore, Outcome
-from dryfit.runtime.packing import House, Occupant
+from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.trial import FoldScore, Outcome
+from dryfit.runtime.machine.packing import House, Occupant
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -21,7 +21,7 @@ from dryfit.store.events import (
     TrialFinished,
 )
 from dryfit.store.replay import StudyState
-from dryfit.study.machine import (
+from dryfit.study.loop.next_step import (
     Ask,
     End,
     Leave,

@@ -11,13 +11,13 @@ import instant
 import plan_jobs
 from device_bench import GIB, NEED, OTHER, PID, Bench, events_of
 from dryfit.core.failure import Evidence, Failure, FailureKind
-from dryfit.core.trial import Outcome
+from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import FirstStep
-from dryfit.runtime.devices import Whose
-from dryfit.runtime.host import HostLook
+from dryfit.runtime.machine.gpus import Whose
+from dryfit.runtime.machine.host_memory import HostLook
 from dryfit.store.events import AttemptPlaced, DeviceSetAside, FirstStepDone, ParallelSet
-from dryfit.study.machine import End
-from dryfit.study.occupancy import Machine
+from dryfit.study.loop.next_step import End
+from dryfit.study.resources.placements import Machine
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_lost_device_is_known_by_its_error_else_all_of_the_group_are_set_aside
     bench, monkeypatch: pytest.MonkeyPatch, evidence: Evidence, aside: list[str], then: str
 ) -> None:
     lost = Failure(FailureKind.DEVICE_LOST, "it fell off the bus")
-    monkeypatch.setattr("dryfit.study.endings.classify", lambda *_args, **_known: lost)
+    monkeypatch.setattr("dryfit.study.loop.finalizer.classify", lambda *_args, **_known: lost)
     script = iter([instant.Ends(None, evidence)])
     found = bench(2 * NEED, 4)
     done = found.run(**TWO, script=lambda _: next(script, None), runtime={"parallel": 1}, study={"trials": 2})

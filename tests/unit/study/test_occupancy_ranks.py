@@ -11,19 +11,19 @@ import instant
 import plan_jobs
 from device_bench import NEED, Bench, events_of
 from dryfit.core.jobs import PlanAnswer, PlanRequest
-from dryfit.core.memory import ExecutionChoice, VerdictKind
-from dryfit.core.plan import DeviceKind, PlanSubject
-from dryfit.core.trial import Outcome
-from dryfit.report.story import trial_story
-from dryfit.report.story_text import story_lines
-from dryfit.runtime.host import HostLook
-from dryfit.search.mirror_model import MirrorModel
+from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.settings.execution import DeviceKind, PlanSubject
+from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.data.story import trial_story
+from dryfit.reporting.terminal.story_text import story_lines
+from dryfit.runtime.machine.host_memory import HostLook
+from dryfit.search.mirror.model import MirrorModel
 from dryfit.store.events import AttemptPlaced
 from dryfit.store.layout import StudyLayout
-from dryfit.study.devices import degrees_at_hand
-from dryfit.study.machine import End
-from dryfit.study.occupancy import Machine
-from dryfit.study.planner import host_bytes_for
+from dryfit.study.loop.next_step import End
+from dryfit.study.planning.trial_plans import host_bytes_for
+from dryfit.study.resources.placements import Machine
+from dryfit.study.resources.trial_devices import degrees_at_hand
 
 AUTO = {"memory_limit": None, "tp": "auto"}
 BIG = 32

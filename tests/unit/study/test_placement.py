@@ -9,12 +9,12 @@ import pytest
 import instant
 from dryfit.core.failure import Action, AttemptTerms, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs import ChildResult, ObjectiveRequest, TrainRequest
-from dryfit.core.settings import ObjectiveSettings, TrainSettings, TrialSettings
-from dryfit.core.trial import Outcome, TrialConfig
-from dryfit.runtime.spec import ChildEvent, ChildExited, ChildSpec
+from dryfit.core.settings.tables import ObjectiveSettings, TrainSettings, TrialSettings
+from dryfit.core.settings.trial import Outcome, TrialConfig
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildSpec
 from dryfit.store.events import FailureFacts
-from dryfit.study import context
-from dryfit.study.context import Placement, StudyContext, child_spec, lighter_workers
+from dryfit.study.loop import context
+from dryfit.study.loop.context import Placement, StudyContext, child_spec, lighter_workers
 
 
 @pytest.fixture

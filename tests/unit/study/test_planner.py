@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 import plan_jobs
-from dryfit.core.choices import Task
 from dryfit.core.jobs import PlanAnswer, PlanRequest, ResolveResult
-from dryfit.core.memory import ExecutionChoice, VerdictKind
-from dryfit.core.plan import (
+from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import (
     Allocator,
     DeviceKind,
     DeviceSpec,
@@ -18,11 +18,11 @@ from dryfit.core.plan import (
     UnknownPolicy,
     plan_execution,
 )
-from dryfit.core.settings import OptimSettings, TrainSettings, TrialSettings
+from dryfit.core.settings.tables import OptimSettings, TrainSettings, TrialSettings
 from dryfit.store.state import AttemptState, PlanState, TrialState
-from dryfit.study.machine import Readiness
-from dryfit.study.planner import plan_key, planning_device, readiness_of
-from dryfit.study.refusals import refusal_text
+from dryfit.study.loop.next_step import Readiness
+from dryfit.study.planning.refusals import refusal_text
+from dryfit.study.planning.trial_plans import plan_key, planning_device, readiness_of
 
 CARD = DeviceSpec(name="A card", capacity_bytes=24 * 2**30, capability=(8, 9))
 

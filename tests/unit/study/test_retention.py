@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.choices import Direction, Task
-from dryfit.core.trial import Goal, Outcome
+from dryfit.core.settings.choices import Direction, Task
+from dryfit.core.settings.trial import Goal, Outcome
 from dryfit.store.events import GenerationBegan, StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from dryfit.study.retention import forget_what_is_not_needed
+from dryfit.study.resources.retention import forget_what_is_not_needed
 
 
 def begun() -> StudyState:

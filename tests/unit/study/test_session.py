@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.errors import ExitStatus, MachineError
-from dryfit.search.space import Space
+from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import StudyLock, lock_owner
-from dryfit.study.session import run_session
+from dryfit.study.loop.session import run_session
 from instant import config
 
 

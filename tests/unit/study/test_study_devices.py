@@ -10,10 +10,10 @@ import instant
 import plan_jobs
 from dryfit.core.errors import MachineError
 from dryfit.core.jobs import ResolveResult
-from dryfit.core.plan import DeviceKind
-from dryfit.study import devices
-from dryfit.study.context import choose_device
-from dryfit.study.devices import devices_without_torch, first_gpu, gpu_count, parallelism
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.study.loop.context import choose_device
+from dryfit.study.resources import trial_devices as devices
+from dryfit.study.resources.trial_devices import devices_without_torch, first_gpu, gpu_count, parallelism
 
 
 @pytest.fixture

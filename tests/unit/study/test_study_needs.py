@@ -9,14 +9,14 @@ import instant
 import plan_jobs
 from dryfit.core.failure import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.memory import ExecutionChoice, VerdictKind
-from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.runtime.packing import Need
+from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.runtime.machine.packing import Need
 from dryfit.store.events import FailureFacts
 from dryfit.store.state import AttemptState, PlanState, TrialState
-from dryfit.study.devices import device_uuids, parallelism
-from dryfit.study.machine import Readiness
-from dryfit.study.needs import alone_first, fence, trial_need
+from dryfit.study.loop.next_step import Readiness
+from dryfit.study.planning.device_needs import alone_first, fence, trial_need
+from dryfit.study.resources.trial_devices import device_uuids, parallelism
 
 GIB = 2**30
 CHOICE = ExecutionChoice(micro_batch=1, accumulation=1)

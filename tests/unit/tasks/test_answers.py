@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import tiny_lms
-from dryfit.core.settings import LmSettings
-from dryfit.tasks.answers import answer, exact_match, matches, sampled
-from dryfit.tasks.prompt_tokens import Example, PromptTokenizer, sequences
-from dryfit.tasks.prompts import Part
-from dryfit.tasks.tiny_lm import write_tiny_lm
+from dryfit.core.settings.tables import LmSettings
+from dryfit.tasks.lm.generation import answer, exact_match, matches, sampled
+from dryfit.tasks.lm.tiny_lm import write_tiny_lm
+from dryfit.tasks.rows.prompts import Part
+from dryfit.tasks.tokens.prompt_tokens import Example, PromptTokenizer, sequences
 
 
 def greedy(model: Any, asked: list[int], end: int, most: int) -> list[int]:

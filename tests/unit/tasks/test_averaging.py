@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import DataSettings, TrialSettings
+from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.tasks.averaging import averaging, mean_scores
 from dryfit.tasks.base import Given
-from dryfit.tasks.causal_lm import CausalLmTask
 from dryfit.tasks.classification import CriteriaTask, metrics_of_classes
+from dryfit.tasks.lm.causal_lm import CausalLmTask
 
 DATA = DataSettings(train="train.jsonl", validation="validation.jsonl")
 

@@ -13,17 +13,17 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import tiny_lms
-from dryfit.core.choices import BaseFormat, Precision
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import DataSettings, LmSettings, TrialSettings
+from dryfit.core.settings.choices import BaseFormat, Precision
+from dryfit.core.settings.tables import DataSettings, LmSettings, TrialSettings
 from dryfit.tasks.base import Given
-from dryfit.tasks.causal_lm import CausalLm, CausalLmTask
-from dryfit.tasks.decoder import check_base, check_packing
-from dryfit.tasks.packs import pack
-from dryfit.tasks.prompt_tokens import Example, sequences
-from dryfit.tasks.prompts import Part
-from dryfit.tasks.token_loss import over_tokens, whole_token_loss
-from dryfit.tasks.tokens import TokenFacts
+from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
+from dryfit.tasks.lm.decoder import check_base, check_packing
+from dryfit.tasks.lm.token_loss import over_tokens, whole_token_loss
+from dryfit.tasks.rows.prompts import Part
+from dryfit.tasks.tokens.packs import pack
+from dryfit.tasks.tokens.prompt_tokens import Example, sequences
+from dryfit.tasks.tokens.token_set import TokenFacts
 from dryfit.train.step import backward_batch
 
 EXAMPLES = 14

@@ -7,16 +7,16 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import spans
-from dryfit.core.choices import Task
 from dryfit.core.errors import DataError
-from dryfit.core.settings import DataSettings, TrialSettings
-from dryfit.core.tasks import task_metrics
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.tables import DataSettings, TrialSettings
+from dryfit.core.settings.task_facts import task_metrics
 from dryfit.tasks.base import Given
-from dryfit.tasks.class_and_span import row_means
-from dryfit.tasks.evidence import EvidenceTask
 from dryfit.tasks.guard import BatchGuard, Bounds
-from dryfit.tasks.share import ShareTask
-from dryfit.tasks.tokens import CLASSES
+from dryfit.tasks.joint.class_and_span import row_means
+from dryfit.tasks.joint.share import ShareTask
+from dryfit.tasks.spans.evidence import EvidenceTask
+from dryfit.tasks.tokens.token_set import CLASSES
 
 ROWS = 70
 

@@ -9,7 +9,7 @@ import pytest
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
 from dryfit.core.jobs import RowsRequest
-from dryfit.tasks.copying import copy_rows
+from dryfit.jobs.copy_rows import copy_rows
 
 
 def copied(source: Path, *columns: str) -> list[dict]:

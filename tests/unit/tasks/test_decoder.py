@@ -9,21 +9,21 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiny_lms
-from dryfit.core.choices import BaseFormat, Precision, Task
 from dryfit.core.errors import ConfigError, LoadError, MachineError, TraceError
-from dryfit.core.load_report import LoadReport
-from dryfit.core.plan import PlanSubject
-from dryfit.core.settings import DataSettings, LoraSettings, ModelSettings, TrainSettings, TrialSettings
-from dryfit.meta.filling import materialise
-from dryfit.meta.pretrained import Kind, load_stack
-from dryfit.tasks import decoder as module
+from dryfit.core.jobs.load_report import LoadReport
+from dryfit.core.settings.choices import BaseFormat, Precision, Task
+from dryfit.core.settings.execution import PlanSubject
+from dryfit.core.settings.tables import DataSettings, LoraSettings, ModelSettings, TrainSettings, TrialSettings
+from dryfit.meta.loading.filling import materialise
+from dryfit.meta.loading.pretrained import Kind, load_stack
 from dryfit.tasks.base import Given
-from dryfit.tasks.causal_lm import CausalLm, CausalLmTask
-from dryfit.tasks.decoder import check_packing, load_int8
-from dryfit.tasks.tokens import TokenFacts
+from dryfit.tasks.lm import decoder as module
+from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
+from dryfit.tasks.lm.decoder import check_packing, load_int8
+from dryfit.tasks.tokens.token_set import TokenFacts
 from dryfit.train.model import enable_checkpointing
+from dryfit.train.rehearsal.subjects import step_parts
 from dryfit.train.step import backward_batch
-from dryfit.train.subjects import step_parts
 
 FORMATS = [BaseFormat.FP32, BaseFormat.FP16, BaseFormat.BF16]
 

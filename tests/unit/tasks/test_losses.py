@@ -10,7 +10,7 @@ from torch import nn
 from transformers.loss.loss_for_object_detection import sigmoid_focal_loss
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import LossSettings
+from dryfit.core.settings.tables import LossSettings
 from dryfit.tasks.base import Loss
 from dryfit.tasks.losses import class_weights, make_loss
 

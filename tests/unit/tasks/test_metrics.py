@@ -7,9 +7,9 @@ from sklearn import metrics as reference
 
 import tasks
 from dryfit.core.errors import ConfigError
-from dryfit.core.tasks import class_metrics
+from dryfit.core.settings.task_facts import class_metrics
 from dryfit.tasks.metrics import check_metrics, multi_label_metrics, one_class_metrics
-from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.tokens.token_set import TokenSet
 
 
 def split_of(labels: torch.Tensor) -> TokenSet:

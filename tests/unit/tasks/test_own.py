@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.settings import DataSettings, OwnSettings, TrialSettings
+from dryfit.core.settings.tables import DataSettings, OwnSettings, TrialSettings
 from dryfit.tasks.base import Given
 from dryfit.tasks.own import check_settings, made_with_own, own_class, own_source, saved_name
 from own_tasks import example_file, wrong_file

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.core.errors import InternalError
-from dryfit.tasks.packs import pack
+from dryfit.tasks.tokens.packs import pack
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=120)
 

@@ -7,8 +7,8 @@ import pytest
 
 import tiny
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.settings import DataSettings
-from dryfit.tasks.rows import check_classes, fingerprint, label_counts, load_splits
+from dryfit.core.settings.tables import DataSettings
+from dryfit.tasks.rows.checked_rows import check_classes, fingerprint, label_counts, load_splits
 
 
 def splits_of(folder: Path, train: list[dict], validation: list[dict], **settings):

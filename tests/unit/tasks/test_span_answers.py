@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import spans
-from dryfit.core.choices import Metric, Task
-from dryfit.core.settings import DataSettings, LossSettings, SpanSettings, TrialSettings
-from dryfit.core.tasks import task_metrics
+from dryfit.core.settings.choices import Metric, Task
+from dryfit.core.settings.tables import DataSettings, LossSettings, SpanSettings, TrialSettings
+from dryfit.core.settings.task_facts import task_metrics
 from dryfit.tasks.base import Given
-from dryfit.tasks.evidence import EvidenceTask
-from dryfit.tasks.share import ShareTask
-from dryfit.tasks.span_answers import NULL_THRESHOLD, SpanAnswers
-from dryfit.tasks.span_decoding import Decoded
-from dryfit.tasks.tokens import CLASSES
+from dryfit.tasks.joint.share import ShareTask
+from dryfit.tasks.spans.evidence import EvidenceTask
+from dryfit.tasks.spans.span_answers import NULL_THRESHOLD, SpanAnswers
+from dryfit.tasks.spans.span_decoding import Decoded
+from dryfit.tasks.tokens.token_set import CLASSES
 
 ROWS = 120
 MEANS = (Metric.TOKEN_F1, Metric.EXACT_MATCH, Metric.SPAN_IOU)

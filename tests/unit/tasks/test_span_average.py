@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import spans
 import tiny
-from dryfit.core.settings import SpanSettings
-from dryfit.tasks.evidence import collate_windows
-from dryfit.tasks.span_average import SpanSaid, mean_decoded, span_logs
-from dryfit.tasks.span_decoding import decode, pack, token_scores
-from dryfit.tasks.windows import Cut, Windows, covering_tokens, cut_into_windows
+from dryfit.core.settings.tables import SpanSettings
+from dryfit.tasks.spans.evidence import collate_windows
+from dryfit.tasks.spans.span_average import SpanSaid, mean_decoded, span_logs
+from dryfit.tasks.spans.span_decoding import decode, pack, token_scores
+from dryfit.tasks.tokens.windows import Cut, Windows, covering_tokens, cut_into_windows
 
 WIDE = SpanSettings(topk=100, max_answer_len=1000, nms_iou=1.0, reranker="sum")
 LENGTH = 9

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dryfit.core.settings import LossSettings, SpanSettings
-from dryfit.tasks.span_decoding import (
+from dryfit.core.settings.tables import LossSettings, SpanSettings
+from dryfit.tasks.spans.span_decoding import (
     Decoded,
     decode,
     fit_threshold,
@@ -17,8 +17,8 @@ from dryfit.tasks.span_decoding import (
     rows_without,
     window_losses,
 )
-from dryfit.tasks.span_losses import SpanLoss
-from dryfit.tasks.windows import Windows
+from dryfit.tasks.spans.span_losses import SpanLoss
+from dryfit.tasks.tokens.windows import Windows
 from spans import drawn_windows, span_batch
 
 ROWS = 40

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from torchmetrics.functional.text import squad
 
-from dryfit.tasks.characters import word_spans
-from dryfit.tasks.span_metrics import row_scores, span_metrics
-from dryfit.tasks.windows import Ragged
+from dryfit.tasks.rows.characters import word_spans
+from dryfit.tasks.spans.span_metrics import row_scores, span_metrics
+from dryfit.tasks.tokens.windows import Ragged
 
 Span = tuple[int, int]
 

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dryfit.core.choices import Weighting
-from dryfit.core.settings import LossSettings, MultitaskSettings
+from dryfit.core.settings.choices import Weighting
+from dryfit.core.settings.tables import LossSettings, MultitaskSettings
 from dryfit.tasks.base import Batch
+from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.losses import make_loss
-from dryfit.tasks.tokens import CLASSES
-from dryfit.tasks.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
+from dryfit.tasks.tokens.token_set import CLASSES
 from dryfit.train.step import backward_batch
 
 WINDOWS, LENGTH, COUNTS = 23, 17, {0: 40, 1: 9, 2: 21}

@@ -9,9 +9,9 @@ import torch
 
 import tasks
 from dryfit.core.errors import ConfigError
-from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.tokens.token_set import TokenSet
 from dryfit.train.batches import EpochBatchSampler, RowDataset, epoch_batches, train_loader
-from dryfit.train.evaluate import evaluation_steps
+from dryfit.train.validation import evaluation_steps
 
 
 def padding(batches: list[list[int]], lengths: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError
-from dryfit.core.trial import FoldScore, MetricPoint
+from dryfit.core.settings.trial import FoldScore, MetricPoint
 from dryfit.train.checkpoint import Reading, newest_good, save_checkpoint
 
 POINTS = (

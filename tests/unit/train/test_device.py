@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.plan import Allocator, DeviceKind, ExecutionPlan
+from dryfit.core.settings.execution import Allocator, DeviceKind, ExecutionPlan
 from dryfit.train.device import CONTEXT_BYTES, observed_memory, prepare_device
 
 GIB = 2**30
@@ -131,7 +131,7 @@ def test_torch_takes_the_setting_after_its_import() -> None:
     """In a process of its own: it cannot be taken back."""
     code = (
         "import torch\n"
-        "from dryfit.core.plan import DeviceKind, ExecutionPlan\n"
+        "from dryfit.core.settings.execution import DeviceKind, ExecutionPlan\n"
         "from dryfit.train.device import prepare_device\n"
         "plan = ExecutionPlan(device=DeviceKind.CUDA, effective_batch=1, micro_batch=1, accumulation=1)\n"
         "prepare_device(plan, {})\n"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from dryfit.core.memory import VerdictKind
-from dryfit.core.settings import OptimSettings
-from dryfit.core.units import gib
-from dryfit.train.optim import OptimizerPlan, make_optimizer, moments_of
-from dryfit.train.subjects import step_parts
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.tables import OptimSettings
+from dryfit.core.text.units import gib
+from dryfit.train.optimizer import OptimizerPlan, make_optimizer, moments_of
+from dryfit.train.rehearsal.subjects import step_parts
 from rank_plans import config, planned, subject
 
 

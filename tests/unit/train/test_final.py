@@ -11,21 +11,21 @@ from safetensors.torch import load_file
 
 import tiny
 import trials
-from dryfit.core.choices import Metric
 from dryfit.core.errors import DataError
 from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
-from dryfit.meta.configs import load_tokenizer
-from dryfit.meta.source import FolderSource
-from dryfit.runtime.child import describe_fault
+from dryfit.core.settings.choices import Metric
+from dryfit.jobs import final as final_module
+from dryfit.jobs.final import final
+from dryfit.jobs.train import begin, train, trial_parts
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.runtime.children.child import describe_fault
 from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.load import load
-from dryfit.tasks.rows import TRAIN, VALIDATION
-from dryfit.tasks.tokens import TokenSet
-from dryfit.train import final as final_module
-from dryfit.train.entry import begin, train, trial_parts
-from dryfit.train.final import final
-from dryfit.train.loop import run_training
-from dryfit.train.parts import FixedLength
+from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
+from dryfit.tasks.saved.saved_model import load
+from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.train.run import FixedLength
+from dryfit.train.trainer import run_training
 
 
 def with_test_rows(folder: Path, *, alone: bool = False) -> dict[str, str]:
@@ -143,7 +143,7 @@ def test_test_rows_are_scored_with_the_saved_weights(again: Again) -> None:
 def test_a_search_never_reads_test(again: Again, monkeypatch: pytest.MonkeyPatch) -> None:
     body = again.request("y").training
     read: list[tuple[str, ...]] = []
-    monkeypatch.setattr("dryfit.train.entry.begin", lambda _body, _channel, *, only: read.append(only) or 1 / 0)
+    monkeypatch.setattr("dryfit.jobs.train.begin", lambda _body, _channel, *, only: read.append(only) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(body, trials.ScriptedChannel(again.folder / "channel"))
     assert read == [("train", "validation")]

@@ -15,13 +15,13 @@ from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.failure import Evidence, FailureKind
 from dryfit.core.jobs import ChildResult
 from dryfit.core.seeds import derive_seed
-from dryfit.runtime.child import describe_fault
-from dryfit.runtime.faults import classify
+from dryfit.runtime.children.child import describe_fault
+from dryfit.runtime.failures.classify import classify
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.prepare import prepared_tokens
-from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.tokens.token_set import TokenSet
 from dryfit.train.batches import epoch_batches
 
 Damage = Callable[[dict[str, torch.Tensor]], None]

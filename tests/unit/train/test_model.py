@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModel
 import encoders
 import tiny
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings import HeadSettings
-from dryfit.meta.pretrained import load_encoder
-from dryfit.meta.source import FolderSource
+from dryfit.core.settings.tables import HeadSettings
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.pretrained import load_encoder
 from dryfit.tasks.heads import AttentionPooling, EncoderWithHead, HeadSpec, freeze
 from dryfit.train.model import enable_checkpointing
 

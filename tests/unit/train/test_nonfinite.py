@@ -15,12 +15,12 @@ import trials
 from dryfit.core.errors import NonFiniteError
 from dryfit.core.failure import Evidence, FailureKind
 from dryfit.core.jobs import ChildResult
-from dryfit.runtime.child import describe_fault
-from dryfit.runtime.faults import classify
+from dryfit.runtime.children.child import describe_fault
+from dryfit.runtime.failures.classify import classify
 from dryfit.tasks.heads import EncoderWithHead
-from dryfit.train.loop import TrialTrainer
 from dryfit.train.nonfinite import loss_origin, non_finite
-from dryfit.train.parts import ALONE
+from dryfit.train.run import ALONE
+from dryfit.train.trainer import TrialTrainer
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ import torch
 
 import tiny
 import tiny_lms
-from dryfit.core.calibration import MemoryCase
-from dryfit.core.choices import Task
-from dryfit.core.memory import ExecutionChoice, StepPhase
-from dryfit.core.plan import OptimizerImpl, PlanSubject
-from dryfit.core.settings import LoraSettings, TrialSettings
-from dryfit.study.calibrating import calibration_cases
-from dryfit.train.observing import CudaMeter, fill, run_case, used_before
-from dryfit.train.subjects import step_parts
+from dryfit.core.jobs.calibration import MemoryCase
+from dryfit.core.jobs.memory import ExecutionChoice, StepPhase
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import OptimizerImpl, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.study.planning.calibration import calibration_cases
+from dryfit.train.rehearsal.observing import CudaMeter, fill, run_case, used_before
+from dryfit.train.rehearsal.subjects import step_parts
 
 PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 PARTS = ["load", "first step", "second step", "validation", "third step", "checkpoint"]

@@ -8,13 +8,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiny
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.plan import DeviceKind, OptimizerImpl
-from dryfit.core.settings import HeadSettings, OptimSettings, SchedSettings
-from dryfit.meta.pretrained import load_encoder
-from dryfit.meta.source import FolderSource
+from dryfit.core.settings.execution import DeviceKind, OptimizerImpl
+from dryfit.core.settings.tables import HeadSettings, OptimSettings, SchedSettings
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.pretrained import load_encoder
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
-from dryfit.train.optim import (
+from dryfit.train.optimizer import (
     IMPLEMENTATIONS,
     OptimizerPlan,
     cannot_offload,

@@ -16,14 +16,14 @@ import tiny
 import trials
 from dryfit.core.errors import DataError, LoadError
 from dryfit.core.wire import Note
-from dryfit.meta.configs import load_tokenizer
-from dryfit.meta.source import FolderSource
-from dryfit.tasks.load import load
-from dryfit.tasks.model_input import read_model_input
-from dryfit.tasks.rows import UnlabelledRow
-from dryfit.tasks.sources import RawRow, stream_rows
-from dryfit.train import predict as predicting
-from dryfit.train.predict import Predictor, predict_rows
+from dryfit.jobs import predict as predicting
+from dryfit.jobs.predict import Predictor, predict_rows
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.tasks.rows.checked_rows import UnlabelledRow
+from dryfit.tasks.rows.sources import RawRow, stream_rows
+from dryfit.tasks.saved.model_input import read_model_input
+from dryfit.tasks.saved.saved_model import load
 from trials import predicted
 
 ROWS = [{key: row[key] for key in ("id", "criterion", "text")} for row in tiny.rows(23, seed=5, start=900)]

@@ -7,12 +7,12 @@ from safetensors.torch import load_file
 
 import tiny
 import trials
-from dryfit.core.choices import Task
 from dryfit.core.errors import ConfigError, DataError, MachineError
 from dryfit.core.jobs import ResolveRequest
-from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.core.settings import DataSettings, TrialSettings
-from dryfit.preflight import check_precisions, resolve, smallest_device
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.settings.tables import DataSettings, TrialSettings
+from dryfit.jobs.resolve import check_precisions, resolve, smallest_device
 from dryfit.train.device import find_device
 from trials import ScriptedChannel
 
@@ -53,7 +53,7 @@ def test_devices_and_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_processes_than_devices_are_refused_before_a_row_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dryfit.preflight.find_device", lambda _: (DeviceKind.CUDA, 3))
+    monkeypatch.setattr("dryfit.jobs.resolve.find_device", lambda _: (DeviceKind.CUDA, 3))
     nowhere = tmp_path / "nowhere.jsonl"
     body = ResolveRequest(
         task=Task.CRITERIA,

@@ -11,12 +11,12 @@ import torch
 import sick
 import tiny
 import trials
-from dryfit import rehearse as rehearsing
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ProbeRequest, RehearseRequest, RehearseResult
-from dryfit.core.settings import TrialSettings
-from dryfit.preflight import probe
-from dryfit.rehearse import rehearse
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.jobs import batch_check as rehearsing
+from dryfit.jobs.batch_check import rehearse
+from dryfit.jobs.resolve import probe
 from trials import ScriptedChannel, Trial
 
 

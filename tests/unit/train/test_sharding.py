@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from dryfit.core.choices import Task
 from dryfit.core.errors import ShardError
-from dryfit.core.plan import PlanSubject
-from dryfit.core.settings import LoraSettings, ModelSettings, TrialSettings
-from dryfit.parallel.prove import proof_bytes
-from dryfit.train.sharding import FOLDER, proved_plan
-from dryfit.train.subjects import StepParts, step_parts
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.execution import PlanSubject
+from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrialSettings
+from dryfit.parallel.layout.proved_plans import FOLDER, proved_plan
+from dryfit.parallel.proof.prove import proof_bytes
+from dryfit.train.rehearsal.subjects import StepParts, step_parts
 
 MOST_BYTES = 48 << 20
 HEADS: dict[str, Any] = {"num_attention_heads": 16, "num_key_value_heads": 8}

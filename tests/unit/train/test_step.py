@@ -11,15 +11,16 @@ from torch import nn
 
 import tasks
 import tiny
-from dryfit.core.settings import HeadSettings, LossSettings, OptimSettings
-from dryfit.meta.pretrained import load_encoder
-from dryfit.meta.source import FolderSource
+from dryfit.core.settings.tables import HeadSettings, LossSettings, OptimSettings
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.pretrained import load_encoder
+from dryfit.parallel.layout.portions import portions
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.tokens import TokenSet
-from dryfit.train.optim import make_optimizer
-from dryfit.train.step import backward_batch, micro_batches, portions
+from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.train.optimizer import make_optimizer
+from dryfit.train.step import backward_batch, micro_batches
 
 CLASSES = 3
 ROWS = 11

@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from dryfit.core.settings import SchedSettings
+from dryfit.core.settings.tables import SchedSettings
 from dryfit.train.offload import Groups, HostOptimizer
-from dryfit.train.optim import make_schedule
+from dryfit.train.optimizer import make_schedule
 
 MAKERS: dict[str, Callable[[Groups], Optimizer]] = {
     "adamw": lambda groups: AdamW(groups, fused=True),

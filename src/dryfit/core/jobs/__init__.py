@@ -1,8 +1,7 @@
 """The jobs of child processes: what each is asked, and what it answers."""
 
 from dryfit.core.jobs.child import Body, ChildRequest, ChildResult
-from dryfit.core.jobs.ensembles import EnsembleMember, EnsembleRequest, EnsembleResult
-from dryfit.core.jobs.looking import (
+from dryfit.core.jobs.diagnostics import (
     BatchWalk,
     CheckRequest,
     CheckResult,
@@ -14,8 +13,9 @@ from dryfit.core.jobs.looking import (
     StepFacts,
     Stumble,
 )
+from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.names import ENTRY_POINTS, Job
-from dryfit.core.jobs.planning import (
+from dryfit.core.jobs.plan import (
     CalibrateRequest,
     CalibrateResult,
     PlanAnswer,
@@ -23,7 +23,7 @@ from dryfit.core.jobs.planning import (
     PlanResult,
     StudyTokens,
 )
-from dryfit.core.jobs.training import (
+from dryfit.core.jobs.train import (
     FinalRequest,
     FinalResult,
     ImportRequest,

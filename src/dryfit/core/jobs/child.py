@@ -5,8 +5,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from dryfit.core.failure import ChildFault
-from dryfit.core.jobs.ensembles import EnsembleRequest, EnsembleResult
-from dryfit.core.jobs.looking import (
+from dryfit.core.jobs.diagnostics import (
     CheckRequest,
     CheckResult,
     ProbeRequest,
@@ -14,8 +13,9 @@ from dryfit.core.jobs.looking import (
     RehearseRequest,
     RehearseResult,
 )
-from dryfit.core.jobs.planning import CalibrateRequest, CalibrateResult, PlanRequest, PlanResult
-from dryfit.core.jobs.training import (
+from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult, PlanRequest, PlanResult
+from dryfit.core.jobs.train import (
     FinalRequest,
     FinalResult,
     ImportRequest,

@@ -11,24 +11,21 @@ from typing import Final
 from dryfit.config.schema import Isolation, StudyConfig
 from dryfit.core.errors import ChildError, DryfitError, InternalError
 from dryfit.core.jobs import ChildResult, ImportRequest, ProbeResult, RehearseRequest, ResolveResult
-from dryfit.core.memory import VerdictKind
-from dryfit.core.plan import DeviceKind
-from dryfit.core.settings import ObjectiveSettings
-from dryfit.core.units import gib
-from dryfit.core.words import few
-from dryfit.runtime.host import look_at_host
-from dryfit.search.space import Space
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.tables import ObjectiveSettings
+from dryfit.core.text.units import gib
+from dryfit.core.text.words import few
+from dryfit.runtime.machine.host_memory import look_at_host
+from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
-from dryfit.study.context import choose_device, possible_values, resolve_request
-from dryfit.study.devices import available_cores, degrees_at_hand, parallelism
-from dryfit.study.disk import disk_need, taken_bytes
 from dryfit.study.doctor import study_checks
+from dryfit.study.doctor.check_runner import Room, open_room
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
 from dryfit.study.doctor.machine_checks import folder_findings, machine_findings
 from dryfit.study.doctor.machine_facts import machine_facts
-from dryfit.study.doctor.room import Room, open_room
-from dryfit.study.doctor.walk import (
+from dryfit.study.doctor.study_walk import (
     DATA,
     Ground,
     data_findings,
@@ -38,10 +35,13 @@ from dryfit.study.doctor.walk import (
     model_findings,
     rehearsals,
 )
-from dryfit.study.errand import PATIENT, Errand, run_errand, run_side_by_side
-from dryfit.study.planner import host_bytes_for, planning_device
-from dryfit.study.plans import PlanInput, plan_one
-from dryfit.study.refusals import needed_bytes, refusal_text
+from dryfit.study.loop.child_jobs import PATIENT, Errand, run_errand, run_side_by_side
+from dryfit.study.loop.context import choose_device, possible_values, resolve_request
+from dryfit.study.planning.plan_requests import PlanInput, plan_one
+from dryfit.study.planning.refusals import needed_bytes, refusal_text
+from dryfit.study.planning.trial_plans import host_bytes_for, planning_device
+from dryfit.study.resources.disk import disk_need, taken_bytes
+from dryfit.study.resources.trial_devices import available_cores, degrees_at_hand, parallelism
 
 OnNote = Callable[[str], None]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dryfit.core.jobs import ProbeResult
-from dryfit.core.units import gib
+from dryfit.core.text.units import gib
 from dryfit.study.doctor.finding import Finding, failed, passed, warned
 from dryfit.study.doctor.folder import FolderFacts
 from dryfit.study.doctor.machine_facts import Driver, MachineFacts, Package, RoundTrip

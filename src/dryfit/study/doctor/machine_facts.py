@@ -17,12 +17,12 @@ from packaging.requirements import Requirement
 
 from dryfit.core.errors import ChildError, MachineError
 from dryfit.core.jobs import ProbeRequest, ProbeResult
-from dryfit.runtime.cgroup import memory_limit_bytes
-from dryfit.runtime.supervisor import Supervisor
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.cgroup import memory_limit_bytes
 from dryfit.store.layout import shared_traces
-from dryfit.study.devices import available_cores
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
-from dryfit.study.errand import PATIENT, Errand, run_alone, run_errand
+from dryfit.study.loop.child_jobs import PATIENT, Errand, run_alone, run_errand
+from dryfit.study.resources.trial_devices import available_cores
 
 _SHARED_MEMORY = Path("/dev/shm")
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")

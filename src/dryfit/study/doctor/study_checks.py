@@ -8,21 +8,21 @@ from urllib.parse import urlsplit
 
 from dryfit.config.schema import SamplerName, StudyConfig
 from dryfit.core.errors import ConfigError, LedgerError
-from dryfit.core.settings import TrialSettings
-from dryfit.core.trial import Scalar
-from dryfit.core.units import gib
-from dryfit.search.basis import basis_of
-from dryfit.search.fields import apply_params
-from dryfit.search.space import Space
-from dryfit.search.suggest import suggest
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.trial import Scalar
+from dryfit.core.text.units import gib
+from dryfit.search.comparability import basis_of
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.fields import apply_params
+from dryfit.search.space.space import Space
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import each_event, lock_owner
 from dryfit.store.replay import StudyState
-from dryfit.study.disk import DiskNeed, what_fits
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
-from dryfit.study.generations import next_generation, recorded
+from dryfit.study.loop.generations import next_generation, recorded
+from dryfit.study.resources.disk import DiskNeed, what_fits
 
 ABOUT: Final = "study"
 

@@ -11,13 +11,12 @@ import instant
 import ledgers
 from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
-from dryfit.core.trial import Outcome
-from dryfit.search.space import Space
+from dryfit.core.settings.trial import Outcome
+from dryfit.search.space.space import Space
 from dryfit.store.events import Resolved, SessionOpened, StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, StudyLock
 from dryfit.store.replay import StudyState
-from dryfit.study.disk import disk_need
 from dryfit.study.doctor.finding import Finding, Status, failed
 from dryfit.study.doctor.folder import FolderFacts
 from dryfit.study.doctor.study_checks import (
@@ -29,6 +28,7 @@ from dryfit.study.doctor.study_checks import (
     record_findings,
     space_findings,
 )
+from dryfit.study.resources.disk import disk_need
 
 SPACE = {"optim.lr": {"low": 1e-5, "high": 1e-3, "log": True}, "head.pooling": ["cls", "mean", "max"]}
 

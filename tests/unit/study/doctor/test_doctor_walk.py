@@ -20,13 +20,13 @@ from dryfit.core.jobs import (
     StepFacts,
     Stumble,
 )
-from dryfit.core.plan import DeviceKind, DeviceSpec
-from dryfit.core.settings import TrialSettings
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.wire import ErrorParts
-from dryfit.search.space import Space
+from dryfit.search.space.space import Space
 from dryfit.study.doctor.finding import Finding, Status
 from dryfit.study.doctor.study_checks import space_findings
-from dryfit.study.doctor.walk import (
+from dryfit.study.doctor.study_walk import (
     Ground,
     covering,
     data_findings,

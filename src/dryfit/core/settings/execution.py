@@ -1,0 +1,230 @@
+"""How a trial is run: what changes only memory and time, never what is learned."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.tables import LoraSettings, Settings, TrialSettings
+from dryfit.core.settings.task_facts import TaskName
+from dryfit.core.sharding.rank_search import AUTO
+from dryfit.core.text.units import parse_bytes
+
+
+class DeviceKind(StrEnum):
+    """Where tensors live."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class OptimizerImpl(StrEnum):
+    """How an optimizer's arithmetic is done; the numbers agree up to rounding, memory and time do not."""
+
+    AUTO = "auto"
+    FUSED = "fused"
+    FOREACH = "foreach"
+    PLAIN = "plain"
+
+
+class Allocator(StrEnum):
+    """How PyTorch's CUDA caching allocator takes memory from the device."""
+
+    EXPANDABLE = "expandable"
+    NATIVE = "native"
+
+
+class UnknownPolicy(StrEnum):
+    """What becomes of a trial whose memory cannot be planned."""
+
+    EXCLUSIVE = "exclusive"
+    """It runs as wished with no other trial beside it: the real run is the probe."""
+    REFUSE = "refuse"
+    """It is refused, like one that does not fit."""
+
+
+class DeviceSpec(Settings):
+    """A device to plan for; it may be an invented one.
+
+    Attributes:
+        name: As the user wrote it, or as the driver calls it.
+        capacity_bytes: All its memory, as ``torch.cuda.get_device_properties().total_memory`` counts it.
+        capability: CUDA compute capability; it decides kernels and workspaces.
+    """
+
+    name: str
+    kind: DeviceKind = DeviceKind.CUDA
+    capacity_bytes: int = Field(gt=0)
+    capability: tuple[int, int] = (8, 0)
+
+
+class PlanSubject(Settings):
+    """What is to be trained, as far as memory sees it.
+
+    Attributes:
+        source: Of a task of the user's own, what its class is: a hash of its file.
+        multi_label: A row may have any number of the classes.
+        lora: Adapters, for ``causal-lm``; None trains all weights.
+    """
+
+    task: TaskName
+    source: str = ""
+    settings: TrialSettings
+    num_labels: int = Field(default=2, ge=1)
+    multi_label: bool = False
+    lora: LoraSettings | None = None
+
+
+def adapters(task: TaskName, settings: TrialSettings) -> LoraSettings | None:
+    """The adapters that a trial trains, with the format of their base; None where it trains the model's own weights."""
+    if task is not Task.CAUSAL_LM or not settings.lora.r:
+        return None
+    return settings.lora.model_copy(update={"base": settings.lora.base or BaseFormat(settings.train.precision)})
+
+
+class ExecutionSettings(Settings):
+    """``[execution]``: wishes about how trials run; the plan of each trial is derived from them.
+
+    What is unset the planner chooses, so that the trial fits; what is set it keeps.
+    """
+
+    device: str = Field(
+        default="auto", pattern="^(auto|cpu|cuda)$", description="auto takes CUDA where a device is free"
+    )
+    memory_limit: str | None = Field(
+        default=None,
+        pattern=r"^\d+(\.\d+)? ?([KMGT]i?B|B)$",
+        description='most memory a trial may take, "14GiB"; it binds the planner and the trial\'s process',
+    )
+    micro_batch: int | None = Field(
+        default=None, ge=1, description="rows in memory at once; unset: the whole batch if it fits"
+    )
+    checkpointing: bool | None = Field(
+        default=None, description="recompute activations in backward; unset: where the trial does not fit otherwise"
+    )
+    reentrant: bool = Field(default=False, description="checkpointing by reentrant autograd, as older code does it")
+    optimizer_impl: OptimizerImpl = Field(
+        default=OptimizerImpl.AUTO, description="auto (the fastest there is), fused, foreach or plain"
+    )
+    offload_optimizer: bool | None = Field(
+        default=None, description="optimizer state in host memory (CUDA); unset: where nothing else makes it fit"
+    )
+    allow: Literal["exact", "numerics"] = Field(
+        default="numerics", description="what the planner may change: nothing but rounding (numerics), or not even that"
+    )
+    unknown: UnknownPolicy = Field(
+        default=UnknownPolicy.EXCLUSIVE,
+        description="a trial whose memory cannot be planned: exclusive (runs with none beside it) or refuse",
+    )
+    allocator: Allocator = Field(
+        default=Allocator.EXPANDABLE, description="segments of the CUDA caching allocator: expandable or native"
+    )
+    tp: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        default=1,
+        description="processes, each with a device, that a trial's model is cut over; "
+        '"auto": the fewest of 1, 2, 4, 8 with which its plan fits',
+    )
+    dp: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="processes, each with a device, that divide a trial's weights and batches",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="CPU threads of each process; unset: cores / parallel / processes"
+    )
+    loader_workers: int = Field(default=0, ge=0, le=64, description="processes that load batches; 0: none")
+
+    @model_validator(mode="after")
+    def _one_way_to_divide(self) -> "ExecutionSettings":
+        if self.tp == AUTO and self.dp > 1:
+            raise ValueError(
+                'tp is "auto" and dp is over 1: a trial is cut over processes or divided among them, not both'
+            )
+        if self.ranks > 1 and self.dp > 1:
+            raise ValueError("tp and dp are both over 1: a trial is cut over processes or divided among them, not both")
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that every trial's model is cut over; 1 where each trial's plan says how many."""
+        return 1 if self.tp == AUTO else self.tp
+
+    @property
+    def processes(self) -> int:
+        """Processes that train one trial together, each with a device of its own where there are devices.
+
+        Where ``tp`` is "auto", those of a trial whose plan takes no more.
+        """
+        return self.ranks * self.dp
+
+
+class ExecutionPlan(Settings):
+    """The plan of one trial. ``accumulation == ceil(effective_batch / micro_batch)``; the last one may be short."""
+
+    device: DeviceKind
+    effective_batch: int = Field(ge=1)
+    micro_batch: int = Field(ge=1)
+    accumulation: int = Field(ge=1)
+    checkpointing: bool = False
+    reentrant: bool = False
+    optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
+    offload_optimizer: bool = False
+    allocator: Allocator = Allocator.EXPANDABLE
+    memory_limit_bytes: int | None = Field(default=None, gt=0)
+    tp: int = Field(default=1, ge=1)
+    dp: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1)
+    loader_workers: int = Field(default=0, ge=0)
+
+    @property
+    def processes(self) -> int:
+        """Processes that train the trial together."""
+        return self.tp * self.dp
+
+    @model_validator(mode="after")
+    def _accumulation_fits(self) -> "ExecutionPlan":
+        needed = -(-self.effective_batch // self.micro_batch)
+        if self.accumulation != needed:
+            raise ValueError(f"accumulation is {self.accumulation}, the batch needs {needed}")
+        return self
+
+
+def plan_execution(
+    wishes: ExecutionSettings,
+    *,
+    effective_batch: int,
+    device: DeviceKind,
+    cores: int,
+    parallel: int,
+    ranks: int | None = None,
+) -> ExecutionPlan:
+    """Derive a trial's plan from the study's wishes alone, memory left out of account.
+
+    Args:
+        wishes: The ``[execution]`` table.
+        effective_batch: Rows behind one optimizer step.
+        device: Where the trial will run.
+        cores: CPU cores this study may use.
+        parallel: Trials that run side by side.
+        ranks: How many ranks its model is cut over; None: as the wishes say.
+    """
+    tp = wishes.ranks if ranks is None else ranks
+    micro_batch = min(wishes.micro_batch or effective_batch, effective_batch)
+    return ExecutionPlan(
+        device=device,
+        effective_batch=effective_batch,
+        micro_batch=micro_batch,
+        accumulation=-(-effective_batch // micro_batch),
+        checkpointing=bool(wishes.checkpointing),
+        reentrant=wishes.reentrant,
+        optimizer_impl=wishes.optimizer_impl,
+        offload_optimizer=bool(wishes.offload_optimizer),
+        allocator=wishes.allocator,
+        memory_limit_bytes=parse_bytes(wishes.memory_limit) if wishes.memory_limit else None,
+        tp=tp,
+        dp=wishes.dp,
+        threads=wishes.threads or max(1, cores // (parallel * tp * wishes.dp)),
+        loader_workers=wishes.loader_workers,
+    )

@@ -1,0 +1,96 @@
+"""What of a trial decides its memory: two trials with one key need the same plan."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dryfit.core.settings.execution import PlanSubject
+from dryfit.core.wire import canonical_json
+
+IRRELEVANT: Final = frozenset(
+    {
+        "train.epochs",
+        "train.evals_per_epoch",
+        "train.early_stopping",
+        "optim.lr",
+        "optim.beta2",
+        "optim.eps",
+        "sched.name",
+        "sched.warmup_ratio",
+        "sched.cycles",
+        "sched.power",
+        "loss.gamma",
+        "loss.effective_beta",
+        "span.max_answer_len",
+        "span.nms_iou",
+        "span.reranker",
+        "span.null_policy",
+        "span.null_threshold",
+        "span.null_ratio",
+        "multitask.criteria_weight",
+        "lora.alpha",
+        "lm.mix",
+    }
+)
+"""Keys that change numbers and time, but no tensor."""
+
+NEUTRAL: Final[Mapping[str, float]] = {
+    "optim.weight_decay": 0.0,
+    "optim.beta1": 0.0,
+    "optim.layer_decay": 1.0,
+    "optim.head_lr_factor": 1.0,
+    "head.dropout": 0.0,
+    "loss.label_smoothing": 0.0,
+    "regularization.max_grad_norm": 0.0,
+    "regularization.dropout": 0.0,
+    "regularization.attention_dropout": 0.0,
+    "lora.dropout": 0.0,
+}
+"""Keys of which only matters whether they have this value.
+
+Then a mask, a momentum, a norm or a group of parameters (the unit in which optimizers allocate) is not made at all.
+Unset is a state of its own: the pretrained configuration decides.
+"""
+
+SET_OR_UNSET: Final = frozenset({"loss.alpha", "span.negatives", "multitask.criteria_share"})
+"""Keys of which only matters whether they are set."""
+
+
+def memory_key(subject: PlanSubject) -> str:
+    """What of a subject decides its memory, as canonical JSON.
+
+    A key of the settings counts unless :data:`IRRELEVANT`, :data:`NEUTRAL` or :data:`SET_OR_UNSET` says otherwise: a
+    new one makes keys differ too often, never too rarely.
+    """
+    tables = {**subject.settings.model_dump(mode="json"), "lora": _dumped(subject)}
+    reduced = {table: _reduced(table, keys) for table, keys in tables.items() if keys is not None}
+    classes = {"num_labels": subject.num_labels, "multi_label": subject.multi_label}
+    source = {"source": subject.source} if subject.source else {}
+    return canonical_json({**reduced, "task": str(subject.task), **source, **classes})
+
+
+def _dumped(subject: PlanSubject) -> dict[str, Any] | None:
+    return subject.lora.model_dump(mode="json") if subject.lora is not None else None
+
+
+def _reduced(table: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in keys.items():
+        key = f"{table}.{name}"
+        if key in IRRELEVANT:
+            continue
+        if key in SET_OR_UNSET:
+            kept[name] = value is not None
+            continue
+        neutral = NEUTRAL.get(key)
+        kept[name] = value if neutral is None or value is None else value != neutral
+    return kept
+
+
+def any_shape(subject: PlanSubject) -> PlanSubject:
+    """The same for all subjects that differ in batch size and length alone; its model has no name, only a config."""
+    settings = subject.settings
+    same = {
+        "model": settings.model.model_copy(update={"name": "any", "revision": None}),
+        "train": settings.train.model_copy(update={"batch_size": 1, "max_length": 8}),
+    }
+    return subject.model_copy(update={"settings": settings.model_copy(update=same)})

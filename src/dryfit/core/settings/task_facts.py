@@ -1,0 +1,130 @@
+"""What each task reads of a study file, and which metrics it has."""
+
+from collections.abc import Mapping
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import Field
+
+from dryfit.core.settings.choices import Metric, Task
+from dryfit.core.settings.functions import FunctionName
+from dryfit.core.settings.tables import OWN_KEY
+
+TaskName: TypeAlias = Annotated[
+    Task
+    | Annotated[
+        str, Field(pattern=r"^.+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", description="package.module:Class or file.py:Class")
+    ],
+    Field(union_mode="left_to_right"),
+]
+"""A task of dryfit's, or a class of the user's own: ``package.module:Class`` or ``file.py:Class``."""
+
+MetricName: TypeAlias = Annotated[
+    Metric | Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", description="a name that your own task gives")],
+    Field(union_mode="left_to_right"),
+]
+"""A metric of dryfit's, or one of the user's own task."""
+
+_OF_CLASSES: Final = (
+    Metric.F1_MACRO,
+    Metric.F1,
+    Metric.ACCURACY,
+    Metric.BALANCED_ACCURACY,
+    Metric.MCC,
+    Metric.AUROC,
+    Metric.ECE,
+    Metric.LOSS,
+)
+SPAN_METRICS: Final = (
+    Metric.TOKEN_F1,
+    Metric.EXACT_MATCH,
+    Metric.SPAN_IOU,
+    Metric.NULL_PRECISION,
+    Metric.NULL_RECALL,
+    Metric.TOKEN_F1_HAS,
+)
+_OF_TEXT: Final = (Metric.LOSS, Metric.EXACT_MATCH)
+
+OWN_TABLE: Final = "own"
+"""Table of a study file whose keys a class of the user's own declares."""
+
+_DECODER: Final = frozenset({"lora", "lm"})
+_SPANS: Final = frozenset({"span"})
+_BOTH: Final = frozenset({"multitask"})
+_TWO_ENCODERS: Final = frozenset({"joint"})
+
+UNREAD: Final[Mapping[Task, frozenset[str]]] = {
+    Task.CRITERIA: _DECODER | _SPANS | _BOTH | _TWO_ENCODERS,
+    Task.EVIDENCE: _DECODER
+    | _BOTH
+    | _TWO_ENCODERS
+    | {"head.pooling", "loss.alpha", "loss.class_balance", "loss.effective_beta"}
+    | {"data.label", "data.num_labels", "data.multi_label"},
+    Task.SHARE: _DECODER | _TWO_ENCODERS,
+    Task.JOINT: _DECODER,
+    Task.CAUSAL_LM: _SPANS
+    | _BOTH
+    | _TWO_ENCODERS
+    | {"head", "loss", "optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"},
+}
+"""Of a trial's tables, their keys and those of ``[data]``, what a task does not read. Set there, it is an error."""
+
+AVERAGED: Final = (Task.CRITERIA, Task.EVIDENCE, Task.SHARE, Task.JOINT)
+"""Tasks of which several models have a mean: their classes, or the characters of their spans, are the same ones."""
+
+
+def is_own(task: TaskName) -> bool:
+    """Whether a task is a class of the user's own."""
+    return not isinstance(task, Task)
+
+
+def metric_of(name: str) -> MetricName:
+    """The metric of a name."""
+    return Metric(name) if name in list(Metric) else name
+
+
+def is_own_key(key: str) -> bool:
+    """Whether a dotted name is one of a key that only the user's own task declares."""
+    table, _, name = key.partition(".")
+    return table == OWN_TABLE and OWN_KEY.fullmatch(name) is not None
+
+
+def task_word(task: TaskName) -> str:
+    """What a person calls a task: of a class of the user's own, without the folder it lies in."""
+    return task.value if isinstance(task, Task) else FunctionName.parse(task).short
+
+
+def reads(task: TaskName, key: str) -> bool:
+    """Whether a task reads a key of a trial's tables; what the user's own code reads, that code says."""
+    if key.partition(".")[0] == OWN_TABLE:
+        return is_own(task)
+    unread = UNREAD.get(task, frozenset[str]()) if isinstance(task, Task) else frozenset[str]()
+    return key not in unread and key.partition(".")[0] not in unread
+
+
+def class_metrics(num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
+    """The metrics that such classes have.
+
+    ``f1`` is that of class 1 of two. Where each class is decided for itself there is no one guess for a row, which
+    ``mcc`` and ``balanced_accuracy`` compare with the one truth.
+    """
+    without = {Metric.F1} if num_labels != 2 else set[Metric]()
+    if multi_label:
+        without = {Metric.F1, Metric.MCC, Metric.BALANCED_ACCURACY}
+    return tuple(metric for metric in _OF_CLASSES if metric not in without)
+
+
+def task_metrics(task: TaskName, num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
+    """The metrics that a task gives, the usual one first; none where the user's own code decides it."""
+    if not isinstance(task, Task):
+        return ()
+    match task:
+        case Task.CRITERIA:
+            return class_metrics(num_labels, multi_label=multi_label)
+        case Task.EVIDENCE:
+            return (*SPAN_METRICS, Metric.LOSS)
+        case Task.SHARE | Task.JOINT:
+            return (Metric.COMBINED, *class_metrics(num_labels, multi_label=multi_label), *SPAN_METRICS)
+        case Task.CAUSAL_LM:
+            return _OF_TEXT
+        case Task.OBJECTIVE:
+            return ()

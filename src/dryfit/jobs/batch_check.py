@@ -1,0 +1,295 @@
+"""Child job REHEARSE: one model's batches, all of them, and one step on the largest, as its trials would do it.
+
+A model that cannot be trained is what is looked for, so its errors are part of the answer. Only what ends the process
+is left to the control process.
+"""
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import DataError, DryfitError
+from dryfit.core.jobs import (
+    BatchWalk,
+    ChildResult,
+    PointFacts,
+    RehearseRequest,
+    RehearseResult,
+    StepFacts,
+    Stumble,
+    TrainRequest,
+)
+from dryfit.core.settings.choices import Precision
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.trial import TrialConfig
+from dryfit.core.wire import ErrorParts, Note, Phase
+from dryfit.jobs.train import trial_task
+from dryfit.meta.loading.pretrained import encoder_config
+from dryfit.tasks.base import DTYPES, Batch, Task, TaskModel
+from dryfit.tasks.guard import BatchGuard, config_bounds
+from dryfit.tasks.prepare import prepared_tokens
+from dryfit.tasks.rows.checked_rows import TRAIN
+from dryfit.tasks.tokens.token_set import Tokens, TokenSet
+from dryfit.train.batches import epoch_batches, evaluation_batches
+from dryfit.train.device import prepare_device
+from dryfit.train.ineffective_settings import check_effect
+from dryfit.train.model import build_model
+from dryfit.train.optimizer import make_optimizer, optimizer_plan
+from dryfit.train.step import backward_batch
+from dryfit.train.validation import evaluation_rows
+
+_MOST_FAULTS = 5
+_POINT_ROWS = 2
+_FP16_SCALE = 1024.0
+"""What a loss is multiplied by in fp16, as GradScaler would, so that small gradients do not become zero."""
+
+
+def rehearse(body: RehearseRequest, channel: ChildChannel) -> ChildResult:
+    """Walk through every batch, then load the model and do one step of its largest batch and of each point."""
+    trial = body.trial
+    torch.set_num_threads(trial.plan.threads)
+    found = _Findings()
+    with found.stage("device"):
+        for note in prepare_device(trial.plan, os.environ).notes:
+            channel.send(Note(text=note))
+    if found.stumbles:
+        return ChildResult(rehearse=found.result(), error=None)
+    channel.send(Phase(name="load"))
+    tokens: Tokens | None = None
+    for length in body.lengths:
+        with found.stage(f"tokens, train.max_length = {length}"):
+            made = _tokens(trial, length)
+            encoder = encoder_config(trial.config.settings.model)
+            found.walks += walk_batches(trial.config, made, encoder, length, channel.beat)
+            found.remarks += trial_task(_of_length(trial.config, length)).remarks(made)
+            if length == trial.config.settings.train.max_length:
+                tokens = made
+    model: TaskModel | None = None
+    with found.stage("weights"):
+        model = build_model(trial, trial_task(trial.config, tokens))
+    # A batch that is wrong would end the step in an error that says less.
+    if tokens is not None and model is not None and not any(walk.faults for walk in found.walks):
+        channel.send(Phase(name="train"))
+        with found.stage("step"):
+            check_effect(trial.config)
+            batches = _Largest(trial.config, tokens)
+            found.step = _step(trial, model, tokens, (batches.longest, batches.median), channel.beat)
+        del model  # the points build their own
+        for point in body.points:
+            found.points.append(_point(trial, point, channel.beat))
+    return ChildResult(rehearse=found.result(), error=None)
+
+
+class _Findings:
+    """What was found so far."""
+
+    def __init__(self) -> None:
+        self.walks: list[BatchWalk] = []
+        self.remarks: list[str] = []
+        self.step: StepFacts | None = None
+        self.points: list[PointFacts] = []
+        self.stumbles: list[Stumble] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None, None, None]:
+        """Write a dryfit error down, and go on behind the block."""
+        try:
+            yield
+        except DryfitError as error:
+            self.stumbles.append(Stumble(stage=name, error=ErrorParts.of(error)))
+
+    def result(self) -> RehearseResult:
+        return RehearseResult(
+            walks=tuple(self.walks),
+            remarks=tuple(self.remarks),
+            step=self.step,
+            points=tuple(self.points),
+            stumbles=tuple(self.stumbles),
+        )
+
+
+def _tokens(trial: TrainRequest, max_length: int) -> Tokens:
+    """All splits, from the cache or made now."""
+    config = _of_length(trial.config, max_length)
+    cache_dir, data_fingerprint = Path(trial.cache_dir), config.data_fingerprint
+    return prepared_tokens(trial_task(config), cache_dir=cache_dir, data_fingerprint=data_fingerprint, only=None)
+
+
+def _of_length(config: TrialConfig, max_length: int) -> TrialConfig:
+    settings = config.settings
+    train = settings.train.model_copy(update={"max_length": max_length})
+    return config.model_copy(update={"settings": settings.model_copy(update={"train": train})})
+
+
+def walk_batches(
+    trial: TrialConfig, tokens: Tokens, config: PreTrainedConfig, max_length: int, beat: Callable[[], None]
+) -> Iterator[BatchWalk]:
+    """Collate every batch of every split, as the first epoch and a validation would, and check its numbers.
+
+    Args:
+        trial: Its seed and batch size decide which rows meet.
+        tokens: The rows.
+        config: The encoder's, which says what it has embeddings for.
+        max_length: What the rows were cut to.
+        beat: Called for each batch.
+    """
+    task = trial_task(trial, tokens)
+    bounds = replace(config_bounds(config), segments=_segments(config), labels=task.classes)
+    batch_size = trial.settings.train.batch_size
+    for name, split in tokens.splits.items():
+        if name == TRAIN:
+            grouped = trial.settings.train.group_by_length
+            order = epoch_batches(
+                split.lengths_R,
+                seed=trial.seed,
+                epoch=0,
+                batch_size=batch_size,
+                group_by_length=grouped,
+                rows=task.epoch_rows(split, seed=trial.seed, epoch=0),
+            )
+        else:
+            order = evaluation_batches(split.lengths_R, evaluation_rows(batch_size))
+        guard, faults = BatchGuard(name, split, bounds), list[str]()
+        for rows in order:
+            try:
+                guard.check_batch(task.collate(split, rows), partial(list, rows))
+            except DataError as error:
+                faults.append(f"{error.found}; allowed: {error.allowed}")
+            beat()
+        yield BatchWalk(
+            max_length=max_length,
+            split=name,
+            rows=len(split),
+            batches=len(order),
+            longest=int(split.lengths_R.max()),
+            faults=tuple(faults[:_MOST_FAULTS]),
+        )
+
+
+def _segments(config: PreTrainedConfig) -> int | None:
+    """Segments an encoder tells apart; None where it is not given them."""
+    count = getattr(config, "type_vocab_size", None)
+    return count if isinstance(count, int) and count > 1 else None
+
+
+class _Largest:
+    """Rows of a trial's largest batch, and of a middling one."""
+
+    def __init__(self, trial: TrialConfig, tokens: Tokens) -> None:
+        lengths_R = tokens.splits[TRAIN].lengths_R
+        order = torch.argsort(lengths_R, descending=True, stable=True).tolist()
+        count = min(trial.settings.train.batch_size, len(order))
+        middle = (len(order) - count) // 2
+        self.longest: list[int] = order[:count]
+        self.median: list[int] = order[middle : middle + count]
+
+
+def _step(
+    trial: TrainRequest,
+    model: TaskModel,
+    tokens: Tokens,
+    batches: tuple[list[int], list[int] | None],
+    beat: Callable[[], None],
+) -> StepFacts:
+    """Forward, loss and backward of some rows, and a look at the gradients; the optimizer is made, and not run.
+
+    Args:
+        batches: Rows of the training split; and of another batch whose step is only timed, None: no such batch.
+    """
+    config, split = trial.config, tokens.splits[TRAIN]
+    task = trial_task(config, tokens)
+    model.train()
+    rows, timed = batches
+    micro_batch, loss, largest_s = _backward(trial, model, task, _batch(task, split, rows, model), beat)
+    gradients = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
+    not_finite = [name for name, grad in gradients.items() if grad is not None and not bool(grad.isfinite().all())]
+    untouched = [name for name, grad in gradients.items() if grad is None or not bool(grad.count_nonzero())]
+    step_s = None
+    if timed is not None and not not_finite:
+        model.zero_grad()
+        again = _with_rows(trial, micro_batch)
+        _, _, step_s = _backward(again, model, task, _batch(task, split, timed, model), beat)
+    make_optimizer(model, config.settings.optim, optimizer_plan(trial.plan))
+    return StepFacts(
+        parameters=sum(one.numel() for one in model.parameters()),
+        trainable=sum(one.numel() for one in model.parameters() if one.requires_grad),
+        rows=len(rows),
+        length=int(split.lengths_R[rows].max()),
+        micro_batch=micro_batch,
+        loss=loss,
+        largest_s=largest_s,
+        step_s=step_s,
+        not_finite=tuple(not_finite),
+        untouched=tuple(untouched),
+    )
+
+
+def _batch(task: Task, split: TokenSet, rows: list[int], model: nn.Module) -> Batch:
+    device = next(model.parameters()).device
+    return {name: values.to(device) for name, values in task.collate(split, rows).items()}
+
+
+def _with_rows(trial: TrainRequest, micro_batch: int) -> TrainRequest:
+    """The request with so many rows in memory at once."""
+    accumulation = -(-trial.plan.effective_batch // micro_batch)
+    plan = trial.plan.model_copy(update={"micro_batch": micro_batch, "accumulation": accumulation})
+    return trial.model_copy(update={"plan": plan})
+
+
+def _backward(
+    trial: TrainRequest, model: nn.Module, task: Task, batch: Batch, beat: Callable[[], None]
+) -> tuple[int, float, float]:
+    """One backward pass; where the device has no room for the rows at once, of half as many, and so on.
+
+    Returns:
+        Rows in memory at once, the loss and seconds.
+    """
+    precision, device = trial.config.settings.train.precision, next(model.parameters()).device.type
+    scale = _FP16_SCALE if precision is Precision.FP16 else 1.0
+
+    def autocast() -> AbstractContextManager[object]:
+        return nullcontext() if precision is Precision.FP32 else torch.autocast(device, dtype=DTYPES[precision])
+
+    def backward(loss: torch.Tensor) -> None:
+        (loss * scale).backward()
+        beat()
+
+    rows = trial.plan.micro_batch
+    while True:
+        began_s = time.perf_counter()
+        try:
+            found = backward_batch(model, batch, task, micro_batch=rows, backward=backward, autocast=autocast)
+            loss = float(found.loss)
+            if trial.plan.device is DeviceKind.CUDA:
+                torch.cuda.synchronize()
+            return rows, loss, time.perf_counter() - began_s
+        except torch.OutOfMemoryError:
+            if rows == 1:
+                raise
+            rows = max(1, rows // 2)
+        model.zero_grad()
+        torch.cuda.empty_cache()
+
+
+def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) -> PointFacts:
+    """One small step of a trial that the space can ask for."""
+    plan = trial.plan.model_copy(update={"effective_batch": _POINT_ROWS, "micro_batch": _POINT_ROWS, "accumulation": 1})
+    asked = trial.model_copy(update={"config": point, "plan": plan})
+    try:
+        check_effect(point)
+        tokens = _tokens(asked, point.settings.train.max_length)
+        rows = _Largest(point, tokens).longest[:_POINT_ROWS]
+        model = build_model(asked, trial_task(point, tokens))
+        step = _step(asked, model, tokens, (rows, None), beat)
+    except DryfitError as error:
+        return PointFacts(params=point.params, error=ErrorParts.of(error))
+    return PointFacts(params=point.params, step=step)

@@ -1,0 +1,99 @@
+"""Child job CALIBRATE: what training steps take of a device, and how far from it their plans are.
+
+One child for each case runs it on the device; one more, to which all devices are hidden, traces the same cases and
+compares. They exchange files in one folder.
+"""
+
+from pathlib import Path
+
+import torch
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.jobs import CalibrateRequest, CalibrateResult, ChildResult
+from dryfit.core.jobs.calibration import CaseComparison, MemoryCase, Observation
+from dryfit.core.jobs.memory import Confidence, MemoryPlan
+from dryfit.core.wire import Phase, read_model, write_model
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.snapshot import read_snapshot
+from dryfit.memory.planning.comparison import calibration_of, comparison, measured_workspace
+from dryfit.memory.planning.constants import DeviceConstants, write_calibration
+from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, run_of
+from dryfit.memory.planning.segment_source import SegmentSource
+from dryfit.memory.planning.timeline import Timeline
+from dryfit.memory.tracing.tracer import Variant
+from dryfit.train.rehearsal.observing import observe
+from dryfit.train.rehearsal.step_tracer import StepTracer
+from dryfit.train.rehearsal.subjects import subject_task
+from dryfit.train.validation import evaluation_rows
+
+_DOING = "calibrating"
+
+
+def calibrate(body: CalibrateRequest, channel: ChildChannel) -> ChildResult:
+    """Measure one case, or compare all that were measured.
+
+    Raises:
+        MachineError: There is no CUDA device to measure.
+        ConfigError: Nothing was measured.
+        TraceError: A case cannot be traced.
+    """
+    channel.send(Phase(name="load"))
+    found = _measured(body.case, Path(body.folder)) if body.case else _compared(Path(body.folder), channel)
+    if body.calibration_dir is not None and found.calibration is not None:
+        write_calibration(Path(body.calibration_dir), found.calibration)
+    return ChildResult(calibrate=found, error=None)
+
+
+def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
+    """The plan of a case and the run it is made from, in a process that sees no device.
+
+    Raises:
+        TraceError: It cannot be traced.
+    """
+    train, execution = case.subject.settings.train, case.execution
+    work = Work(
+        variant=Variant(execution.checkpointing, execution.optimizer_impl, execution.offload_optimizer),
+        effective_batch=train.batch_size,
+        micro_batch=execution.micro_batch,
+        evaluation_rows=evaluation_rows(execution.micro_batch),
+        lengths=Lengths(train.max_length),
+        measured_rows=subject_task(case.subject).measured_rows(evaluation_rows(execution.micro_batch)),
+    )
+    source = SegmentSource(StepTracer(case.subject, device.spec, reentrant=case.reentrant))
+    return estimate(source, work, device), run_of(source, work, (train.max_length,) * 3, device)
+
+
+def _measured(case: MemoryCase, folder: Path) -> CalibrateResult:
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        raise MachineError(
+            _DOING,
+            f"torch {torch.__version__} finds no CUDA device",
+            allowed="a machine with a CUDA device and a CUDA build of torch",
+            hint="plans need no calibration: without one their confidence is `uncalibrated`",
+        )
+    found = observe(case, folder / f"{case.name}.pickle")
+    write_model(folder / f"{case.name}.json", found)
+    return CalibrateResult(observation=found)
+
+
+def _compared(folder: Path, channel: ChildChannel) -> CalibrateResult:
+    torch.set_num_threads(1)
+    read = [read_model(path, Observation) for path in sorted(folder.glob("*.json"))]
+    observations = [one for one in read if one is not None]
+    if not observations:
+        raise ConfigError(_DOING, f"nothing was measured in {folder}", "one observation at least")
+    workspace_bytes = measured_workspace(observations)
+    comparisons: list[CaseComparison] = []
+    for one in observations:
+        # The plan is the one that will be made once this calibration is known: with its workspace, not the table's.
+        constants = DeviceConstants(one.context_bytes, workspace_bytes, Confidence.CALIBRATED)
+        plan, run = planned(
+            one.case, Device(one.device, constants, AllocatorSettings.of(one.case.allocator), torch.__version__)
+        )
+        history = folder / f"{one.case.name}.pickle"
+        recorded = read_snapshot(history) if history.exists() else None
+        comparisons.append(comparison(one, plan, run, recorded))
+        channel.beat()
+    return CalibrateResult(calibration=calibration_of(observations, comparisons), comparisons=tuple(comparisons))

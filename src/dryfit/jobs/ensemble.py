@@ -1,0 +1,275 @@
+"""Child job ENSEMBLE: several trained models evaluated together and put into one folder; and how that folder predicts.
+
+The models take turns: one is in memory at a time, and on the device. What each says of the rows is kept on the host
+until the last has spoken.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import DataError
+from dryfit.core.jobs import ChildResult, EnsembleMember, EnsembleRequest, EnsembleResult
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.task_facts import task_word
+from dryfit.core.version import VERSION
+from dryfit.core.wire import Note, Phase
+from dryfit.jobs.train import trial_task
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.tasks.averaging import Averaged, Said, averaging
+from dryfit.tasks.base import Batch, Outputs, Task, TaskModel
+from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
+from dryfit.tasks.prepare import prepared_tokens
+from dryfit.tasks.registry import make_task
+from dryfit.tasks.rows.checked_rows import TEST, VALIDATION, UnlabelledRow
+from dryfit.tasks.saved.model_input import ModelInput
+from dryfit.tasks.saved.saved_ensemble import EnsembleFolder, read_ensemble, save_ensemble
+from dryfit.tasks.saved.saved_model import load
+from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.train.device import prepare_device
+from dryfit.train.export.ensemble_card import Together, ensemble_card
+from dryfit.train.export.model_card import README_FILE
+from dryfit.train.validation import evaluation_rows, kept_in_order
+
+
+def said_by(
+    model: TaskModel,
+    tokens: TokenSet,
+    task: Task,
+    collate: Callable[[Sequence[int]], Batch],
+    *,
+    batch_rows: int,
+    beat: Callable[[], None],
+    guard: BatchGuard | None = None,
+) -> Said:
+    """What a model says of rows, as far as a mean needs it.
+
+    Args:
+        model: In eval mode, on its device.
+        tokens: The rows as it reads them.
+        task: What it learned.
+        collate: Makes the batch of some rows.
+        batch_rows: Rows at once.
+        beat: Called once a batch, as a sign of life.
+        guard: Looks at each batch and at its outputs.
+
+    Raises:
+        DataError: A batch is one that the model has no place for.
+        ConfigError: The task has no mean; or what it keeps of a batch is not as wide as of the others.
+    """
+    meaning = averaging(task)
+    by_token: dict[int, torch.Tensor] = {}
+
+    def after(rows: Sequence[int], outputs: Outputs, batch: Batch) -> None:
+        of_tokens = meaning.keep_tokens(outputs, batch)
+        if of_tokens is not None:
+            found = of_tokens.cpu()
+            by_token.update((row, found[place, : int(tokens.lengths_R[row])]) for place, row in enumerate(rows))
+        beat()
+
+    kept_RK = kept_in_order(model, tokens, task, collate, batch_rows=batch_rows, after=after, guard=guard)
+    return Said(
+        kept_RK=kept_RK,
+        by_token_TK=torch.cat([by_token[row] for row in range(len(by_token))]) if by_token else None,
+        # Of the tokens themselves nothing is needed any more.
+        tokens=replace(tokens, ids_T=tokens.ids_T.new_empty(0), types_T=None),
+    )
+
+
+def ensemble(body: EnsembleRequest, channel: ChildChannel) -> ChildResult:
+    """Evaluate models together on validation and test, and put them into one folder.
+
+    Returns:
+        Their scores together.
+
+    Raises:
+        DryfitError: A model cannot be loaded any more, or the data has changed.
+    """
+    first = body.members[0].training
+    torch.set_num_threads(first.plan.threads)
+    for note in prepare_device(first.plan, os.environ).notes:
+        channel.send(Note(text=note))
+    task = averaging(trial_task(first.config))
+    found = _all_said(body, channel)
+    rows = {name: said[0].tokens.sources for name, said in found.items()}
+    means = {name: task.averaged(said) for name, said in found.items()}
+    fitted = dict(means[VALIDATION].fit()) if VALIDATION in means else {}
+    result = EnsembleResult(
+        validation=_metrics(means.get(VALIDATION), fitted),
+        test=_metrics(means.get(TEST), fitted),
+        rows=rows,
+        members=tuple(member.result for member in body.members),
+        model_dir=body.model_dir,
+    )
+    channel.send(Phase(name="save"))
+    _save(body, result, fitted)
+    return ChildResult(ensemble=result, error=None)
+
+
+def _all_said(body: EnsembleRequest, channel: ChildChannel) -> dict[str, list[Said]]:
+    """What each model says of each split that may be looked at."""
+    names = (TEST,) if body.with_validation else (VALIDATION, TEST)
+    found = defaultdict[str, list[Said]](list)
+    for number, member in enumerate(body.members, start=1):
+        channel.send(Phase(name="load"))
+        channel.send(Note(text=f"model {number} of {len(body.members)}: trial {member.training.config.number}"))
+        for name, said in _said_of_splits(member, names, channel):
+            found[name].append(said)
+    return found
+
+
+def _said_of_splits(
+    member: EnsembleMember, names: tuple[str, ...], channel: ChildChannel
+) -> Iterator[tuple[str, Said]]:
+    training = member.training
+    config, plan = training.config, training.plan
+    tokens = prepared_tokens(
+        trial_task(config), cache_dir=Path(training.cache_dir), data_fingerprint=config.data_fingerprint, only=names
+    )
+    task = trial_task(config, tokens)
+    trust = config.settings.model.trust_remote_code
+    model = _loaded(Path(member.model_dir), plan.device, trust=trust)
+    for name in names:
+        if name not in tokens.splits:
+            continue
+        channel.send(Phase(name="evaluate"))
+        split = tokens.splits[name]
+        yield (
+            name,
+            said_by(
+                model,
+                split,
+                task,
+                partial(task.collate, split),
+                batch_rows=evaluation_rows(plan.micro_batch),
+                beat=channel.beat,
+                guard=BatchGuard(name, split, model_bounds(model)),
+            ),
+        )
+
+
+def _loaded(folder: Path, device: DeviceKind, *, trust: bool) -> TaskModel:
+    return cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=trust))
+
+
+def _metrics(mean: Averaged | None, fitted: Mapping[str, float]) -> dict[str, float] | None:
+    return None if mean is None else {name: float(value) for name, value in mean.metrics(fitted).items()}
+
+
+def _save(body: EnsembleRequest, result: EnsembleResult, fitted: Mapping[str, float]) -> None:
+    config = body.members[0].training.config
+    facts: dict[str, Any] = {
+        "task": task_word(config.task),
+        "study": body.study,
+        "metric": config.metric,
+        "metrics": result.validation,
+        "test_metrics": result.test,
+        "trials": [member.training.config.number for member in body.members],
+        "seeds": [member.training.config.seed for member in body.members],
+        "data_fingerprint": config.data_fingerprint,
+        "dryfit": VERSION,
+        "torch": torch.__version__,
+    }
+    save_ensemble(
+        Path(body.model_dir),
+        [Path(member.model_dir) for member in body.members],
+        fitted=fitted,
+        facts=facts,
+        texts={README_FILE: ensemble_card(Together(body, result))},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EnsemblePredictor:
+    """An ensemble with all that is needed to predict rows.
+
+    Attributes:
+        found: Its folder.
+        tokenizers: Of the members.
+        device: Where each member takes its turn.
+        batch_rows: Rows at once.
+        trust: Run code that comes with a model.
+    """
+
+    found: EnsembleFolder
+    tokenizers: tuple[PreTrainedTokenizerBase, ...]
+    device: DeviceKind
+    batch_rows: int
+    trust: bool = False
+
+    @classmethod
+    def of(cls, folder: Path, device: DeviceKind, *, batch_rows: int, trust: bool = False) -> "EnsemblePredictor":
+        """Look at an ensemble's folder; models are loaded when rows are predicted.
+
+        Raises:
+            LoadError: It is damaged, or its members do not belong together.
+        """
+        found = read_ensemble(folder, trust=trust)
+        tokenizers = tuple(load_tokenizer(FolderSource(str(one), trust_remote_code=trust)) for one in found.folders)
+        return cls(found, tokenizers, device, batch_rows, trust)
+
+    @property
+    def model_input(self) -> ModelInput:
+        """What the first member reads; the others have the same columns."""
+        return self.found.reads[0]
+
+    @property
+    def models(self) -> int:
+        """How many models speak of each row."""
+        return len(self.found.folders)
+
+    def unfit(self, rows: Sequence[UnlabelledRow]) -> Mapping[int, DataError]:
+        """Rows that a member cannot read, by their index, each with what is wrong."""
+        bad: dict[int, DataError] = {}
+        for task, tokenizer in zip(self._tasks, self.tokenizers, strict=True):
+            bad = {**task.unfit(rows, tokenizer), **bad}
+        return bad
+
+    def predict(
+        self, rows: Sequence[UnlabelledRow], beat: Callable[[], None] = lambda: None
+    ) -> Iterator[dict[str, object]]:
+        """What all members say of each row together, in order.
+
+        Args:
+            rows: At least one; none is unfit.
+            beat: Called once a batch.
+
+        Raises:
+            LoadError: A member's files are damaged.
+            DataError: A row has tokens that a member has no place for.
+        """
+        said = [
+            self._said(rows, folder, task, tokenizer, beat)
+            for folder, task, tokenizer in zip(self.found.folders, self._tasks, self.tokenizers, strict=True)
+        ]
+        return self.found.task.averaged(said).predictions(rows, self.found.fitted)
+
+    def _said(
+        self,
+        rows: Sequence[UnlabelledRow],
+        folder: Path,
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        beat: Callable[[], None],
+    ) -> Said:
+        model = _loaded(folder, self.device, trust=self.trust)
+        tokens = task.tokenise_unlabelled(rows, tokenizer)
+        bounds = replace(model_bounds(model), labels=None)
+        check_tokens("to predict", tokens, bounds, hint="the model's folder is damaged: its tokenizer is not its own")
+        collate = partial(task.collate_unlabelled, tokens)
+        return said_by(model, tokens, task, collate, batch_rows=self.batch_rows, beat=beat)
+
+    @property
+    def _tasks(self) -> list[Task]:
+        both = zip(self.found.folders, self.found.reads, strict=True)
+        sources = ((FolderSource(str(folder), trust_remote_code=self.trust), read) for folder, read in both)
+        return [make_task(read.task, replace(read.given, saved=source)) for source, read in sources]

@@ -1,0 +1,159 @@
+"""Child job FINAL: a configuration trained once more, evaluated once on test, and saved to be used."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import NonFiniteError
+from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
+from dryfit.core.settings.task_facts import is_own, reads, task_word
+from dryfit.core.settings.trial import MetricPoint, best_point
+from dryfit.core.version import VERSION
+from dryfit.core.wire import Note, Phase
+from dryfit.jobs.train import begin, newest_good_of, train_result, trial_parts, trial_task
+from dryfit.parallel.layout.processes import Company, together
+from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
+from dryfit.tasks.rows.checked_rows import TEST, TRAIN, VALIDATION
+from dryfit.tasks.saved.model_input import DRYFIT_FILE, model_input, read_model_input
+from dryfit.tasks.saved.saved_model import save_trained
+from dryfit.tasks.tokens.token_set import Tokens, joined
+from dryfit.train.batches import epoch_size
+from dryfit.train.error_context import Whereabouts
+from dryfit.train.export.model_card import EXAMPLE_FILE, README_FILE, Trained, example, model_card
+from dryfit.train.run import FixedLength, TrialParts
+from dryfit.train.trainer import run_training
+from dryfit.train.validation import evaluate, evaluation_rows
+
+
+def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
+    """Train, or go on from the newest good checkpoint; then evaluate on test and save.
+
+    Returns:
+        The model's scores; how training ended, where a stop was asked for meanwhile.
+
+    Raises:
+        DryfitError: As for a trial; or no validation gave a number, so that no weights are the best.
+    """
+    return together(body.training.plan, channel, lambda company: _final(body, channel, company))
+
+
+def _final(body: FinalRequest, channel: ChildChannel, company: Company) -> ChildResult:
+    tokens = begin(body.training, channel, only=(TRAIN, VALIDATION, TEST))
+    rows = {name: split.sources for name, split in tokens.splits.items()}
+    length, fitted = None, dict[str, float]()
+    if body.last_step is not None:
+        fitted = _chosen_before(body, channel)
+        alone = epoch_size(tokens.splits[TRAIN], trial_task(body.training.config, tokens))
+        length = FixedLength(body.schedule_steps or _schedule_steps(body, alone), body.last_step)
+        both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
+        tokens = replace(tokens, splits={**tokens.splits, TRAIN: both})
+    parts = trial_parts(body.training, channel, tokens, length, company=company)
+    if TEST in tokens.splits:  # before the training, not after it
+        check_tokens(TEST, tokens.splits[TEST], model_bounds(parts.model))
+    run = run_training(parts, newest_good_of(body.training, channel))
+    ended = train_result(body.training, run, company)
+    if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
+        return ChildResult(train=ended, error=None)
+    best = None
+    if length is None:
+        best = _take_best(parts, run.points)
+        fitted = read_model_input(Path(body.training.best_dir)).fitted
+    test = _scores(parts, tokens, run.step, fitted)
+    result = FinalResult(
+        training=ended,
+        step=best.step if best is not None else run.step,
+        validation=best.metrics if best is not None else None,
+        test=test,
+        rows={**rows, "trained": parts.train.sources},
+        model_dir=body.model_dir,
+    )
+    if body.model_dir is not None:
+        channel.send(Phase(name="save", step=result.step))
+        _save(body, parts, result, fitted)
+    return ChildResult(final=result, error=None)
+
+
+def _chosen_before(body: FinalRequest, channel: ChildChannel) -> dict[str, float]:
+    """What was chosen for the configuration while it had validation; nothing where that is gone."""
+    for folder in map(Path, body.chosen_dirs):
+        if (folder / DRYFIT_FILE).is_file():
+            return read_model_input(folder).fitted
+    config = body.training.config
+    if not is_own(config.task) and reads(config.task, "span") and config.settings.span.null_policy == "calibrated":
+        found = f"no model of trial {config.number} has a threshold of null that was fitted on validation: it is 0"
+        channel.send(Note(text=f"{found}. Train the trial once without --with-validation before, and its own is taken"))
+    return {}
+
+
+def _schedule_steps(body: FinalRequest, epoch_rows: int) -> int:
+    """Steps of the trial's own schedule: those of its training rows alone."""
+    return -(-epoch_rows // body.training.plan.effective_batch) * body.training.config.settings.train.epochs
+
+
+def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoint:
+    """Give the model the weights of its best validation.
+
+    Raises:
+        NonFiniteError: There is none.
+    """
+    config = parts.request.config
+    best = best_point(points, config.direction)
+    if best is None:
+        raise NonFiniteError(
+            f"training trial {config.number} once more", f"none of {len(points)} validations gave a number"
+        )
+    parts.layout.company.share(None)  # rank 0 has saved them
+    parts.layout.restore(parts.model, Path(parts.request.best_dir))
+    return best
+
+
+def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, float]) -> dict[str, float] | None:
+    """Metrics on test, which nothing before has read; None where the data has no such split."""
+    if TEST not in tokens.splits:
+        return None
+    parts.channel.send(Phase(name="evaluate", step=step))
+    split, beat = tokens.splits[TEST], parts.channel.beat
+    rows = evaluation_rows(parts.request.plan.micro_batch)
+    guard = BatchGuard(TEST, split, model_bounds(parts.model))
+    at = Whereabouts(parts, guard)
+    at.step = step
+    with at:
+        found = evaluate(parts.model, split, parts.task, batch_rows=rows, beat=beat, guard=guard, fitted=fitted)
+    return found.metrics
+
+
+def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Mapping[str, float]) -> None:
+    """Write the folder, by one rename."""
+    whole = parts.layout.whole(parts.model)
+    if whole is None:
+        return
+    config = body.training.config
+    read = model_input(config.task, replace(parts.task.given, fitted=fitted))
+    trained = Trained(body, result, read, whole)
+    assert body.model_dir is not None  # a model is asked for
+    facts = {
+        "task": task_word(config.task),
+        "study": body.study,
+        "trial": config.number,
+        "seed": config.seed,
+        "metric": config.metric,
+        "step": result.step,
+        "metrics": result.validation,
+        "test_metrics": result.test,
+        **({"labels": list(range(parts.task.classes))} if parts.task.classes is not None else {}),
+        "input": read.model_dump(mode="json"),
+        "data_fingerprint": config.data_fingerprint,
+        "dryfit": VERSION,
+        "torch": torch.__version__,
+    }
+    program = example(trained)
+    save_trained(
+        Path(body.model_dir),
+        whole,
+        tokenizer_folders=parts.tokenizer_folders,
+        facts=facts,
+        texts={README_FILE: model_card(trained)} | ({} if program is None else {EXAMPLE_FILE: program}),
+    )

@@ -1,0 +1,118 @@
+"""Child jobs IMPORT and OBJECTIVE: look whether a function of the user's own can be called, and call it for a trial."""
+
+import importlib
+import os
+import platform
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import ObjectiveError
+from dryfit.core.jobs import ChildResult, ImportRequest, ImportResult, ObjectiveRequest
+from dryfit.core.user_code import source_file, source_hash
+from dryfit.core.wire import Phase
+from dryfit.jobs.objective_function import import_function
+from dryfit.jobs.objective_trial import Trial
+
+_BEAT_EVERY_S = 1.0
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_NUMPY_SEEDS = 2**32
+
+
+def check(body: ImportRequest, channel: ChildChannel) -> ChildResult:
+    """Import a study's function without calling it.
+
+    Raises:
+        ObjectiveError: It cannot be imported, or not be called with a trial.
+    """
+    channel.send(Phase(name="load"))
+    before = set(sys.modules)
+    with _beating(channel):
+        for name in body.objective.preload:
+            _import_preloaded(name)
+        function = import_function(body.objective)
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        versions = {"python": platform.python_version(), **_versions(new | {"dryfit", *body.objective.preload})}
+    found = ImportResult(source_hash=source_hash(source_file(function)), versions=versions)
+    return ChildResult(imported=found)
+
+
+def run(body: ObjectiveRequest, channel: ChildChannel) -> ChildResult:
+    """Call a study's function for one trial.
+
+    Raises:
+        ObjectiveError: It cannot be imported, or did not return one number for each goal.
+        NonFiniteError: One of them is NaN or infinite.
+    """
+    _use_threads(body.threads)
+    channel.send(Phase(name="load"))
+    with _beating(channel):
+        function = import_function(body.objective)
+        Path(body.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        trial = Trial(body, channel)
+        seed_libraries(body.seed)
+        channel.send(Phase(name="train"))
+        returned = function(trial)
+    return ChildResult(train=trial.result(returned))
+
+
+def seed_libraries(seed: int) -> None:
+    """Seed ``random``, and NumPy's and PyTorch's global generators where they are imported."""
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % _NUMPY_SEEDS)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+
+
+@contextmanager
+def _beating(channel: ChildChannel) -> Iterator[None]:
+    """Give signs of life: nobody but the user knows how often a function should, so the process alone is watched."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_BEAT_EVERY_S):
+            with suppress(OSError):
+                channel.beat()
+
+    thread = threading.Thread(target=beat, name="dryfit-beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _use_threads(count: int) -> None:
+    """Take back the one thread that children are born with: libraries that are imported from here on read it."""
+    for name in _THREAD_VARIABLES:
+        os.environ[name] = str(count)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(count)
+
+
+def _import_preloaded(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise ObjectiveError(f"importing objective.preload {name!r}", str(error), "installed modules") from error
+
+
+def _versions(modules: set[str]) -> dict[str, str]:
+    """Versions of the packages that some top-level modules are from."""
+    found: dict[str, str] = {}
+    owners = packages_distributions()
+    for package in sorted({owner for name in modules for owner in owners.get(name.partition(".")[0], ())}):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

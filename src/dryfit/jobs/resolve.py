@@ -1,0 +1,194 @@
+"""Child jobs that look and train nothing: RESOLVE, all a study needs before its first trial, CHECK and PROBE."""
+
+import platform
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import ConfigError
+from dryfit.core.jobs import (
+    CheckRequest,
+    CheckResult,
+    ChildResult,
+    ProbeRequest,
+    ProbeResult,
+    ResolveRequest,
+    ResolveResult,
+    SplitFacts,
+)
+from dryfit.core.settings.choices import Precision
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.settings.tables import ModelSettings
+from dryfit.core.settings.task_facts import is_own, task_word
+from dryfit.core.sharding.device_groups import check_enough
+from dryfit.core.wire import Phase
+from dryfit.meta.construction.construction import build
+from dryfit.meta.files.source import model_identity
+from dryfit.meta.loading.pretrained import Kind, make_model, pretrained_config, stack_bytes
+from dryfit.tasks.base import Given, Task
+from dryfit.tasks.folds import checked_fold, study_folds
+from dryfit.tasks.metrics import check_metrics
+from dryfit.tasks.own import check_settings, own_source
+from dryfit.tasks.prepare import cache_tokens, checked_splits
+from dryfit.tasks.registry import make_task
+from dryfit.tasks.rows.checked_rows import VALIDATION, Row, fingerprint, label_counts
+from dryfit.tasks.saved.load_check import folder_health
+from dryfit.train.device import find_device
+
+_VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "scikit-learn", "numpy")
+
+
+def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
+    """Check all data, tokenise it for every (model, length), look at the machine.
+
+    Raises:
+        DryfitError: A row, a model, a precision or the device is not what the study needs.
+    """
+    torch.set_num_threads(1)
+    device, count = find_device(body.device)
+    if device is DeviceKind.CUDA:
+        check_enough(count, body.processes)
+    check_precisions(body.precisions, device)
+    channel.send(Phase(name="load"))
+    task = make_task(body.task, Given(body.settings, body.data))
+    if is_own(body.task):
+        check_settings(type(task), body.settings, body.searched)
+    check_metrics(task, body.metrics)
+    splits = checked_splits(task)
+    folds = {fold: checked_fold(task, splits, fold) for fold in study_folds(body.data)}
+    channel.beat()
+    found = fingerprint(splits)
+    source = own_source(type(task))
+    revisions = {task_word(body.task): source} if source else {}
+    weights_bytes: dict[str, int] = {}
+    remarks: list[str] = []
+    for model, max_length in body.pairs:
+        train = body.settings.train.model_copy(update={"max_length": max_length})
+        settings = body.settings.model_copy(update={"model": model, "train": train})
+        task = make_task(body.task, Given(settings, body.data))
+        cache = partial(cache_tokens, task, cache_dir=Path(body.cache_dir), data_fingerprint=found)
+        remarks += task.remarks(cache(splits))
+        for fold, rows in folds.items():
+            cache(rows, fold=fold)
+            channel.beat()
+        sources = task.sources().values()
+        revisions |= {source.name: model_identity(source) for source in sources}
+        if model.name not in weights_bytes:
+            # Layers that two encoders share are counted twice: a trial of the space may share none.
+            weights_bytes[model.name] = saved_bytes(task)
+        channel.beat()
+    facts = {name: _facts(rows, task) for name, rows in splits.items()}
+    result = ResolveResult(
+        data_fingerprint=found,
+        splits=facts,
+        fold_rows=tuple(len(rows[VALIDATION]) for rows in folds.values()),
+        revisions=revisions,
+        weights_bytes=weights_bytes,
+        device=device,
+        device_count=count,
+        versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
+        device_spec=smallest_device(count) if device is DeviceKind.CUDA else None,
+        device_uuids=device_uuids(count) if device is DeviceKind.CUDA else (),
+        remarks=tuple(remarks),
+    )
+    return ChildResult(resolve=result, error=None)
+
+
+def saved_bytes(task: Task) -> int:
+    """What a trial's weights take on disk: those of its pretrained models, or of its adapters alone."""
+    settings = task.given.settings
+    if task.kind is not Kind.CAUSAL_LM or settings.lora.r == 0:
+        return sum(stack_bytes(source, task.kind) for source in task.sources().values())
+
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+        del part, dtype
+        config = pretrained_config(source, kind)
+        return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+
+    learned = [one for one in task.model(make).parameters() if one.requires_grad]
+    return sum(one.numel() * one.element_size() for one in learned)
+
+
+def _facts(rows: tuple[Row, ...], task: Task) -> SplitFacts:
+    has_evidence = sum(1 for row in rows if row.evidence) if "evidence" in task.required else None
+    return SplitFacts(rows=len(rows), label_counts=label_counts(rows), with_evidence=has_evidence)
+
+
+def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:
+    """Look at a checkpoint without loading it.
+
+    Raises:
+        DryfitError: There is no such folder or task, or the model needs code that is not trusted.
+    """
+    torch.set_num_threads(1)
+    channel.send(Phase(name="load"))
+    return ChildResult(check=CheckResult(health=folder_health(body.folder, body.task, trust=body.trust)))
+
+
+def probe(body: ProbeRequest, channel: ChildChannel) -> ChildResult:
+    """Let each CUDA device add eight numbers: a driver that is too old, or a build without its kernels, shows here."""
+    del body
+    channel.send(Phase(name="load"))
+    devices: list[DeviceSpec] = []
+    trouble = ""
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        try:
+            found = float(torch.ones(8, device=f"cuda:{index}").sum())
+        except RuntimeError as error:
+            trouble = f"cuda:{index}: {str(error).splitlines()[0]}"
+            continue
+        if found != 8:
+            trouble = f"cuda:{index} says that eight ones are {found}"
+            continue
+        devices.append(_spec(torch.cuda.get_device_properties(index)))
+    result = ProbeResult(
+        torch=torch.__version__,
+        cuda_build=torch.version.cuda,
+        devices=tuple(devices),
+        bf16=not devices or torch.cuda.is_bf16_supported(),
+        trouble=trouble,
+    )
+    return ChildResult(probe=result, error=None)
+
+
+def smallest_device(count: int) -> DeviceSpec:
+    """The CUDA device with the least memory, the first of equals: a trial may be given any of them.
+
+    Args:
+        count: Devices that are there, at least one.
+    """
+    found = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return _spec(min(found, key=lambda properties: properties.total_memory))
+
+
+def device_uuids(count: int) -> tuple[str, ...]:
+    """What tells the CUDA devices apart, in the order in which CUDA counts them; the driver has one of its own."""
+    return tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
+
+
+def _spec(properties: Any) -> DeviceSpec:
+    return DeviceSpec(
+        name=properties.name,
+        capacity_bytes=properties.total_memory,
+        capability=(int(properties.major), int(properties.minor)),
+    )
+
+
+def check_precisions(precisions: tuple[str, ...], device: DeviceKind) -> None:
+    """Refuse number formats the device cannot train in.
+
+    Raises:
+        ConfigError: fp16 without CUDA, or bf16 on a device without it.
+    """
+    if Precision.FP16 in precisions and device is not DeviceKind.CUDA:
+        raise ConfigError(
+            'checking train.precision = "fp16"', "it needs a CUDA device", allowed='"fp32" or "bf16" on the CPU'
+        )
+    if Precision.BF16 in precisions and device is DeviceKind.CUDA and not torch.cuda.is_bf16_supported():
+        name = torch.cuda.get_device_name(0)
+        raise ConfigError('checking train.precision = "bf16"', f"{name} has no bf16", allowed='"fp32" or "fp16"')

@@ -1,0 +1,204 @@
+"""What a device really did, beside what was planned: allocations one by one, errors, constants. Pure functions.
+
+Only allocations are compared, not frees: a free lies where the last reference ends, and peaks show where that is wrong.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from dryfit.core.errors import InternalError
+from dryfit.core.jobs.calibration import (
+    Calibration,
+    CaseComparison,
+    Deviation,
+    MemoryCase,
+    Observation,
+    PhaseDifference,
+)
+from dryfit.core.jobs.memory import MemoryPlan, StepPhase
+from dryfit.memory.allocator.snapshot import SnapshotTrace, compare
+from dryfit.memory.planning.timeline import BLOCK_BYTES, Timeline
+
+ALIGNED_BYTES = 64 * 1024
+"""Smaller allocations are left out of the order: single numbers, which real code makes here and there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """An allocation.
+
+    Attributes:
+        size_bytes: Rounded up to whole blocks.
+        by: Module and operator; empty where that is not known.
+    """
+
+    phase: StepPhase
+    size_bytes: int
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Sizes of errors, without their signs."""
+
+    median: float
+    p95: float
+    worst: float
+
+
+def planned_allocations(run: Timeline) -> list[Taken]:
+    """What a traced run takes, in order."""
+    labels = [run.label_table[label] for label in run.labels.tolist()]
+    return [
+        Taken(label.phase, size, f"{label.module} {label.op}".strip())
+        for label, size in zip(labels, run.rounded.tolist(), strict=True)
+        if size > 0
+    ]
+
+
+def observed_allocations(trace: SnapshotTrace) -> list[Taken]:
+    """What a device's allocator handed out, in order.
+
+    The main thread says its phase through the allocator's metadata. They belong to a thread: what has none is of the
+    thread that autograd runs backward passes in.
+
+    Raises:
+        InternalError: The metadata is no phase.
+    """
+    found: list[Taken] = []
+    for index in range(trace.first_event, len(trace.deltas)):
+        note = trace.notes[index]
+        if note and note not in tuple(StepPhase):
+            raise InternalError("reading an allocator's history", f"event {index} is of the phase {note!r}")
+        if trace.deltas[index] > 0:
+            found.append(Taken(StepPhase(note or StepPhase.BACKWARD), _whole_blocks(trace.deltas[index])))
+    return found
+
+
+def phase_differences(planned: Sequence[Taken], observed: Sequence[Taken]) -> tuple[PhaseDifference, ...]:
+    """Allocations of each phase as multisets of sizes."""
+    found: list[PhaseDifference] = []
+    for phase in StepPhase:
+        mine = Counter(one.size_bytes for one in planned if one.phase is phase)
+        theirs = Counter(one.size_bytes for one in observed if one.phase is phase)
+        if not mine and not theirs:
+            continue
+        only_planned, only_observed = mine - theirs, theirs - mine
+        found.append(
+            PhaseDifference(
+                phase=phase,
+                matched=(mine & theirs).total(),
+                only_planned_bytes=sum(size * count for size, count in only_planned.items()),
+                only_observed_bytes=sum(size * count for size, count in only_observed.items()),
+                largest_planned_bytes=max(only_planned, default=0),
+                largest_observed_bytes=max(only_observed, default=0),
+            )
+        )
+    return tuple(found)
+
+
+def first_deviation(
+    planned: Sequence[Taken], observed: Sequence[Taken], *, least_bytes: int = ALIGNED_BYTES
+) -> Deviation | None:
+    """The first place at which the two orders of allocations differ in size; None where they are the same.
+
+    Args:
+        planned: As traced.
+        observed: As recorded.
+        least_bytes: What is smaller is left out of both.
+    """
+    mine = [one for one in planned if one.size_bytes >= least_bytes]
+    theirs = [one for one in observed if one.size_bytes >= least_bytes]
+    for index in range(max(len(mine), len(theirs))):
+        one = mine[index] if index < len(mine) else None
+        other = theirs[index] if index < len(theirs) else None
+        if one is None or other is None or one.size_bytes != other.size_bytes:
+            return Deviation(
+                index=index,
+                phase=(one or theirs[index]).phase,
+                planned_bytes=one.size_bytes if one else None,
+                planned_by=one.by if one else "",
+                observed_bytes=other.size_bytes if other else None,
+            )
+    return None
+
+
+def spread(errors: Sequence[float]) -> Spread:
+    """Median, 95th percentile (the smallest error that at least 95 % do not exceed) and the worst.
+
+    Args:
+        errors: At least one, of either sign.
+    """
+    sizes = sorted(abs(error) for error in errors)
+    return Spread(median(sizes), sizes[math.ceil(0.95 * len(sizes)) - 1], sizes[-1])
+
+
+def comparison(
+    observation: Observation, plan: MemoryPlan, run: Timeline, history: SnapshotTrace | None = None
+) -> CaseComparison:
+    """One case, planned and observed.
+
+    Args:
+        observation: Of the device.
+        plan: Of the same case.
+        run: What the plan was made from.
+        history: What the device's allocator recorded of the observed run; None: nothing.
+
+    Raises:
+        ConfigError: The history is of an allocator that is not simulated.
+    """
+    case: MemoryCase = observation.case
+    found = CaseComparison(
+        name=case.name,
+        family=case.family,
+        planned_allocated_bytes=plan.peak_allocated_bytes,
+        observed_allocated_bytes=observation.peak_allocated_bytes,
+        planned_reserved_bytes=plan.peak_reserved_bytes,
+        observed_reserved_bytes=observation.peak_reserved_bytes,
+        planned_min_cap_bytes=plan.min_cap_bytes,
+    )
+    if history is None:
+        return found
+    planned, observed = planned_allocations(run), observed_allocations(history)
+    replayed = compare(history, history.settings)
+    return found.model_copy(
+        update={
+            "phases": phase_differences(planned, observed),
+            "first_deviation": first_deviation(planned, observed),
+            "replay_difference_bytes": replayed.max_reserved_difference_bytes,
+            "replayed_events": replayed.events,
+        }
+    )
+
+
+def measured_workspace(observations: Sequence[Observation]) -> int:
+    """What cuBLAS takes for each thread: the most that was seen."""
+    return max(max(one.workspace_bytes) for one in observations)
+
+
+def calibration_of(observations: Sequence[Observation], comparisons: Sequence[CaseComparison]) -> Calibration:
+    """The constants and errors of the device that all observations are of.
+
+    Args:
+        observations: At least one.
+        comparisons: Of the same cases.
+    """
+    first = observations[0]
+    errors = spread([one.allocated_error for one in comparisons])
+    return Calibration(
+        device_name=first.device.name,
+        capability=first.device.capability,
+        torch=first.torch,
+        context_bytes=max(one.context_bytes for one in observations),
+        workspace_bytes=measured_workspace(observations),
+        error_median=errors.median,
+        error_p95=errors.p95,
+        runs=len(comparisons),
+    )
+
+
+def _whole_blocks(size_bytes: int) -> int:
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES

@@ -1,0 +1,257 @@
+"""The memory of a trial: its run put together from segments, replayed through the allocator.
+
+The run that is replayed is short and holds every kind of event in the order of a real one: loading, two steps (the
+first makes the optimizer's state), a validation, a third step in what the validation left, a checkpoint.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dryfit.core.jobs.memory import MemoryCategory, MemoryPlan, PeakAt, WorstBatch
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.replay import Replay, min_cap, replay, sequences
+from dryfit.memory.planning.constants import DeviceConstants, margin_bytes
+from dryfit.memory.planning.segment_source import SegmentSource
+from dryfit.memory.planning.timeline import Timeline, compose, end_bytes
+from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
+
+_ALIGNED = 8
+_PAGE_BYTES = 2 * 2**20
+_TOLERANCE = 5e-3
+
+_QUANTILES = (0.1, 0.5, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What is planned for.
+
+    Attributes:
+        allocator: How its caching allocator is set; the CPU has none and ignores it.
+        torch: The version that will run there.
+    """
+
+    spec: DeviceSpec
+    constants: DeviceConstants
+    allocator: AllocatorSettings
+    torch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of the batches.
+
+    Attributes:
+        longest: Of the longest batch that can come.
+        rows: Tokens of each row of the data, cut to the longest allowed; empty where they are not known.
+    """
+
+    longest: int
+    rows: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(max_length: int, rows: Sequence[int] | None) -> "Lengths":
+        """Those of a data set, or of the longest batch allowed."""
+        cut = tuple(min(row, max_length) for row in rows or ())
+        return Lengths(max(cut, default=max_length), cut)
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """Lengths of which one needs most: the longest, and the longest with a padded attention mask."""
+        padded = [row for row in self.rows if row % _ALIGNED and row > self.longest - _ALIGNED]
+        return tuple(dict.fromkeys((self.longest, *([max(padded)] if padded else []))))
+
+    @property
+    def spread(self) -> tuple[int, ...]:
+        """Some lengths that stand for all, ascending, in steps of 8; the longest is last."""
+        if not self.rows:
+            return (self.longest,)
+        ordered = sorted(self.rows)
+        picked = [ordered[int(share * (len(ordered) - 1))] for share in _QUANTILES]
+        # Of one residue with the longest, so that one fit serves them all.
+        steps = [self.longest - (self.longest - row) // _ALIGNED * _ALIGNED for row in picked]
+        return tuple(sorted({*steps, self.longest}))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one trial does with memory.
+
+    Attributes:
+        evaluation_rows: Rows of a validation batch.
+        measured_rows: Rows that a validation works on at once beyond that, to generate answers; 0: it does not.
+    """
+
+    variant: Variant
+    effective_batch: int
+    micro_batch: int
+    evaluation_rows: int
+    lengths: Lengths
+    measured_rows: int = 0
+
+
+def estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
+    """Plan the memory of a trial whose batches all have the length that needs most.
+
+    Raises:
+        TraceError: The model's code cannot be traced.
+    """
+    return source.plan(_question(work, device, work.lengths.candidates), lambda: _estimate(source, work, device))
+
+
+def _estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
+    runs = {length: run_of(source, work, (length, length, length), device) for length in work.lengths.candidates}
+    length = max(runs, key=lambda candidate: runs[candidate].peak(rounded=_on_cuda(device)).bytes_)
+    run = runs[length]
+    if _on_cuda(device):
+        blocks, deltas = run.blocks.tolist(), run.deltas.tolist()
+        found = replay(blocks, deltas, device.allocator)
+        cap_bytes = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(found), unlimited=found)
+        allocated_bytes, reserved_bytes, at = found.peak_allocated_bytes, found.peak_reserved_bytes, found.peak_event
+        fragmented_bytes = found.fragmented_bytes
+    else:
+        peak = run.peak(rounded=False)
+        allocated_bytes = reserved_bytes = cap_bytes = peak.bytes_
+        at, fragmented_bytes = peak.index, 0
+    label = run.label_table[run.labels[at]]
+    margin = margin_bytes(device.spec.kind, cap_bytes)
+    return MemoryPlan(
+        peak_allocated_bytes=allocated_bytes,
+        peak_reserved_bytes=reserved_bytes,
+        min_cap_bytes=cap_bytes,
+        overhead_bytes=device.constants.overhead_bytes,
+        margin_bytes=margin,
+        required_bytes=cap_bytes + device.constants.overhead_bytes + margin,
+        fragmented_bytes=fragmented_bytes,
+        by_category=_categories(run, at, allocated_bytes, device),
+        by_phase=run.by_phase(rounded=_on_cuda(device)),
+        peak_at=PeakAt(phase=label.phase, module=layer_of(label.module), op=label.op),
+        worst_batch=WorstBatch(
+            rows=min(work.micro_batch, work.effective_batch), length=length, from_data=bool(work.lengths.rows)
+        ),
+        host_bytes=_host_bytes(source, work),
+    )
+
+
+def with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, device: Device, *, seed: int) -> MemoryPlan:
+    """Add what batches of varying lengths do to the allocator: the worst of several orders.
+
+    Args:
+        plan: Of the same work.
+        seed: Of the shuffled orders.
+
+    Raises:
+        TraceError: The model's code cannot be traced.
+    """
+    lengths = work.lengths.spread
+    if not _on_cuda(device) or len(lengths) == 1:
+        return plan
+    question = f"{_question(work, device, lengths)} {seed} {plan.min_cap_bytes}"
+    return source.plan(question, lambda: _with_fragmentation(plan, source, work, device, seed))
+
+
+def _with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, device: Device, seed: int) -> MemoryPlan:
+    lengths = work.lengths.spread
+    shapes = [Shape(rows, length) for length in lengths for rows in _micro_rows(work)]
+    source.prepare(SegmentKind.MICRO_FIRST, shapes)
+    source.prepare(SegmentKind.MICRO_NEXT, shapes)
+    source.prepare(SegmentKind.BATCH, [Shape(work.effective_batch, length) for length in lengths])
+    cap_bytes, fragmented_bytes = plan.min_cap_bytes, plan.fragmented_bytes
+    for order in sorted({tuple(order) for order in sequences(lengths, seed=seed).values()}):
+        run = run_of(source, work, order, device)
+        blocks, deltas = run.blocks.tolist(), run.deltas.tolist()
+        found = replay(blocks, deltas, device.allocator)
+        fragmented_bytes = max(fragmented_bytes, found.fragmented_bytes)
+        # Most orders go through in what is granted already: one replay tells.
+        if replay(blocks, deltas, device.allocator, capacity_bytes=cap_bytes).oom_event is not None:
+            needed = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(found), unlimited=found)
+            cap_bytes = max(cap_bytes, needed)
+    margin = margin_bytes(device.spec.kind, cap_bytes)
+    return plan.model_copy(
+        update={
+            "min_cap_bytes": cap_bytes,
+            "margin_bytes": margin,
+            "required_bytes": cap_bytes + plan.overhead_bytes + margin,
+            "fragmented_bytes": fragmented_bytes,
+        }
+    )
+
+
+def _question(work: Work, device: Device, lengths: Sequence[int]) -> str:
+    """All that a plan depends on besides the segments; the device's size is not among it."""
+    rows = (work.effective_batch, work.micro_batch, work.evaluation_rows, work.measured_rows, bool(work.lengths.rows))
+    return f"{work.variant} {rows} {lengths} {device.spec.kind} {device.constants} {device.allocator}"
+
+
+def layer_of(module: str) -> str:
+    """A module's name down to the part of a layer: ``encoder.layer.23.attention`` of all that is below."""
+    match = re.match(r"(?:[^.]+\.)*?\d+(?:\.[^.]+)?(?=\.|$)", module)
+    return match[0] if match else module
+
+
+def run_of(source: SegmentSource, work: Work, lengths: Sequence[int], device: Device) -> Timeline:
+    """Loading, a step of each length, a validation before the last step, a checkpoint."""
+    *early, last = (
+        _step(source, work, length, SegmentKind.UPDATE if at else SegmentKind.UPDATE_FIRST)
+        for at, length in enumerate(lengths)
+    )
+    validation = source.segment(SegmentKind.EVALUATE, work.variant, Shape(work.evaluation_rows, work.lengths.longest))
+    measured = [
+        [source.segment(SegmentKind.MEASURE, work.variant, Shape(work.measured_rows, work.lengths.longest))]
+        for _ in range(work.measured_rows > 0)
+    ]
+    loading = source.segment(SegmentKind.LOAD, work.variant)
+    saving = source.segment(SegmentKind.SAVE, work.variant)
+    run = [[loading], *early, [validation], *measured, last, [saving]]
+    return compose(run, workspace_bytes=device.constants.workspace_bytes)
+
+
+def _step(source: SegmentSource, work: Work, length: int, update: SegmentKind) -> list[Segment]:
+    first, *others = _micro_rows(work)
+    return [
+        source.segment(SegmentKind.BATCH, work.variant, Shape(work.effective_batch, length)),
+        source.segment(SegmentKind.MICRO_FIRST, work.variant, Shape(first, length)),
+        *(source.segment(SegmentKind.MICRO_NEXT, work.variant, Shape(rows, length)) for rows in others),
+        source.segment(update, work.variant),
+    ]
+
+
+def _micro_rows(work: Work) -> list[int]:
+    """Rows of a step's micro-batches; of the equal ones after the first, which repeat each other, one is kept."""
+    micro = min(work.micro_batch, work.effective_batch)
+    whole, rest = divmod(work.effective_batch, micro)
+    return [micro] * min(whole, 2) + [rest] * bool(rest)
+
+
+def _categories(run: Timeline, at: int, allocated_bytes: int, device: Device) -> dict[MemoryCategory, int]:
+    """The live memory at the peak. What the allocator gives beyond whole blocks counts as temporary."""
+    sizes = run.by_category(at, rounded=_on_cuda(device))
+    beyond = allocated_bytes - sum(sizes.values())
+    if beyond:
+        sizes[MemoryCategory.TEMPORARIES] = sizes.get(MemoryCategory.TEMPORARIES, 0) + beyond
+    return sizes
+
+
+def _host_bytes(source: SegmentSource, work: Work) -> int:
+    """What an optimizer in host memory takes there: the state that is not on the device, and a copy of each trained
+    weight and of its gradient.
+    """
+    if not work.variant.offload_optimizer:
+        return 0
+    on_device = replace(work.variant, offload_optimizer=False)
+    state_bytes = end_bytes(source.segment(SegmentKind.UPDATE_FIRST, on_device), "optimizer:")
+    shape = Shape(_micro_rows(work)[0], work.lengths.longest)
+    gradient_bytes = end_bytes(source.segment(SegmentKind.MICRO_FIRST, on_device, shape), "gradient:")
+    return state_bytes + 2 * gradient_bytes
+
+
+def _tolerance_bytes(found: Replay) -> int:
+    """How closely the smallest sufficient capacity is searched for, from above: a quarter of the margin's share."""
+    return max(_PAGE_BYTES, int(found.peak_allocated_bytes * _TOLERANCE))
+
+
+def _on_cuda(device: Device) -> bool:
+    return device.spec.kind is DeviceKind.CUDA

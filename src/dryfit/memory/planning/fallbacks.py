@@ -1,0 +1,240 @@
+"""The rungs of the fit ladder: how else a trial can be run, in which order, and what that does to it.
+
+As asked; activation checkpointing; smaller micro-batches, each without and with it, the faster first; another
+implementation of the optimizer; its state in host memory. The effective batch never changes. What would change the
+experiment is a :class:`Change`, and only ever suggested.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import product
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.jobs.memory import Effect, ExecutionChoice
+from dryfit.core.settings.execution import ExecutionSettings, OptimizerImpl
+from dryfit.memory.planning.estimate import Lengths
+
+# Rough factors on the time of a step, for ordering and for people; nothing is decided by their third digit.
+_CHECKPOINTING_TIME = 1.3
+_HALVING_TIME = 1.05
+_SMALL_HALVING_TIME = 1.1
+_SMALL_MICRO_TOKENS = 4096
+"""Below so many tokens a micro-batch no longer keeps a device busy, and halving it costs more."""
+_PLAIN_TIME = 1.1
+_FOREACH_TIME = 1.02
+_OFFLOAD_TIME = 1.5
+
+
+class ChangeKind(StrEnum):
+    """A change of the experiment itself."""
+
+    EIGHT_BIT_OPTIMIZER = "eight_bit_optimizer"
+    SHORTER = "shorter"
+    SMALLER_BATCH = "smaller_batch"
+    SMALLER_RANK = "smaller_rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One such change: of the optimizer state's bits, ``train.max_length``, ``train.batch_size`` or ``lora.r``."""
+
+    kind: ChangeKind
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        key = {
+            ChangeKind.SHORTER: "train.max_length",
+            ChangeKind.SMALLER_BATCH: "train.batch_size",
+            ChangeKind.SMALLER_RANK: "lora.r",
+        }.get(self.kind)
+        return f"{key} {self.before} -> {self.after}" if key else "8-bit optimizer state"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the ladder must know of a trial.
+
+    Attributes:
+        optimizer_impls: Implementations its optimizer has on the device; the one that ``auto`` means first.
+        evaluation_rows: Rows of a validation batch, of those of a micro-batch.
+        measured_rows: Rows that answers are generated for at once, of those of a validation batch; 0: for none.
+        cannot_checkpoint: Why the model cannot recompute activations; None where it can.
+        cannot_offload: Why the optimizer's state cannot be in host memory; None where it can.
+        lora_rank: Rank of its adapters; None without.
+    """
+
+    effective_batch: int
+    lengths: Lengths
+    optimizer_impls: tuple[OptimizerImpl, ...]
+    evaluation_rows: Callable[[int], int]
+    cannot_checkpoint: str | None = None
+    cannot_offload: str | None = None
+    lora_rank: int | None = None
+    measured_rows: Callable[[int], int] = lambda _: 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Choices of one kind, in the order to try.
+
+    Attributes:
+        is_brief: Where something fits already, only its first choice is looked at, to show what it saves.
+    """
+
+    choices: tuple[ExecutionChoice, ...]
+    is_brief: bool = False
+
+
+def execution_asked(trial: Trial, wishes: ExecutionSettings) -> ExecutionChoice:
+    """The wishes as they stand, and the fastest where they are silent.
+
+    Raises:
+        ConfigError: They ask for what this trial cannot do.
+    """
+    for wanted, key, reason in (
+        (wishes.checkpointing, "checkpointing", trial.cannot_checkpoint),
+        (wishes.offload_optimizer, "offload_optimizer", trial.cannot_offload),
+    ):
+        if wanted and reason:
+            raise ConfigError(
+                "planning a trial", f"execution.{key} is true, but {reason}", hint=f"leave execution.{key} out"
+            )
+    impl = trial.optimizer_impls[0] if wishes.optimizer_impl is OptimizerImpl.AUTO else wishes.optimizer_impl
+    if impl not in trial.optimizer_impls:
+        raise ConfigError(
+            "planning a trial",
+            f"execution.optimizer_impl is {impl.value!r}, which this optimizer does not have here",
+            allowed=", ".join(("auto", *(known.value for known in trial.optimizer_impls))),
+        )
+    return with_micro_batch(
+        ExecutionChoice(
+            micro_batch=1,
+            accumulation=1,
+            checkpointing=bool(wishes.checkpointing),
+            optimizer_impl=impl,
+            offload_optimizer=bool(wishes.offload_optimizer),
+        ),
+        min(wishes.micro_batch or trial.effective_batch, trial.effective_batch),
+        trial.effective_batch,
+    )
+
+
+def rungs(trial: Trial, wishes: ExecutionSettings, asked: ExecutionChoice) -> tuple[Stage, ...]:
+    """All that may be tried after ``asked``, in order."""
+    may_round = wishes.allow == "numerics"
+    may_checkpoint = wishes.checkpointing is None and trial.cannot_checkpoint is None
+    micros = list(halvings(asked.micro_batch)) if may_round and wishes.micro_batch is None else [asked.micro_batch]
+    checkpointing = (False, True) if may_checkpoint else (asked.checkpointing,)
+    grid = [
+        with_micro_batch(asked, micro, trial.effective_batch).model_copy(update={"checkpointing": recompute})
+        for micro, recompute in product(micros, checkpointing)
+    ]
+    # What leaves every number as it is comes first, then what is faster.
+    grid.sort(key=lambda choice: (effect(choice, asked) is not Effect.EXACT, time_factor(choice, asked, trial)))
+    smallest = grid[0].model_copy(update=grid[-1].model_dump(include={"micro_batch", "accumulation"}))
+    smallest = smallest.model_copy(update={"checkpointing": checkpointing[-1]})
+    impls = trial.optimizer_impls if may_round and wishes.optimizer_impl is OptimizerImpl.AUTO else ()
+    by_impl = [
+        [choice.model_copy(update={"optimizer_impl": impl}) for choice in dict.fromkeys((asked, smallest))]
+        for impl in impls
+        if impl is not asked.optimizer_impl
+    ]
+    may_offload = wishes.offload_optimizer is None and trial.cannot_offload is None
+    on_host = [choice.model_copy(update={"offload_optimizer": True}) for choice in grid] if may_offload else []
+    stages = (
+        Stage(tuple(choice for choice in grid if choice != asked)),
+        *(Stage(tuple(choices), is_brief=True) for choices in by_impl),
+        Stage(tuple(on_host), is_brief=True),
+    )
+    return tuple(stage for stage in stages if stage.choices)
+
+
+def halvings(micro_batch: int) -> Iterator[int]:
+    """A micro-batch, its half, and so on down to one row."""
+    yield micro_batch
+    while micro_batch > 1:
+        micro_batch = -(-micro_batch // 2)
+        yield micro_batch
+
+
+def with_micro_batch(choice: ExecutionChoice, micro_batch: int, effective_batch: int) -> ExecutionChoice:
+    """The choice with another micro-batch, behind the same effective batch."""
+    update = {"micro_batch": micro_batch, "accumulation": -(-effective_batch // micro_batch)}
+    return choice.model_copy(update=update)
+
+
+def effect(choice: ExecutionChoice, asked: ExecutionChoice) -> Effect:
+    """What running a trial by ``choice`` instead of ``asked`` does to its numbers."""
+    same = choice.micro_batch == asked.micro_batch and choice.optimizer_impl is asked.optimizer_impl
+    return Effect.EXACT if same else Effect.NUMERICS
+
+
+def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, trial: Trial) -> float:
+    """Rough factor on the time of a step."""
+    factor = 1.0
+    if choice.checkpointing and not asked.checkpointing:
+        factor *= _CHECKPOINTING_TIME
+    if choice.offload_optimizer and not asked.offload_optimizer:
+        factor *= _OFFLOAD_TIME
+    if choice.optimizer_impl is not asked.optimizer_impl:
+        factor *= _PLAIN_TIME if choice.optimizer_impl is OptimizerImpl.PLAIN else _FOREACH_TIME
+    for micro in list(halvings(asked.micro_batch))[1:]:
+        if micro >= choice.micro_batch:
+            small = micro * trial.lengths.longest < _SMALL_MICRO_TOKENS
+            factor *= _SMALL_HALVING_TIME if small else _HALVING_TIME
+    return round(factor, 3)
+
+
+def describe(choice: ExecutionChoice, asked: ExecutionChoice) -> str:
+    """What differs, in words."""
+    words: list[str] = []
+    if choice.micro_batch != asked.micro_batch:
+        words.append(f"micro-batch {asked.micro_batch} -> {choice.micro_batch}, accumulate {choice.accumulation}")
+    if choice.checkpointing != asked.checkpointing:
+        words.append("activation checkpointing")
+    if choice.optimizer_impl is not asked.optimizer_impl:
+        words.append(f"{choice.optimizer_impl.value} optimizer")
+    if choice.offload_optimizer != asked.offload_optimizer:
+        words.append("optimizer state in host memory")
+    return " + ".join(words)
+
+
+def changes(trial: Trial) -> Iterator[Change]:
+    """The changes of the experiment that are worth a look, each by half."""
+    yield Change(ChangeKind.EIGHT_BIT_OPTIMIZER, 32, 8)
+    if trial.lora_rank and trial.lora_rank > 1:
+        yield Change(ChangeKind.SMALLER_RANK, trial.lora_rank, trial.lora_rank // 2)
+    if trial.lengths.longest > 1:
+        yield Change(ChangeKind.SHORTER, trial.lengths.longest, -(-trial.lengths.longest // 2))
+    if trial.effective_batch > 1:
+        yield Change(ChangeKind.SMALLER_BATCH, trial.effective_batch, trial.effective_batch // 2)
+
+
+def changed(trial: Trial, base: ExecutionChoice, change: Change) -> tuple[Trial, ExecutionChoice]:
+    """The trial and its execution after a change; what the model is made of is the changed source's matter."""
+    match change.kind:
+        case ChangeKind.SHORTER:
+            rows = trial.lengths.rows or None
+            return replace(trial, lengths=Lengths.of(change.after, rows)), base
+        case ChangeKind.SMALLER_BATCH:
+            choice = with_micro_batch(base, min(base.micro_batch, change.after), change.after)
+            return replace(trial, effective_batch=change.after), choice
+        case ChangeKind.EIGHT_BIT_OPTIMIZER:
+            # Its state is small enough to stay, and its library has one implementation.
+            own = {"offload_optimizer": False, "optimizer_impl": OptimizerImpl.AUTO}
+            return trial, base.model_copy(update=own)
+        case ChangeKind.SMALLER_RANK:
+            return trial, base
+
+
+def is_below(choice: ExecutionChoice, other: ExecutionChoice) -> bool:
+    """Whether a choice only takes memory away, compared with another."""
+    return (
+        choice != other
+        and choice.optimizer_impl is other.optimizer_impl
+        and choice.micro_batch <= other.micro_batch
+        and choice.checkpointing >= other.checkpointing
+        and choice.offload_optimizer >= other.offload_optimizer
+    )

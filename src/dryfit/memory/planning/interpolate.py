@@ -1,0 +1,250 @@
+"""Segments of many shapes from a few traces.
+
+Every tensor of a training step has a size that is a polynomial in rows ``B`` and padded length ``L``, with terms among
+``1, B, L, B*L, L*L, B*L*L``, as long as the same operators run. So the segments at two ``B`` and three ``L`` determine
+all others; within one length those at two ``B`` do. Which operators run may change with the shape: a fit speaks for
+one regime only, demands the same events in all its traces and is compared with traces that it was not made from.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dryfit.memory.planning.timeline import peak_bytes
+from dryfit.memory.tracing.events import Label, Segment, Shape
+
+_MASK_ALIGNMENT = 8
+_KERNEL_TOKENS = (1024, 3072)
+"""Above so many rows the backward kernels of layer norms and of embeddings take memory for themselves
+(``aten/src/ATen/native/cuda``: ``layer_norm_kernel.cu``, ``Embedding.cu``)."""
+TOLERANCE = 1e-3
+"""Most a fit's peak may differ from a trace's, relatively."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """Shapes in which the same operators run.
+
+    Attributes:
+        residue: Length modulo 8: attention masks are padded to 16 bytes.
+        one_row: With one row, dimensions of size one take other paths.
+        tokens: How many kernels' thresholds the tokens of a batch are above.
+        positions: How many those of one row are above.
+    """
+
+    residue: int
+    one_row: bool
+    tokens: int
+    positions: int
+
+
+def regime(shape: Shape) -> Regime:
+    """The regime of a shape."""
+    tokens, positions = (bisect_left(_KERNEL_TOKENS, count) for count in (shape.rows * shape.length, shape.length))
+    return Regime(shape.length % _MASK_ALIGNMENT, shape.rows == 1, tokens, positions)
+
+
+@dataclass(frozen=True, slots=True)
+class FitPlan:
+    """Which shapes to trace for a fit.
+
+    Attributes:
+        rows: Rows to trace at: two, or one.
+        lengths: Lengths to trace at: three, or one.
+        checks: Shapes to compare the fit with.
+    """
+
+    rows: tuple[int, ...]
+    lengths: tuple[int, ...]
+    checks: tuple[Shape, ...]
+
+    @property
+    def nodes(self) -> tuple[Shape, ...]:
+        """The shapes that make the fit."""
+        return tuple(Shape(rows, length) for rows, length in product(self.rows, self.lengths))
+
+
+def plan_fits(shape: Shape, asked: Iterable[Shape], traced: Iterable[Shape] = ()) -> tuple[FitPlan, ...]:
+    """The fits that cost fewer traces than tracing every shape asked for, the one that saves most first.
+
+    Args:
+        shape: They must cover this one.
+        asked: All shapes that will be asked for.
+        traced: Those that need no new trace.
+    """
+    mine = regime(shape)
+    wanted = {other for other in asked if regime(other) == mine} | {shape}
+    known = {other for other in traced if regime(other) == mine}
+    plans = [plan for plan in (_plan_rows(shape, wanted), _plan_grid(wanted)) if plan is not None]
+
+    def saved(plan: FitPlan) -> int:
+        covered = {other for other in wanted if len(plan.lengths) > 1 or other.length in plan.lengths}
+        return len(covered - known) - len({*plan.nodes, *plan.checks} - known)
+
+    return tuple(sorted((plan for plan in plans if saved(plan) > 0), key=saved, reverse=True))
+
+
+def _plan_rows(shape: Shape, wanted: set[Shape]) -> FitPlan | None:
+    rows = sorted({other.rows for other in wanted if other.length == shape.length})
+    if len(rows) < 4:  # two make the fit and one checks it
+        return None
+    middle = rows[len(rows) // 2]
+    return FitPlan((rows[0], rows[-1]), (shape.length,), (Shape(middle, shape.length),))
+
+
+def _plan_grid(wanted: set[Shape]) -> FitPlan | None:
+    lengths = sorted({other.length for other in wanted})
+    rows = _grid_rows(wanted)
+    if len(lengths) < 3 or rows is None:
+        return None
+    nodes = FitPlan(rows, (lengths[0], lengths[len(lengths) // 2], lengths[-1]), ())
+    if len({regime(node) for node in nodes.nodes}) > 1:
+        return None
+    others = sorted(wanted - set(nodes.nodes), key=lambda other: (other.rows, other.length))
+    if not others:
+        return None
+    # One with the fewest rows, which may lie below the nodes, and one from the middle.
+    return replace(nodes, checks=tuple(dict.fromkeys((others[0], others[len(others) // 2]))))
+
+
+def _grid_rows(wanted: set[Shape]) -> tuple[int, ...] | None:
+    """The fewest and the most rows that are in the regime at the smallest length too; they need not be asked for."""
+    shortest = min(other.length for other in wanted)
+    fewest, most = min(other.rows for other in wanted), max(other.rows for other in wanted)
+    mine = regime(next(iter(wanted)))
+    fit_rows = [rows for rows in range(fewest, most + 1) if regime(Shape(rows, shortest)) == mine]
+    if mine.one_row:
+        return (1,)
+    return (fit_rows[0], most) if len(fit_rows) > 1 and fit_rows[-1] == most else None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFit:
+    """Segments of one kind in one regime.
+
+    Attributes:
+        plan: The shapes it was made from and compared with.
+        template: The segment at the first node.
+        sizes: Bytes of each block at each node, nodes by blocks.
+    """
+
+    plan: FitPlan
+    template: Segment
+    sizes: NDArray[np.int64]
+
+    def covers(self, shape: Shape) -> bool:
+        """Whether the fit speaks for a shape: one in its regime and not above its nodes."""
+        rows, lengths = self.plan.rows, self.plan.lengths
+        return (
+            regime(shape) == regime(self.plan.nodes[0])
+            and (shape.rows <= max(rows) if len(rows) > 1 else shape.rows in rows)
+            and (shape.length <= max(lengths) if len(lengths) > 1 else shape.length in lengths)
+        )
+
+    def at(self, shape: Shape) -> Segment | None:
+        """The segment at a shape; None where the fit does not cover it, or some size would not be positive."""
+        if not self.covers(shape):
+            return None
+        along_rows = _lagrange(self.plan.rows, shape.rows)
+        along_lengths = _lagrange(self.plan.lengths, shape.length)
+        weights = np.array([float(b * length) for b, length in product(along_rows, along_lengths)])
+        sizes = np.rint(weights @ self.sizes).astype(np.int64)
+        if len(sizes) and sizes.min() <= 0:
+            return None
+        deltas = sizes[np.asarray(self.template.blocks)] * np.sign(np.asarray(self.template.deltas))
+        return replace(self.template, deltas=deltas.tolist())
+
+
+def _lagrange(nodes: Sequence[int], at: int) -> list[Fraction]:
+    """Weights of the values at ``nodes`` in the value at ``at`` of the polynomial through them."""
+    weights: list[Fraction] = []
+    for node in nodes:
+        weight = Fraction(1)
+        for other in nodes:
+            if other != node:
+                weight *= Fraction(at - other, node - other)
+        weights.append(weight)
+    return weights
+
+
+def fit(plan: FitPlan, traces: Mapping[Shape, Segment]) -> SegmentFit | None:
+    """Fit the sizes of all events.
+
+    Args:
+        plan: Which traces make the fit and which check it.
+        traces: A segment for each of them.
+
+    Returns:
+        None where the traces differ in more than sizes, or the fit misses a check by more than 0.1 %.
+    """
+    ordered = [in_canonical_order(traces[shape]) for shape in plan.nodes]
+    structure = _structure(ordered[0])
+    if any(_structure(segment) != structure for segment in ordered[1:]):
+        return None
+    found = SegmentFit(plan, ordered[0], np.stack([_block_sizes(segment) for segment in ordered]))
+    for shape in plan.checks:
+        guess = found.at(shape)
+        if guess is None or _structure(in_canonical_order(traces[shape])) != structure:
+            return None
+        true_bytes = peak_bytes(traces[shape])
+        if abs(peak_bytes(guess) - true_bytes) > TOLERANCE * true_bytes:
+            return None
+    return found
+
+
+def in_canonical_order(segment: Segment) -> Segment:
+    """The same segment with each unbroken run of frees in a fixed order, and blocks numbered anew.
+
+    Python's collector may free what falls at one moment in another order from trace to trace; no peak depends on it.
+    """
+    taken_at = {
+        block: at for at, (block, size) in enumerate(zip(segment.blocks, segment.deltas, strict=True)) if size > 0
+    }
+    run_of = np.cumsum(np.asarray(segment.deltas, dtype=np.int64) > 0).tolist()
+    order = sorted(
+        range(len(segment.deltas)),
+        key=lambda at: (
+            run_of[at],
+            segment.deltas[at] < 0,
+            taken_at.get(segment.blocks[at], -1),
+            segment.names.get(segment.blocks[at], "") if segment.blocks[at] not in taken_at else "",
+        ),
+    )
+    numbers: dict[int, int] = {}
+    for at in order:
+        numbers.setdefault(segment.blocks[at], len(numbers))
+    return Segment(
+        blocks=[numbers[segment.blocks[at]] for at in order],
+        deltas=[segment.deltas[at] for at in order],
+        labels=[segment.labels[at] for at in order],
+        label_table=segment.label_table,
+        names={numbers[block]: name for block, name in segment.names.items()},
+        gemm_at=segment.gemm_at,
+    )
+
+
+def _structure(segment: Segment) -> tuple[object, ...]:
+    """All of a segment but sizes, and but who freed a block."""
+    signs = tuple(size > 0 for size in segment.deltas)
+    takers: tuple[Label | None, ...] = tuple(
+        segment.label_table[label] if taken else None for label, taken in zip(segment.labels, signs, strict=True)
+    )
+    return (
+        tuple(segment.blocks),
+        signs,
+        takers,
+        tuple(sorted(segment.names.items())),
+        tuple(sorted(segment.gemm_at.items())),
+    )
+
+
+def _block_sizes(segment: Segment) -> NDArray[np.int64]:
+    """Bytes of each block."""
+    sizes = np.zeros(max(segment.blocks, default=-1) + 1, dtype=np.int64)
+    sizes[np.asarray(segment.blocks, dtype=np.int64)] = np.abs(np.asarray(segment.deltas, dtype=np.int64))
+    return sizes

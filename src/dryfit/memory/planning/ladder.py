@@ -1,0 +1,284 @@
+"""The fit ladder: the first rung that fits, and what every other one would take."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dryfit.core.errors import TraceError
+from dryfit.core.jobs import PlanAnswer
+from dryfit.core.jobs.memory import Effect, ExecutionChoice, MemoryPlan, Rung, VerdictKind
+from dryfit.core.settings.execution import ExecutionSettings
+from dryfit.core.text.units import gib, parse_bytes
+from dryfit.memory.planning.estimate import Device, Work, estimate, with_fragmentation
+from dryfit.memory.planning.fallbacks import (
+    Change,
+    ChangeKind,
+    Stage,
+    Trial,
+    changed,
+    changes,
+    describe,
+    effect,
+    execution_asked,
+    is_below,
+    rungs,
+    time_factor,
+)
+from dryfit.memory.planning.segment_source import SegmentSource
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
+
+_ORDER_SEED = 0
+"""Of the shuffled orders of batches: the same question gets the same answer."""
+
+
+Resubject = Callable[[Change], SegmentSource | None]
+"""The segments of the trial after a change of optimizer or adapters; None where it has none such."""
+
+
+def plan(
+    trial: Trial,
+    wishes: ExecutionSettings,
+    source: SegmentSource,
+    device: Device,
+    *,
+    resubject: Resubject,
+    every_rung: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> PlanAnswer:
+    """Find how a trial is to be run so that it fits.
+
+    Args:
+        trial: What is fixed.
+        wishes: What is set in them is kept.
+        source: Segments of the trial.
+        device: Where it is to fit.
+        resubject: Gives segments of a changed trial, for the suggestions.
+        every_rung: Report all rungs and suggestions; else the ladder ends with the first rung that fits.
+        clock: In seconds.
+
+    Raises:
+        ConfigError: The wishes ask for what this trial cannot do.
+    """
+    began_s = clock()
+    asked = execution_asked(trial, wishes)
+    climb = _Climb(trial, source, device, capacity_bytes(wishes, device))
+    try:
+        _refuse_divided(wishes)
+        as_asked = climb.memory(asked)
+    except TraceError as error:
+        verdict = _Verdict(VerdictKind.UNKNOWN, reasons=(str(error),))
+        return _answer(verdict, (), device, clock() - began_s)
+    stages = rungs(trial, wishes, asked)
+    chosen = asked if climb.fits(as_asked) else None
+    for stage in stages:
+        if chosen is None or every_rung:
+            chosen = climb.try_stage(stage, chosen, every_rung=every_rung)
+    tried = [choice for stage in stages for choice in stage.choices if choice in climb.tried]
+    ladder = [climb.rung(choice, asked) for choice in tried]
+    if every_rung:
+        ladder += climb.suggestions(asked, chosen, resubject)
+    shortfall = max(0, as_asked.required_bytes - climb.capacity_bytes)
+    if chosen is None:
+        verdict = _Verdict(VerdictKind.REFUSED, as_asked, None, shortfall, reasons=climb.reasons(asked))
+    else:
+        kind = VerdictKind.FITS if chosen == asked else VerdictKind.FITS_WITH
+        fallbacks = climb.fallbacks(chosen, stages)
+        verdict = _Verdict(kind, climb.memory(chosen), chosen, shortfall, fallbacks=fallbacks)
+    return _answer(verdict, tuple(ladder), device, clock() - began_s)
+
+
+def _refuse_divided(wishes: ExecutionSettings) -> None:
+    """Say that a divided trial is not planned, rather than what one process alone would take.
+
+    Raises:
+        TraceError: It is one.
+    """
+    if wishes.dp > 1:
+        found = f"execution.dp is {wishes.dp}: weights that are put together layer by layer are not traced"
+        raise TraceError("planning the memory of a trial", found, "execution.dp = 1, or execution.tp")
+
+
+def capacity_bytes(wishes: ExecutionSettings, device: Device) -> int:
+    """What the trial may take: the device's memory, or the limit in the wishes where that is less."""
+    limit_bytes = parse_bytes(wishes.memory_limit) if wishes.memory_limit else device.spec.capacity_bytes
+    return min(limit_bytes, device.spec.capacity_bytes)
+
+
+def variant_of(choice: ExecutionChoice) -> Variant:
+    """What a choice changes of the operators that run."""
+    return Variant(choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer)
+
+
+def work_of(trial: Trial, choice: ExecutionChoice) -> Work:
+    """What a trial does with memory when it is run by a choice."""
+    return Work(
+        variant=variant_of(choice),
+        effective_batch=trial.effective_batch,
+        micro_batch=choice.micro_batch,
+        evaluation_rows=trial.evaluation_rows(choice.micro_batch),
+        lengths=trial.lengths,
+        measured_rows=trial.measured_rows(trial.evaluation_rows(choice.micro_batch)),
+    )
+
+
+def memory_of(source: SegmentSource, work: Work, device: Device, most_bytes: int) -> MemoryPlan:
+    """The plan of some work; batches of all lengths are only looked at where the longest alone fit.
+
+    Raises:
+        TraceError: The model's code cannot be traced.
+    """
+    found = estimate(source, work, device)
+    if found.required_bytes > most_bytes:
+        return found
+    return with_fragmentation(found, source, work, device, seed=_ORDER_SEED)
+
+
+@dataclass(slots=True)
+class _Climb:
+    """What was found on the way; the only thing here that changes."""
+
+    trial: Trial
+    source: SegmentSource
+    device: Device
+    capacity_bytes: int
+    tried: dict[ExecutionChoice, MemoryPlan] = field(default_factory=dict)
+    untraceable: dict[ExecutionChoice, str] = field(default_factory=dict)
+
+    def fits(self, memory: MemoryPlan) -> bool:
+        return memory.required_bytes <= self.capacity_bytes
+
+    def memory(self, choice: ExecutionChoice) -> MemoryPlan:
+        """The plan of one choice; batches of all lengths are only looked at where the longest alone fit."""
+        if choice not in self.tried:
+            work = work_of(self.trial, choice)
+            self.tried[choice] = memory_of(self.source, work, self.device, self.capacity_bytes)
+        return self.tried[choice]
+
+    def try_stage(self, stage: Stage, chosen: ExecutionChoice | None, *, every_rung: bool) -> ExecutionChoice | None:
+        """Try the choices of a stage; the first that fits is chosen where nothing was yet."""
+        choices = stage.choices[:1] if stage.is_brief and chosen is not None else stage.choices
+        if every_rung:
+            # Like beside like: a tracer rebuilds its model where the way it runs changes.
+            for choice in sorted(choices, key=lambda choice: choice.checkpointing):
+                self._try(choice, stage)
+        for choice in choices:
+            if chosen is not None:
+                break
+            memory = self._try(choice, stage)
+            if memory is not None and self.fits(memory):
+                chosen = choice
+        return chosen
+
+    def _try(self, choice: ExecutionChoice, stage: Stage) -> MemoryPlan | None:
+        """The plan of a choice; None where it cannot be traced."""
+        if choice in self.untraceable:
+            return None
+        if choice.micro_batch < self.trial.effective_batch:
+            self._prepare(stage.choices)
+        try:
+            return self.memory(choice)
+        except TraceError as error:
+            self.untraceable[choice] = str(error)
+            return None
+
+    def _prepare(self, stage: Sequence[ExecutionChoice]) -> None:
+        """Say which shapes may come, so that some are interpolated."""
+        longest, effective = self.trial.lengths.candidates, self.trial.effective_batch
+        rows = {choice.micro_batch for choice in stage}
+        rests = {effective % micro for micro in rows} - {0}
+        evaluated = {self.trial.evaluation_rows(micro) for micro in rows}
+        for kind, wanted in (
+            (SegmentKind.MICRO_FIRST, rows),
+            (SegmentKind.MICRO_NEXT, {micro for micro in rows if micro < effective} | rests),
+            (SegmentKind.EVALUATE, evaluated),
+            (SegmentKind.MEASURE, {self.trial.measured_rows(each) for each in evaluated} - {0}),
+        ):
+            self.source.prepare(kind, [Shape(row, length) for row in wanted for length in longest])
+
+    def rung(self, choice: ExecutionChoice, asked: ExecutionChoice) -> Rung:
+        memory = self.tried[choice]
+        return Rung(
+            change=describe(choice, asked),
+            execution=choice,
+            required_bytes=memory.required_bytes,
+            saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
+            time_factor=time_factor(choice, asked, self.trial),
+            effect=effect(choice, asked),
+            fits=self.fits(memory),
+        )
+
+    def suggestions(self, asked: ExecutionChoice, chosen: ExecutionChoice | None, resubject: Resubject) -> list[Rung]:
+        """Changes of the experiment, on the plan as asked; where nothing fits, on the smallest that was found."""
+        base = asked if chosen else min(self.tried, key=lambda choice: self.tried[choice].required_bytes)
+        found: list[Rung] = []
+        for change in changes(self.trial):
+            of_batch = change.kind in (ChangeKind.SHORTER, ChangeKind.SMALLER_BATCH)
+            source = self.source if of_batch else resubject(change)
+            if source is None:
+                continue
+            trial, choice = changed(self.trial, base, change)
+            try:
+                memory = estimate(source, work_of(trial, choice), self.device)
+            except TraceError:
+                continue
+            found.append(
+                Rung(
+                    change=str(change),
+                    execution=None,
+                    required_bytes=memory.required_bytes,
+                    saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
+                    time_factor=time_factor(base, asked, self.trial),
+                    effect=Effect.SEMANTICS,
+                    fits=self.fits(memory),
+                    note=f"with {describe(choice, asked)}" if base != asked else "",
+                )
+            )
+        return found
+
+    def fallbacks(self, chosen: ExecutionChoice, stages: Sequence[Stage]) -> tuple[ExecutionChoice, ...]:
+        """What takes less than the chosen: each change only takes memory away, and what was planned says so."""
+        most_bytes = self.tried[chosen].required_bytes
+        return tuple(
+            choice
+            for stage in stages
+            for choice in stage.choices
+            if is_below(choice, chosen) and (choice not in self.tried or self.tried[choice].required_bytes < most_bytes)
+        )
+
+    def reasons(self, asked: ExecutionChoice) -> tuple[str, ...]:
+        memory, peak = self.tried[asked], self.tried[asked].peak_at
+        place = f"{peak.phase.value}, {peak.module or peak.op}"
+        least, least_memory = min(self.tried.items(), key=lambda item: item[1].required_bytes)
+        needs = (
+            f"the trial needs {gib(memory.required_bytes)}, {self.device.spec.name} has {gib(self.capacity_bytes)}: "
+            f"peak in {place}, {memory.worst_batch.rows} rows of {memory.worst_batch.length} tokens"
+        )
+        smallest = f"the least that was found is {gib(least_memory.required_bytes)}: {describe(least, asked)}"
+        return (needs, *([smallest] if least != asked else []), *dict.fromkeys(self.untraceable.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    kind: VerdictKind
+    memory: MemoryPlan | None = None
+    execution: ExecutionChoice | None = None
+    shortfall_bytes: int = 0
+    fallbacks: tuple[ExecutionChoice, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def _answer(verdict: _Verdict, ladder: tuple[Rung, ...], device: Device, planner_s: float) -> PlanAnswer:
+    return PlanAnswer(
+        verdict=verdict.kind,
+        device=device.spec,
+        memory=verdict.memory,
+        execution=verdict.execution,
+        fallbacks=verdict.fallbacks,
+        shortfall_bytes=verdict.shortfall_bytes,
+        ladder=ladder,
+        reasons=verdict.reasons,
+        confidence=device.constants.confidence,
+        torch=device.torch,
+        planner_s=planner_s,
+    )

@@ -1,0 +1,92 @@
+"""What a trace is made of: memory taken and given back, in the order in which it happens.
+
+A training run is put together from *segments* that are traced once each and may be repeated::
+
+    load  batch  micro_first  micro_next ...  update_first     the first optimizer step
+          batch  micro_first  micro_next ...  update           every later one
+          evaluate                                             a validation batch
+          measure                                              answers that a validation generates
+          save                                                 a checkpoint
+
+A storage that lives beyond its segment has a name, the same in every segment: ``weight:encoder.x``,
+``gradient:encoder.x``, ``optimizer:encoder.x:exp_avg``, ``input:input_ids``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase
+
+
+class SegmentKind(StrEnum):
+    """A part of training that is traced as one."""
+
+    LOAD = "load"
+    """Weights and buffers come to the device."""
+    BATCH = "batch"
+    """An effective batch comes to the device."""
+    MICRO_FIRST = "micro_first"
+    """Forward and backward of a micro-batch where no gradient exists yet."""
+    MICRO_NEXT = "micro_next"
+    """The same where gradients are added to those of an earlier micro-batch."""
+    UPDATE_FIRST = "update_first"
+    """Clipping, the optimizer's first step, which makes its state, and the end of all gradients."""
+    UPDATE = "update"
+    """Every later one."""
+    EVALUATE = "evaluate"
+    """A validation batch."""
+    MEASURE = "measure"
+    """What a validation asks of the model beyond passes over the rows: generated answers."""
+    SAVE = "save"
+    """A checkpoint is written."""
+
+    @property
+    def has_shape(self) -> bool:
+        """Whether it depends on the rows and lengths of a batch."""
+        return self not in (SegmentKind.LOAD, SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE, SegmentKind.SAVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Rows and padded length of a batch."""
+
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What memory is taken for, and by whom.
+
+    Attributes:
+        module: Dotted name in the model, empty outside of it.
+        op: The operator, ``aten.mm.default``.
+    """
+
+    phase: StepPhase
+    category: MemoryCategory
+    module: str
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Events in order, as columns: event ``i`` is about block ``blocks[i]``.
+
+    Attributes:
+        blocks: Numbers of the blocks, from 0, in the order of their first event.
+        deltas: Bytes asked for, unrounded, above 0; minus as much where the block is freed.
+        labels: Index into ``label_table`` of each event; that of a free tells who freed.
+        label_table: Every label that occurs.
+        names: Names of the blocks that cross the segment's border.
+        gemm_at: Indices of the events before which the first matrix product of a phase was called: there the
+            library takes its workspace once in a process, for each thread that calls it.
+    """
+
+    blocks: Sequence[int]
+    deltas: Sequence[int]
+    labels: Sequence[int]
+    label_table: tuple[Label, ...]
+    names: Mapping[int, str]
+    gemm_at: Mapping[StepPhase, int]

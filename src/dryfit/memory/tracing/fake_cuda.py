@@ -1,0 +1,164 @@
+"""Fake CUDA tensors where there is no CUDA device: the real operators' bookkeeping without a byte of device memory.
+
+``FakeTensorMode`` alone is not enough. On a CPU build of torch it has no guard for CUDA devices, autograd asserts that
+the accelerator is CUDA, and autocast switches itself off. On a CUDA build without a visible device only the last two
+are missing. Both are answered here by replacing what torch asks:
+
+* a device guard for CUDA: torch lets Python register one for PrivateUse1; its entry in c10's table of guards is
+  copied to CUDA's place;
+* two questions of autograd to the object of CUDA hooks ("is CUDA built", "does device i have a context"), through a
+  private copy of its table of virtual functions (Itanium ABI, so Linux and macOS; tested on Linux x86-64 only);
+* the availability gates of autocast.
+
+All of it is private to torch and changes the process for good: it belongs into a child that does nothing else, and
+:func:`why_not` decides with a small training step whether it may be trusted. A Python exception inside a backward
+pass over such tensors can end the process: the parent must expect that.
+
+To be removed when torch can fake a device that is absent (pytorch issues 113441 and 122081 ask for parts of it).
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.cuda.amp.common
+
+from dryfit.core.errors import TraceError
+from dryfit.core.private_names import TESTED, require
+from dryfit.memory.tracing.attention import route_attention
+from dryfit.meta.private_apis.torch_cuda import CUDA_HOOKS, GUARD_TABLE, accelerator, cuda_device_type
+from dryfit.meta.private_apis.torch_fakes import FAKES, FakeTensorMode
+from dryfit.meta.private_apis.torch_operators import OPERATORS
+from dryfit.meta.private_apis.torch_recording import RECORDING
+
+_CUDA, _PRIVATE_USE_1 = 1, 20
+_IS_BUILT, _HAS_PRIMARY_CONTEXT = 2, 4
+_TABLE_SLOTS = 64
+_HEADER_SLOTS = 2
+_DOING = "preparing fake CUDA tensors"
+# Patched for the life of the process: torch keeps raw pointers to these.
+_KEPT: list[Any] = []
+
+
+class FakeDevice:
+    """A device whose tensors are fakes: sizes, types and lifetimes are real, memory is not.
+
+    Args:
+        kind: ``cuda`` or ``cpu``.
+        capability: Compute capability of the CUDA device; it decides the attention kernel.
+
+    Raises:
+        TraceError: This build of torch cannot do it.
+        LibraryError: torch's fake tensors or operators are not those that dryfit knows.
+    """
+
+    def __init__(self, kind: str, *, capability: tuple[int, int] = (8, 0)) -> None:
+        require(_DOING, FAKES, RECORDING, OPERATORS)
+        reason = why_not() if kind == "cuda" else ""
+        if reason:
+            raise TraceError(_DOING, reason, hint=f"dryfit was tested with torch{TESTED['torch']} on Linux x86-64")
+        self.kind = kind
+        self._capability = capability
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """New tensors are fakes inside the block; fakes of an earlier block may be used in it."""
+        threads = torch.autograd.is_multithreading_enabled()
+        torch.autograd.set_multithreading_enabled(False)  # there is no thread for a device that is not there
+        try:
+            with self._mode, route_attention(self.kind, self._capability):
+                yield
+        finally:
+            torch.autograd.set_multithreading_enabled(threads)
+
+
+@cache
+def why_not() -> str:
+    """Why fake CUDA tensors cannot be used in this process; empty where they can. Patches torch on its first call."""
+    if torch.cuda.is_available():
+        return "a CUDA device is visible: tracing would create a context on it"
+    try:
+        _patch()
+        return _self_test()
+    except (OSError, AttributeError, ValueError, RuntimeError, AssertionError, NotImplementedError) as error:
+        return f"torch {torch.__version__}: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+
+def _patch() -> None:
+    libraries = Path(torch.__file__).parent / "lib"
+    # Autograd's own copy of the hooks lives in the library for the CPU, on every build.
+    hooks_of = ctypes.CDLL(str(libraries / "libtorch_cpu.so"))[CUDA_HOOKS]
+    if torch.version.cuda is None:
+        _lend_guard(ctypes.CDLL(str(libraries / "libc10.so")))
+    _answer_hooks(hooks_of)
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = _has_bf16
+
+
+def _has_bf16(including_emulation: bool = True) -> bool:
+    return True
+
+
+def _lend_guard(c10: ctypes.CDLL) -> None:
+    """Give CUDA the device guard that torch lets Python register for PrivateUse1."""
+    acc = accelerator()
+
+    class CudaGuard(acc.DeviceGuard):
+        def type_(self) -> Any:
+            return cuda_device_type()
+
+    guard = CudaGuard()
+    acc.register_python_privateuseone_device_guard(guard)
+    table = (ctypes.c_void_p * (_PRIVATE_USE_1 + 1)).in_dll(c10, GUARD_TABLE)
+    if table[_CUDA] is None:
+        table[_CUDA] = table[_PRIVATE_USE_1]
+    _KEPT.append(guard)
+
+
+def _answer_hooks(hooks_of: Any) -> None:
+    """Let torch's CUDA hooks say that CUDA is built and every device has a context."""
+    hooks_of.restype = ctypes.c_void_p
+    hooks = ctypes.c_void_p.from_address(hooks_of())
+    if hooks.value is None:
+        raise ValueError("the CUDA hooks object has no table of functions")
+    word = ctypes.sizeof(ctypes.c_void_p)
+    old = hooks.value - _HEADER_SLOTS * word  # with the offset to top and the type information before the functions
+    size = (_TABLE_SLOTS + _HEADER_SLOTS) * word
+    table = (ctypes.c_void_p * (_TABLE_SLOTS + _HEADER_SLOTS)).from_buffer_copy(ctypes.string_at(old, size))
+    yes = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(lambda _hooks: True)
+    yes_of = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int8)(lambda _hooks, _index: True)
+    table[_HEADER_SLOTS + _IS_BUILT] = ctypes.cast(yes, ctypes.c_void_p).value
+    table[_HEADER_SLOTS + _HAS_PRIMARY_CONTEXT] = ctypes.cast(yes_of, ctypes.c_void_p).value
+    hooks.value = ctypes.addressof(table) + _HEADER_SLOTS * word
+    for kept in (yes, yes_of, table):
+        # torch may ask while Python shuts down: the answers must outlive it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+def _self_test() -> str:
+    """Train one step of two layers and attend once; empty if everything is as on a real device."""
+    torch.autograd.set_multithreading_enabled(False)
+    with FakeTensorMode(), torch.autocast("cuda", dtype=torch.bfloat16):
+        input_ND = torch.empty(4, 8, device="cuda")
+        weight_DD = torch.empty(8, 8, device="cuda", requires_grad=True)
+        product_ND = input_ND @ weight_DD
+        if product_ND.dtype != torch.bfloat16:
+            return f"torch {torch.__version__}: autocast gave {product_ND.dtype}, not bfloat16"
+        dropped_ND = torch.nn.functional.dropout(product_ND, 0.1)
+        if type(dropped_ND.grad_fn).__name__ != "NativeDropoutBackward0":
+            return f"torch {torch.__version__}: dropout is not the fused one of CUDA"
+        dropped_ND.float().sum().backward()
+    gradient = weight_DD.grad
+    if gradient is None or gradient.device.type != "cuda" or gradient.dtype != torch.float32:
+        return f"torch {torch.__version__}: the backward pass gave no fp32 gradient on CUDA"
+    with FakeTensorMode(), route_attention("cuda", (8, 0)):
+        query = torch.empty(1, 1, 8, 8, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        attended = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    if type(attended.grad_fn).__name__ != "ScaledDotProductFlashAttentionBackward0":
+        return f"torch {torch.__version__}: attention is not the kernel that was put in its place"
+    return ""

@@ -1,0 +1,295 @@
+"""Records what memory a piece of training takes and gives back, storage by storage.
+
+Works alike on fake tensors of any device and on real ones. Every storage that an operator's output is the first to
+show is an allocation; the end of that storage is its release. Views, in-place operators and ties show no new storage.
+"""
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase
+from dryfit.core.private_names import require
+from dryfit.memory.tracing import in_place
+from dryfit.memory.tracing.events import Label, Segment
+from dryfit.memory.tracing.workspaces import GEMMS, workspace_bytes
+from dryfit.meta.private_apis.torch_modes import MODES, TorchDispatchMode, tree_iter
+from dryfit.meta.private_apis.torch_operators import OPERATORS
+from dryfit.meta.private_apis.torch_recording import RECORDING, running_node_number, sequence_number
+from dryfit.meta.private_apis.torch_tensors import TENSORS, key_of, storage_key
+
+
+class Recorder(TorchDispatchMode):
+    """Sees every operator below autograd, and records the storages on one device.
+
+    Enter it inside of the fake mode, so that it sees operators first. One segment is recorded at a time::
+
+        with recorder.segment() as record:
+            recorder.phase = StepPhase.FORWARD
+            ...
+            recorder.name(parameter.grad, "gradient:encoder.x", MemoryCategory.GRADIENTS)
+        record.result
+
+    Args:
+        device: Storages elsewhere are left out.
+        kernels: Whether to add what CUDA kernels take inside of an operator.
+    """
+
+    def __init__(self, device: str, *, kernels: bool) -> None:
+        super().__init__()
+        require("recording the memory of a step", MODES, TENSORS, RECORDING, OPERATORS)
+        in_place.nobody_else()  # measured now: it cannot be inside of a backward pass
+        self.phase = StepPhase.LOAD
+        self._device = device
+        self._kernels = kernels
+        self._modules: list[str] = []
+        self._places = _ForwardPlaces()
+        self._storages: dict[int, int] = {}
+        self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._holders: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._categories: dict[int, MemoryCategory] = {}
+        self._next_block = 0
+        self._segment: _OpenSegment | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, then look at its outputs."""
+        out = func(*args, **(kwargs or {}))
+        segment = self._segment
+        if segment is None:
+            return out
+        label = None
+        if self.phase is StepPhase.FORWARD:
+            self._places.note(self._module())
+        if self._kernels:
+            if func in GEMMS:
+                segment.gemm_at.setdefault(self.phase, len(segment.blocks))
+            extra = workspace_bytes(func, args, out)
+            if extra:
+                label = self._label(segment, func)
+                block = self._new_block(MemoryCategory.TEMPORARIES)
+                segment.add(block, extra, label)
+                segment.add(block, -extra, label)
+        taken_over = self._taken_over(func, args)
+        if taken_over is not None and isinstance(out, torch.Tensor):
+            self._share(out.untyped_storage(), taken_over)
+            return out
+        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
+                storage = leaf.untyped_storage()
+                if key_of(storage) not in self._storages and storage.nbytes():
+                    label = self._label(segment, func) if label is None else label
+                    self._watch(storage, label, segment)
+        return out
+
+    @contextmanager
+    def segment(self) -> Iterator["SegmentRecord"]:
+        """Record everything inside the block as one segment."""
+        assert self._segment is None, "segments do not nest"
+        self._segment = opened = _OpenSegment()
+        record = SegmentRecord()
+        try:
+            yield record
+            self._close(opened)
+            record.result = opened.sealed(self._names, self._categories)
+        finally:
+            self._segment = None
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Know which module runs, inside the block."""
+        with ExitStack() as stack:
+            for name, module in model.named_modules():
+                if name:
+                    enter = module.register_forward_pre_hook(self._entering(name))
+                    leave = module.register_forward_hook(self._leaving, always_call=True)
+                    stack.callback(enter.remove)
+                    stack.callback(leave.remove)
+            yield
+
+    def name(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
+        """Give a storage that outlives its segment its name; tied tensors keep the first."""
+        block = self._storages.get(storage_key(tensor))
+        if block is not None:
+            self._names.setdefault(block, name)
+            self._categories[block] = category
+
+    def adopt(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
+        """Know of a storage made outside of any segment, without an event."""
+        storage = tensor.untyped_storage()
+        if key_of(storage) not in self._storages and storage.nbytes():
+            self._watch(storage, None, None)
+        self.name(tensor, name, category)
+
+    def _entering(self, name: str) -> Any:
+        def enter(_module: nn.Module, _args: Any) -> None:
+            self._modules.append(name)
+
+        return enter
+
+    def _leaving(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        self._modules.pop()
+
+    def _module(self) -> str:
+        return self._modules[-1] if self._modules else ""
+
+    def _place(self) -> str:
+        """The module that runs; in a backward pass, the one whose forward operator is undone."""
+        if self._modules or self.phase is not StepPhase.BACKWARD:
+            return self._module()
+        number = running_node_number()
+        return self._places.at(number) if number is not None else ""
+
+    def _label(self, segment: "_OpenSegment", func: Any) -> int:
+        category = _FIRST_GUESS.get(self.phase, MemoryCategory.TEMPORARIES)
+        return segment.label(Label(self.phase, category, self._place(), str(func)))
+
+    def _taken_over(self, func: Any, args: tuple[Any, ...]) -> int | None:
+        """The block that the real operator would have worked in place on, where a mode or a fake keeps it from that.
+
+        Autograd adds the gradients of a tensor with several uses into the first of them if nobody else holds it, and
+        some backward formulas fill fresh zeros in place; neither on subclasses of tensors (``can_accumulate_inplace``
+        in torch/csrc/autograd/input_buffer.cpp, ``areAnyTensorSubclassLike`` in FunctionsManual.cpp).
+        """
+        if func not in in_place.CANDIDATES or self.phase is not StepPhase.BACKWARD or torch.is_grad_enabled():
+            return None
+        target = args[0]
+        if not isinstance(target, torch.Tensor) or not in_place.would_be(func, target, args):
+            return None
+        block = self._storages.get(storage_key(target))
+        return block if block is not None and block not in self._names else None
+
+    def _new_block(self, category: MemoryCategory | None = None) -> int:
+        block = self._next_block
+        self._next_block += 1
+        if category is not None:
+            self._categories[block] = category
+        return block
+
+    def _watch(self, storage: Any, label: int | None, segment: "_OpenSegment | None") -> None:
+        block = self._new_block()
+        if segment is not None and label is not None:
+            segment.add(block, storage.nbytes(), label)
+        self._sizes[block] = storage.nbytes()
+        self._share(storage, block)
+
+    def _share(self, storage: Any, block: int) -> None:
+        """Let a block live until this storage ends, and every other one that shares it."""
+        key = key_of(storage)
+        self._storages[key] = block
+        self._holders[block] = self._holders.get(block, 0) + 1
+
+        def ended(_ref: Any) -> None:
+            # Called by whatever drops the last reference, autograd's C++ included: it must not raise.
+            del self._storages[key], self._watchers[key]
+            self._holders[block] -= 1
+            segment = self._segment
+            if not self._holders[block] and segment is not None and (segment.has(block) or block in self._names):
+                segment.add(block, -self._sizes[block], None)
+
+        self._watchers[key] = weakref.ref(storage, ended)
+
+    def _close(self, segment: "_OpenSegment") -> None:
+        """Free what lives on without a name: scalars that the real loop keeps for a moment longer."""
+        left = {key: block for key, block in self._storages.items() if block not in self._names and segment.has(block)}
+        for key in left:
+            del self._storages[key], self._watchers[key]
+        for block in dict.fromkeys(left.values()):
+            segment.free(block)
+
+
+_FIRST_GUESS = {
+    StepPhase.LOAD: MemoryCategory.WEIGHTS,
+    StepPhase.FORWARD: MemoryCategory.ACTIVATIONS,
+    StepPhase.EVALUATE: MemoryCategory.ACTIVATIONS,
+}
+
+
+class SegmentRecord:
+    """A segment once its block has ended."""
+
+    result: Segment
+
+
+class _ForwardPlaces:
+    """Which module ran when autograd's counter of operators stood where."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._modules: list[str] = []
+
+    def note(self, module: str) -> None:
+        """Say that this module runs now."""
+        number = sequence_number()
+        if self._starts and number <= self._starts[-1]:
+            self._modules[-1] = module
+        elif not self._modules or self._modules[-1] != module:
+            self._starts.append(number)
+            self._modules.append(module)
+
+    def at(self, number: int) -> str:
+        """The module that ran then."""
+        index = bisect_right(self._starts, number + 1) - 1
+        return self._modules[index] if index >= 0 else ""
+
+
+class _OpenSegment:
+    """Events as they come."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.deltas: list[int] = []
+        self.labels: list[int] = []
+        self.gemm_at: dict[StepPhase, int] = {}
+        self._table: dict[Label, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._last_label = 0
+
+    def has(self, block: int) -> bool:
+        return block in self._sizes
+
+    def label(self, label: Label) -> int:
+        self._last_label = self._table.setdefault(label, len(self._table))
+        return self._last_label
+
+    def add(self, block: int, delta: int, label: int | None) -> None:
+        self.blocks.append(block)
+        self.deltas.append(delta)
+        self.labels.append(self._last_label if label is None else label)
+        if delta > 0:
+            self._sizes[block] = delta
+
+    def free(self, block: int) -> None:
+        self.add(block, -self._sizes[block], None)
+
+    def sealed(self, names: dict[int, str], categories: dict[int, MemoryCategory]) -> Segment:
+        """The finished segment: blocks renumbered, categories as they turned out."""
+        numbers: dict[int, int] = {}
+        for block in self.blocks:
+            numbers.setdefault(block, len(numbers))
+        old = list(self._table) or [Label(StepPhase.LOAD, MemoryCategory.WEIGHTS, "", "")]
+        table: dict[Label, int] = {}
+        freed_in = {b: old[n].phase for b, d, n in zip(self.blocks, self.deltas, self.labels, strict=True) if d < 0}
+        labels: list[int] = []
+        for block, delta, number in zip(self.blocks, self.deltas, self.labels, strict=True):
+            label = old[number]
+            if delta > 0:
+                category = categories.get(block, label.category)
+                if category is MemoryCategory.ACTIVATIONS and freed_in.get(block) is label.phase:
+                    category = MemoryCategory.TEMPORARIES
+                label = Label(label.phase, category, label.module, label.op)
+            labels.append(table.setdefault(label, len(table)))
+        return Segment(
+            blocks=tuple(numbers[block] for block in self.blocks),
+            deltas=tuple(self.deltas),
+            labels=tuple(labels),
+            label_table=tuple(table),
+            names={number: names[block] for block, number in numbers.items() if block in names},
+            gemm_at=dict(self.gemm_at),
+        )

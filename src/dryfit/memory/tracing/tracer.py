@@ -1,0 +1,38 @@
+"""Where segments come from: what a planner may ask of a tracer."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dryfit.core.settings.execution import OptimizerImpl
+from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The choices of an execution plan that change which operators run."""
+
+    checkpointing: bool = False
+    optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
+    offload_optimizer: bool = False
+
+
+class Tracer(Protocol):
+    """Traces one subject on one kind of device."""
+
+    @property
+    def key(self) -> str:
+        """Identifies everything a segment depends on besides its arguments: model, task, settings, versions."""
+        ...
+
+    def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
+        """Trace one segment.
+
+        Args:
+            kind: Which part of training.
+            variant: How it is run.
+            shape: Rows and length where ``kind.has_shape``, else None. Those of ``batch`` are of the effective batch.
+
+        Raises:
+            TraceError: The model's code cannot be traced; the message names the operator and the line.
+        """
+        ...

@@ -1,0 +1,193 @@
+"""Building models without memory: what a constructor computes is real, what it only allocates is not.
+
+Inside :func:`on_meta` an uninitialised allocation (``torch.empty`` and its kin: the weights of every layer) gives a
+tensor on the meta device, whatever device the constructor names. Everything else runs as usual: rotary tables,
+position ids and constants hold the constructor's values, and ``.item()``, ``.numpy()`` and branches on values work.
+How each empty tensor would have been initialised is written down, so that :func:`dryfit.meta.materialise` can do it
+for those it is allowed to. The two modes are thread-local, and nothing of the process is changed.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from dryfit.core.errors import LoadError
+from dryfit.core.private_names import require
+from dryfit.meta.construction.construction_recorder import DEFERRED_ABOVE_BYTES, Recorder
+from dryfit.meta.construction.tape import Tape, is_deferred, tape_of
+from dryfit.meta.construction.walk import SlotKind, is_plain, put, slots
+from dryfit.meta.inputs import is_mapped, refuse_real_inputs
+from dryfit.meta.private_apis import transformers_loading
+from dryfit.meta.private_apis.torch_modes import (
+    IS_META,
+    LOADS_STATE,
+    MODES,
+    SET_DATA,
+    device_constructors,
+    function_modes,
+    without_dispatch_modes,
+)
+from dryfit.meta.private_apis.torch_modules import MODULES
+from dryfit.meta.private_apis.torch_tensors import TENSORS, storage_key
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+_CONSTRUCTION = threading.RLock()
+_VALUE_READS = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
+
+
+class _Overrides(TorchFunctionMode):
+    """What the dispatcher does not show: devices asked for, and values read behind its back."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # from_pretrained, called by a constructor, takes what it replaces for one on meta. Here the values are there.
+        if func is torch.empty_like and sys._getframe(1).f_code.co_name == transformers_loading.FORGETS:
+            return args[0].detach().clone()
+        # load_state_dict, called by a constructor, leaves tensors on meta as they are.
+        if func == IS_META and sys._getframe(1).f_code.co_name == LOADS_STATE:
+            return False
+        if func in device_constructors() and kwargs.get("out") is None:
+            return func(*args, **{**kwargs, "device": "cpu"})
+        if func in _VALUE_READS and is_deferred(args[0]):
+            return func(self.recorder.tape.realise(args[0])[0], *args[1:], **kwargs)
+        if func == IS_META and is_deferred(args[0]):
+            self._note_initialiser(args[0], sys._getframe(1))
+        if func is torch.Tensor.__deepcopy__ and not is_deferred(args[0]):
+            with without_dispatch_modes():  # it makes an empty tensor and sets its storage, behind our back
+                return func(*args, **kwargs)
+        if func == SET_DATA and is_deferred(args[0]) != is_deferred(args[1]):
+            args = (args[0], self._like(*args))
+        return func(*args, **kwargs)
+
+    def _like(self, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """A value that may become a tensor's data: without memory exactly if the tensor is."""
+        if not is_deferred(tensor):
+            return self.recorder.tape.realise(value)[0]
+        return torch.empty_like(value).copy_(value.detach())
+
+    def _note_initialiser(self, tensor: torch.Tensor, caller: FrameType) -> None:
+        """Write down an initialiser of torch that asks for ``is_meta`` only to leave such a tensor alone.
+
+        So do ``trunc_normal_``, ``orthogonal_``, ``dirac_`` and ``sparse_`` from torch 2.13 on, and they cannot be
+        overridden as the others can. To be removed when they can.
+        """
+        code = caller.f_code
+        if caller.f_globals.get("__name__") != nn.init.__name__:
+            return
+        given = {name: caller.f_locals[name] for name in code.co_varnames[: code.co_argcount]}
+        function = getattr(nn.init, code.co_name)
+        seed: int | torch.Generator | None = None
+        if "generator" in given:
+            seed = given.pop("generator") or self.recorder.tape.next_seed()
+        if isinstance(seed, torch.Generator):
+            state = seed.clone_state()
+            with without_dispatch_modes():  # it must go on as if it had drawn
+                function(**{**given, "tensor": torch.empty_like(tensor, device="cpu"), "generator": seed})
+            seed = state
+        self.recorder.tape.add(function, (), given, [tensor], [], seed)
+
+
+@contextmanager
+def on_meta(*, seed: int = 0) -> Iterator[None]:
+    """Build modules without memory in this thread.
+
+    Args:
+        seed: For random values of constructors: those computed at once, and those that
+            :func:`dryfit.meta.materialise` may be allowed to draw later. The process's own generator is not used.
+
+    Raises:
+        LibraryError: torch or transformers do not do what this rests on.
+    """
+    require("building a model without memory", MODES, MODULES, TENSORS)
+    if transformers_loading.is_loaded():
+        require("building a model whose constructor may load another", transformers_loading.LOADING)
+    tape = Tape(seed)
+    around = next((mode for mode in function_modes() if isinstance(mode, _Overrides)), None)
+    if around is None:
+        recorder = Recorder(tape)
+        with _Overrides(recorder), recorder:
+            yield
+        return
+    # A second recorder on top of the first would have every step written on both tapes.
+    recorder = around.recorder
+    outer, recorder.tape = recorder.tape, tape
+    try:
+        yield
+    finally:
+        recorder.tape = outer
+
+
+def build(make: Callable[[], ModuleT], *, seed: int = 0) -> ModuleT:
+    """Build a module without memory for its weights.
+
+    Args:
+        make: Builds it: a class, a function, a ``partial``.
+        seed: See :func:`on_meta`.
+
+    Returns:
+        The module. Weights that its constructor allocates are on the meta device; buffers and plain tensors have their
+        values, except those above 64 MiB, which :func:`dryfit.meta.materialise` computes.
+    """
+    # transformers' own from_config and from_pretrained, called by a constructor, change the default dtype of the
+    # process for a while: no two constructions of ours may meet there.
+    with _CONSTRUCTION, on_meta(seed=seed):
+        module = make()
+    _compute_tables(module)
+    _own_memory(module)
+    refuse_real_inputs(module)
+    return module
+
+
+def meta_init(make: Callable[..., ModuleT], *, seed: int = 0) -> Callable[..., ModuleT]:
+    """A class or function whose modules are built without memory: ``meta_init(Net)(width=8)``."""
+
+    def built(*args: Any, **kwargs: Any) -> ModuleT:
+        return build(lambda: make(*args, **kwargs), seed=seed)
+
+    return built
+
+
+def _compute_tables(module: nn.Module) -> None:
+    """Compute buffers and plain tensors that the constructor filled in place (``torch.empty``, then a loop)."""
+    made: dict[int, torch.Tensor] = {}
+    found = slots(module)
+    # What is also a parameter, or a view of one, will be what the parameter will be.
+    weights = {storage_key(slot.tensor) for slot in found if slot.kind is SlotKind.PARAMETER and is_plain(slot.tensor)}
+    for slot in found:
+        tensor = slot.tensor
+        if not is_deferred(tensor) or not is_plain(tensor) or storage_key(tensor) in weights:
+            continue
+        if tensor.nbytes >= DEFERRED_ABOVE_BYTES:
+            continue
+        tape = tape_of(tensor)
+        if tape is None:
+            continue
+        try:
+            put(slot, made.setdefault(id(tensor), tape.realise(tensor)[0]))
+        except LoadError:  # never written: the checkpoint may hold it, and materialise says so if it does not
+            continue
+
+
+def _own_memory(module: nn.Module) -> None:
+    """Copy what lies in foreign memory: a constructor that calls from_pretrained gets pages of a mapped file.
+
+    Whoever overwrites that file would change the model, and whoever cuts it short would end the process.
+    """
+    for slot in slots(module):
+        tensor = slot.tensor
+        if is_plain(tensor) and tensor.layout is torch.strided and is_mapped(tensor):
+            tensor.data = tensor.data.clone()  # the object stays, and with it ties and whoever else holds it

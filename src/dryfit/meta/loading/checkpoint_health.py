@@ -1,0 +1,294 @@
+"""Whether a checkpoint can be loaded, from its headers and its config alone: no weight is read, none is allocated."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from dryfit.core.errors import LoadError
+from dryfit.core.jobs.checkpoint_health import Adapter, Built, Health, Stored, StoredFile, Subject
+from dryfit.core.text.words import few
+from dryfit.meta.construction.construction import build
+from dryfit.meta.construction.construction_recorder import DEFERRED_ABOVE_BYTES
+from dryfit.meta.construction.tape import is_deferred
+from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, Checkpoint, open_checkpoint
+from dryfit.meta.files.safetensors_file import StoredTensor, parse_json
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.adapters import ADAPTER_FILE
+from dryfit.meta.loading.configs import load_config
+from dryfit.meta.loading.matching import Complaints, Match, Wishes, examine, places
+from dryfit.meta.loading.pretrained import Kind, make_model, may_lack, stored_kind
+
+FoundT = TypeVar("FoundT")
+
+_LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(?P<rest>\.weight)?")
+_MAGNITUDE = "lora_magnitude_vector"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The model that a folder is held against.
+
+    Attributes:
+        subject: What the folder is taken for.
+        task: In the words of ``dryfit.load``; empty where that is not asked.
+        why: Why it is that task.
+        make: Constructs the model.
+        wishes: How it would be filled.
+    """
+
+    subject: Subject
+    task: str
+    why: str
+    make: Callable[[], nn.Module]
+    wishes: Wishes
+
+
+def pretrained_candidate(source: FolderSource, kind: Kind | None) -> Candidate:
+    """The model of a folder's config.
+
+    Args:
+        source: The folder.
+        kind: What stands on it; None: what the config says it was saved with, else nothing.
+
+    Raises:
+        LoadError: The folder holds no config that transformers knows.
+    """
+    config = load_config(source)
+    why = "as asked"
+    if kind is None:
+        named = ", ".join(map(str, config.architectures or ())) or "no architecture"
+        kind = stored_kind(config)
+        why = f"config.json names {named}"
+        if kind is None:
+            kind, why = Kind.ENCODER, f"{why}, which is of no task: the bare encoder"
+    return Candidate(
+        Subject.MODEL,
+        kind.value,
+        why,
+        make=lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code),
+        wishes=Wishes(torch.device("cpu"), missing=may_lack(kind)),
+    )
+
+
+def health(path: Path, subject: Subject, choose: Callable[[], Candidate]) -> Health:
+    """Look at a checkpoint as :func:`dryfit.meta.materialise` would, up to the point where data is read.
+
+    Args:
+        path: The folder, or the file with the weights.
+        subject: What the folder is, should not even its config be readable.
+        choose: Reads the folder's config.
+
+    Returns:
+        What was found; a file that cannot be opened and a config that cannot be read are findings.
+
+    Raises:
+        ConfigError: The architecture has no such head, or its code is not trusted.
+    """
+    errors: list[str] = []
+    stored = _or_note(errors, lambda: open_checkpoint(path))
+    candidate = _or_note(errors, choose)
+    model = _or_note(errors, lambda: build(candidate.make)) if candidate is not None else None
+    folder = str(path if path.is_dir() else path.parent)
+    if candidate is None or model is None:
+        return Health(
+            folder=folder, subject=subject, healthy=False, stored=stored and _stored(stored), errors=tuple(errors)
+        )
+    judged = _or_note(errors, lambda: examine(model, stored, candidate.wishes)) if stored is not None else None
+    found, complaints = judged or (Match(places(model)), Complaints())
+    return _judged(
+        Health(
+            healthy=False,
+            folder=folder,
+            subject=candidate.subject,
+            task=candidate.task,
+            why=candidate.why,
+            stored=stored and _stored(stored),
+            model=_built(model, found),
+            missing=tuple(complaints.missing),
+            shapes=tuple(complaints.shapes),
+            kinds=tuple(complaints.kinds),
+            strays=tuple(complaints.strays),
+            unwritten=_unwritten(found, complaints),
+            errors=tuple(errors),
+            unexpected=tuple(found.keys.unexpected),
+            ignored=tuple(found.keys.ignored),
+            notes=(*(stored.notes if stored else ()), *_not_compared(found)),
+        )
+    )
+
+
+def adapter_health(folder: Path) -> Health:
+    """Look at a PEFT adapter; the model it belongs on is not needed, so that only the file's own order is checked."""
+    errors: list[str] = []
+    stored = _or_note(errors, lambda: open_checkpoint(folder, stem=ADAPTER_STEM))
+    config = _or_note(errors, lambda: _adapter_config(folder)) or {}
+    kind = config.get("peft_type", "unknown")
+    tensors = stored.tensors if stored is not None else {}
+    lora = _Lora.of(tensors)
+    rank = config.get("r")
+    notes = list(stored.notes) if stored is not None else []
+    missing: list[str] = []
+    shapes: list[str] = []
+    if kind == "LORA":
+        missing = lora.partners_missing(magnitudes=bool(config.get("use_dora")))
+        shapes = list(lora.ranks_wrong(rank if isinstance(rank, int) and not config.get("rank_pattern") else None))
+        if stored is not None and not lora.sides:
+            errors.append(f"looking at the adapter in {folder}: its file holds no lora_A and no lora_B    [LOAD]")
+        if lora.others:
+            notes.append(f"{len(lora.others)} tensors beside the LoRA pairs: {few(lora.others)}")
+    elif config:
+        notes.append(f"the tensors of a {kind} adapter are only counted: pairs are checked for LoRA")
+    return _judged(
+        Health(
+            healthy=False,
+            folder=str(folder),
+            subject=Subject.ADAPTER,
+            stored=stored and _stored(stored),
+            adapter=Adapter(
+                kind=kind,
+                base=str(config.get("base_model_name_or_path") or ""),
+                layers=len({layer for layer, _ in lora.sides}),
+                rank=rank if isinstance(rank, int) else None,
+            ),
+            missing=tuple(missing),
+            shapes=tuple(shapes),
+            errors=tuple(errors),
+            notes=tuple(notes),
+        )
+    )
+
+
+def _or_note(errors: list[str], look: Callable[[], FoundT]) -> FoundT | None:
+    """What a look finds; None where it raises, and then the error is noted."""
+    try:
+        return look()
+    except LoadError as error:
+        errors.append(str(error))
+        return None
+
+
+def _judged(found: Health) -> Health:
+    return found.model_copy(update={"healthy": not found.errors and not found.faults()})
+
+
+def _stored(checkpoint: Checkpoint) -> Stored:
+    sizes = {stamp.path: stamp.size_bytes for stamp in checkpoint.guard.files}
+    counts = Counter(tensor.file for tensor in checkpoint.tensors.values())
+    by_dtype: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        by_dtype[str(tensor.dtype).removeprefix("torch.")] += tensor.size_bytes
+    return Stored(
+        format=checkpoint.format.value,
+        files=tuple(
+            StoredFile(name=path.name, size_bytes=sizes[path], tensors=counts[path]) for path in checkpoint.files
+        ),
+        tensors=len(checkpoint.tensors),
+        total_bytes=by_dtype.total(),
+        bytes_by_dtype=dict(by_dtype.most_common()),
+    )
+
+
+def _built(model: nn.Module, found: Match) -> Built:
+    every = found.places
+    filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
+    return Built(
+        architecture=type(model).__name__,
+        parameters=sum(place.tensor.numel() for place in every if place.is_parameter),
+        places=sum(place.persistent for place in every),
+        filled=len(filled),
+        tied=tuple(place.names for place in every if len(place.names) > 1),
+        renamed=dict(found.keys.renamed),
+        conversions=tuple(f"{name}: of {keys}" for name, keys in found.made_of.items()),
+    )
+
+
+def _unwritten(found: Match, complaints: Complaints) -> tuple[str, ...]:
+    """Tables that stayed empty: build computes every one of this size that its constructor fills."""
+    return tuple(
+        place.name
+        for place in found.constructed
+        if is_deferred(place.tensor)
+        and not place.is_parameter
+        and place.tensor.nbytes < DEFERRED_ABOVE_BYTES
+        and place.name not in complaints.missing
+        and id(place) not in complaints.named
+    )
+
+
+def _not_compared(found: Match) -> list[str]:
+    """What loading compares and a look at headers cannot."""
+    notes = []
+    if found.duplicates:
+        pairs = few((f"{first} and {key}" for key, first in found.duplicates.items()), most=2)
+        notes.append(f"tied weights that the file holds twice must be equal, which is not looked at: {pairs}")
+    if found.redundant:
+        names = few(found.redundant, most=2)
+        notes.append(f"tables that the config stands for must be equal to it, which is not looked at: {names}")
+    return notes
+
+
+def _adapter_config(folder: Path) -> dict[str, Any]:
+    path = folder / ADAPTER_FILE
+    try:
+        config = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise LoadError(f"reading {path}", str(error)[:200], hint="save or download the adapter again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
+        found = "no JSON object" if not isinstance(config, dict) else f"peft_type {config.get('peft_type')!r}"
+        raise LoadError(f"reading {path}", f"it holds {found}", "what PEFT writes", "save or download it again")
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class _Lora:
+    """The low-rank pairs of an adapter's file.
+
+    Attributes:
+        sides: By (layer, kind of layer): the pair's tensors by side, ``A`` or ``B``.
+        magnitudes: Layers with a magnitude vector (DoRA).
+        others: Keys of anything else.
+    """
+
+    sides: Mapping[tuple[str, str], Mapping[str, StoredTensor]]
+    magnitudes: frozenset[str]
+    others: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, StoredTensor]) -> "_Lora":
+        sides: defaultdict[tuple[str, str], dict[str, StoredTensor]] = defaultdict(dict)
+        magnitudes: set[str] = set()
+        others: list[str] = []
+        for key, tensor in tensors.items():
+            found = _LORA.fullmatch(key)
+            layer, magnitude, _ = key.partition(f".{_MAGNITUDE}")
+            if found is not None and len(tensor.shape) > 1:
+                sides[found["layer"], found["kind"] or ""][found["side"]] = tensor
+            elif magnitude:
+                magnitudes.add(layer)
+            else:
+                others.append(key)
+        return cls(dict(sides), frozenset(magnitudes), tuple(others))
+
+    def partners_missing(self, *, magnitudes: bool) -> list[str]:
+        """Keys that must be there since their partner is."""
+        missing = []
+        for (layer, kind), pair in self.sides.items():
+            end = "" if kind else ".weight"
+            missing += [f"{layer}.lora_{kind}{side}{end}" for side in "AB" if side not in pair]
+            if magnitudes and layer not in self.magnitudes:
+                missing.append(f"{layer}.{_MAGNITUDE}")
+        return missing
+
+    def ranks_wrong(self, rank: int | None) -> Iterator[str]:
+        """Pairs whose sides do not fit each other, or not the rank that the config gives to all."""
+        for (layer, kind), pair in self.sides.items():
+            found = {side: pair[side].shape[axis] for side, axis in (("A", 0), ("B", 1)) if side in pair}
+            if len(set(found.values()) | {rank or next(iter(found.values()))}) > 1:
+                said = ", ".join(f"lora_{kind}{side} is of rank {size}" for side, size in found.items())
+                yield f"{layer}: {said}" + (f"; {ADAPTER_FILE} says {rank}" if rank is not None else "")

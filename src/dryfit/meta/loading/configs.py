@@ -1,0 +1,117 @@
+"""Configs and tokenizers of pretrained models."""
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from dryfit.core.errors import ConfigError, LoadError
+from dryfit.meta.files.source import ModelSource, local_folder, model_folder
+from dryfit.meta.loading.sentencepiece_model import check_algorithm, check_packages, sentencepiece_file
+
+# Each architecture names its dropouts in its own way; the first row whose names the config knows is used.
+_HIDDEN_DROPOUTS = (
+    ("hidden_dropout_prob",),  # BERT, RoBERTa, ELECTRA, ALBERT, DeBERTa, MPNet
+    ("hidden_dropout",),
+    ("embedding_dropout", "mlp_dropout"),  # ModernBERT
+    ("resid_pdrop", "embd_pdrop"),
+    ("dropout",),  # DistilBERT, XLNet
+)
+_ATTENTION_DROPOUTS = (
+    ("attention_probs_dropout_prob",),
+    ("attention_dropout",),  # DistilBERT, ModernBERT
+    ("attn_pdrop",),
+)
+# These number positions from the padding token on.
+_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm"})
+
+
+def load_config(source: ModelSource) -> PreTrainedConfig:
+    """Read a model's config.
+
+    Raises:
+        LoadError: The folder holds no config that transformers knows, or it is of a quantised model.
+    """
+    folder = local_folder(source)
+    where = str(folder or source.name)
+    try:
+        config = AutoConfig.from_pretrained(
+            where,
+            revision=source.revision if folder is None else None,
+            trust_remote_code=source.trust_remote_code,
+            local_files_only=folder is not None,
+        )
+    except (OSError, ValueError, StrictDataclassError) as error:
+        if folder is None:  # the hub's own errors tell a network fault from a wrong name
+            raise
+        raise LoadError(
+            f"reading the config of {where}",
+            " ".join(" ".join(str(error).strip().splitlines()[:2]).split()),
+            allowed="a config.json that transformers knows; one with its own code needs trust_remote_code = true",
+        ) from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise LoadError(
+            f"reading the config of {where}",
+            "its weights are quantised (quantization_config)",
+            allowed="weights in fp32, fp16 or bf16",
+            hint="take the model it was made of",
+        )
+    return config
+
+
+def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
+    """Load a model's tokenizer.
+
+    Raises:
+        LoadError: The folder holds none, or one that transformers would read wrongly.
+        MachineError: It is a sentencepiece model, and a package that reads them is not installed.
+    """
+    folder = local_folder(source)
+    where = str(folder or source.name)
+    try:
+        found = AutoTokenizer.from_pretrained(
+            where,
+            revision=source.revision if folder is None else None,
+            trust_remote_code=source.trust_remote_code,
+            local_files_only=folder is not None,
+        )
+    except (OSError, ValueError, TypeError) as error:  # TypeError: a class that was not made for this tokenizer.json
+        if (path := sentencepiece_file(model_folder(source))) is not None:
+            check_packages(path)
+        if folder is None:
+            raise
+        raise LoadError(f"loading the tokenizer of {where}", str(error).strip().splitlines()[0]) from error
+    if (path := sentencepiece_file(model_folder(source))) is not None:
+        check_algorithm(path, found)
+    return found
+
+
+def set_dropouts(config: PreTrainedConfig, *, dropout: float | None, attention_dropout: float | None) -> None:
+    """Write dropout probabilities into the places an architecture keeps them; None leaves them alone.
+
+    Raises:
+        ConfigError: The architecture knows no such dropout.
+    """
+    for key, value, table in (
+        ("dropout", dropout, _HIDDEN_DROPOUTS),
+        ("attention_dropout", attention_dropout, _ATTENTION_DROPOUTS),
+    ):
+        if value is None:
+            continue
+        names = next((row for row in table if all(hasattr(config, name) for name in row)), None)
+        if names is None:
+            raise ConfigError(
+                f"setting regularization.{key} = {value}",
+                f"{config.model_type} has no such dropout",
+                hint="leave the key out for this model (in a search: give it a `when`)",
+            )
+        for name in names:
+            setattr(config, name, value)
+
+
+def most_tokens(config: PreTrainedConfig) -> int | None:
+    """The longest input an architecture has positions for; None where it has no such limit."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit <= 0 or not getattr(config, "position_biased_input", True):
+        return None
+    if config.model_type in _OFFSET_POSITIONS:
+        limit -= (config.pad_token_id or 0) + 1
+    return limit

@@ -1,0 +1,356 @@
+"""Giving a module its weights, in place: every tensor accounted for, or an error before anything changes."""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from dryfit.core.errors import InternalError, LoadError
+from dryfit.core.jobs.load_report import LoadReport, Origin
+from dryfit.core.private_names import require
+from dryfit.core.text.words import few
+from dryfit.meta.construction.tape import is_deferred, tape_of
+from dryfit.meta.construction.walk import current, put
+from dryfit.meta.files.checkpoint_files import Checkpoint, open_checkpoint
+from dryfit.meta.files.file_guard import FileGuard
+from dryfit.meta.files.reading import CheckpointReader, ReadMode
+from dryfit.meta.files.stored_slices import Part, parts_of_sources
+from dryfit.meta.inputs import allow_real_inputs, is_mapped, watch_files
+from dryfit.meta.loading.keys import Conversion
+from dryfit.meta.loading.matching import Match, Missing, Place, Wishes, match
+from dryfit.meta.moves import existing_device
+from dryfit.meta.offload import refuse_early_optimizers
+from dryfit.meta.private_apis.torch_modes import MODES, without_dispatch_modes, without_function_modes
+from dryfit.meta.private_apis.torch_modules import MODULES
+from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory
+from dryfit.meta.private_apis.transformers_models import MODELS, kept_in_fp32
+
+REPORT = "load_report"
+"""Attribute of a filled module that holds its :class:`LoadReport`."""
+
+
+def materialise(
+    module: nn.Module,
+    checkpoint: Path | str | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    missing: Missing = "error",
+    unexpected: Sequence[str] = (),
+    mode: ReadMode = ReadMode.PRIVATE,
+) -> LoadReport:
+    """Give a module its weights, in place.
+
+    Works on modules from :func:`dryfit.meta.build` and on modules that already have weights. Everything is checked from
+    headers before anything changes; only a file that cannot be read on, or changes meanwhile, may leave a module that
+    had weights half filled.
+
+    Args:
+        module: The module; its flags, ties and parameters' attributes stay.
+        checkpoint: A folder or file; None: every weight is missing.
+        device: Where tensors go.
+        dtype: Type of floating parameters; None keeps each one's own. Buffers and plain tensors keep theirs.
+        missing: Weights the checkpoint may lack. They get what their constructor would have given them; random values
+            are a function of the seed of the construction.
+        unexpected: Patterns of keys that may have no place although their part of the model is there.
+        mode: Private memory, or the mapped file itself (for looking and inference only).
+
+    Returns:
+        Where each tensor came from.
+
+    Raises:
+        LoadError: A tensor would be neither from the file, nor tied, nor built by its constructor, nor allowed to be
+            random; or an optimizer already holds parameters that are about to be replaced.
+        MachineError: There is no such device.
+    """
+    stored = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
+    wishes = Wishes(torch.device(device), dtype, missing, tuple(unexpected), mode)
+    return fill(module, stored, wishes)
+
+
+def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:
+    """Fill a module from an opened checkpoint; see :func:`materialise`."""
+    # A constructor that is being built may load its part in this way: our own modes must not reach in here.
+    require("giving a model its weights", MODES, MODULES, TENSORS, MODELS)
+    with without_function_modes(), without_dispatch_modes():
+        device = existing_device(wishes.device, f"filling a {type(module).__name__}")
+        return _fill(module, stored, replace(wishes, device=device))
+
+
+def _fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:
+    started = time.perf_counter()
+    if wishes.device.type == "meta":
+        raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
+    # Before anything of ours refers to the parameters: while nobody does, this is cheap.
+    refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
+    matched = match(module, stored, wishes)
+    _refuse_views_of_parts(matched, wishes)
+    filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
+    made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
+    if stored is not None:
+        with CheckpointReader(stored, wishes.mode) as reader:
+            filler.compare(matched, reader)
+            filler.read(matched, reader)
+    for place, tensor in made:
+        _replace(place, tensor)
+    for place, whole in matched.views:
+        _replace(place, _seen(place.tensor, current(whole.slots[0])))
+    left = [slot.name for place in matched.places for slot in place.slots if is_deferred(current(slot))]
+    if left:
+        raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
+    report = filler.report(matched, stored, time.perf_counter() - started)
+    allow_real_inputs(module)
+    mapped = stored if wishes.mode is ReadMode.MAPPED else None
+    watch_files(module, mapped.guard if mapped is not None else FileGuard(()))
+    vars(module)[REPORT] = report
+    return report
+
+
+@dataclass(slots=True)
+class _Filler:
+    """The state of one materialisation."""
+
+    module: nn.Module
+    wishes: Wishes
+    in_fp32: list[re.Pattern[str]]
+    random: list[str] = field(default_factory=list)
+    casts: Counter[str] = field(default_factory=Counter)
+    whole: list[str] = field(default_factory=list)
+
+    def compare(self, matched: Match, reader: CheckpointReader) -> None:
+        """Compare what the file holds more than once, or holds although the constructor computes it.
+
+        Raises:
+            LoadError: Tied weights differ, or a table is not the one the config stands for.
+        """
+        keys = {*matched.duplicates, *matched.duplicates.values()}
+        values = dict(reader.tensors(keys, self._parts(matched)))
+        for key, first in matched.duplicates.items():
+            if not _equal(values[key], values[first]):
+                raise LoadError(
+                    f"loading tied weights from {reader.where}",
+                    f"{first} and {key} are one weight in the model and differ in the file",
+                    allowed="equal values, or one of the two",
+                    hint="if they are meant to differ, set tie_word_embeddings = false in config.json",
+                )
+        for key, stored in reader.tensors(matched.redundant):
+            table = matched.redundant[key].tensor
+            if not _equal(stored, table.to(device=stored.device, dtype=stored.dtype)):
+                raise LoadError(
+                    f"comparing the tables of {reader.where}",
+                    f"{key} in the file is not what the constructor computes from the config",
+                    allowed="the table of this config",
+                    hint="check that config.json and the weights belong together",
+                )
+
+    def read(self, matched: Match, reader: CheckpointReader) -> None:
+        """Fill every place the file has a tensor for."""
+        fresh: list[tuple[Place, torch.Tensor]] = []
+        for key, tensor in reader.tensors(matched.from_file, self._parts(matched)):
+            self._fill(matched.from_file[key], tensor, fresh)
+        for conversion in matched.conversions:
+            for place, tensor in self._convert(conversion, matched, reader):
+                self._fill(place, tensor.contiguous(), fresh)
+        for place, tensor in fresh:
+            _replace(place, tensor)
+
+    def _parts(self, matched: Match) -> dict[str, Part]:
+        """What is wanted of each key that is not wanted whole."""
+        keys = {key: place for key, place in matched.from_file.items() if self.wishes.part_of(place) is not None}
+        keys |= {key: keys[first] for key, first in matched.duplicates.items() if first in keys}
+        return {key: part for key, place in keys.items() if (part := self.wishes.part_of(place)) is not None}
+
+    def _convert(
+        self, conversion: Conversion, matched: Match, reader: CheckpointReader
+    ) -> Iterator[tuple[Place, torch.Tensor]]:
+        """What a conversion makes, from no more than the parts of its sources that are wanted."""
+        assert isinstance(self.module, PreTrainedModel)
+        keys: dict[str, Part | None] = {key: None for _, key in conversion.sources}
+        place = matched.converted.get(conversion.target)
+        part = self.wishes.part_of(place) if place is not None else None
+        if part is not None and (needed := parts_of_sources(conversion, reader.stored, part)) is not None:
+            keys = needed
+            conversion = replace(conversion, sources=tuple(pair for pair in conversion.sources if pair[1] in keys))
+        given = {key: one for key, one in keys.items() if one is not None}
+        values = dict(reader.tensors(keys, given))
+        for name, tensor in conversion.apply(values, self.module).items():
+            place = matched.converted[name]
+            part = self.wishes.part_of(place)
+            if part is None or tensor.shape != place.tensor.shape:
+                yield place, tensor
+            else:  # its sources had to be read whole
+                self.whole.append(name)
+                yield place, part.of(tensor)
+
+    def _fill(self, place: Place, tensor: torch.Tensor, fresh: list[tuple[Place, torch.Tensor]]) -> None:
+        wanted = self._dtype_of(place)
+        if tensor.dtype != wanted:
+            self.casts[f"{_name(tensor.dtype)} to {_name(wanted)}"] += 1
+        old = place.tensor
+        in_place = not is_deferred(old) and (old.device, old.dtype) == (self.wishes.device, wanted)
+        in_place = in_place and not is_mapped(old)  # pages of a file go with it, even those that were written to
+        in_place = in_place and old.shape == tensor.shape
+        if in_place and self.wishes.mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
+            with torch.no_grad():
+                old.copy_(tensor)
+        else:
+            here = tensor.dtype is wanted and tensor.device == self.wishes.device
+            fresh.append((place, tensor if here else tensor.to(device=self.wishes.device, dtype=wanted)))
+
+    def construct(self, matched: Match) -> list[tuple[Place, torch.Tensor]]:
+        """Make what all other places get: what their constructor computed, or would have."""
+        made: list[tuple[Place, torch.Tensor]] = []
+        for place in matched.constructed:
+            tensor, drawn = place.tensor, False
+            if is_deferred(tensor):
+                tensor, drawn = _constructed(place)
+            if drawn:
+                self.random += place.names[:1]
+            part = self.wishes.part_of(place)
+            tensor = tensor if part is None else part.of(tensor.detach())
+            tensor = tensor.to(device=self.wishes.device, dtype=self._dtype_of(place))
+            if tensor is not place.tensor:
+                made.append((place, tensor))
+        return made
+
+    def _dtype_of(self, place: Place) -> torch.dtype:
+        """Floating parameters take the type asked for; tables keep the one they were computed in."""
+        old = place.tensor.dtype
+        if self.wishes.dtype is None or not place.is_parameter or not old.is_floating_point:
+            return old
+        kept = any(pattern.search(name) for name in place.names for pattern in self.in_fp32)
+        return torch.float32 if kept else self.wishes.dtype
+
+    def _notes(self) -> tuple[str, ...]:
+        return (f"read whole and cut here, for their conversion: {few(self.whole)}",) if self.whole else ()
+
+    def report(self, matched: Match, stored: Checkpoint | None, seconds: float) -> LoadReport:
+        """Say where everything came from; what an earlier loading of a part said stays said."""
+        earlier = _earlier(self.module)
+        from_file = {place.name: key for key, place in matched.from_file.items()} | matched.made_of
+        drawn = set(self.random)
+        random, constructed = list(self.random), []
+        for name in (place.name for place in matched.constructed if place.name not in drawn):
+            origin, key = earlier.get(unwrapped(name), (Origin.CONSTRUCTOR, ""))
+            if origin is Origin.FILE:
+                from_file[name] = key
+            else:
+                (random if origin is Origin.RANDOM else constructed).append(name)
+        looking = {name: whole.name for place, whole in matched.views for name in place.names}
+        filled = [*matched.from_file.values(), *matched.converted.values(), *matched.constructed]
+        return LoadReport.model_construct(  # each value is of its type: we made it
+            source=str(stored.where) if stored is not None else "",
+            files=tuple(str(path) for path in stored.files) if stored is not None else (),
+            from_file=from_file,
+            tied={name: place.name for place in filled for name in place.names[1:]} | looking,
+            constructed=tuple(constructed),
+            random=tuple(random),
+            unexpected=tuple(matched.keys.unexpected),
+            ignored=(*matched.keys.ignored, *matched.redundant),
+            renamed=dict(matched.keys.renamed),
+            casts=dict(self.casts),
+            notes=(*(stored.notes if stored is not None else ()), *self._notes()),
+            seconds=round(seconds, 4),
+        )
+
+
+def _earlier(module: nn.Module) -> dict[str, tuple[Origin, str]]:
+    """What reports of the module's parts say, by the names in the whole."""
+    found: dict[str, tuple[Origin, str]] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        report = vars(part).get(REPORT)
+        if isinstance(report, LoadReport):
+            dot = f"{prefix}." if prefix else ""
+            origins = report.origins().items()
+            found |= {unwrapped(dot + name): (origin, report.from_file.get(name, "")) for name, origin in origins}
+    return found
+
+
+def unwrapped(name: str) -> str:
+    """A name as it was before PEFT wrapped the layer, which may have happened after an earlier loading."""
+    return ".".join(part for part in name.split(".") if part not in ("base_layer", "original_module"))
+
+
+def _constructed(place: Place) -> tuple[torch.Tensor, bool]:
+    """A deferred tensor's value as its constructor would have made it, and whether that is random."""
+    tape = tape_of(place.tensor)
+    hint = "build the whole model with dryfit.meta.build or inside dryfit.meta.on_meta()"
+    if tape is None:
+        raise LoadError(
+            "filling a model",
+            f"{place.name} is on meta, and how its constructor filled it is not known",
+            allowed="modules built by dryfit.meta.build, or weights from a checkpoint",
+            hint=hint,
+        )
+    try:
+        return tape.realise(place.tensor)
+    except LoadError as error:
+        raise LoadError("filling a model", f"{place.name}: {error.found}", error.allowed, error.hint) from error
+
+
+def _replace(place: Place, value: torch.Tensor) -> None:
+    """Put a new tensor into every slot of a place; what were different objects on one memory stay different ones."""
+    made: dict[int, torch.Tensor] = {}
+    for slot in place.slots:
+        old = slot.tensor
+        if id(old) not in made:
+            made[id(old)] = _like(old, value)
+        if made[id(old)] is not old:
+            put(slot, made[id(old)])
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers, in whatever type; a NaN is one of them."""
+    if one.shape != other.shape:
+        return False
+    kind = torch.promote_types(one.dtype, other.dtype)
+    one, other = one.to(kind), other.to(kind)
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _refuse_views_of_parts(matched: Match, wishes: Wishes) -> None:
+    views = [f"{place.name} of {whole.name}" for place, whole in matched.views if wishes.part_of(whole) is not None]
+    if views:
+        raise LoadError(
+            "filling a model with parts of its weights",
+            f"{len(views)} tensors are views of weights that are not wanted whole: {few(views)}",
+            allowed="weights that nothing else is a view of",
+        )
+
+
+def _seen(old: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """What an old view of a whole was, of the new whole."""
+    offset = whole.storage_offset() + old.storage_offset()
+    return whole.detach().as_strided(old.size(), old.stride(), offset)
+
+
+def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A value as the kind of tensor the old one was; a parameter that has data stays the same object."""
+    if not isinstance(old, nn.Parameter):
+        return value
+    if not is_deferred(old):
+        old.data = value
+        return old
+    new = on_same_memory(type(old), value, old.requires_grad)  # on the same memory, detached
+    for name, value in vars(old).items():
+        setattr(new, name, value)
+    return new
+
+
+def _kept_in_fp32(module: nn.Module, dtype: torch.dtype | None) -> list[re.Pattern[str]]:
+    """Names whose weights the architecture wants in fp32 although the model is in a smaller type."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return []
+    models = (part for part in module.modules() if isinstance(part, PreTrainedModel))
+    patterns = {pattern for model in models for pattern in kept_in_fp32(model, dtype)}
+    return [re.compile(pattern.replace("*", ".*")) for pattern in sorted(patterns)]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,369 @@
+"""What each tensor of a module will be, decided from headers alone: before anything is read or changed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from dryfit.core.errors import LoadError
+from dryfit.core.text.words import few
+from dryfit.meta.construction.tape import is_deferred
+from dryfit.meta.construction.walk import Slot, SlotKind, is_plain, slots
+from dryfit.meta.files.checkpoint_files import Checkpoint
+from dryfit.meta.files.reading import ReadMode
+from dryfit.meta.files.safetensors_file import StoredTensor
+from dryfit.meta.files.stored_slices import Part
+from dryfit.meta.loading.keys import Conversion, KeyMap, map_keys
+from dryfit.meta.private_apis.torch_tensors import storage_key
+from dryfit.meta.private_apis.transformers_models import computed_keys
+
+Missing = Literal["error", "init"] | Sequence[str]
+"""What a checkpoint may lack: nothing, anything, or the names that match one of some patterns (``classifier.*``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How to fill a module; see :func:`dryfit.meta.materialise`.
+
+    Attributes:
+        aliases: Names by key, where a file names tensors in a way of its own.
+        partial: Whether tensors that have data already may stay as they are.
+        exact: Whether every key must have a place: for files of our own.
+        parts: Which part of a weight is wanted, by any of its names; all of those that are not named. Everything else
+            is judged by the whole weights, which the module has when it is filled.
+    """
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    missing: Missing = "error"
+    unexpected: tuple[str, ...] = ()
+    mode: ReadMode = ReadMode.PRIVATE
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    partial: bool = False
+    exact: bool = False
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    def part_of(self, place: "Place") -> Part | None:
+        """Which part of a place's weight is wanted; None: all of it."""
+        return next((self.parts[name] for name in place.names if name in self.parts), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor of a module, with every slot it is tied into.
+
+    Attributes:
+        slots: Where it is; the first gives it its name.
+        names: All its names.
+        tensor: What it is now, possibly without data.
+        persistent: Whether a checkpoint of the module holds it.
+        is_parameter: Whether it may be trained.
+    """
+
+    slots: tuple[Slot, ...]
+    names: tuple[str, ...]
+    tensor: torch.Tensor
+    persistent: bool
+    is_parameter: bool
+
+    @property
+    def name(self) -> str:
+        """Its first name."""
+        return self.names[0]
+
+
+@dataclass(slots=True)
+class Match:
+    """What each place will be.
+
+    Attributes:
+        places: All of them.
+        from_file: Key for each place that one tensor of the file fills.
+        duplicates: Further keys of a tied place; their tensors must equal the first's.
+        conversions: Those whose results fill ``converted``.
+        converted: The place of each name that a conversion makes.
+        made_of: What each of those names is made of, for the report.
+        constructed: Places that keep what their constructor gave them.
+        views: Places without data that look at a part of another one's memory, and that one: they go on doing so.
+        redundant: Keys for tables that the constructor computes and the file holds too; they must be equal.
+        keys: How keys became names.
+    """
+
+    places: list[Place]
+    from_file: dict[str, Place] = field(default_factory=dict)
+    duplicates: dict[str, str] = field(default_factory=dict)
+    conversions: list[Conversion] = field(default_factory=list)
+    converted: dict[str, Place] = field(default_factory=dict)
+    made_of: dict[str, str] = field(default_factory=dict)
+    constructed: list[Place] = field(default_factory=list)
+    views: list[tuple[Place, Place]] = field(default_factory=list)
+    redundant: dict[str, Place] = field(default_factory=dict)
+    keys: KeyMap = field(default_factory=KeyMap)
+
+
+@dataclass(slots=True)
+class Complaints:
+    """Everything that is wrong, so that one error can name it all.
+
+    Attributes:
+        missing: Names the file has nothing for.
+        shapes: Sentences about tensors of another shape.
+        kinds: Sentences about tensors of another kind of number.
+        strays: Keys without a place inside a part of the model that is there.
+        named: Places (by id) that a sentence already names.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    shapes: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+    named: set[int] = field(default_factory=set)
+
+    def shape_of(self, place: Place, stored: StoredTensor | torch.Tensor) -> None:
+        """Note a tensor of another shape."""
+        self.shapes.append(f"{place.name}: {list(stored.shape)} in the file, not {list(place.tensor.shape)}")
+        self.named.add(id(place))
+
+    def raise_if_any(self, checkpoint: Checkpoint | None) -> None:
+        """Raise one error that names everything.
+
+        Raises:
+            LoadError: Something is wrong.
+        """
+        where = checkpoint.where if checkpoint is not None else None
+        parts = [
+            f"{len(names)} {what} ({few(names)})"
+            for names, what in (
+                (self.missing, "missing"),
+                (self.shapes, "of another shape"),
+                (self.kinds, "of another kind of number"),
+                (self.strays, "without a place in a part of the model that is there"),
+            )
+            if names
+        ]
+        if not parts:
+            return
+        raise LoadError(
+            f"loading weights from {where}" if where else "filling a model without a checkpoint",
+            "weights: " + "; ".join(parts),
+            allowed="a file with every weight of the model and none too many in the parts it has"
+            if where
+            else "a checkpoint, or missing=... for the weights that may be drawn at random",
+            hint=self._hint(),
+        )
+
+    def _hint(self) -> str:
+        if any("lora_" in name for name in self.strays):
+            return "the file holds adapters: load its base model and pass attach=FOLDER"
+        if self.strays and not self.missing:
+            return "check that config.json and the weights belong together: the file is of a larger model"
+        if self.kinds:
+            return "quantised checkpoints cannot be loaded; take the unquantised one"
+        if self.shapes:
+            return "check that config.json and the weights belong together; missing=['NAME*'] draws a new head"
+        return "check that config.json and the weights belong together; missing=['NAME*'] allows a new head"
+
+
+def places(module: nn.Module) -> list[Place]:
+    """Every tensor of a module once, ties gathered: one tensor object, or one piece of memory seen alike.
+
+    Raises:
+        LoadError: One is sharded, quantised or lazy: it is not the memory it seems to be.
+    """
+    groups: dict[object, list[Slot]] = {}
+    wrapped: list[str] = []
+    for slot in slots(module):
+        if not is_plain(slot.tensor):
+            wrapped.append(f"{slot.name} ({type(slot.tensor).__name__})")
+        else:
+            groups.setdefault(memory_of(slot.tensor), []).append(slot)
+    if wrapped:
+        raise LoadError(
+            "filling a model",
+            f"{len(wrapped)} parameters are no plain tensors: {few(wrapped)}",
+            allowed="plain tensors, on meta or with data",
+            hint="fill the model first; then shard or quantise it (a lazy module: run it once on an example first)",
+        )
+    return [_place(group) for group in groups.values()]
+
+
+def _place(group: list[Slot]) -> Place:
+    first = group[0]
+    if len(group) == 1:
+        return Place((first,), first.names, first.tensor, first.persistent, first.kind is SlotKind.PARAMETER)
+    group.sort(key=lambda slot: slot.kind is not SlotKind.PARAMETER)
+    first = group[0]
+    names = tuple(dict.fromkeys(name for slot in group for name in slot.names))
+    persistent = any(slot.persistent for slot in group)
+    return Place(tuple(group), names, first.tensor, persistent, first.kind is SlotKind.PARAMETER)
+
+
+def match(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> Match:
+    """Decide what each place of a module will be.
+
+    Args:
+        module: What to fill.
+        checkpoint: Its weights; None: there are none.
+        wishes: What may be missing and what may be left over.
+
+    Raises:
+        LoadError: A weight is missing, of another shape or kind, or stray, with the names of all of them.
+    """
+    found, complaints = examine(module, checkpoint, wishes)
+    complaints.raise_if_any(checkpoint)
+    return found
+
+
+def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> tuple[Match, Complaints]:
+    """As :func:`match`, with everything that is wrong as a value.
+
+    Raises:
+        LoadError: Two keys claim one place.
+    """
+    every = places(module)
+    by_name = {name: place for place in every for name in place.names}
+    fillable = [name for name, place in by_name.items() if place.persistent or place.is_parameter]
+    stored = checkpoint.tensors if checkpoint is not None else {}
+    found = Match(every, keys=map_keys(module, list(stored), fillable, wishes.aliases))
+    complaints = Complaints()
+    _take_direct(found, by_name, stored, wishes.missing, complaints)
+    _take_converted(found, module, by_name, stored, complaints)
+    filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
+    rest = [place for place in every if id(place) not in filled]
+    wholes = _wholes(every) if any(is_deferred(place.tensor) for place in rest) else {}
+    for place in rest:
+        whole = wholes.get(storage_key(place.tensor)) if is_deferred(place.tensor) else None
+        if whole is not None and whole is not place and whole.tensor.dtype == place.tensor.dtype:
+            found.views.append((place, whole))
+            continue
+        found.constructed.append(place)
+        kept = not is_deferred(place.tensor) and (checkpoint is None or wishes.partial)
+        if id(place) in complaints.named:
+            continue
+        if place.persistent and not kept and not _may_lack(place, wishes.missing, module):
+            complaints.missing.append(place.name)
+    _judge_strays(found, by_name, wishes.unexpected, complaints)
+    if wishes.exact:
+        complaints.strays += found.keys.unexpected
+    return found, complaints
+
+
+def _wholes(every: Sequence[Place]) -> dict[int, Place]:
+    """Each place without data that is all of its storage, by that storage."""
+    return {
+        storage_key(place.tensor): place
+        for place in every
+        if is_deferred(place.tensor)
+        and place.tensor.is_contiguous()
+        and place.tensor.nbytes == place.tensor.untyped_storage().nbytes()
+    }
+
+
+def allowed_by(names: Iterable[str], missing: Missing) -> bool:
+    """Whether a caller allowed a checkpoint to lack a tensor with these names."""
+    if isinstance(missing, str):
+        return missing == "init"
+    return any(fnmatchcase(name, pattern) for name in names for pattern in missing)
+
+
+def memory_of(tensor: torch.Tensor) -> object:
+    """The piece of memory a tensor looks at, and how: equal for tensors that are the same one."""
+    shape = tensor.shape
+    if shape.numel() == 0 or tensor.layout is not torch.strided:
+        return id(tensor)
+    return storage_key(tensor), tensor.storage_offset(), shape, tensor.stride(), tensor.dtype
+
+
+def _take_direct(
+    found: Match,
+    by_name: Mapping[str, Place],
+    stored: Mapping[str, StoredTensor],
+    missing: Missing,
+    complaints: Complaints,
+) -> None:
+    first: dict[int, str] = {}
+    for name, key in found.keys.direct.items():
+        place, tensor = by_name[name], stored[key]
+        if tuple(tensor.shape) != tuple(place.tensor.shape):
+            # A new head in the place of an old one: allowed by name, and then drawn anew.
+            if isinstance(missing, str) or not allowed_by(place.names, missing):
+                complaints.shape_of(place, tensor)
+            else:
+                found.keys.unexpected.append(key)
+            continue
+        if not _same_kind(tensor.dtype, place.tensor.dtype):
+            complaints.kinds.append(f"{name}: {tensor.dtype} in the file, not {place.tensor.dtype}")
+            complaints.named.add(id(place))
+            continue
+        if id(place) in first:
+            found.duplicates[key] = first[id(place)]
+        else:
+            first[id(place)] = key
+            found.from_file[key] = place
+
+
+def _take_converted(
+    found: Match,
+    module: nn.Module,
+    by_name: Mapping[str, Place],
+    stored: Mapping[str, StoredTensor],
+    complaints: Complaints,
+) -> None:
+    for conversion in found.keys.conversions:
+        assert isinstance(module, PreTrainedModel)  # only they have conversions
+        shapes = {
+            key: torch.empty(stored[key].shape, dtype=stored[key].dtype, device="meta") for _, key in conversion.sources
+        }
+        try:
+            made = conversion.apply(shapes, module)
+        except (RuntimeError, ValueError, IndexError) as error:
+            keys = few(key for _, key in conversion.sources)
+            complaints.shapes.append(f"{conversion.target}: cannot be made of {keys} ({error})")
+            continue
+        for name, tensor in made.items():
+            place = by_name.get(name)
+            if place is None:
+                complaints.strays.append(name)
+            elif tuple(tensor.shape) != tuple(place.tensor.shape):
+                complaints.shape_of(place, tensor)
+            else:
+                found.converted[name] = place
+                found.made_of[place.name] = few((key for _, key in conversion.sources), most=1)
+        found.conversions.append(conversion)
+
+
+def _may_lack(place: Place, missing: Missing, module: nn.Module) -> bool:
+    """Whether a place that a checkpoint usually fills may keep the constructor's value."""
+    if allowed_by(place.names, missing):
+        return True
+    # A table that the architecture's authors declare to be right as it is computed.
+    ignored = computed_keys(module)
+    computed = not place.is_parameter and not is_deferred(place.tensor)
+    return computed and isinstance(module, PreTrainedModel) and any(key in place.name for key in ignored)
+
+
+def _judge_strays(
+    found: Match, by_name: Mapping[str, Place], unexpected: Sequence[str], complaints: Complaints
+) -> None:
+    for key in found.keys.stray:
+        table = by_name.get(key)
+        if table is not None and not table.persistent and not is_deferred(table.tensor):
+            found.redundant[key] = table
+        elif any(fnmatchcase(key, pattern) for pattern in unexpected):
+            found.keys.unexpected.append(key)
+        else:
+            complaints.strays.append(key)
+    found.keys.stray = []
+
+
+def _same_kind(stored: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a stored number can become the wanted one: floating ones among themselves, others only as they are."""
+    if stored == wanted:
+        return True
+    if stored.is_complex or wanted.is_complex or min(stored.itemsize, wanted.itemsize) < 2:
+        return False  # one byte: a quantised weight, which means nothing without its scales
+    return stored.is_floating_point and wanted.is_floating_point

@@ -1,0 +1,279 @@
+"""Pretrained models: the right class for a config, built without memory and given its weights."""
+
+import inspect
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.jobs.load_report import LoadReport
+from dryfit.core.private_names import require
+from dryfit.meta.construction.construction import build
+from dryfit.meta.files.checkpoint_files import open_checkpoint
+from dryfit.meta.files.reading import ReadMode
+from dryfit.meta.files.source import ModelSource, local_folder, weights_folder
+from dryfit.meta.loading.configs import load_config, set_dropouts
+from dryfit.meta.loading.filling import fill
+from dryfit.meta.loading.matching import Missing, Wishes
+from dryfit.meta.private_apis.transformers_auto import AUTO, classes_of
+
+# Relative embeddings, normalised once and used by every layer.
+_SHARES_ACROSS_LAYERS = frozenset({"deberta", "deberta-v2"})
+_POOLER = ("pooler.*", "*.pooler.*")
+
+
+class Kind(StrEnum):
+    """What stands on a pretrained model; the words of ``dryfit.load(..., task=...)``."""
+
+    ENCODER = "encoder"
+    CAUSAL_LM = "causal-lm"
+    MASKED_LM = "masked-lm"
+    SEQ2SEQ_LM = "seq2seq-lm"
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+    TOKEN_CLASSIFICATION = "token-classification"
+    QUESTION_ANSWERING = "question-answering"
+    MULTIPLE_CHOICE = "multiple-choice"
+
+
+_CLASSES: dict[Kind, Any] = {
+    Kind.ENCODER: AutoModel,
+    Kind.CAUSAL_LM: AutoModelForCausalLM,
+    Kind.MASKED_LM: AutoModelForMaskedLM,
+    Kind.SEQ2SEQ_LM: AutoModelForSeq2SeqLM,
+    Kind.SEQUENCE_CLASSIFICATION: AutoModelForSequenceClassification,
+    Kind.TOKEN_CLASSIFICATION: AutoModelForTokenClassification,
+    Kind.QUESTION_ANSWERING: AutoModelForQuestionAnswering,
+    Kind.MULTIPLE_CHOICE: AutoModelForMultipleChoice,
+}
+
+
+def make_model(config: PreTrainedConfig, kind: Kind, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Construct the model of a config, in fp32; inside :func:`dryfit.meta.build` it takes no memory.
+
+    Poolers are left out of encoders: we pool ourselves.
+
+    Raises:
+        ConfigError: The architecture has no such head, or its code comes with the model and is not trusted.
+    """
+    extra = _without_pooler(config) if kind is Kind.ENCODER else {}
+    try:
+        # Without a dtype transformers leaves the process's default dtype alone.
+        return _CLASSES[kind].from_config(config, dtype=None, trust_remote_code=trust_remote_code, **extra)
+    except ValueError as error:
+        raise ConfigError(
+            f"building a {config.model_type} model",
+            str(error).strip().splitlines()[0],
+            allowed="a task that this architecture has a head for; one with its own code needs trust",
+        ) from error
+
+
+def stored_kind(config: PreTrainedConfig) -> Kind | None:
+    """What stood on the model that a config was saved with; None where it says nothing, or nothing we build."""
+    require("telling the head of a model from its config", AUTO)
+    named = set(config.architectures or ())
+    own_code: dict[str, str] = getattr(config, "auto_map", None) or {}
+    for kind, auto in _CLASSES.items():
+        known = {cls.__name__ for cls in classes_of(auto, config)}
+        if named & {*known, str(own_code.get(auto.__name__, "")).rpartition(".")[2]}:
+            return kind
+    return None
+
+
+def cannot_checkpoint(config: PreTrainedConfig, kind: Kind, *, reentrant: bool) -> str | None:
+    """Why a model cannot recompute its activations; None where it can, or nobody knows (code of its own)."""
+    require("telling whether a model can recompute its activations", AUTO)
+    classes = classes_of(_CLASSES[kind], config)
+    return class_cannot_checkpoint(classes[0], config, reentrant=reentrant) if classes else None
+
+
+def class_cannot_checkpoint(cls: type[PreTrainedModel], config: PreTrainedConfig, *, reentrant: bool) -> str | None:
+    """Why models of a class cannot recompute their activations; None where they can."""
+    if not cls.supports_gradient_checkpointing:
+        return f"{config.model_type} has no activation checkpointing"
+    if reentrant and config.model_type in _SHARES_ACROSS_LAYERS:
+        return f"{config.model_type} shares tensors between its layers, which reentrant autograd goes through twice"
+    return None
+
+
+def may_lack(kind: Kind, missing: Missing = "error") -> Missing:
+    """What the files of a model may lack: what the caller allowed, and of encoders the pooler, which nobody uses."""
+    if kind is not Kind.ENCODER or missing == "init":
+        return missing
+    return _POOLER if missing == "error" else (*_POOLER, *missing)
+
+
+def load_pretrained(
+    source: ModelSource,
+    kind: Kind,
+    *,
+    config: PreTrainedConfig | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    missing: Missing = "error",
+    mode: ReadMode = ReadMode.PRIVATE,
+) -> tuple[PreTrainedModel, LoadReport]:
+    """Load a pretrained model in eval mode, every tensor accounted for.
+
+    Args:
+        source: Hub id, folder or ``minilm``, with revision and trust.
+        kind: What stands on it.
+        config: Its config, changed or not; None: as it comes.
+        device: Where tensors go.
+        dtype: Type of the weights; None: fp32.
+        missing: What the files may lack, a new head's weights for example.
+        mode: Private memory or the mapped files.
+
+    Raises:
+        LoadError: A weight is missing, of another shape, or stray.
+        ConfigError: The architecture has no such head.
+    """
+    config = config if config is not None else load_config(source)
+    model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
+    wishes = Wishes(torch.device(device), dtype, missing, mode=mode)
+    return model, fill_pretrained(model, source, kind, wishes)
+
+
+def fill_pretrained(model: PreTrainedModel, source: ModelSource, kind: Kind, wishes: Wishes) -> LoadReport:
+    """Give a model that was built from a source's config the source's weights, or parts of them.
+
+    Args:
+        model: Without memory.
+        source: Where its weights are.
+        kind: What stands on it.
+        wishes: Where they go, in which type, which parts of them.
+
+    Raises:
+        LoadError: A weight is missing, of another shape, or stray.
+    """
+    folder = weights_folder(source)
+    report = fill(model, open_checkpoint(folder), replace(wishes, missing=may_lack(kind, wishes.missing)))
+    model.config.dtype = wishes.dtype if wishes.dtype is not None else torch.float32
+    if model.can_generate() and (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return report
+
+
+def empty_stack(
+    source: ModelSource, kind: Kind, *, dropout: float | None = None, attention_dropout: float | None = None
+) -> PreTrainedModel:
+    """A pretrained encoder or decoder without memory, in eval mode; see :func:`load_stack`."""
+    config = pretrained_config(source, kind)
+    set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
+    return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
+
+
+def load_encoder(
+    source: ModelSource,
+    *,
+    dtype: torch.dtype | None = None,
+    dropout: float | None = None,
+    attention_dropout: float | None = None,
+) -> tuple[PreTrainedModel, LoadReport]:
+    """Load a pretrained encoder; see :func:`load_stack`."""
+    return load_stack(source, Kind.ENCODER, dtype=dtype, dropout=dropout, attention_dropout=attention_dropout)
+
+
+def load_stack(
+    source: ModelSource,
+    kind: Kind,
+    *,
+    dtype: torch.dtype | None = None,
+    dropout: float | None = None,
+    attention_dropout: float | None = None,
+) -> tuple[PreTrainedModel, LoadReport]:
+    """Load a pretrained encoder or decoder.
+
+    Args:
+        source: Hub id, folder or ``minilm``, with revision and trust.
+        kind: Which of them.
+        dtype: Type of the weights; None: fp32.
+        dropout: Hidden dropout; None keeps the pretrained one.
+        attention_dropout: Dropout of attention probabilities; None keeps the pretrained one.
+
+    Raises:
+        LoadError: A weight is missing or has another shape; poolers excepted, they are not used.
+        ConfigError: The architecture has no such dropout, or is an encoder-decoder.
+    """
+    model = empty_stack(source, kind, dropout=dropout, attention_dropout=attention_dropout)
+    return model, fill_pretrained(model, source, kind, Wishes(torch.device("cpu"), dtype))
+
+
+def stack_bytes(source: ModelSource, kind: Kind) -> int:
+    """What an encoder's or decoder's weights take on disk in fp32, tied ones once; nothing is read but its config.
+
+    Raises:
+        LoadError: The folder holds no config that transformers knows.
+        ConfigError: The model is an encoder-decoder.
+    """
+    config = pretrained_config(source, kind)
+    model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+STACKS = {Kind.ENCODER: "an encoder", Kind.CAUSAL_LM: "a decoder"}
+"""What is trained, in words: encoders and decoders, and no model of both."""
+
+
+def encoder_config(source: ModelSource) -> PreTrainedConfig:
+    """Read an encoder's config.
+
+    Raises:
+        LoadError: The folder holds no config that transformers knows.
+        ConfigError: The model is no encoder.
+    """
+    return pretrained_config(source, Kind.ENCODER)
+
+
+def pretrained_config(source: ModelSource, kind: Kind) -> PreTrainedConfig:
+    """Read the config of an encoder or of a decoder.
+
+    Raises:
+        LoadError: The folder holds no config that transformers knows.
+        ConfigError: The model is both.
+    """
+    return one_stack(load_config(source), source, allowed=STACKS[kind])
+
+
+def one_stack(config: PreTrainedConfig, source: ModelSource, *, allowed: str) -> PreTrainedConfig:
+    """The config, if it is of an encoder or of a decoder and not of both.
+
+    Args:
+        allowed: Which of them is wanted, for the message: ``an encoder``.
+
+    Raises:
+        ConfigError: It is of both. transformers would build the decoder of some such models without their encoder.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        where = local_folder(source) or source.name
+        raise ConfigError(f"reading the config of {where}", f"{config.model_type} is an encoder-decoder", allowed)
+    return config
+
+
+def _without_pooler(config: PreTrainedConfig) -> dict[str, bool]:
+    """``add_pooling_layer=False`` where the architecture takes it.
+
+    Code that comes with a model keeps its pooler: transformers maps such a config to its class once the first model is
+    built, so the answer would change within a process.
+    """
+    if type(config).__module__.startswith("transformers_modules."):
+        return {}
+    cls: Any = MODEL_MAPPING.get(type(config), None)
+    takes = inspect.isclass(cls) and "add_pooling_layer" in inspect.signature(cls).parameters
+    return {"add_pooling_layer": False} if takes else {}

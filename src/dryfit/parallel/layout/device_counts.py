@@ -1,0 +1,218 @@
+"""What a trial needs of each of several devices: rungs to name, and those that ``execution.tp = "auto"`` takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from dryfit.core.errors import ConfigError, ShardError, TraceError
+from dryfit.core.jobs import PlanAnswer, PlanRequest
+from dryfit.core.jobs.memory import Effect, ExecutionChoice, Rung, VerdictKind
+from dryfit.core.settings.execution import ExecutionSettings
+from dryfit.core.sharding.rank_search import Found
+from dryfit.core.text.units import gib
+from dryfit.memory.planning.estimate import Device
+from dryfit.memory.planning.fallbacks import Trial, describe, execution_asked, time_factor
+from dryfit.memory.planning.ladder import capacity_bytes, memory_of, work_of
+from dryfit.memory.planning.segment_source import SegmentSource
+
+NAMED: Final = (2, 4)
+"""How many devices are named where nothing says how many there are."""
+
+Divided = Callable[[int], SegmentSource]
+"""The segments of one rank of so many; raises ConfigError, ShardError or TraceError where the model cannot be cut."""
+
+
+def with_divided(answer: PlanAnswer, trial: Trial, body: PlanRequest, device: Device, divided: Divided) -> PlanAnswer:
+    """Add to a ladder what each of several devices would need, and to a refusal how many would do.
+
+    Where not every rung is asked for, that is a refusal's matter alone, and of each degree only the smallest that was
+    found is looked at: one trace. The first that fits ends the search.
+
+    Args:
+        answer: What was found, with all that was tried in its ladder; degrees that were tried are left out.
+        trial: What is fixed.
+        body: What is asked: only degrees above its wishes' are looked at.
+        device: What each rank would have.
+        divided: Gives a rank's segments.
+    """
+    wishes, every_rung = body.wishes, body.every_rung
+    refused = answer.verdict is VerdictKind.REFUSED
+    if answer.verdict is VerdictKind.UNKNOWN or wishes.dp > 1 or answer.memory is None or not (refused or every_rung):
+        return answer
+    asked = execution_asked(trial, wishes)
+    most_bytes = capacity_bytes(wishes, device)
+    needs_bytes = needed_as_asked(answer)
+    smallest = _smallest(answer, asked)
+    choices = list(dict.fromkeys((asked, smallest))) if every_rung else [smallest]
+    known = max(wishes.ranks, *(rung.devices for rung in answer.ladder), 1)
+    found: list[Rung] = []
+    cannot_cut = answer.cannot_cut
+    for degree in NAMED:
+        if degree <= known:
+            continue
+        try:
+            choice, required_bytes = _first_that_fits(choices, trial, divided(degree), device, most_bytes)
+        except (ConfigError, ShardError, TraceError) as error:
+            cannot_cut = cannot_cut or why_not(degree, error)
+            continue
+        found.append(
+            _rung(
+                degree,
+                required_bytes,
+                needs_bytes,
+                fits=required_bytes <= most_bytes and _host_has(degree * required_bytes, body.host_bytes),
+                time=time_factor(choice, asked, trial),
+                also=f"; with {describe(choice, asked)}" if choice != asked else "",
+            )
+        )
+        if found[-1].fits and not every_rung:
+            break
+    fitting = next((rung for rung in found if rung.fits), None)
+    reasons = answer.reasons
+    if refused and fitting is not None:
+        reasons = (*reasons, f"{fitting.change} would fit: {gib(fitting.required_bytes)} {fitting.note}")
+    return answer.model_copy(update={"ladder": (*answer.ladder, *found), "reasons": reasons, "cannot_cut": cannot_cut})
+
+
+def judged(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> Found:
+    """What an answer about a trial on so many ranks comes to.
+
+    Args:
+        answer: About one of the ranks.
+        ranks: How many; of one, the host's memory is not asked.
+        host_bytes: What all ranks together may take of the host; None: that is not counted.
+    """
+    if answer.verdict is VerdictKind.UNKNOWN:
+        return Found.NOT_POSSIBLE
+    if not answer.verdict.fits or answer.memory is None:
+        return Found.TOO_LARGE
+    fits = ranks == 1 or _host_has(ranks * answer.memory.required_bytes, host_bytes)
+    return Found.FITS if fits else Found.TOO_LARGE
+
+
+def cut_answer(one: PlanAnswer, several: PlanAnswer, ranks: int, trial: Trial, wishes: ExecutionSettings) -> PlanAnswer:
+    """The answer about a trial that does not fit on one device and is run on several.
+
+    Args:
+        one: The refusal on one device.
+        several: The answer about one of the ranks, by which it fits.
+        ranks: How many.
+        trial: What is fixed, on one device.
+        wishes: Those for one device.
+    """
+    assert several.execution is not None and several.memory is not None  # it fits
+    asked = execution_asked(trial, wishes)
+    tried = {rung.execution: rung.required_bytes for rung in several.ladder if rung.execution is not None}
+    tried.setdefault(several.execution, several.memory.required_bytes)
+    most_bytes = several.device.capacity_bytes
+    found = [
+        _rung(
+            ranks,
+            required_bytes,
+            needed_as_asked(one),
+            fits=required_bytes <= most_bytes,
+            time=time_factor(choice, asked, trial),
+        ).model_copy(
+            update={
+                "change": " + ".join(part for part in (_ranks(ranks), describe(choice, asked)) if part),
+                "execution": choice.model_copy(update={"tp": ranks}),
+            }
+        )
+        for choice, required_bytes in tried.items()
+    ]
+    return several.model_copy(
+        update={
+            "verdict": VerdictKind.FITS_WITH,
+            "execution": several.execution.model_copy(update={"tp": ranks}),
+            "fallbacks": tuple(choice.model_copy(update={"tp": ranks}) for choice in several.fallbacks),
+            "shortfall_bytes": one.shortfall_bytes,
+            "ladder": (*one.ladder, *found),
+            "cannot_cut": one.cannot_cut,
+        }
+    )
+
+
+def with_tried(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_bytes: int | None) -> PlanAnswer:
+    """A refusal, with what the trial takes on numbers of ranks that do not do either.
+
+    Args:
+        one: The refusal on one device.
+        tried: The answers about one of the ranks, by how many there are.
+        host_bytes: As in :func:`judged`.
+    """
+    found: list[Rung] = []
+    for ranks, answer in tried.items():
+        if answer.memory is None:
+            continue
+        sizes = [answer.memory.required_bytes, *(rung.required_bytes for rung in answer.ladder if rung.execution)]
+        also = ""
+        if answer.verdict.fits and host_bytes is not None:
+            also = f"; the host has {gib(host_bytes)} for all of them"
+        found.append(_rung(ranks, min(sizes), needed_as_asked(one), fits=False, also=also))
+    return one.model_copy(update={"ladder": (*one.ladder, *found)})
+
+
+def with_more_ranks(answer: PlanAnswer, ranks: int) -> PlanAnswer:
+    """An answer that fits, with more ranks as the last thing to fall back to: the smallest of its choices, cut."""
+    assert answer.execution is not None  # it fits
+    choices = [choice for choice in (answer.execution, *answer.fallbacks) if not choice.offload_optimizer]
+    smallest = (choices or [answer.execution])[-1]
+    last = smallest.model_copy(update={"tp": ranks, "offload_optimizer": False})
+    return answer.model_copy(update={"fallbacks": (*answer.fallbacks, last)})
+
+
+def needed_as_asked(answer: PlanAnswer) -> int:
+    """What one device must have for the plan as asked."""
+    assert answer.memory is not None
+    first = next((rung for rung in answer.ladder if rung.execution is not None), None)
+    return answer.memory.required_bytes if first is None else first.required_bytes + first.saves_bytes
+
+
+def why_not(degree: int, error: ConfigError | ShardError | TraceError) -> str:
+    """Why a model cannot be cut over so many ranks."""
+    return f"{_ranks(degree)}: {error.found}"
+
+
+def _host_has(needed_bytes: int, host_bytes: int | None) -> bool:
+    return host_bytes is None or needed_bytes <= host_bytes
+
+
+def _rung(ranks: int, required_bytes: int, alone_bytes: int, *, fits: bool, time: float = 1.0, also: str = "") -> Rung:
+    """A rung of so many ranks, of which each needs so much in place of what one device would need alone."""
+    return Rung(
+        change=_ranks(ranks),
+        execution=None,
+        required_bytes=required_bytes,
+        saves_bytes=alone_bytes - required_bytes,
+        time_factor=time,
+        effect=Effect.NUMERICS,
+        fits=fits,
+        devices=ranks,
+        note=f"on each of {ranks} devices{also}",
+    )
+
+
+def _ranks(degree: int) -> str:
+    return f"execution.tp = {degree}"
+
+
+def _first_that_fits(
+    choices: Sequence[ExecutionChoice], trial: Trial, source: SegmentSource, device: Device, most_bytes: int
+) -> tuple[ExecutionChoice, int]:
+    """The first choice that fits with what it needs, or the one that needs least."""
+    priced: list[tuple[ExecutionChoice, int]] = []
+    for choice in choices:
+        needs_bytes = memory_of(source, work_of(trial, choice), device, most_bytes).required_bytes
+        if needs_bytes <= most_bytes:
+            return choice, needs_bytes
+        priced.append((choice, needs_bytes))
+    return min(priced, key=lambda one: one[1])
+
+
+def _smallest(answer: PlanAnswer, asked: ExecutionChoice) -> ExecutionChoice:
+    """Of what was tried, the choice that needs least; state in host memory is for one process alone."""
+    own = [
+        (rung.required_bytes, rung.execution)
+        for rung in answer.ladder
+        if rung.execution is not None and rung.devices == 1 and not rung.execution.offload_optimizer
+    ]
+    return min([(needed_as_asked(answer), asked), *own], key=lambda one: one[0])[1]

@@ -1,0 +1,198 @@
+"""How a trial's model is cut over its ranks: planned and proved once for each model, and kept."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import transformers
+from pydantic import BaseModel, ValidationError
+from transformers import PreTrainedModel
+
+from dryfit.core.settings.tables import ModelSettings, Settings
+from dryfit.core.sharding.shard_plan import ShardPlan
+from dryfit.core.sharding.shard_proof import ShardProof
+from dryfit.core.wire import canonical_json, read_model, write_model
+from dryfit.memory.planning.trace_store import code_fingerprint
+from dryfit.meta.construction.construction import build
+from dryfit.meta.loading.pretrained import Kind, make_model
+from dryfit.parallel.planning.planner import plan_shards
+from dryfit.parallel.proof.narrow import Wide, prove_narrowed
+from dryfit.parallel.proof.narrow_config import Narrowing, narrow_config
+from dryfit.parallel.proof.prove import MOST_BYTES, proof_bytes, prove
+from dryfit.parallel.ranks.collectives import Ranks
+from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
+from dryfit.parallel.trace.capture import Inputs
+from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
+from dryfit.tasks.guard import model_bounds
+from dryfit.tasks.lm.token_loss import over_tokens
+
+FOLDER = "shards"
+"""Where plans are kept, beside a study's tokens or the planner's traces."""
+
+KeptT = TypeVar("KeptT", bound=BaseModel)
+
+_ROWS, _LENGTH = 3, 12
+_POSITIONS = "position_ids"
+_PACKAGE = Path(__file__).parents[1]
+
+
+class ProvedPlan(Settings):
+    """A plan, and what its proof found."""
+
+    plan: ShardPlan
+    proof: ShardProof
+
+
+def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path, *, most_bytes: int = MOST_BYTES) -> ProvedPlan:
+    """Plan how a trial's model is cut over ranks, head and adapters included, and prove it.
+
+    A model that is too wide to be proved itself is proved on a narrower one of its class, which the task makes from
+    narrower configs; ``proof.narrowed`` says so.
+
+    Args:
+        model: The whole model; its weights are not read. It may be on meta.
+        task: Whose model it is: makes it, and says what it is called with.
+        degree: How many ranks.
+        folder: Where plans are kept, by all that decides them; what cannot be read there is made again.
+        most_bytes: Memory that the proof may take.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: The model's code cannot be followed.
+        ShardError: The plan computes something else than the model, or the proof would take too much memory.
+    """
+    path = folder / f"{_key(model, task, degree)}.json"
+    kept = _kept(path, ProvedPlan)
+    if kept is not None:
+        return kept
+    plan = shard_plan(model, task, degree)
+    made = ProvedPlan(plan=plan, proof=_proved(Wide(model, plan, traced_inputs(model, task)), task, most_bytes))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_model(path, made, durable=False)
+    return made
+
+
+def shard_plan(model: TaskModel, task: Task, degree: int) -> ShardPlan:
+    """Plan how a trial's model is cut, without a proof: for numbers, never for training.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: The model's code cannot be followed.
+    """
+    return plan_shards(model, degree, inputs=traced_inputs(model, task), loss_over_ranks=over_tokens(task) is not None)
+
+
+def over_ranks(task: Task, plan: ShardPlan, ranks: Ranks) -> Task:
+    """The task as a rank of a cut model trains it: where scores stay cut, their loss is computed over the ranks."""
+    if plan.scores is None:
+        return task
+    needs_a_sum = over_tokens(task)
+    assert needs_a_sum is not None  # the plan was made for it
+    return needs_a_sum.with_token_loss(VocabularyLoss(ranks, plan.vocabulary))
+
+
+def kept_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> ShardPlan:
+    """As :func:`shard_plan`, made once: the proved plan where there is one, else one that is kept without a proof.
+
+    Args:
+        model: As in :func:`proved_plan`.
+        task: Whose model it is.
+        degree: How many ranks.
+        folder: Where plans are kept.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: The model's code cannot be followed.
+    """
+    key = _key(model, task, degree)
+    proved = _kept(folder / f"{key}.json", ProvedPlan)
+    path = folder / f"{key}.unproved.json"
+    plan = proved.plan if proved is not None else _kept(path, ShardPlan)
+    if plan is None:
+        plan = shard_plan(model, task, degree)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(path, plan, durable=False)
+    return plan
+
+
+def traced_inputs(model: TaskModel, task: Task) -> Inputs:
+    """What a trial's model is called with to follow it, by rows and length: tensors without values."""
+    return lambda rows, length: _inputs(model, task, rows, length, _on_meta)
+
+
+def _proved(wide: Wide, task: Task, most_bytes: int) -> ShardProof:
+    model = wide.module
+    assert isinstance(model, TaskModel)
+    if proof_bytes(model, wide.plan) <= most_bytes:
+        return prove(model, wide.plan, _sample(model, task), most_bytes=most_bytes)
+    return prove_narrowed(
+        wide,
+        lambda step: task.model(_narrow_bases(wide, step)),
+        lambda narrow: _sample(narrow, task) if isinstance(narrow, TaskModel) else {},
+        most_bytes=most_bytes,
+    )
+
+
+def _narrow_bases(wide: Wide, step: Narrowing) -> MakeBase:
+    """Makes narrow models in the place of a model's pretrained ones, without weights."""
+    assert isinstance(wide.module, TaskModel)
+    parts = wide.module.pretrained()
+
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+        del dtype
+        if part not in parts:
+            raise wide.refused(f"the task asks for a pretrained model {part!r}", f"one of {sorted(parts)}")
+        config = narrow_config(parts[part].config, wide.plan.degree, step)
+        return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+
+    return make
+
+
+def _kept(path: Path, kind: type[KeptT]) -> KeptT | None:
+    try:
+        return read_model(path, kind)
+    except (OSError, ValidationError):
+        return None
+
+
+def _key(model: TaskModel, task: Task, degree: int) -> str:
+    """Of all that a plan depends on: code, architecture, sizes, and how many ranks."""
+    facts = {
+        "code": (code_fingerprint(_PACKAGE), torch.__version__, transformers.__version__),
+        "degree": degree,
+        "inputs": task.inputs,
+        "loss over ranks": over_tokens(task) is not None,
+        "models": {part: base.config.to_json_string(use_diff=False) for part, base in model.pretrained().items()},
+        "modules": [f"{name} {type(part).__qualname__}" for name, part in model.named_modules()],
+        "parameters": [f"{name} {tuple(one.shape)}" for name, one in model.named_parameters(remove_duplicate=False)],
+    }
+    return hashlib.sha256(canonical_json(facts).encode()).hexdigest()[:24]
+
+
+def _on_meta(_name: str, size: tuple[int, ...]) -> torch.Tensor:
+    return torch.ones(size, dtype=torch.long, device="meta")
+
+
+def _inputs(
+    model: TaskModel, task: Task, rows: int, length: int, make: Callable[[str, tuple[int, ...]], torch.Tensor]
+) -> Batch:
+    """What the model is called with; positions in packed sequences change nothing of how it can be cut."""
+    sizes = task.batch_sizes(rows, length, segments=model.takes_types)
+    return {name: make(name, sizes[name]) for name in task.inputs if name in sizes and name != _POSITIONS}
+
+
+def _sample(model: TaskModel, task: Task) -> Batch:
+    """Rows to prove a plan with: random tokens without padding, all in the first segment."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = model_bounds(model).tokens or 2
+
+    def make(name: str, size: tuple[int, ...]) -> torch.Tensor:
+        if "mask" in name:
+            return torch.ones(size, dtype=torch.long)
+        if "type" in name:
+            return torch.zeros(size, dtype=torch.long)
+        return torch.randint(min(5, tokens - 1), tokens, size, generator=generator)
+
+    return _inputs(model, task, _ROWS, _LENGTH, make)

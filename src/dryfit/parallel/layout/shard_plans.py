@@ -1,0 +1,148 @@
+"""How the models of a request are cut, for planning their memory: each found once, and said in a table."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.choices import BaseFormat
+from dryfit.core.settings.execution import PlanSubject
+from dryfit.core.settings.memory_key import any_shape, memory_key
+from dryfit.core.settings.tables import ModelSettings
+from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
+from dryfit.core.sharding.shard_summary import CutRow, CutSummary, KeptWhole
+from dryfit.parallel.layout.proved_plans import ProvedPlan, kept_plan, proved_plan
+from dryfit.parallel.ranks.check import shards_of
+from dryfit.tasks.base import Task, TaskModel
+
+_Place = tuple[ModelSettings, str, int]
+
+
+@dataclass(slots=True)
+class Cuts:
+    """Plans by subject and degree.
+
+    Attributes:
+        folder: Where plans are kept, proved and unproved.
+        whole_model: Gives a subject's whole model, on meta, and its task.
+    """
+
+    folder: Path
+    whole_model: Callable[[PlanSubject], tuple[TaskModel, Task]]
+    _plans: dict[_Place, ShardPlan] = field(default_factory=dict[_Place, ShardPlan])
+    _proved: dict[_Place, CutSummary] = field(default_factory=dict[_Place, CutSummary])
+
+    def prove(self, subject: PlanSubject, degree: int) -> CutSummary:
+        """Prove a subject's plan; what is sent is not known yet.
+
+        Raises:
+            ConfigError: Nothing can be cut, the degree does not divide what can be, or the base is in 8 bits.
+            TraceError: The model's code cannot be followed.
+            ShardError: The plan is refused by its proof.
+        """
+        place = _place(subject, degree)
+        if place not in self._proved:
+            model, task = self._model(subject)
+            found = proved_plan(model, task, degree, self.folder)
+            self._plans[place] = found.plan
+            self._proved[place] = cut_summary(model, found)
+        return self._proved[place]
+
+    def plan(self, subject: PlanSubject, degree: int) -> ShardPlan:
+        """A subject's plan: the proved one where it was proved here; else for numbers only.
+
+        Raises:
+            ConfigError: Nothing can be cut, the degree does not divide what can be, or the base is in 8 bits.
+            TraceError: The model's code cannot be followed.
+        """
+        place = _place(subject, degree)
+        if place not in self._plans:
+            self._plans[place] = kept_plan(*self._model(subject), degree, self.folder)
+        return self._plans[place]
+
+    def _model(self, subject: PlanSubject) -> tuple[TaskModel, Task]:
+        if subject.lora is not None and subject.lora.base is BaseFormat.INT8:
+            raise ConfigError(
+                "cutting a trial's model over processes",
+                'lora.base is "int8"',
+                "fp32, fp16 or bf16",
+                "leave execution.tp out",
+            )
+        return self.whole_model(subject)
+
+
+def _place(subject: PlanSubject, degree: int) -> _Place:
+    return (subject.settings.model, memory_key(any_shape(subject)), degree)
+
+
+def cut_summary(model: nn.Module, proved: ProvedPlan) -> CutSummary:
+    """Sum up how a model is cut.
+
+    Args:
+        model: The whole model; it may be on meta.
+        proved: Its plan.
+    """
+    plan, shards = proved.plan, shards_of(model, proved.plan)
+    every = dict(model.named_parameters())
+    local = {name: shards[name].local_shape(plan.degree) for name in every}
+    kinds: dict[tuple[str, tuple[int, ...], tuple[int, ...], str], list[str]] = {}
+    for name in every:
+        place = (_folded(name), shards[name].shape, local[name], _how(model, name, shards[name], proved))
+        kinds.setdefault(place, []).append(name)
+    cut = [name for name in every if shards[name].dim is not None]
+    whole_bytes = sum(one.nbytes for one in every.values())
+    return CutSummary(
+        degree=plan.degree,
+        weight_bytes=whole_bytes - sum(every[name].nbytes for name in cut) * (plan.degree - 1) // plan.degree,
+        whole_weight_bytes=whole_bytes,
+        cut=len(cut),
+        whole=len(every) - len(cut),
+        output_error=proved.proof.output_error,
+        gradient_error=proved.proof.gradient_error,
+        rows=tuple(
+            CutRow(
+                name=name if len(names) > 1 else names[0],
+                count=len(names),
+                shape=shape,
+                local_shape=local_shape,
+                how=how,
+            )
+            for (name, shape, local_shape, how), names in kinds.items()
+        ),
+        kept_whole=_grouped(plan.whole.items()),
+    )
+
+
+def _folded(name: str) -> str:
+    """A name with the numbers of layers taken out."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def _how(model: nn.Module, name: str, shard: ParameterShard, proved: ProvedPlan) -> str:
+    """How a parameter is cut: by column or row of the matrix that a linear layer multiplies with, as Megatron says."""
+    if shard.dim is None:
+        return "whole, gradients summed" if shard.sum_gradient else "whole"
+    path = name.rpartition(".")[0]
+    part = model.get_submodule(path)
+    if path in proved.plan.modules and proved.plan.modules[path].vocabulary:
+        how = "vocabulary"
+    elif isinstance(part, nn.Linear | Conv1D):
+        outputs_at = len(shard.shape) - 1 if isinstance(part, Conv1D) else 0  # Conv1D's weight is transposed
+        how = "column" if shard.dim == outputs_at else "row"
+    else:
+        how = f"dimension {shard.dim}"
+    return f"{how}, {len(shard.blocks)} blocks" if len(shard.blocks) > 1 else how
+
+
+def _grouped(whole: Iterable[tuple[str, str]]) -> tuple[KeptWhole, ...]:
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for name, reason in whole:
+        reasons.setdefault(reason, {}).setdefault(_folded(name), []).append(name)
+    return tuple(
+        KeptWhole(reason=reason, names=tuple(folded if len(names) > 1 else names[0] for folded, names in kinds.items()))
+        for reason, kinds in reasons.items()
+    )

@@ -1,0 +1,153 @@
+"""A trial's model cut over the processes that train it: built from slices, saved whole."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from dryfit.core.jobs.load_report import LoadReport
+from dryfit.core.settings.tables import RegularizationSettings
+from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
+from dryfit.meta.files.stored_slices import Part
+from dryfit.parallel.layout.layout import AllRows
+from dryfit.parallel.layout.model_slices import (
+    Build,
+    change_state,
+    empty_model,
+    filled_slices,
+    restore_slices,
+    whole_model,
+)
+from dryfit.parallel.layout.processes import Group
+from dryfit.parallel.layout.proved_plans import over_ranks
+from dryfit.parallel.ranks.apply import check_ranks, connect, mark_cut, part_of
+from dryfit.parallel.ranks.check import shards_of
+from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.gathering import gather
+from dryfit.parallel.ranks.norms import gradient_norm
+from dryfit.tasks.base import Task, TaskModel
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How a rank's model is made.
+
+    Attributes:
+        build: Makes the trial's model from pretrained ones.
+        regularization: Its dropouts.
+        whole: It, without memory.
+        plan: How it is cut.
+        group: This rank among the others.
+        device: Where it lies.
+    """
+
+    build: Build
+    regularization: RegularizationSettings
+    whole: TaskModel
+    plan: ShardPlan
+    group: Group
+    device: str
+
+    def filled(self) -> tuple[TaskModel, LoadReport]:
+        """This rank's slices of the model: pretrained ones read from their files, the others drawn whole and cut.
+
+        It does not compute with the other ranks yet: see :meth:`connected`.
+
+        Raises:
+            LoadError: As for a whole model.
+            ConfigError: A part cannot be cut before it is filled.
+        """
+        parts = self.parts(self.whole)
+        model, report = filled_slices(self.build, self.whole, parts, self.regularization, self.device)
+        mark_cut(model, self.group.rank, self.plan.degree)
+        return model, report
+
+    def connected(self, model: TaskModel) -> "CutModel":
+        """Make the ranks' models compute together; it must be known which parameters are trained.
+
+        Raises:
+            ShardError: The ranks are not alike.
+        """
+        connect(model, self.plan, self.group.tensors, CutScores.in_calls_of(model))
+        check_ranks(model, self.plan, self.group.tensors)
+        return CutModel(self)
+
+    def parts(self, whole: nn.Module) -> dict[str, Part]:
+        """What this rank holds, by every name of each parameter that is cut."""
+        return {
+            name: part
+            for name, shard in shards_of(whole, self.plan).items()
+            if (part := part_of(shard, self.group.rank, self.plan.degree)) is not None
+        }
+
+
+@final
+class CutModel(AllRows):
+    """A rank's part of a cut model that computes with the others.
+
+    Args:
+        cutting: How it was made.
+    """
+
+    def __init__(self, cutting: Cutting) -> None:
+        self._cutting = cutting
+        self.company = cutting.group
+
+    def task_here(self, task: Task) -> Task:
+        """With its loss over the ranks where scores stay cut."""
+        return over_ranks(task, self._cutting.plan, self.company.tensors)
+
+    def gradient_norm(self, model: nn.Module) -> torch.Tensor:
+        """Of all slices, in the gradients' own number format."""
+        norm = gradient_norm(model, self._cutting.plan, self.company.tensors)
+        return norm.to(next(one.grad.dtype for one in model.parameters() if one.grad is not None))
+
+    def whole(self, model: TaskModel) -> TaskModel | None:
+        """A model of its own on the CPU, put together one tensor at a time."""
+        shards = shards_of(model, self._cutting.plan)
+
+        def gathered(name: str, local: torch.Tensor) -> torch.Tensor:
+            return gather(local, shards[name], self.company.tensors, name) if name in shards else local
+
+        making = self._cutting
+        empty = partial(empty_model, making.build, making.regularization)
+        return whole_model(model, empty, gathered, keep=self.company.rank == 0)
+
+    def restore(self, model: TaskModel, folder: Path) -> None:
+        """Each rank reads its slices; nothing changes unless every tensor has its place."""
+        shards = shards_of(model, self._cutting.plan)
+
+        def shape_of(name: str, local: torch.Tensor) -> tuple[int, ...]:
+            return shards[name].shape if name in shards else tuple(local.shape)
+
+        restore_slices(model, folder, self._cutting.parts(model), shape_of)
+
+    def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
+        """Moments and all else that has a parameter's shape are put together when saved, and cut when loaded."""
+        shards = shards_of(model, self._cutting.plan)
+        by_id = {id(parameter): shards[name] for name, parameter in model.named_parameters()}
+        order = [one for group in optimizer.param_groups for one in group["params"]]
+        degree, company = self._cutting.plan.degree, self.company
+
+        def gathered(parameter: nn.Parameter, value: Any) -> Any:
+            shard = by_id[id(parameter)]
+            if not _is_of(value, shard.local_shape(degree), shard):
+                return value
+            whole = gather(value, shard, company.tensors, "the optimizer's state")
+            return value if company.rank else whole.cpu()
+
+        def cut(parameter: nn.Parameter, value: Any) -> Any:
+            shard = by_id[id(parameter)]
+            part = part_of(shard, company.rank, degree)
+            return part.of(value) if part is not None and _is_of(value, shard.shape, shard) else value
+
+        optimizer.register_state_dict_post_hook(lambda _, state: change_state(state, order, gathered))
+        optimizer.register_load_state_dict_pre_hook(lambda _, state: change_state(state, order, cut))
+
+
+def _is_of(value: Any, shape: tuple[int, ...], shard: ParameterShard) -> bool:
+    """Whether something in an optimizer's state goes element by element with a parameter that is cut."""
+    return shard.dim is not None and isinstance(value, torch.Tensor) and tuple(value.shape) == shape

@@ -1,0 +1,282 @@
+"""Which axes to cut: those that save most memory for what they send.
+
+An axis is worth the bytes of the parameters it cuts, with their gradients and an optimizer's two moments, that a rank
+need not hold, less the bytes that a step sends because of it. Of axes that meet in one tensor only one can be cut.
+Layers are cut in any case, that being what was asked for; the table of a vocabulary, whose sums and scores are long,
+only where it pays.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Final
+
+from dryfit.core.errors import ConfigError
+from dryfit.parallel.planning.axes import Hold
+from dryfit.parallel.planning.regions import CannotCut, Regions, find_regions
+from dryfit.parallel.planning.rules.base import Meeting
+from dryfit.parallel.planning.solve import Solved, solve
+from dryfit.parallel.ranks.cut_scores import score_mark
+from dryfit.parallel.ranks.vocabulary_loss import NUMBERS
+from dryfit.parallel.trace.graph import LEAVE, Graph, Leaf, Node, Ref
+
+KEPT_PER_PARAMETER: Final = 4
+"""A parameter, its gradient and the two moments of Adam, all of one size."""
+
+LEAST_SHARE: Final = 0.01
+"""A table of a vocabulary that is less of the model than this is not worth two collectives in a step."""
+
+TOKENS: Final = 4096
+"""Tokens of a step, where nobody says how many there are."""
+
+TOLD_BYTES: Final = 4 * NUMBERS
+"""Of each token, what a rank tells another one where the loss is computed over the ranks, in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is cut.
+
+    Attributes:
+        solved: The graph with its axes.
+        cut: The axes that are.
+        regions: What follows from that.
+        whole: Why other matrices are not, by parameter.
+        scores: The module whose scores stay cut where the loss is computed over the ranks.
+    """
+
+    solved: Solved
+    cut: frozenset[int]
+    regions: Regions
+    whole: Mapping[str, str]
+    scores: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    axis: int
+    size: int
+    leaves: tuple[Leaf, ...]
+    saved_bytes: float
+    gain_bytes: float
+    vocabulary: bool
+
+
+_TELLING: Final = (Hold.UNKNOWN, Hold.OPERATOR, Hold.LOSS, Hold.TABLE, Hold.OUTPUT, Hold.ROWS)
+"""Of several reasons, which says most."""
+
+
+@dataclass(slots=True)
+class _Whole:
+    """Why parameters stay whole: of several reasons the one that says most, which has the lowest number."""
+
+    why: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def note(self, leaves: Iterable[Leaf], text: str, rank: int = 0) -> None:
+        for leaf in leaves:
+            self.why[leaf.name] = min(self.why.get(leaf.name, (rank, text)), (rank, text), key=lambda one: one[0])
+
+
+def choose(
+    graph: Graph,
+    degree: int,
+    tokens: int = TOKENS,
+    refused: Mapping[str, str] | None = None,
+    *,
+    loss_over_ranks: bool = False,
+) -> Chosen:
+    """Choose what is cut over some ranks.
+
+    Args:
+        graph: A forward pass.
+        degree: Number of ranks.
+        tokens: Of a step, for what it sends.
+        refused: Parameters that must stay whole, with the reason.
+        loss_over_ranks: Whether scores may stay cut.
+
+    Raises:
+        ConfigError: What is worth cutting cannot be cut by this degree, or nothing can be cut.
+    """
+    solved = solve(graph)
+    if heads := _heads(solved):
+        solved = solve(graph, heads)
+    whole = _Whole()
+    apart = score_mark(solved) if loss_over_ranks else None
+    found = _candidates(solved, degree, tokens, refused or {}, whole, apart)
+    cut, regions = _settle(solved, found, whole)
+    why = {
+        leaf.name: whole.why[leaf.name][1]
+        for leaf in graph.parameters()
+        if len(leaf.value.shape) > 1 and solved.cut_of(Ref(leaf.name), cut) is None and leaf.name in whole.why
+    }
+    if not cut:
+        raise ConfigError(
+            f"cutting a model over {degree} ranks",
+            "nothing of it can be cut: " + "; ".join(f"{name}: {text}" for name, text in list(why.items())[:3]),
+            "layers whose features or heads are independent of each other",
+            "train it without execution.tp",
+        )
+    layers = [one for one in found if one.axis in cut and not one.vocabulary]
+    if wrong := next((one for one in layers if one.size % degree), None):
+        raise _indivisible(wrong, gcd(*(one.size for one in layers)), degree)
+    mark = next((node for node in graph.nodes if node.name == apart and node.name in regions.at), None)
+    return Chosen(solved, cut, regions, why, mark.module if mark is not None else None)
+
+
+def _heads(solved: Solved) -> list[str]:
+    """Marks behind linear layers whose features are whole only because the model returns them, or a loss needs them."""
+    made: list[str] = []
+    makers = {node.name: node for node in solved.graph.nodes}
+    for node in solved.graph.nodes:
+        maker = makers.get(node.ref("x").name) if node.op == LEAVE else None
+        if maker is None or maker.op != "linear" or maker.module != node.module:
+            continue
+        axes = solved.axes.axes_of(solved.dims[maker.ref("weight")][0])
+        holds = {reason.hold for axis in axes for reason in solved.axes.reasons(axis)}
+        if holds and holds <= {Hold.OUTPUT, Hold.LOSS}:
+            made.append(node.name)
+    return made
+
+
+def _candidates(
+    solved: Solved, degree: int, tokens: int, refused: Mapping[str, str], whole: _Whole, apart: str | None
+) -> list[_Candidate]:
+    """The axes that might be cut; of the others' parameters, why not."""
+    tables = {
+        axis
+        for met in solved.sums.values()
+        for one in met
+        if one.meeting is Meeting.LOOKUP
+        for axis in solved.axes.axes_of(one.dim)
+    }
+    scores: dict[int, Ref] = {
+        axis: Ref(node.name)
+        for node in solved.graph.nodes
+        if node.name in solved.opened
+        for axis in solved.axes_of(node.ref("x"))[-1]
+    }
+    twice = _twice(solved)
+    total = sum(leaf.value.size_bytes for leaf in solved.graph.parameters()) * KEPT_PER_PARAMETER
+    found: list[_Candidate] = []
+    for axis, leaves in _axes_of_parameters(solved).items():
+        if no := next((refused[leaf.name] for leaf in leaves if leaf.name in refused), ""):
+            whole.note(leaves, no)
+            continue
+        if reason := min(solved.axes.reasons(axis), key=lambda reason: _TELLING.index(reason.hold), default=None):
+            whole.note(leaves, reason.text, 1 + _TELLING.index(reason.hold))
+            continue
+        if axis in twice:
+            whole.note(leaves, "one tensor has the same axis twice")
+            continue
+        saved = sum(leaf.value.size_bytes for leaf in leaves) * KEPT_PER_PARAMETER * (degree - 1) / degree
+        sent = _sent_bytes(solved, axis, scores, apart) * tokens * 2 * (degree - 1) / degree
+        vocabulary = axis in tables or axis in scores
+        if vocabulary and (saved <= sent or saved < LEAST_SHARE * total):
+            whole.note(leaves, "cutting it would send more than it saves")
+            continue
+        if vocabulary and solved.axes.size(axis) % degree:
+            whole.note(leaves, f"{degree} ranks do not divide its {solved.axes.size(axis)} rows")
+            continue
+        found.append(_Candidate(axis, solved.axes.size(axis), leaves, saved, saved - sent, vocabulary))
+    return found
+
+
+def _axes_of_parameters(solved: Solved) -> dict[int, tuple[Leaf, ...]]:
+    found: dict[int, dict[str, Leaf]] = {}
+    for leaf in solved.graph.parameters():
+        for axes in solved.axes_of(Ref(leaf.name)):
+            for axis in axes:
+                found.setdefault(axis, {})[leaf.name] = leaf
+    return {axis: tuple(leaves.values()) for axis, leaves in found.items()}
+
+
+def _twice(solved: Solved) -> set[int]:
+    """Axes that are in one tensor twice, as the two sides of a square matrix between residual streams."""
+    found: set[int] = set()
+    for ref in solved.dims:
+        axes = [axis for dim in solved.axes_of(ref) for axis in dim]
+        if len(set(axes)) < len(axes):
+            found.update(axis for axis in axes if axes.count(axis) > 1)
+    return found
+
+
+def _sent_bytes(solved: Solved, axis: int, scores: Mapping[int, Ref], apart: str | None) -> float:
+    """Bytes of a token that are added up or put together because an axis is cut."""
+    made = [
+        solved.values[Ref(one.node)]
+        for met in solved.sums.values()
+        for one in met
+        if axis in solved.axes.axes_of(one.dim)
+    ]
+    told = 0
+    if axis in scores and scores[axis].name == apart:
+        # Scores are not put together; what is summed then is the gradient of what the head is given.
+        told = TOLD_BYTES
+        made += [solved.values[node.ref("input")] for node in solved.graph.nodes if _makes(node, axis, solved)]
+    elif axis in scores:
+        made.append(solved.values[scores[axis]])
+    return told + sum(value.size_bytes for value in made) / solved.graph.tokens
+
+
+def _makes(node: Node, axis: int, solved: Solved) -> bool:
+    """Whether an operator is a linear layer that makes features along an axis."""
+    return node.op == "linear" and axis in solved.axes.axes_of(solved.dims[node.ref("weight")][0])
+
+
+def _settle(solved: Solved, found: list[_Candidate], whole: _Whole) -> tuple[frozenset[int], Regions]:
+    """Take the best candidates that can be cut together."""
+    rivals = _rivals(solved, {candidate.axis for candidate in found})
+    left = list(found)
+    while True:
+        cut = _independent(left, rivals)
+        try:
+            return cut, find_regions(solved, cut)
+        except CannotCut as no:
+            for candidate in left:
+                if text := no.why.get(candidate.axis):
+                    whole.note(candidate.leaves, text)
+            left = [candidate for candidate in left if candidate.axis not in no.why]
+
+
+def _independent(candidates: list[_Candidate], rivals: Mapping[int, set[int]]) -> frozenset[int]:
+    """Candidates of which no two are rivals: those first that gain most for each one they exclude.
+
+    Source: S. Sakai et al., "A note on greedy algorithms for the maximum weighted independent set problem", 2003
+    (GWMIN).
+    """
+    left = {candidate.axis: candidate for candidate in candidates}
+    taken: set[int] = set()
+
+    def worth(candidate: _Candidate) -> tuple[bool, float]:
+        excluded = len(rivals.get(candidate.axis, set()) & left.keys())
+        gain = candidate.gain_bytes if candidate.gain_bytes > 0 else candidate.saved_bytes
+        return candidate.gain_bytes > 0, gain / (excluded + 1)
+
+    while left:
+        best = max(left.values(), key=worth)
+        taken.add(best.axis)
+        for axis in rivals.get(best.axis, set()) | {best.axis}:
+            left.pop(axis, None)
+    return frozenset(taken)
+
+
+def _rivals(solved: Solved, candidates: set[int]) -> dict[int, set[int]]:
+    """Candidates that meet in one tensor, which can be cut only once."""
+    found: dict[int, set[int]] = {}
+    for ref in solved.dims:
+        here = {axis for dim in solved.axes_of(ref) for axis in dim} & candidates
+        if len(here) > 1:
+            for axis in here:
+                found.setdefault(axis, set()).update(here - {axis})
+    return found
+
+
+def _indivisible(wrong: _Candidate, common: int, degree: int) -> ConfigError:
+    allowed = [str(number) for number in range(2, common + 1) if common % number == 0]
+    first, others = wrong.leaves[0].name, len(wrong.leaves) - 1
+    return ConfigError(
+        f"cutting a model over {degree} ranks",
+        f"{degree} does not divide {wrong.size}, the heads or features that {first} and {others} others are cut by",
+        f"execution.tp of {', '.join(allowed)}" if allowed else "no degree: what is cut has no divisor in common",
+        "where query heads share keys and values, the number of key and value heads counts",
+    )

@@ -1,0 +1,182 @@
+"""From a module and a number of ranks to a plan. Neither a process group nor a device is needed."""
+
+import re
+from collections.abc import Mapping
+
+from torch import nn
+
+from dryfit.core.errors import ConfigError, TraceError
+from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan, Traffic
+from dryfit.parallel.planning.choose import TOKENS, TOLD_BYTES, Chosen, choose
+from dryfit.parallel.planning.rank_shapes import Attributes, Misfit, check_size, misfits, read_numbers
+from dryfit.parallel.trace.capture import OTHER, SMALL, Inputs, capture
+from dryfit.parallel.trace.graph import Graph, Leaf, Ref, Value
+from dryfit.parallel.trace.repeats import for_all_layers, shortened
+
+
+def plan_shards(
+    module: nn.Module,
+    degree: int,
+    *,
+    inputs: Inputs | None = None,
+    tokens: int = TOKENS,
+    loss_over_ranks: bool = False,
+) -> ShardPlan:
+    """Plan how a model is cut over ranks.
+
+    Args:
+        module: A model; its parameters may be on the meta device. It is left as it was.
+        degree: Number of ranks.
+        inputs: From rows and length to the keywords that it is called with; tokens and a mask where nothing is given.
+        tokens: Of a step, for weighing what is sent against what is saved.
+        loss_over_ranks: Whether the loss is a cross entropy over the last dimension of what the model returns, and can
+            be computed from a rank's part of it: scores of a vocabulary then stay cut.
+
+    Raises:
+        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        TraceError: Its code cannot be followed.
+    """
+    if degree < 2:
+        raise ConfigError("planning how a model is cut", f"{degree} ranks", "2 or more", "leave execution.tp away")
+    with shortened(module) as stands_for:
+        try:
+            plan = _planned(module, degree, inputs, tokens, loss_over_ranks)
+        except TraceError:
+            if not stands_for:
+                raise
+            plan = None
+    if plan is None:  # its code counts on all of its layers
+        return _planned(module, degree, inputs, tokens, loss_over_ranks)
+    return for_all_layers(plan, module, stands_for)
+
+
+def _planned(module: nn.Module, degree: int, inputs: Inputs | None, tokens: int, loss_over_ranks: bool) -> ShardPlan:
+    graph = capture(module, inputs, SMALL)
+    other = capture(module, inputs, OTHER)
+    check_size(graph, other, module)
+    refused: dict[str, str] = {}
+    while True:
+        chosen = choose(graph, degree, tokens, refused, loss_over_ranks=loss_over_ranks)
+        wrong: list[Misfit] = []
+        tried: list[Attributes] = []
+        for computed in (False, True):
+            attributes = read_numbers(chosen, other, degree, computed=computed)
+            if attributes in tried:
+                continue
+            tried.append(attributes)
+            plan = assemble(chosen, degree, attributes)
+            found = misfits(module, inputs, chosen, other, (plan.parameters, plan.modules, degree))
+            if not found:
+                return plan
+            wrong = wrong or found
+        refused |= _kept_whole(chosen, wrong)
+
+
+def _kept_whole(chosen: Chosen, wrong: list[Misfit]) -> dict[str, str]:
+    """The parameters that a misfit keeps whole, in all layers alike."""
+    kept: dict[str, str] = {}
+    for misfit in wrong:
+        patterns = {
+            re.sub(r"\d+", "*", leaf.name)
+            for leaf in chosen.solved.graph.parameters()
+            if chosen.solved.cut_of(Ref(leaf.name), misfit.axes) is not None
+        }
+        for leaf in chosen.solved.graph.parameters():
+            if re.sub(r"\d+", "*", leaf.name) in patterns:
+                kept[leaf.name] = misfit.text
+    return kept
+
+
+def assemble(chosen: Chosen, degree: int, attributes: Attributes) -> ShardPlan:
+    """The plan that says what was chosen."""
+    parameters: dict[str, ParameterShard] = {}
+    for leaf in chosen.solved.graph.parameters():
+        parameters[leaf.name] = _parameter(chosen, leaf)
+        for name in leaf.names[1:]:
+            parameters[name] = parameters[leaf.name].model_copy(update={"tied_to": leaf.name})
+    return ShardPlan(
+        degree=degree,
+        parameters=parameters,
+        modules=_modules(chosen, attributes),
+        traffic=tuple(_traffic(chosen, degree)),
+        whole=dict(chosen.whole),
+        scores=chosen.scores,
+    )
+
+
+def _parameter(chosen: Chosen, leaf: Leaf) -> ParameterShard:
+    solved, ref = chosen.solved, Ref(leaf.name)
+    axis = solved.cut_of(ref, chosen.cut)
+    if axis is None:
+        return ParameterShard(shape=leaf.value.shape, sum_gradient=leaf.name in chosen.regions.summed)
+    dim = solved.places(ref, axis)[0]
+    outer, inner = solved.axes.layout(solved.dims[ref][dim], axis)
+    block = leaf.value.shape[dim] // outer
+    return ParameterShard(shape=leaf.value.shape, dim=dim, blocks=(block,) * outer, unit=inner)
+
+
+def _modules(chosen: Chosen, attributes: Attributes) -> dict[str, ModuleShard]:
+    regions = chosen.regions
+    inputs: dict[str, dict[str, Boundary]] = {}
+    outputs: dict[str, dict[str, Boundary]] = {}
+    for module, name in regions.copies:
+        inputs.setdefault(module, {})[name] = Boundary.COPY
+    for module, name in regions.reduces:
+        outputs.setdefault(module, {})[name] = Boundary.REDUCE
+    for module, name in regions.gathers:
+        outputs.setdefault(module, {})[name] = Boundary.GATHER
+    paths = sorted({*inputs, *outputs, *attributes, *regions.lookups, *regions.biases}, key=_in_order)
+    return {
+        path: ModuleShard(
+            inputs=inputs.get(path, {}),
+            outputs=outputs.get(path, {}),
+            attributes=attributes.get(path, {}),
+            vocabulary=path in regions.lookups,
+            bias_after=path in regions.biases,
+        )
+        for path in paths
+    }
+
+
+def _in_order(path: str) -> list[tuple[int, str]]:
+    """Layers by their numbers, not by their digits."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in path.split(".")]
+
+
+def _traffic(chosen: Chosen, degree: int) -> list[Traffic]:
+    solved, regions = chosen.solved, chosen.regions
+    once = (degree - 1) / degree
+
+    def of(places: Mapping[tuple[str, str], Ref], boundary: Boundary, times: float, *, backward: bool) -> list[Traffic]:
+        made: list[Traffic] = []
+        for (module, _), ref in places.items():
+            each = _per_token(solved.values[ref], solved.graph) * times
+            made.append(Traffic(module=module, boundary=boundary, bytes_per_token=round(each), in_backward=backward))
+        return made
+
+    sums = [
+        Traffic(
+            module=name,
+            boundary=Boundary.REDUCE,
+            bytes_per_step=round(solved.values[Ref(name)].size_bytes * 2 * once),
+            in_backward=True,
+        )
+        for name in sorted(regions.summed)
+    ]
+    gathers = {place: ref for place, ref in regions.gathers.items() if place[0] != chosen.scores}
+    told = [
+        Traffic(module=module, boundary=Boundary.GATHER, bytes_per_token=(degree - 1) * TOLD_BYTES)
+        for module, _ in regions.gathers
+        if module == chosen.scores
+    ]
+    return [
+        *of(regions.reduces, Boundary.REDUCE, 2 * once, backward=False),
+        *of(gathers, Boundary.GATHER, once, backward=False),
+        *told,
+        *of(regions.copies, Boundary.COPY, 2 * once, backward=True),
+        *sums,
+    ]
+
+
+def _per_token(value: Value, graph: Graph) -> float:
+    return value.size_bytes / graph.tokens

@@ -1,0 +1,298 @@
+"""What has to happen at the edges of what is cut: where sums are made, and where gradients are.
+
+Forward, an operator that sums over a cut axis gives each rank a share of the sum. The shares are added where the next
+module ends; until then only operators that a sum passes through may see them. Backward, a whole tensor that is used by
+something cut gets a share of its gradient from each rank. Those are added where a module takes it in, at the outermost
+one in which it has no other use; and where no module lies between, at the parameter it was computed from.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dryfit.parallel.planning.rules import RULES
+from dryfit.parallel.planning.rules.base import Meeting, Partial, Sum
+from dryfit.parallel.planning.solve import Solved
+from dryfit.parallel.trace.graph import ENTER, LEAVE, MARKS, Graph, Leaf, Node, Ref, Role
+
+Place = tuple[str, str]
+"""A module and the name of one of its inputs or outputs."""
+
+
+class CannotCut(Exception):  # noqa: N818 - it is an answer, not a fault
+    """Some axes cannot be cut together.
+
+    Args:
+        why: Of each of them, what is in the way.
+    """
+
+    def __init__(self, why: Mapping[int, str]) -> None:
+        super().__init__("; ".join(sorted(set(why.values()))))
+        self.why = dict(why)
+
+    @classmethod
+    def all_of(cls, axes: Iterable[int], text: str) -> "CannotCut":
+        """The same is in the way of all of them."""
+        return cls(dict.fromkeys(axes, text))
+
+
+@dataclass(slots=True)
+class Regions:
+    """What happens where.
+
+    Attributes:
+        shares: Tensors of which each rank has a share of the sum, with the axis that the sum is over.
+        reduces: Outputs that are added up, with the tensor.
+        gathers: Outputs that are put together.
+        copies: Inputs whose gradients are added up.
+        summed: Parameters whose gradients are.
+        lookups: Modules with a table of which each rank has some rows.
+        biases: Modules whose bias is added behind the sum.
+        at: Names of the marks at which something happens.
+    """
+
+    shares: dict[Ref, int] = field(default_factory=dict)
+    reduces: dict[Place, Ref] = field(default_factory=dict)
+    gathers: dict[Place, Ref] = field(default_factory=dict)
+    copies: dict[Place, Ref] = field(default_factory=dict)
+    summed: set[str] = field(default_factory=set)
+    lookups: set[str] = field(default_factory=set)
+    biases: set[str] = field(default_factory=set)
+    at: set[str] = field(default_factory=set)
+
+
+def find_regions(solved: Solved, cut: frozenset[int]) -> Regions:
+    """What has to happen where some axes are cut.
+
+    Raises:
+        CannotCut: It cannot be done between modules.
+    """
+    regions = Regions()
+    forward = _Forward(solved, cut, regions)
+    for node in solved.graph.nodes:
+        forward.visit(node)
+    for ref in solved.graph.outputs:
+        if ref in regions.shares:
+            forward.cannot([regions.shares[ref]], "the model returns a sum that no module ends with")
+    for _, (module, _) in _treated_unlike(solved.graph, regions.at):
+        forward.cannot(cut, f"{module} is called several times, and what it returns is not a sum each time")
+    if forward.why:
+        raise CannotCut(forward.why)
+    unlike: set[Place] = set()
+    while True:
+        found = copy.deepcopy(regions)
+        _Backward(solved, cut, found, frozenset(unlike)).run()
+        more = {place for op, place in _treated_unlike(solved.graph, found.at) if op == ENTER}
+        if not more:
+            return found
+        unlike |= more
+
+
+class _Forward:
+    def __init__(self, solved: Solved, cut: frozenset[int], regions: Regions) -> None:
+        self.solved = solved
+        self.cut = cut
+        self.regions = regions
+        self.why: dict[int, str] = {}
+
+    def cannot(self, axes: Iterable[int], text: str) -> None:
+        """Note that some axes cannot be cut, and why."""
+        for axis in axes:
+            self.why.setdefault(axis, text)
+
+    def visit(self, node: Node) -> None:
+        shares = [self.regions.shares[ref] for ref in node.refs() if ref in self.regions.shares]
+        if node.op == LEAVE:
+            self._leave(node, bool(shares))
+            return
+        met = [
+            (one, axis)
+            for one in self.solved.sums.get(node.name, ())
+            for axis in self.solved.axes.axes_of(one.dim)
+            if axis in self.cut
+        ]
+        if shares:
+            self._pass(node, shares, summing=bool(met))
+        for one, axis in met:
+            self._sum(node, one, axis)
+            shares.append(axis)
+        if shares:
+            for item, value in enumerate(node.outputs):
+                if value and value.floating:
+                    self.regions.shares[Ref(node.name, item)] = shares[0]
+
+    def _leave(self, node: Node, shared: bool) -> None:
+        source = node.ref("x")
+        place = (node.module, str(node.args["name"]))
+        if shared:
+            self.regions.reduces[place] = source
+            self.regions.at.add(node.name)
+        elif node.name in self.solved.opened and self.solved.cut_of(source, self.cut) is not None:
+            self.regions.gathers[place] = source
+            self.regions.at.add(node.name)
+
+    def _pass(self, node: Node, shares: list[int], *, summing: bool) -> None:
+        """Whether a sum may be made behind an operator instead of before it."""
+        known = RULES.get(node.op)
+        given = list(node.refs())
+        whole = [ref for ref in given if ref not in self.regions.shares]
+        number = node.args.get("other")
+        match known.partial if known else Partial.NEVER:
+            case Partial.NEVER:
+                may = False
+            case Partial.FIRST:
+                may = given[0] in self.regions.shares and len(shares) == 1
+            case Partial.ONE:
+                may = len(shares) == 1 and not node.optional("bias")
+            case Partial.ALL:
+                may = not whole and not (isinstance(number, int | float) and number)
+        cut_too = any(self.solved.cut_of(ref, self.cut) is not None for ref in whole)
+        if not may or summing or cut_too or len(set(shares)) > 1:
+            where = node.module or "the model itself"
+            self.cannot(shares, f"a sum over ranks would be needed before {node.op} in {where}")
+
+    def _sum(self, node: Node, one: Sum, axis: int) -> None:
+        if one.meeting is Meeting.LOOKUP:
+            self._own(node, one.weight, "weight", axis)
+            self.regions.lookups.add(node.module)
+        elif one.bias is not None:
+            self._own(node, one.bias, "bias", axis)
+            self.regions.biases.add(node.module)
+
+    def _own(self, node: Node, ref: Ref | None, name: str, axis: int) -> None:
+        """What is done to a tensor is done by its module, which must be the one that uses it."""
+        leaf = self.solved.graph.leaves.get(ref.name) if ref else None
+        if leaf is None or leaf.role is not Role.PARAMETER or f"{node.module}.{name}" not in leaf.names:
+            self.cannot([axis], f"{node.op} in {node.module or 'the model itself'} uses a {name} of another module")
+
+
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """Of a whole tensor's gradient, each rank has a share.
+
+    Attributes:
+        axes: What is cut where it is used.
+        marks: Inputs of modules at which the shares could be added; empty where there is none.
+    """
+
+    axes: frozenset[int]
+    marks: frozenset[str] = frozenset()
+
+
+class _Backward:
+    """Where gradients are added; ``unlike`` are inputs at which they must not be."""
+
+    def __init__(self, solved: Solved, cut: frozenset[int], regions: Regions, unlike: frozenset[Place]) -> None:
+        self.solved = solved
+        self.cut = cut
+        self.regions = regions
+        self.unlike = unlike
+        self.uses: dict[Ref, list[Node]] = {}
+        self.owed: dict[str, _Owed | None] = {}
+        self.nodes = {node.name: node for node in solved.graph.nodes}
+
+    def run(self) -> None:
+        learning = {Ref(leaf.name) for leaf in self.solved.graph.parameters() if leaf.value.floating}
+        followed: list[Node] = []
+        for node in self.solved.graph.nodes:
+            given = [ref for ref in node.refs() if ref in learning]
+            if not given or not node.grad or node.op == "detach":
+                continue
+            made = [Ref(node.name, item) for item, value in enumerate(node.outputs) if value and value.floating]
+            learning.update(made)
+            if made:
+                followed.append(node)
+                for ref in given:
+                    self.uses.setdefault(ref, []).append(node)
+        for node in reversed(followed):
+            self.owed[node.name] = self._of_node(node)
+        for leaf in self.solved.graph.parameters():
+            self._of_leaf(leaf)
+
+    def _of_leaf(self, leaf: Leaf) -> None:
+        """A parameter's own gradient is added once in a step, where everything it goes into is cut."""
+        if self._of_tensor(Ref(leaf.name)):
+            self.regions.summed.add(leaf.name)
+
+    def _of_node(self, node: Node) -> _Owed | None:
+        """Whether shares of a gradient go backward through an operator."""
+        made = [Ref(node.name, item) for item in range(len(node.outputs))]
+        states = {ref: self._of_tensor(ref) for ref in made if ref in self.uses}
+        owed = [state for state in states.values() if state]
+        if not owed:
+            return None
+        axes = frozenset(axis for state in owed for axis in state.axes)
+        marks = frozenset(mark for state in owed for mark in state.marks)
+        if node.op == ENTER and (node.module, str(node.args["name"])) not in self.unlike:
+            return _Owed(axes, frozenset({node.name}))
+        bare = any(not state.marks for state in owed)
+        mixed = len(owed) < len(states)
+        if node.op == LEAVE and node.name in self.regions.at and bare:
+            # What is summed or put together there passes gradients on as they are: they must be complete.
+            raise CannotCut.all_of(axes, f"gradients of what {node.module} returns would come in shares")
+        if bare and mixed:
+            raise CannotCut.all_of(axes, f"only a part of what {node.op} in {node.module} makes goes to something cut")
+        if bare:
+            return _Owed(axes)
+        known = RULES.get(node.op)
+        moves = known is not None and known.partial is Partial.FIRST and len(list(node.refs())) == 1
+        if moves and not mixed and node.name not in self.regions.at:
+            return _Owed(axes, marks)
+        self._add_at(marks)
+        return None
+
+    def _of_tensor(self, ref: Ref) -> _Owed | None:
+        """Whether a whole tensor's gradient comes in shares that are not yet added."""
+        if ref in self.regions.shares or self.solved.cut_of(ref, self.cut) is not None:
+            return None
+        whole = False
+        owed: list[_Owed] = []
+        for node in self.uses.get(ref, ()):
+            state = self._of_use(node, ref)
+            whole = whole or state is None
+            owed.extend([state] if state else [])
+        if not owed:
+            return None
+        axes = frozenset(axis for state in owed for axis in state.axes)
+        marks = frozenset(mark for state in owed for mark in state.marks)
+        if not whole:
+            return _Owed(axes, marks if all(state.marks for state in owed) else frozenset())
+        if not all(state.marks for state in owed):
+            raise CannotCut.all_of(
+                axes, f"{self._named(ref)} is used by something cut and something whole in one module"
+            )
+        self._add_at(marks)
+        return None
+
+    def _of_use(self, node: Node, ref: Ref) -> _Owed | None:
+        axes = {self._cut_of_output(Ref(node.name, item)) for item, value in enumerate(node.outputs) if value}
+        axes.discard(None)
+        if not axes:
+            return self.owed[node.name]
+        added_behind = any(one.bias == ref for one in self.solved.sums.get(node.name, ()))
+        return None if added_behind and node.module in self.regions.biases else _Owed(frozenset(axes))  # type: ignore[arg-type]
+
+    def _cut_of_output(self, ref: Ref) -> int | None:
+        return self.regions.shares.get(ref, self.solved.cut_of(ref, self.cut))
+
+    def _add_at(self, marks: frozenset[str]) -> None:
+        for name in marks:
+            node = self.nodes[name]
+            self.regions.copies[node.module, str(node.args["name"])] = node.ref("x")
+            self.regions.at.add(name)
+
+    def _named(self, ref: Ref) -> str:
+        node = self.nodes.get(ref.name)
+        return f"what {node.op} in {node.module or 'the model itself'} makes" if node else ref.name
+
+
+def _treated_unlike(graph: Graph, at: set[str]) -> set[tuple[str, Place]]:
+    """Inputs and outputs of modules that run more than once, at which something happens in some of the calls only."""
+    treated: dict[tuple[str, Place], bool] = {}
+    unlike: set[tuple[str, Place]] = set()
+    for node in graph.nodes:
+        if node.op in MARKS:
+            call = (node.op, (node.module, str(node.args["name"])))
+            if treated.setdefault(call, node.name in at) != (node.name in at):
+                unlike.add(call)
+    return unlike

@@ -1,0 +1,6 @@
+"""The rules of all operators that are known; importing them makes the registry."""
+
+from dryfit.parallel.planning.rules import elements, products, reductions, shapes
+from dryfit.parallel.planning.rules.base import RULES
+
+__all__ = ["RULES", "elements", "products", "reductions", "shapes"]

@@ -1,0 +1,169 @@
+"""What a rule is: a small function that says of one family of operators which dimensions are the same."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from dryfit.parallel.planning.axes import Axes, Dim, Hold, Reason
+from dryfit.parallel.trace.graph import Node, Ref, Value
+
+
+class Partial(StrEnum):
+    """Whether an operator may work on the ranks' shares of a sum, so that the sum can be made behind it."""
+
+    NEVER = "never"
+    FIRST = "first"  # its first tensor may be such shares, no other: moving, scaling by a constant
+    ONE = "one"  # exactly one of its tensors may be: products
+    ALL = "all"  # all of them must be: sums
+
+
+class Meeting(StrEnum):
+    """How an operator takes an axis out of its result by a sum over it."""
+
+    PRODUCT = "product"
+    LOOKUP = "lookup"  # a table's row for each id
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """An operator whose result is a sum over a dimension: of shares, where that is cut.
+
+    Attributes:
+        node: Its name.
+        dim: The dimension.
+        meeting: How.
+        bias: A tensor that is added once, not in each share.
+        weight: The table of a lookup.
+    """
+
+    node: str
+    dim: Dim
+    meeting: Meeting = Meeting.PRODUCT
+    bias: Ref | None = None
+    weight: Ref | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """What is known after some operators."""
+
+    axes: Axes = field(default_factory=Axes)
+    dims: dict[Ref, tuple[Dim, ...]] = field(default_factory=dict)
+    values: dict[Ref, Value] = field(default_factory=dict)
+    sums: list[Sum] = field(default_factory=list)
+    opened: frozenset[str] = frozenset()
+    """Marks behind which an output is whole although it was cut before: it is put together there."""
+
+
+class Step:
+    """One operator, as a rule sees it."""
+
+    def __init__(self, state: State, node: Node) -> None:
+        self.state = state
+        self.axes = state.axes
+        self.node = node
+
+    def dims(self, ref: Ref) -> tuple[Dim, ...]:
+        """The dimensions of a tensor."""
+        return self.state.dims[ref]
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        """The sizes of a tensor."""
+        return self.state.values[ref].shape
+
+    def made(self, item: int = 0) -> tuple[int, ...]:
+        """The sizes of an output."""
+        value = self.node.outputs[item]
+        return value.shape if value else ()
+
+    def out(self, dims: Iterable[Dim], item: int = 0) -> None:
+        """Say what the dimensions of an output are."""
+        self.state.dims[Ref(self.node.name, item)] = tuple(dims)
+
+    def same(self, one: Dim, other: Dim) -> None:
+        """Two dimensions that the operator needs to be equal."""
+        self.axes.unify(one, other, self.why("takes dimensions apart in two ways that cross", Hold.OPERATOR))
+
+    def whole(self, dim: Dim, text: str = "needs all of a dimension") -> None:
+        """A dimension that the operator cannot work on in parts."""
+        self.axes.hold(dim, self.why(text, Hold.OPERATOR))
+
+    def fresh(self, size: int) -> Dim:
+        """A dimension that is like no other."""
+        return self.axes.new(size)
+
+    def fixed(self, size: int, text: str = "needs all of a dimension") -> Dim:
+        """A dimension that is like no other and cannot be cut."""
+        return self.axes.new(size, self.why(text, Hold.OPERATOR))
+
+    def sum(
+        self, dim: Dim, meeting: Meeting = Meeting.PRODUCT, bias: Ref | None = None, weight: Ref | None = None
+    ) -> None:
+        """The result is a sum over a dimension."""
+        self.state.sums.append(Sum(self.node.name, dim, meeting, bias, weight))
+
+    def why(self, text: str, hold: Hold) -> Reason:
+        """A reason, with where it is."""
+        return Reason(hold, f"{self.node.op} in {self.node.module or 'the model itself'} {text}")
+
+    def broadcast(self, refs: Iterable[Ref], shape: tuple[int, ...]) -> list[Dim]:
+        """The dimensions of tensors that are stretched to one shape."""
+        return self.stretched(map(self.dims, refs), len(shape))
+
+    def stretched(self, tensors: Iterable[tuple[Dim, ...]], rank: int) -> list[Dim]:
+        """The dimensions that tensors of such dimensions have where they are stretched to one shape."""
+        made: list[Dim] = [()] * rank
+        for dims in tensors:
+            for at, dim in enumerate(dims, start=rank - len(dims)):
+                if dim and made[at]:
+                    self.same(made[at], dim)
+                made[at] = made[at] or dim
+        return made
+
+    def stretch_to(self, dims: Sequence[Dim], made: Sequence[Dim]) -> None:
+        """A tensor is stretched to a shape that others have made: its dimensions are the last of that shape's."""
+        for dim, like in zip(reversed(dims), reversed(made), strict=False):
+            if dim and like:
+                self.same(dim, like)
+
+
+Handler = Callable[[Step], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is known of an operator."""
+
+    apply: Handler
+    partial: Partial
+
+
+RULES: Final[dict[str, Rule]] = {}
+"""By the operator's name."""
+
+
+def rule(names: str, partial: Partial = Partial.NEVER) -> Callable[[Handler], Handler]:
+    """Make a function the rule of some operators, whose names stand in one text."""
+
+    def known(apply: Handler) -> Handler:
+        for name in names.split():
+            RULES[name] = Rule(apply, partial)
+        return apply
+
+    return known
+
+
+def unknown(step: Step) -> None:
+    """What holds of an operator that nobody knows: nothing that goes into it can be cut."""
+    reason = step.why("has no rule here", Hold.UNKNOWN)
+    for ref in step.node.refs():
+        for dim in step.dims(ref):
+            step.axes.hold(dim, reason)
+    for item in range(len(step.node.outputs)):
+        step.out((step.axes.new(size, reason) for size in step.made(item)), item)
+
+
+def positive(dim: int, rank: int) -> int:
+    """A dimension counted from the front."""
+    return dim + rank if dim < 0 else dim

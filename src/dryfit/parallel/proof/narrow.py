@@ -1,0 +1,225 @@
+"""Proving the plan of a model that is too wide to be proved: it is carried over to a narrow model of the same class.
+
+What is proved in full is the plan that was made for the wide model, with its sizes made smaller, not one that was
+chosen anew. Both models are followed, whole and as one rank's part: they must run the same operators on the same
+tensors, and cut every tensor of every operator in the same dimensions.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+from transformers import PreTrainedModel
+
+from dryfit.core.errors import ShardError
+from dryfit.core.sharding.shard_plan import ModuleShard, ParameterShard, ShardPlan
+from dryfit.core.sharding.shard_proof import ShardProof
+from dryfit.parallel.proof.narrow_config import Narrowing, sizes_changed
+from dryfit.parallel.proof.prove import MOST_BYTES, proof_bytes, prove
+from dryfit.parallel.proof.same_program import Difference, check_same_program
+from dryfit.parallel.ranks.check import check_plan, shards_of
+from dryfit.parallel.trace.capture import Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """A model that is too wide to be proved.
+
+    Attributes:
+        module: The model, on meta or with weights.
+        plan: Its plan.
+        inputs: What it is called with to follow it, without values; the narrow model is called with the same.
+    """
+
+    module: nn.Module
+    plan: ShardPlan
+    inputs: Inputs | None = None
+
+    def refused(self, found: str, allowed: str, hint: str = "") -> ShardError:
+        """The error for a plan that cannot be proved so."""
+        return ShardError(
+            f"proving on a narrower model how a {type(self.module).__name__} is cut over {self.plan.degree} ranks",
+            found,
+            allowed,
+            hint or "allow the proof more memory, so that the model itself can be proved, or leave execution.tp out",
+        )
+
+
+def prove_narrowed(
+    wide: Wide,
+    narrower: Callable[[Narrowing], nn.Module],
+    sample: Callable[[nn.Module], Mapping[str, Any]],
+    *,
+    seed: int = 0,
+    most_bytes: int = MOST_BYTES,
+) -> ShardProof:
+    """Prove a plan on the widest of some narrower models that the memory is enough for.
+
+    Args:
+        wide: The model with its plan.
+        narrower: Builds a narrower model of the same class, on meta: with
+            :func:`~dryfit.parallel.proof.narrow_config.narrow_config`, and all that stands on the model, head and
+            adapters.
+        sample: From a narrow model to what it is called with, with values.
+        seed: Of its weights.
+        most_bytes: Memory that the proof may take.
+
+    Returns:
+        The proof of the narrow model; ``narrowed`` says how narrow it was.
+
+    Raises:
+        ShardError: See :func:`prove_on`; or none of the models is narrow enough.
+    """
+    needed = proof_bytes(wide.module, wide.plan)
+    for step in Narrowing:
+        narrow = narrower(step)
+        plan = carried_over(wide, narrow)
+        needed = min(needed, proof_bytes(narrow, plan))
+        if needed <= most_bytes:
+            return prove_on(wide, narrow, sample(narrow), seed=seed, most_bytes=most_bytes)
+    raise wide.refused(
+        f"the narrowest model of its class that is known how to make takes about {needed / 2**30:.1f} GiB to prove",
+        f"{most_bytes / 2**30:.1f} GiB",
+    )
+
+
+def prove_on(
+    wide: Wide,
+    narrow: nn.Module,
+    sample: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    most_bytes: int = MOST_BYTES,
+) -> ShardProof:
+    """Prove a plan on one narrower model; see :func:`dryfit.parallel.proof.prove.prove` for what is compared.
+
+    Raises:
+        ShardError: The narrow model has other parameters or modules than the wide one, or runs something else; it is
+            not narrower; a tensor is cut in one of them and not in the other; the plan computes something else than
+            the narrow model does. The first parameter or module is named.
+    """
+    check_plan(wide.module, wide.plan)
+    plan = carried_over(wide, narrow)
+    sizes = _sizes(wide.module, narrow)
+    if not sizes:
+        raise wide.refused("the other model is not narrower", "a model whose config has smaller sizes")
+    try:
+        check_same_program((wide.module, wide.plan), (narrow, plan), wide.inputs)
+    except Difference as found:
+        raise wide.refused(str(found), found.allowed) from found
+    proof = prove(narrow, plan, sample, seed=seed, most_bytes=most_bytes)
+    return proof.model_copy(update={"narrowed": sizes})
+
+
+def carried_over(wide: Wide, narrow: nn.Module) -> ShardPlan:
+    """A plan with the sizes of a narrow model.
+
+    Blocks and numbers of modules become smaller as the parameters and modules do; dimensions, the number of blocks,
+    units, boundaries and everything else stay.
+
+    Raises:
+        ShardError: A parameter or module is missing, is tied or made otherwise, or cannot be cut in the same way.
+    """
+    _check_same_names(wide, narrow)
+    shards = shards_of(wide.module, wide.plan)
+    shapes = {name: tuple(one.shape) for name, one in narrow.named_parameters(remove_duplicate=False)}
+    parameters = {name: _carried(wide, name, shards[name], shape) for name, shape in shapes.items()}
+    before, after = _modules(wide.module), _modules(narrow)
+    modules: dict[str, ModuleShard] = {}
+    for path, what in wide.plan.modules.items():
+        numbers = {
+            name: _number(wide, f"{path}.{name}", value, getattr(before[path], name), getattr(after[path], name, None))
+            for name, value in what.attributes.items()
+        }
+        modules[path] = what.model_copy(update={"attributes": numbers})
+    try:
+        return ShardPlan(
+            degree=wide.plan.degree,
+            parameters=parameters,
+            modules=modules,
+            whole=wide.plan.whole,
+            scores=wide.plan.scores,
+        )
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise wide.refused(f"of the narrow model {said}", "sizes that can be cut as the wide model's are") from error
+
+
+def _check_same_names(wide: Wide, narrow: nn.Module) -> None:
+    allowed = "a model with the same parameters and modules, only narrower"
+    for before, after in zip_longest(_ties(wide.module).items(), _ties(narrow).items()):
+        if before is None or after is None or before[0] != after[0]:
+            raise wide.refused(f"the narrow model has {_of(after)} where the wide one has {_of(before)}", allowed)
+        if before[1] != after[1]:
+            raise wide.refused(f"{before[0]} is tied to {after[1]}, in the wide model to {before[1]}", allowed)
+    for before, after in zip_longest(_modules(wide.module).items(), _modules(narrow).items()):
+        if before is None or after is None or before[0] != after[0]:
+            raise wide.refused(f"the narrow model has {_of(after)} where the wide one has {_of(before)}", allowed)
+        if type(before[1]) is not type(after[1]):
+            names = type(after[1]).__name__, type(before[1]).__name__
+            raise wide.refused(f"{before[0]} is a {names[0]}, in the wide model a {names[1]}", allowed)
+
+
+def _ties(module: nn.Module) -> dict[str, str]:
+    """The first name of each parameter, by every name."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
+
+
+def _modules(module: nn.Module) -> dict[str, nn.Module]:
+    return dict(module.named_modules(remove_duplicate=False))
+
+
+def _of(named: tuple[str, object] | None) -> str:
+    return (named[0] or "the model itself") if named else "nothing"
+
+
+def _carried(wide: Wide, name: str, shard: ParameterShard, shape: tuple[int, ...]) -> ParameterShard:
+    """One parameter's row with the sizes of a narrow one. Whatever class of row it is, it stays."""
+    if len(shape) != len(shard.shape) or any(new > old for new, old in zip(shape, shard.shape, strict=True)):
+        raise wide.refused(f"{name} is {list(shape)}, in the wide model {list(shard.shape)}", "a smaller one")
+    if shard.dim is None:
+        return shard.model_copy(update={"shape": shape})
+    new, old = shape[shard.dim], shard.shape[shard.dim]
+    blocks = tuple(block * new // old for block in shard.blocks)
+    if any(block * new % old for block in shard.blocks) or any(block % shard.unit for block in blocks):
+        raise wide.refused(
+            f"{name} is cut in blocks of {list(shard.blocks)} by units of {shard.unit}, and the narrow one has {new} "
+            f"of {old}",
+            "as many blocks, in the same units",
+        )
+    return shard.model_copy(update={"shape": shape, "blocks": blocks})
+
+
+def _number(wide: Wide, name: str, on_rank: int, before: int, after: int | None) -> int:
+    degree = wide.plan.degree
+    if type(after) is int and on_rank == before:
+        return after
+    if type(after) is int and on_rank * degree == before and after % degree == 0:
+        return after // degree
+    raise wide.refused(
+        f"{name} is {on_rank} of {before} on a rank, and the narrow model has {after}",
+        f"all of it, or the same share of what {degree} divides",
+    )
+
+
+def _sizes(module: nn.Module, narrow: nn.Module) -> dict[str, tuple[int, int]]:
+    """What became smaller: keys of configs, behind the path of their model where there are several."""
+    after = _modules(narrow)
+    found: list[tuple[str, dict[str, tuple[int, int]]]] = []
+    for path, part in module.named_modules():
+        other = after[path]
+        if isinstance(part, PreTrainedModel) and isinstance(other, PreTrainedModel):
+            sizes = sizes_changed(part.config, other.config)
+            if sizes not in (known for _, known in found):
+                found.append((path, sizes))
+    found = [(path, sizes) for path, sizes in found if sizes]
+    if len(found) == 1:
+        return found[0][1]
+    return {f"{path}: {key}": size for path, sizes in found for key, size in sizes.items()}

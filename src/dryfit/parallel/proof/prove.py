@@ -1,0 +1,371 @@
+"""A plan is used only if the cut model computes what the whole one does: outputs, gradients and what training makes.
+
+Both run in this process, the ranks as threads, in double precision on enlarged random weights. The whole model runs
+first and leaves a record; each rank compares its own part with it, so that no rank's gradients are kept.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from dryfit.core.errors import ShardError
+from dryfit.core.sharding.shard_plan import Boundary, ShardPlan
+from dryfit.core.sharding.shard_proof import ShardProof
+from dryfit.core.text.words import few
+from dryfit.meta.construction.walk import floats_of
+from dryfit.parallel.proof.prove_scores import LossRecord, largest_of, loss_error, loss_of_all
+from dryfit.parallel.proof.stand_in import InDouble, StandIn, kept_parameters, stand_in
+from dryfit.parallel.proof.witness import Witness
+from dryfit.parallel.ranks.apply import connect, mark_cut, slice_tensor, slices_of
+from dryfit.parallel.ranks.check import check_plan, shards_of
+from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
+
+OUTPUT_TOLERANCE: Final = 1e-10
+GRADIENT_TOLERANCE: Final = 1e-8
+PARAMETER_TOLERANCE: Final = 1e-8
+STEPS: Final = 3
+MOST_BYTES: Final = 8 << 30
+"""Memory that a proof may take, where nobody says another number."""
+
+_OWN_TOLERANCE: Final = 1e-6  # of a gradient, relative to the parameter's own largest
+_NOISE: Final = 1e-12  # of a gradient that is zero but for rounding, relative to the largest of all
+_LEARNING_RATE: Final = 0.01
+# AdamW divides by it what is small: rounding in a key's bias, or beside adapters with steep gradients. Gradients are at
+# most 1, and what GRADIENT_TOLERANCE finds in them still moves a parameter by PARAMETER_TOLERANCE.
+_EPSILON: Final = 1e-2
+_BYTES_OF_EACH: Final = 8 * 10  # weight, gradient, two moments, of the whole and of the ranks; what passes leave
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What the whole model did.
+
+    Attributes:
+        outputs: Its floating-point outputs.
+        witness: Its modules' outputs.
+        gradients: By parameter; None where there was none.
+        largest: The largest of all gradients.
+        trained: Its parameters after the optimizer steps.
+        loss: What its scores lose; None where the plan lets none stay cut.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+    witness: Witness
+    gradients: dict[str, torch.Tensor | None]
+    largest: float
+    trained: dict[str, torch.Tensor]
+    loss: LossRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Errors of one rank."""
+
+    output: float
+    gradient: float
+    parameter: float
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is proved: the model, its plan, and a batch."""
+
+    of: StandIn
+    inputs: Mapping[str, Any]
+    seed: int
+
+    def refused(self, found: str, allowed: str = "", cause: str = "") -> ShardError:
+        """The error for a plan that fails."""
+        return ShardError(
+            f"proving a plan that cuts a {type(self.of.module).__name__} over {self.of.plan.degree} ranks",
+            found,
+            allowed,
+            hint=cause or "do not use the plan; leave whole what the message names, or run with another degree",
+        )
+
+
+def prove(
+    module: nn.Module,
+    plan: ShardPlan,
+    inputs: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    whole: bool = False,
+    most_bytes: int = MOST_BYTES,
+) -> ShardProof:
+    """Prove that a plan changes nothing that a model computes.
+
+    Compared are every floating-point output (1e-10 of the largest), every gradient (1e-8 of the largest of all, and
+    1e-6 of the parameter's own largest) and every parameter after three steps of AdamW (1e-8), each on each rank.
+    Dropout is off, as in evaluation: random numbers of ranks are not comparable with those of the whole. Where the plan
+    lets scores stay cut, so are a cross entropy over the ranks (1e-10) and its every gradient.
+
+    Of a long row of layers of one kind, two are proved, at their full width. What that shows of the others: they run
+    the same code on the same shapes under the same rows of the plan, and differ in weights, which are random here
+    anyway, and in their number.
+
+    Args:
+        module: The whole model, on meta or with weights; it is not changed, and its weights are not read.
+        plan: The plan.
+        inputs: Keyword arguments of its call, with values; more than one row and different lengths show more.
+        seed: Of the weights and of what outputs are weighted with.
+        whole: Whether all layers are kept.
+        most_bytes: Memory that the proof may take.
+
+    Returns:
+        The errors found, all within the tolerances.
+
+    Raises:
+        ShardError: The plan is not the module's; an output, gradient or parameter is wrong, with the name of the first
+            module or parameter that is; the proof would take more memory than is allowed.
+    """
+    started = time.perf_counter()
+    check_plan(module, plan)
+    case = _Case(_stand_in(module, plan, seed, whole, most_bytes), inputs, seed)
+    parts = [_part(case.of, rank) for rank in range(plan.degree)]
+    try:
+        record = _run_whole(case)
+    except (IndexError, KeyError, RuntimeError) as error:
+        if case.of.left_out:  # a model that counts on all its layers
+            return prove(module, plan, inputs, seed=seed, whole=True, most_bytes=most_bytes)
+        raise case.refused(
+            f"the whole model fails ({_first_line(error)})", "inputs that it can be called with"
+        ) from error
+    found = simulate(plan.degree, lambda ranks: _compare(case, record, parts, ranks))
+    return ShardProof(
+        degree=plan.degree,
+        output_error=max(rank.output for rank in found),
+        gradient_error=max(rank.gradient for rank in found),
+        parameter_error=max(rank.parameter for rank in found),
+        loss_error=max((rank.loss for rank in found if rank.loss is not None), default=None),
+        parameters=len(record.gradients),
+        steps=STEPS,
+        left_out=case.of.left_out,
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def proof_bytes(module: nn.Module, plan: ShardPlan, *, whole: bool = False) -> int:
+    """About the memory that a proof takes; nothing is allocated to find that out.
+
+    Args:
+        module: The whole model.
+        plan: Its plan.
+        whole: Whether all layers are kept.
+    """
+    return kept_parameters(module, plan, whole=whole) * _BYTES_OF_EACH
+
+
+def _stand_in(module: nn.Module, plan: ShardPlan, seed: int, whole: bool, most_bytes: int) -> StandIn:
+    needed = proof_bytes(module, plan, whole=whole)
+    if needed > most_bytes:
+        raise ShardError(
+            f"proving a plan that cuts a {type(module).__name__} over {plan.degree} ranks",
+            f"{needed // _BYTES_OF_EACH:,} parameters take about {needed / 2**30:.1f} GiB to prove",
+            allowed=f"{most_bytes / 2**30:.1f} GiB",
+            hint="prove the plan on a narrower model of the same class (parallel.narrow), or allow more memory",
+        )
+    return stand_in(module, plan, seed=seed, whole=whole)
+
+
+def _part(of: StandIn, rank: int) -> nn.Module:
+    """A rank's module; what it shares with nobody is copied, slices are made at once."""
+    slices: dict[int, Any] = dict(slices_of(of.module, of.plan, rank))
+    part = copy.deepcopy(of.module, slices)
+    mark_cut(part, rank, of.plan.degree)
+    return part
+
+
+def _run_whole(case: _Case) -> _Record:
+    module, witness = case.of.module, Witness()
+    with InDouble():
+        witness.listen(module)
+        outputs = tuple(floats_of(module(**_own(case.inputs))))
+        witness.stop()
+        if not outputs:
+            raise case.refused("the model has no floating-point output", "a model with one")
+        # Copies: an output may be a view of a parameter, which the steps change.
+        said = tuple(output.detach().clone() for output in outputs)
+        loss = loss_of_all(module, case.of.plan, _score(module, case), case.seed) if case.of.plan.scores else None
+        _loss(outputs, case.seed).backward()
+        gradients = {
+            name: None if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in module.named_parameters()
+        }
+        largest = largest_of(gradients.values())
+        if not largest:
+            raise case.refused("no parameter gets a gradient", "a model that can be trained")
+        _train(module, case, largest)
+    trained = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return _Record(said, witness, gradients, largest, trained, loss)
+
+
+def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs that a model may write into."""
+    return {
+        name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else copy.deepcopy(value)
+        for name, value in inputs.items()
+    }
+
+
+def _loss(outputs: tuple[torch.Tensor, ...], seed: int) -> torch.Tensor:
+    """A number that each element of each output has a part in, of its own weight."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    sums = []
+    for output in outputs:
+        weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        sums.append((output * weights).sum() / max(output.numel(), 1) ** 0.5)
+    return torch.stack(sums).sum()
+
+
+def _train(module: nn.Module, case: _Case, largest: float) -> None:
+    """Optimizer steps, the first with the gradients that are there; gradients are scaled to the size of 1."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=_LEARNING_RATE, eps=_EPSILON, foreach=False)
+    for step in range(STEPS):
+        if step:
+            optimizer.zero_grad()
+            _loss(tuple(floats_of(module(**_own(case.inputs)))), case.seed).backward()
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= largest
+        optimizer.step()
+
+
+def _compare(case: _Case, record: _Record, parts: list[nn.Module], ranks: SimulatedRanks) -> _Found:
+    scores = CutScores()
+    module = connect(parts[ranks.rank], case.of.plan, ranks, scores)
+    witness = Witness()
+    with InDouble():
+        witness.listen(module)
+        outputs = _guarded(case, witness, lambda: tuple(floats_of(module(**_own(case.inputs)))))
+        witness.stop()
+        output = _output_error(case, record, witness, outputs)
+        lost = None
+        if record.loss is not None:
+            scores.stay = True
+            lost = _loss_error(case, record, witness, module, ranks)
+            scores.stay = False
+        _guarded(case, witness, lambda: _loss(outputs, case.seed).backward())
+        gradient = _gradient_error(case, record, module, ranks.rank)
+        _train(module, case, record.largest)
+    return _Found(output, gradient, _parameter_error(case, record, module, ranks.rank), lost)
+
+
+def _score(module: nn.Module, case: _Case) -> Callable[[], torch.Tensor]:
+    return lambda: next(floats_of(module(**_own(case.inputs))))
+
+
+def _loss_error(case: _Case, record: _Record, witness: Witness, module: nn.Module, ranks: SimulatedRanks) -> float:
+    """How far the loss over the ranks is off; the module is left without gradients."""
+    known, plan = record.loss, case.of.plan
+    assert known is not None
+    off = _guarded(case, witness, lambda: loss_error(plan, _score(module, case), case.seed, ranks, known))
+    what = "of the loss over cut scores, "
+    if off > OUTPUT_TOLERANCE:
+        raise case.refused(f"{what}the sum is off by {off:.1e}", f"at most {OUTPUT_TOLERANCE:.0e} of it")
+    _gradient_error(case, replace(record, gradients=known.gradients, largest=known.largest), module, ranks.rank, what)
+    module.zero_grad()
+    return off
+
+
+def _guarded(case: _Case, witness: Witness, run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except (RuntimeError, IndexError, ValueError, AssertionError) as error:
+        where = case.of.original(witness.inside[-1]) if witness.inside else "the backward pass"
+        raise case.refused(
+            f"{where or 'the model'} fails on a rank's slices ({_first_line(error)})",
+            allowed="code that computes with whatever sizes its weights have",
+        ) from error
+
+
+def _output_error(case: _Case, record: _Record, witness: Witness, outputs: tuple[torch.Tensor, ...]) -> float:
+    error = _distance(outputs, record.outputs)
+    if error <= OUTPUT_TOLERANCE:
+        return error
+    where, first = "the output", error
+    for path, expected in record.witness.outputs.items():
+        if _inside_of_a_sum(path, case.of.plan):
+            continue
+        off = _distance(witness.outputs.get(path, ()), expected, same_shapes=True)
+        if off > OUTPUT_TOLERANCE:
+            where, first = f"{case.of.original(path) or 'the model'}'s output", off
+            break
+    raise case.refused(f"{where} is off by {first:.1e}", f"at most {OUTPUT_TOLERANCE:.0e} of the largest output")
+
+
+def _inside_of_a_sum(path: str, plan: ShardPlan) -> bool:
+    """Whether a module lies in one that sums or puts together what comes out: its own output is a part."""
+    ends = {Boundary.REDUCE, Boundary.GATHER}
+    return any(
+        (path.startswith(f"{outer}.") or not outer) and path != outer and ends & set(what.outputs.values())
+        for outer, what in plan.modules.items()
+    )
+
+
+def _distance(
+    found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], *, same_shapes: bool = False
+) -> float:
+    """Largest difference, relative to the largest number where that is over 1; infinite where shapes differ."""
+    if [tensor.shape for tensor in found] != [tensor.shape for tensor in expected]:
+        return 0.0 if same_shapes else float("inf")
+    worst = 0.0
+    for one, other in zip(found, expected, strict=True):
+        if other.numel():
+            off = float((one - other).detach().abs().nan_to_num(nan=float("inf")).max())
+            worst = max(worst, off / max(1.0, float(other.detach().abs().max())))
+    return worst
+
+
+def _gradient_error(case: _Case, record: _Record, module: nn.Module, rank: int, of: str = "") -> float:
+    worst, wrong = 0.0, dict[str, float]()
+    shards = shards_of(module, case.of.plan)
+    for name, parameter in module.named_parameters():
+        expected = record.gradients[name]
+        if expected is None and parameter.grad is None:
+            continue
+        whole = torch.zeros_like(parameter) if expected is None else expected
+        local = whole if expected is None else slice_tensor(whole, shards[name], rank, case.of.plan.degree)
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        off = float((found - local).detach().abs().nan_to_num(nan=float("inf")).max()) if local.numel() else 0.0
+        own = float(whole.abs().max()) if whole.numel() else 0.0
+        worst = max(worst, off / record.largest)
+        if off > GRADIENT_TOLERANCE * record.largest or off > _OWN_TOLERANCE * own + _NOISE * record.largest:
+            wrong[name] = off / max(own, _NOISE * record.largest)
+    if wrong:
+        # Gradients come from behind: what is wrong in one goes on into those of all modules before it.
+        order = {path: index for index, path in enumerate(record.witness.outputs)}
+        last = max(wrong, key=lambda name: order.get(name.rpartition(".")[0], -1))
+        others = [case.of.original(name) for name in wrong if name != last]
+        more = f"; so are those of {len(others)} more ({few(others)})" if others else ""
+        raise case.refused(
+            f"{of}the gradient of {case.of.original(last)} is off by {wrong[last]:.1e} of its largest{more}",
+            f"at most {GRADIENT_TOLERANCE:.0e} of the largest of all gradients, {_OWN_TOLERANCE:.0e} of its own",
+        )
+    return worst
+
+
+def _parameter_error(case: _Case, record: _Record, module: nn.Module, rank: int) -> float:
+    worst = 0.0
+    shards = shards_of(module, case.of.plan)
+    for name, parameter in module.named_parameters():
+        local = slice_tensor(record.trained[name], shards[name], rank, case.of.plan.degree)
+        off = _distance((parameter.detach(),), (local,))
+        if off > PARAMETER_TOLERANCE:
+            raise case.refused(
+                f"{case.of.original(name)} is off by {off:.1e} after {STEPS} optimizer steps",
+                f"at most {PARAMETER_TOLERANCE:.0e}",
+            )
+        worst = max(worst, off)
+    return worst
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

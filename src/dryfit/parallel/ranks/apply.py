@@ -1,0 +1,197 @@
+"""One rank's module out of the whole one: its slices of the parameters, and what happens at the ends of regions."""
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from dryfit.core.errors import ShardError
+from dryfit.core.private_names import require
+from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
+from dryfit.core.text.words import few
+from dryfit.meta.construction.walk import SlotKind, put, slots
+from dryfit.meta.files.stored_slices import Part
+from dryfit.meta.private_apis.torch_modules import MODULES, parameters_of
+from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory
+from dryfit.parallel.ranks.boundary_hooks import connect_module
+from dryfit.parallel.ranks.check import check_plan, shards_of
+from dryfit.parallel.ranks.collectives import Ranks, agree
+from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.streams import RegionStream
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+CUT: Final = "_dryfit_cut"
+"""Attribute of a module that was cut: its rank and degree."""
+
+
+def apply(module: ModuleT, plan: ShardPlan, ranks: Ranks) -> ModuleT:
+    """Make a module one rank's part of itself, in place.
+
+    Works on modules with weights, and on meta; to fill one from a checkpoint, :func:`dryfit.parallel.ranks.slices.load`
+    does the cutting, so that only the slices are read, and :func:`connect` the rest.
+
+    Args:
+        module: The whole module; the same on each rank.
+        plan: How it is cut.
+        ranks: This rank's end of the collectives.
+
+    Returns:
+        The module.
+
+    Raises:
+        ShardError: The plan is not this module's, or the module is cut already.
+    """
+    check_plan(module, plan)
+    if ranks.degree != plan.degree:
+        raise ShardError(
+            f"cutting a {type(module).__name__} over {ranks.degree} ranks",
+            f"the plan is for {plan.degree}",
+            allowed="as many ranks as the plan has",
+        )
+    cut(module, plan, ranks.rank)
+    return connect(module, plan, ranks)
+
+
+def cut(module: nn.Module, plan: ShardPlan, rank: int) -> None:
+    """Replace parameters by a rank's slices, in memory of their own; ties and flags stay.
+
+    Raises:
+        ShardError: The module is cut already.
+    """
+    require("cutting a model over ranks", MODULES, TENSORS)
+    if CUT in vars(module):
+        raise ShardError("cutting a model over ranks", "it is cut already", allowed="a whole model")
+    found = [slot for slot in slots(module) if slot.kind is SlotKind.PARAMETER]  # holds the old ones until the end
+    made = slices_of(module, plan, rank)
+    for slot in found:
+        if id(slot.tensor) in made:
+            put(slot, made[id(slot.tensor)])
+    mark_cut(module, rank, plan.degree)
+
+
+def mark_cut(module: nn.Module, rank: int, degree: int) -> None:
+    """Remember that a module holds slices only."""
+    vars(module)[CUT] = (rank, degree)
+
+
+def slices_of(module: nn.Module, plan: ShardPlan, rank: int) -> dict[int, nn.Parameter]:
+    """A rank's slice of each parameter that is cut, by the id of the whole."""
+    shards = shards_of(module, plan)
+    return {
+        id(whole): _slice_of(whole, shards[name], rank, plan.degree)
+        for name, whole in module.named_parameters()
+        if shards[name].dim is not None
+    }
+
+
+def part_of(shard: ParameterShard, rank: int, degree: int) -> Part | None:
+    """Which part of a parameter a rank holds; None: all of it."""
+    return None if shard.dim is None else Part(shard.dim, tuple(shard.slices(rank, degree)))
+
+
+def slice_tensor(tensor: torch.Tensor, shard: ParameterShard, rank: int, degree: int) -> torch.Tensor:
+    """What a rank holds of a tensor; the tensor itself where it is not cut."""
+    part = part_of(shard, rank, degree)
+    return tensor if part is None else part.of(tensor)
+
+
+def _slice_of(old: nn.Parameter, shard: ParameterShard, rank: int, degree: int) -> nn.Parameter:
+    with torch.no_grad():
+        local = slice_tensor(old.detach(), shard, rank, degree)
+    # As old.__class__ would: parameters may be of a subclass, and carry attributes (_is_hf_initialized).
+    new = on_same_memory(type(old), local, old.requires_grad)
+    for name, value in vars(old).items():
+        setattr(new, name, value)
+    return new
+
+
+def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: CutScores | None = None) -> ModuleT:
+    """Make a module that holds a rank's slices compute with the others: boundaries, attributes, sums of gradients.
+
+    To be called when its weights are there and it is known which of them are trained, and before an optimizer is made:
+    sums of gradients hang on the parameters themselves.
+
+    Args:
+        module: With this rank's slices.
+        plan: How it is cut.
+        ranks: This rank's end of the collectives.
+        scores: When the scores stay cut that the plan names; None: never.
+
+    Raises:
+        ShardError: The module does not hold the slices of this rank, or a row of the plan cannot be done.
+    """
+    require("connecting the ranks of a model", MODULES, TENSORS)
+    if vars(module).get(CUT) != (ranks.rank, plan.degree) or ranks.degree != plan.degree:
+        found = vars(module).get(CUT)
+        cut_as = f"cut as rank {found[0]} of {found[1]}" if found else "not cut"
+        raise ShardError(
+            f"connecting rank {ranks.rank} of {ranks.degree}",
+            f"the module is {cut_as}, the plan is for {plan.degree} ranks",
+            allowed="a module with this rank's slices, and as many ranks as the plan has",
+        )
+    shards = shards_of(module, plan)
+    _check_shapes(module, shards, plan.degree)
+    stream = RegionStream(ranks.rank)
+    parts = dict(module.named_modules(remove_duplicate=False))
+    for path, what in plan.modules.items():
+        connect_module(parts[path], path, what, ranks, stream, scores if path == plan.scores else None)
+    for part in module.modules():
+        _tell_sizes(part)
+    for name, parameter in module.named_parameters():
+        if shards[name].sum_gradient:
+            _sum_gradient(parameter, name, ranks)
+    module.register_forward_hook(lambda *_: stream.leave_all(), always_call=True)
+    return module
+
+
+def _check_shapes(module: nn.Module, shards: Mapping[str, ParameterShard], degree: int) -> None:
+    wrong = [
+        f"{name} is {list(parameter.shape)}, a slice is {list(shards[name].local_shape(degree))}"
+        for name, parameter in module.named_parameters()
+        if tuple(parameter.shape) != shards[name].local_shape(degree)
+    ]
+    if wrong:
+        raise ShardError("connecting the ranks of a model", few(wrong), allowed="the slices that the plan says")
+
+
+def _tell_sizes(part: nn.Module) -> None:
+    """Let layers say the sizes they have now; some of them compute with what they say."""
+    weight = parameters_of(part).get("weight")
+    if weight is None or weight.ndim != 2:
+        return
+    if isinstance(part, nn.Linear):
+        part.out_features, part.in_features = weight.shape
+    elif isinstance(part, nn.Embedding):
+        part.num_embeddings, part.embedding_dim = weight.shape
+    elif isinstance(part, Conv1D):  # its weight is transposed
+        part.nx, part.nf = weight.shape
+
+
+def _sum_gradient(parameter: nn.Parameter, name: str, ranks: Ranks) -> None:
+    """Sum a parameter's gradients over the ranks, each as it comes: accumulated ones must not be summed again."""
+    if parameter.requires_grad:
+        parameter.register_hook(lambda gradient: ranks.all_reduce(gradient, f"gradients of {name}"))
+
+
+def check_ranks(module: nn.Module, plan: ShardPlan, ranks: Ranks) -> None:
+    """Compare with the other ranks what must be alike on all, before training starts.
+
+    Raises:
+        ShardError: Plans, parameters, modes or generators' states differ; names the first that does.
+    """
+    parameters = [
+        f"{name} {list(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
+        for name, parameter in module.named_parameters()
+    ]
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    facts = {
+        "the plan": plan.model_dump_json(),
+        "the parameters": "\n".join(parameters),
+        "the mode (train or eval)": str([part.training for part in module.modules()]),
+        "the random generator's state": str([state.tolist() for state in states]),
+        "torch's version": torch.__version__,
+    }
+    agree(ranks, facts)

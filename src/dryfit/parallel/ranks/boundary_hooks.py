@@ -1,0 +1,200 @@
+"""What a row of a plan does to one module: hooks around its call, numbers its code reads, its bias after the sum."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from dryfit.core.errors import ShardError
+from dryfit.core.sharding.shard_plan import Boundary, ModuleShard
+from dryfit.parallel.ranks.boundaries import cross
+from dryfit.parallel.ranks.collectives import Ranks
+from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.streams import RegionStream
+
+_OPENS = frozenset({Boundary.COPY, Boundary.SPLIT})
+
+
+def connect_module(
+    part: nn.Module,
+    path: str,
+    what: ModuleShard,
+    ranks: Ranks,
+    stream: RegionStream,
+    scores: CutScores | None = None,
+) -> None:
+    """Make one module do what its row of the plan says.
+
+    Args:
+        part: The module.
+        path: Of it.
+        what: The row.
+        ranks: This rank's end of the collectives.
+        stream: Random numbers of regions.
+        scores: Of the module whose scores may stay cut: when they do.
+
+    Raises:
+        ShardError: An input that the row names is none of the module's.
+    """
+    for name, number in what.attributes.items():
+        setattr(part, name, number)
+    hooks = _Hooks(path, what, ranks, stream, scores)
+    if what.vocabulary:
+        assert isinstance(part, nn.Embedding)
+        table = _Rows(part.weight.shape[0] * ranks.rank, part.weight.shape[0], part.padding_idx)
+        part.padding_idx = table.local_padding()
+        part.register_forward_pre_hook(table.before, with_kwargs=True)
+        part.register_forward_hook(table.after)
+    if what.bias_after:
+        part.__class__ = _WITHOUT_BIAS[type(part)]
+    if what.inputs:
+        hooks.find_inputs(part)
+        part.register_forward_pre_hook(hooks.before, with_kwargs=True)
+    if what.outputs:
+        part.register_forward_hook(hooks.after)
+
+
+class LinearWithoutBias(nn.Linear):
+    """A Linear whose bias somebody else adds."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The product with the weight."""
+        return functional.linear(input, self.weight)
+
+
+class Conv1DWithoutBias(Conv1D):
+    """A transformers Conv1D whose bias somebody else adds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The product with the weight."""
+        return x @ self.weight
+
+
+_WITHOUT_BIAS: Mapping[type, type] = {nn.Linear: LinearWithoutBias, Conv1D: Conv1DWithoutBias}
+
+
+@dataclass(slots=True)
+class _Hooks:
+    """The boundaries of one module."""
+
+    path: str
+    what: ModuleShard
+    ranks: Ranks
+    stream: RegionStream
+    scores: CutScores | None = None
+    inputs: list[tuple[int | None, str, Boundary]] = field(default_factory=list)
+
+    def find_inputs(self, part: nn.Module) -> None:
+        """Find position and name of each input that the row has, whichever of the two it gives."""
+        parameters = inspect.signature(part.forward).parameters
+        plain = [
+            name
+            for name, parameter in parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        kinds = {parameter.kind for parameter in parameters.values()}
+        for given, boundary in self.what.inputs.items():
+            if given.isdecimal() and int(given) < len(plain):
+                self.inputs.append((int(given), plain[int(given)], boundary))
+            elif given.isdecimal() and inspect.Parameter.VAR_POSITIONAL in kinds:
+                self.inputs.append((int(given), "", boundary))
+            elif given in plain:
+                self.inputs.append((plain.index(given), given, boundary))
+            elif given in parameters or (not given.isdecimal() and inspect.Parameter.VAR_KEYWORD in kinds):
+                self.inputs.append((None, given, boundary))
+            else:
+                raise ShardError(
+                    f"connecting {self.path}",
+                    f"{given!r} is none of its inputs",
+                    allowed=", ".join(plain),
+                )
+
+    def before(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Forward pre-hook."""
+        given = list(args)
+        for position, name, boundary in self.inputs:
+            if position is not None and position < len(given):
+                given[position] = self._cross(boundary, given[position], f"input {name}", part.training)
+            elif name in kwargs:
+                kwargs = {**kwargs, name: self._cross(boundary, kwargs[name], f"input {name}", part.training)}
+        return tuple(given), kwargs
+
+    def after(self, part: nn.Module, _args: Any, output: Any) -> Any:
+        """Forward hook."""
+        for key, boundary in self.what.outputs.items():
+            output = self._replaced(output, int(key), boundary, part)
+        return output
+
+    def _replaced(self, output: Any, position: int, boundary: Boundary, part: nn.Module) -> Any:
+        if isinstance(output, torch.Tensor) and position == 0:
+            return self._cross_out(boundary, output, position, part)
+        if isinstance(output, tuple | list) and position < len(output):
+            items = list(output)
+            items[position] = self._cross_out(boundary, items[position], position, part)
+            make: Callable[..., Any] = type(output)._make if hasattr(output, "_make") else type(output)  # pyright: ignore
+            return make(items)
+        if isinstance(output, Mapping) and position < len(output):  # a ModelOutput
+            key = list(output)[position]
+            output[key] = self._cross_out(boundary, output[key], position, part)  # pyright: ignore[reportIndexIssue]
+            return output
+        raise ShardError(
+            f"running {self.path} on rank {self.ranks.rank}", f"it has no output {position}: {type(output).__name__}"
+        )
+
+    def _cross_out(self, boundary: Boundary, value: Any, position: int, part: nn.Module) -> Any:
+        if boundary is Boundary.GATHER and self.scores is not None and self.scores.stay:
+            self.stream.leave(value.device)
+            return value
+        value = self._cross(boundary, value, f"output {position}", part.training)
+        # A bias is for the sum; added on each rank it would be there as often as there are ranks.
+        return value + part.bias if self.what.bias_after else value
+
+    def _cross(self, boundary: Boundary, value: Any, which: str, training: bool) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ShardError(
+                f"running {self.path} on rank {self.ranks.rank}",
+                f"{which} is {kind}, the plan has {boundary} for it",
+                allowed="a floating-point tensor",
+            )
+        crossed = cross(boundary, value, self.ranks, dim=self.what.dim, where=f"{self.path or 'the model'}, {which}")
+        if boundary not in _OPENS:
+            self.stream.leave(value.device)
+        elif training and self.ranks.own_generator:
+            self.stream.enter(value.device)
+        return crossed
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of a table that a rank holds: ids of other rows give zeros, which the sum over the ranks fills."""
+
+    begin: int
+    count: int
+    padding: int | None
+    _elsewhere: torch.Tensor | None = None
+
+    def local_padding(self) -> int | None:
+        """The padding row's number here, which never gets a gradient; None: another rank has it."""
+        if self.padding is None or not 0 <= self.padding - self.begin < self.count:
+            return None
+        return self.padding - self.begin
+
+    def before(self, _part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Forward pre-hook."""
+        ids = (args[0] if args else kwargs["input"]) - self.begin
+        self._elsewhere = (ids < 0) | (ids >= self.count)
+        return (ids.masked_fill(self._elsewhere, 0),), {}
+
+    def after(self, _part: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Forward hook."""
+        assert self._elsewhere is not None
+        elsewhere, self._elsewhere = self._elsewhere, None
+        return output.masked_fill(elsewhere.unsqueeze(-1), 0)

@@ -1,0 +1,54 @@
+"""Ranks whose traffic is counted: what a module sends, from its calls and not from its plan."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dryfit.core.sharding.shard_summary import Sent
+from dryfit.parallel.ranks.collectives import Ranks
+
+
+@dataclass(slots=True)
+class CountedRanks:
+    """Passes everything on to other ranks and counts the bytes that this one sends, in rings.
+
+    A sum over n ranks sends 2 (n - 1) / n of the tensor, putting together n - 1 times what the rank holds; see
+    :class:`dryfit.core.sharding.shard_plan.Traffic` for the source.
+
+    Attributes:
+        inner: The ranks.
+        backward: Whether what is sent from now on is sent in a backward pass.
+        sent: What was sent since somebody set it to nothing.
+    """
+
+    inner: Ranks
+    backward: bool = False
+    sent: Sent = field(default_factory=Sent)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+        return self.inner.rank
+
+    @property
+    def degree(self) -> int:
+        """How many ranks there are."""
+        return self.inner.degree
+
+    @property
+    def own_generator(self) -> bool:
+        """Whether torch's generators of random numbers are this rank's alone."""
+        return self.inner.own_generator
+
+    def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        """See :class:`dryfit.parallel.ranks.collectives.Ranks`."""
+        self._count(-(-2 * (self.degree - 1) * tensor.nbytes // self.degree))
+        return self.inner.all_reduce(tensor, what)
+
+    def all_gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
+        """See :class:`dryfit.parallel.ranks.collectives.Ranks`."""
+        self._count((self.degree - 1) * tensor.nbytes)
+        return self.inner.all_gather(tensor, what)
+
+    def _count(self, size_bytes: int) -> None:
+        self.sent += Sent(backward_bytes=size_bytes) if self.backward else Sent(forward_bytes=size_bytes)

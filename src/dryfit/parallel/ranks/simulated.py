@@ -1,0 +1,132 @@
+"""Ranks that are threads of one process: what a cut model computes, without processes, groups or devices.
+
+Autograd's backward on the CPU runs in the thread that asked for it, so a collective may meet the others inside it.
+torch's generator of random numbers is one for all threads: models run here with dropout off.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import torch
+
+from dryfit.core.errors import ShardError
+from dryfit.parallel.ranks.collectives import described, disagreement
+
+T = TypeVar("T")
+
+_THE_END: Final = "its end"
+
+
+class _Abandoned(BaseException):
+    """Ends a rank's thread whose neighbour has failed; no handler of the model may take it for its own."""
+
+
+class _Meeting:
+    """Where the ranks meet: each brings a call and a tensor, and leaves with everybody's."""
+
+    def __init__(self, degree: int) -> None:
+        self.degree: Final = degree
+        self._barrier = threading.Barrier(degree)
+        self._calls: list[str] = [""] * degree
+        self._tensors: list[torch.Tensor | None] = [None] * degree
+
+    def exchange(self, rank: int, call: str, tensor: torch.Tensor | None) -> list[torch.Tensor | None]:
+        self._calls[rank], self._tensors[rank] = call, tensor
+        self._wait()
+        calls, tensors = list(self._calls), list(self._tensors)
+        self._wait()  # nobody writes the next call before all have read this one
+        if any(call != calls[0] for call in calls):
+            raise disagreement(calls)
+        return tensors
+
+    def leave(self) -> None:
+        """Let nobody wait any longer."""
+        self._barrier.abort()
+
+    def _wait(self) -> None:
+        try:
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise _Abandoned from None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRanks:
+    """One thread's end; see :class:`dryfit.parallel.ranks.collectives.Ranks`."""
+
+    rank: int
+    meeting: _Meeting
+    own_generator: bool = False
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "SimulatedRanks":
+        return self
+
+    @property
+    def degree(self) -> int:
+        """How many ranks there are."""
+        return self.meeting.degree
+
+    def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        """See :class:`dryfit.parallel.ranks.collectives.Ranks`; ranks are added in their order."""
+        first, *rest = self._exchange("all_reduce", tensor, what)
+        total = first.clone(memory_format=torch.contiguous_format)
+        for other in rest:
+            total += other
+        return total
+
+    def all_gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
+        """See :class:`dryfit.parallel.ranks.collectives.Ranks`."""
+        return [
+            other.clone(memory_format=torch.contiguous_format) for other in self._exchange("all_gather", tensor, what)
+        ]
+
+    def _exchange(self, operation: str, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
+        # A copy is put down: its owner may go on and change the tensor while others still read it.
+        given = tensor.detach().clone()
+        tensors = self.meeting.exchange(self.rank, described(operation, tensor, what), given)
+        return [tensor for tensor in tensors if tensor is not None]
+
+
+def simulate(degree: int, run: Callable[[SimulatedRanks], T]) -> list[T]:
+    """Run a function on each rank, in a thread each.
+
+    Args:
+        degree: How many ranks.
+        run: Called with the rank's end of the collectives.
+
+    Returns:
+        What each rank returned.
+
+    Raises:
+        ShardError: Ranks called different collectives, or one ended while others waited.
+        BaseException: What the function raised, of the first rank that did; a note names the rank.
+    """
+    meeting = _Meeting(degree)
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+
+    def work(rank: int) -> None:
+        try:
+            result = run(SimulatedRanks(rank, meeting))
+            meeting.exchange(rank, _THE_END, None)
+            results[rank] = result
+        except _Abandoned:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits for this one
+            errors[rank] = error
+            meeting.leave()
+
+    threads = [threading.Thread(target=work, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(degree)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        rank = min(errors)
+        # Ranks that disagree find out together, and each says the same: no need to say whose word it is.
+        if not isinstance(errors[rank], ShardError):
+            errors[rank].add_note(f"on simulated rank {rank} of {degree}")
+        raise errors[rank]
+    return [results[rank] for rank in range(degree)]

@@ -1,0 +1,111 @@
+"""Cross entropy of scores that lie on several ranks, each with a part of the words: a few numbers a token are sent.
+
+Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+2019, section 3. There the largest score, the sum of exponentials and the target's score are three collectives, one
+after another; here each rank makes its sum relative to its own largest score, and all three are put together at once.
+
+Dimension suffixes: ``N`` tokens, ``V`` words of a rank's part of the vocabulary, ``R`` ranks, ``K``
+numbers that each of them tells of a token.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from dryfit.core.errors import ShardError
+from dryfit.parallel.ranks.collectives import Ranks
+
+NUMBERS: Final = 3
+"""So many numbers of a token does each rank tell the others: its largest score, its sum, its score of the target."""
+
+_WHAT: Final = "numbers of each token's loss"
+
+
+def vocabulary_range(vocabulary: int, rank: int, degree: int) -> tuple[int, int]:
+    """The first word whose score a rank has, and the one behind its last."""
+    share = vocabulary // degree
+    return rank * share, (rank + 1) * share
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyLoss:
+    """Sums cross entropies of tokens over ranks; the same number on each of them, bit for bit.
+
+    Attributes:
+        ranks: This rank's end of the collectives.
+        vocabulary: How many words all ranks together have scores of.
+    """
+
+    ranks: Ranks
+    vocabulary: int
+
+    def __call__(
+        self,
+        scores: torch.Tensor,
+        targets: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        *,
+        ignored: int = -100,
+    ) -> torch.Tensor:
+        """The tokens' losses, summed; 0-dimensional, in fp32 or better.
+
+        Args:
+            scores: (N, V), of the words in this rank's part; in any floating-point format.
+            targets: (N,), numbers of words of the whole vocabulary.
+            weights: (N,), of each token; None: all weigh the same.
+            ignored: Target of a token that is not learned.
+
+        Raises:
+            ShardError: These are no scores of this rank's part.
+        """
+        losses_N = self.of_tokens(scores, targets, ignored=ignored)
+        return (losses_N if weights is None else losses_N * weights.to(losses_N.dtype)).sum()
+
+    def of_tokens(self, scores: torch.Tensor, targets: torch.Tensor, *, ignored: int = -100) -> torch.Tensor:
+        """Each token's loss, (N,), 0 where its target is ignored; see :meth:`__call__`."""
+        begin, end = vocabulary_range(self.vocabulary, self.ranks.rank, self.ranks.degree)
+        if scores.shape[-1] != end - begin:
+            raise ShardError(
+                f"computing a loss on rank {self.ranks.rank} of {self.ranks.degree}",
+                f"scores of {scores.shape[-1]} words",
+                allowed=f"{end - begin}, a rank's part of the {self.vocabulary} words",
+                hint="scores that were put together have a loss without the other ranks",
+            )
+        return _CrossEntropy.apply(scores, targets, begin, ignored, self.ranks)
+
+
+class _CrossEntropy(Function):
+    """Keeps the scores that were given, which live until the backward pass anyway, and nothing else as large."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: torch.Tensor, targets: torch.Tensor, begin: int, ignored: int, ranks: Ranks
+    ) -> torch.Tensor:
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        here_N = (targets >= begin) & (targets < begin + scores.shape[1]) & (targets != ignored)
+        place_N1 = (targets - begin).masked_fill(~here_N, 0).unsqueeze(1)
+        largest_N = scores.detach().amax(dim=1).to(dtype)
+        # Of scores that are all -inf, as where whole parts of a vocabulary are ruled out.
+        own_N = largest_N.masked_fill(largest_N == -torch.inf, 0)
+        sum_N = (scores - own_N.unsqueeze(1)).exp_().sum(dim=1)
+        # A target that no rank has ends as an infinite loss.
+        target_N = scores.gather(1, place_N1).squeeze(1).to(dtype).masked_fill(~here_N, -torch.inf)
+        told_RKN = torch.stack(ranks.all_gather(torch.stack([largest_N, sum_N, target_N]), _WHAT))
+        most_N = told_RKN[:, 0].amax(dim=0)
+        total_N = (told_RKN[:, 1] * (told_RKN[:, 0] - most_N).exp()).sum(dim=0)
+        out_N = targets == ignored
+        ctx.save_for_backward(scores, most_N, total_N, place_N1, here_N, out_N)
+        return (total_N.log() - (told_RKN[:, 2].amax(dim=0) - most_N)).masked_fill(out_N, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_N: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        scores, most_N, total_N, place_N1, here_N, out_N = ctx.saved_tensors
+        gradient_N = gradient_N.masked_fill(out_N, 0)
+        made_NV = (scores - most_N.unsqueeze(1)).exp_().mul_((gradient_N / total_N).unsqueeze(1))
+        # Not added in place: that has no deterministic kernel on CUDA.
+        made_NV.scatter_(1, place_N1, made_NV.gather(1, place_N1) - (gradient_N * here_N).unsqueeze(1))
+        return made_NV.to(scores.dtype), None, None, None, None

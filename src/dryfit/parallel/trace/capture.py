@@ -1,0 +1,182 @@
+"""From a module to the data that plans are made of, by ``torch.export`` on the meta device: nothing is computed."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from dryfit.core.errors import TraceError
+from dryfit.core.private_names import require
+from dryfit.core.sharding.shard_plan import ModuleShard
+from dryfit.meta.private_apis.torch_capture import CAPTURE, TorchDynamoException
+from dryfit.meta.private_apis.torch_modes import MODES
+from dryfit.meta.private_apis.torch_modules import MODULES, buffers_of, parameters_of
+from dryfit.meta.private_apis.torch_operators import OPERATORS
+from dryfit.parallel.trace.graph import Graph
+from dryfit.parallel.trace.marks import modules_marked, numbers_of, numbers_probed, paths
+from dryfit.parallel.trace.reading import read_program
+
+Inputs = Callable[[int, int], Mapping[str, Any]]
+"""From rows and length to the keywords a module is called with; its tensors are on the meta device."""
+
+# What a model's own code, or torch while it follows that code, may raise.
+_FOREIGN: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    TorchDynamoException,
+)
+
+SMALL: Final = (3, 7)
+OTHER: Final = (5, 11)
+"""Rows and length that divide no usual number of heads or features, and not each other."""
+
+
+class CannotFollow(Exception):  # noqa: N818 - for whoever can say what follows from it
+    """A module's code, or torch following it, raised.
+
+    Args:
+        module: Path of the innermost module that was running; empty for the model itself.
+        text: What was raised.
+    """
+
+    def __init__(self, module: str, text: str) -> None:
+        super().__init__(f"in {module or 'the model itself'}: {text}")
+        self.module = module
+        self.text = text
+
+
+def capture(module: nn.Module, inputs: Inputs | None = None, size: tuple[int, int] = SMALL) -> Graph:
+    """What a module's forward does, operator by operator.
+
+    It is followed without dropout. ``torch.export`` follows the code as Python runs it; where that fails, it is asked
+    again to follow it as a compiler does, which knows no origins of numbers.
+
+    Args:
+        module: A module whose parameters may be on the meta device.
+        inputs: What it is called with; tokens and a mask where nothing is given.
+        size: Rows and length.
+
+    Raises:
+        TraceError: Neither way could follow it.
+        LibraryError: torch's graphs are not those that dryfit reads.
+    """
+    require(f"following {type(module).__name__} to cut it", CAPTURE, MODES, MODULES, OPERATORS)
+    problems: list[str] = []
+    for strict in (False, True):
+        try:
+            return follow(module, inputs, size, strict=strict)
+        except CannotFollow as no:
+            problems.append(str(no))
+    raise TraceError(
+        f"following {type(module).__name__} to cut it",
+        f"torch.export gave up {problems[0]}; as a compiler, {problems[1]}",
+        "a forward pass that runs on tensors without values",
+        "train it on one device, or give inputs that its code can be followed with",
+    )
+
+
+def follow(
+    module: nn.Module,
+    inputs: Inputs | None,
+    size: tuple[int, int],
+    *,
+    strict: bool = False,
+    shards: Mapping[str, ModuleShard] | None = None,
+    degree: int = 1,
+) -> Graph:
+    """What a module's forward does, in one of two ways.
+
+    Args:
+        module: A module, or one rank's part of it.
+        inputs: What it is called with.
+        size: Rows and length.
+        strict: Follow it as a compiler does.
+        shards: How the shapes of inputs and outputs change where a module is one rank's.
+        degree: Number of ranks.
+
+    Raises:
+        CannotFollow: It raised.
+    """
+    made = dict((inputs or token_inputs(module))(*size))
+    with _ready(module, shards or {}, degree, probed=not strict) as running:
+        try:
+            program = torch.export.export(module, (), made, strict=strict)
+        except _FOREIGN as error:
+            raise CannotFollow(
+                running[-1] if running else "", f"{type(error).__name__}: {_first_line(error)}"
+            ) from error
+    numbers = {path: numbers_of(part) for path, part in paths(module)}
+    return read_program(program, module, size[0] * size[1], numbers)
+
+
+def token_inputs(module: nn.Module) -> Inputs:
+    """Tokens with a mask, as models of text take them."""
+    config = getattr(module, "config", None)
+
+    def made(rows: int, length: int) -> dict[str, Any]:
+        ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
+        given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if getattr(config, "is_encoder_decoder", False):
+            given["decoder_input_ids"] = ids
+        if hasattr(config, "use_cache"):
+            given["use_cache"] = False
+        return given
+
+    return made
+
+
+@contextmanager
+def _ready(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int, *, probed: bool) -> Iterator[list[str]]:
+    was_training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            # What a model says about tracing is not said to whoever plans.
+            warnings.simplefilter("ignore")
+            stack.enter_context(_without_values(module))
+            running = stack.enter_context(modules_marked(module, shards, degree))
+            stack.enter_context(numbers_probed(module) if probed else nullcontext())
+            yield running
+    finally:
+        for part in was_training:
+            part.training = True
+
+
+@contextmanager
+def _without_values(module: nn.Module) -> Iterator[None]:
+    """Have all tensors of a module on the meta device, where some of them may be already, and put them back."""
+    held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    empty: dict[int, torch.Tensor] = {}
+    try:
+        for part in module.modules():
+            for table in (parameters_of(part), buffers_of(part)):
+                for name, tensor in table.items():
+                    if tensor is None or tensor.device.type == "meta":
+                        continue
+                    if id(tensor) not in empty:
+                        bare = torch.empty_like(tensor, device="meta")
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        empty[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
+                    held.append((table, name, tensor))
+                    table[name] = empty[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for table, name, tensor in held:
+            table[name] = tensor
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else "no words"

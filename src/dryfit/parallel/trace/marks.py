@@ -1,0 +1,221 @@
+"""What is written into a trace beside the operators: where modules begin and end, and which numbers they read.
+
+Both are needed by name, and neither is in an exported graph. An operator that does nothing carries each of them.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dryfit.core.sharding.shard_plan import Boundary, ModuleShard
+
+ENTER, LEAVE, SIZES = "enter", "leave", "sizes"
+
+
+def _marked(x: Tensor, kind: str, module: str, name: str, dim: int, times: int, over: int) -> Tensor:
+    shape = list(x.shape)
+    if shape:
+        shape[dim] = shape[dim] * times // over
+    return x.new_empty(shape)
+
+
+# Not torch.library.custom_op, whose wrappers take most of the time of a trace with many marks. The library is held as
+# long as the operator is to be known.
+_LIBRARY: Final = torch.library.Library("dryfit", "DEF")
+_LIBRARY.define("mark(Tensor x, str kind, str module, str name, int dim, int times, int over) -> Tensor")
+_LIBRARY.impl("mark", _marked, "Meta")
+
+mark: Final = torch.ops.dryfit.mark.default
+"""A tensor as it is, with something written beside it. It works on tensors without values only.
+
+Its arguments: the tensor; what is written (ENTER, LEAVE or SIZES); the path of a module; the name of its input or
+output, or a list of origins; a dimension; how many times longer it is behind the mark, where ranks' slices are put
+together; how many times shorter, where each rank takes its slice.
+"""
+
+
+_ACTIVATIONS: Final = frozenset({"torch.nn.modules.activation", "transformers.activations"})
+
+
+class Probe(int):
+    """An integer that knows which attributes of modules it was computed from."""
+
+    origins: frozenset[tuple[str, str]]
+    exact: bool
+
+    def __new__(cls, value: int, origins: frozenset[tuple[str, str]], exact: bool = False) -> "Probe":
+        """An integer with the attributes behind it."""
+        made = super().__new__(cls, value)
+        made.origins = origins
+        made.exact = exact
+        return made
+
+    def _derive(self, other: Any, value: Any) -> Any:
+        if type(value) is not int:
+            return value
+        return Probe(value, self.origins | (other.origins if isinstance(other, Probe) else frozenset()))
+
+    def __add__(self, other: Any) -> Any:
+        return self._derive(other, super().__add__(other))
+
+    def __radd__(self, other: Any) -> Any:
+        return self._derive(other, super().__radd__(other))
+
+    def __sub__(self, other: Any) -> Any:
+        return self._derive(other, super().__sub__(other))
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._derive(other, super().__rsub__(other))
+
+    def __mul__(self, other: Any) -> Any:
+        return self._derive(other, super().__mul__(other))
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._derive(other, super().__rmul__(other))
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._derive(other, super().__floordiv__(other))
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._derive(other, super().__rfloordiv__(other))
+
+    def __neg__(self) -> Any:
+        return self._derive(None, super().__neg__())
+
+
+class _SizesRead(TorchFunctionMode):
+    """Writes down, behind each operator, which of the integers it was given come from attributes of modules."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        read = [
+            f"{position}{'=' if number.exact else '~'}{'|'.join(f'{module}:{name}' for module, name in number.origins)}"
+            for position, number in enumerate(_integers([*args, *(kwargs or {}).values()]))
+            if isinstance(number, Probe)
+        ]
+        if not read or getattr(func, "__name__", "").endswith("_"):
+            return made
+        first = made[0] if isinstance(made, tuple | list) and made else made
+        if isinstance(first, Tensor) and not first.is_meta:  # a constant, made where no activation is
+            return made
+        if isinstance(made, Tensor):
+            return mark(made, SIZES, "", " ".join(read), 0, 1, 1)
+        if isinstance(made, tuple | list) and made and isinstance(made[0], Tensor):
+            return type(made)((mark(made[0], SIZES, "", " ".join(read), 0, 1, 1), *made[1:]))
+        return made
+
+
+def _integers(values: Any) -> Iterator[int]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _integers(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield value
+
+
+@contextmanager
+def numbers_probed(module: nn.Module) -> Iterator[None]:
+    """Have every integer attribute of every module known by where it is read from."""
+    held: list[tuple[dict[str, Any], str, int]] = []
+    for path, part in paths(module):
+        for name, value in numbers_of(part).items():
+            held.append((part.__dict__, name, value))
+            part.__dict__[name] = Probe(value, frozenset({(path, name)}), exact=True)
+    try:
+        with _SizesRead():
+            yield
+    finally:
+        for attributes, name, value in held:
+            attributes[name] = value
+
+
+def numbers_of(module: nn.Module) -> dict[str, int]:
+    """A module's attributes that are integers larger than one."""
+    return {name: value for name, value in vars(module).items() if type(value) is int and value > 1}
+
+
+def paths(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every submodule with its first path, but not the module itself."""
+    return ((path, part) for path, part in module.named_modules() if path)
+
+
+@contextmanager
+def modules_marked(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int) -> Iterator[list[str]]:
+    """Mark what goes into and out of every submodule.
+
+    Args:
+        module: Whose submodules.
+        shards: What changes the shape of an output or input on a rank: its marks do the same.
+        degree: Number of ranks.
+
+    Yields:
+        The paths of the modules that are running, the innermost last.
+    """
+    running: list[str] = []
+    with ExitStack() as undo:
+        for path, part in paths(module):
+            if _on_elements(part):
+                continue
+            shard = shards.get(path, ModuleShard())
+            before = part.register_forward_pre_hook(_entering(path, part, shard, degree, running), with_kwargs=True)
+            undo.callback(before.remove)
+            after = part.register_forward_hook(_leaving(path, shard, degree, running))
+            undo.callback(after.remove)
+        yield running
+
+
+def _on_elements(module: nn.Module) -> bool:
+    """Whether a module works on each element: no region begins or ends with such a one."""
+    known = isinstance(module, nn.Dropout | nn.Identity) or type(module).__module__ in _ACTIVATIONS
+    return known and next(module.parameters(), None) is None
+
+
+def input_names(module: nn.Module) -> list[str]:
+    """Names of the inputs that a module's forward takes by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, taken in inspect.signature(module.forward).parameters.items() if taken.kind in kinds]
+
+
+def _entering(path: str, module: nn.Module, shard: ModuleShard, degree: int, running: list[str]) -> Callable[..., Any]:
+    names = input_names(module)
+
+    def marked(name: str, value: Any) -> Any:
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            return value
+        over = degree if shard.inputs.get(name) is Boundary.SPLIT else 1
+        return mark(value, ENTER, path, name, shard.dim if value.dim() else 0, 1, over)
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        running.append(path)
+        named = [names[index] if index < len(names) else str(index) for index in range(len(args))]
+        return (
+            tuple(marked(name, value) for name, value in zip(named, args, strict=True)),
+            {name: marked(name, value) for name, value in kwargs.items()},
+        )
+
+    return hook
+
+
+def _leaving(path: str, shard: ModuleShard, degree: int, running: list[str]) -> Callable[..., Any]:
+    def marked(position: int, value: Any) -> Any:
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            return value
+        times = degree if shard.outputs.get(str(position)) is Boundary.GATHER else 1
+        return mark(value, LEAVE, path, str(position), shard.dim if value.dim() else 0, times, 1)
+
+    def hook(_: nn.Module, __: Any, output: Any) -> Any:
+        running.pop()
+        if isinstance(output, Tensor):
+            return marked(0, output)
+        if type(output) in (tuple, list):
+            return type(output)(marked(position, value) for position, value in enumerate(output))
+        return output
+
+    return hook

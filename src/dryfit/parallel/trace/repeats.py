@@ -1,0 +1,132 @@
+"""Layers that repeat: a plan is made of the first ones of each kind and holds for the others.
+
+Layers are of one kind if their classes, the shapes of their parameters and buffers and their settings are the same, but
+for the number that says which layer it is. Of a list of layers as many are kept, from the front, as have two of each
+kind among them; what is first may be special by where it stands, what follows the second is not.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from torch import nn
+
+from dryfit.core.sharding.shard_plan import ModuleShard, ParameterShard, ShardPlan, Traffic
+from dryfit.meta.private_apis.torch_modules import children_of, replace_children
+
+OF_EACH_KIND: Final = 2
+"""So many layers of a kind stand for all of them."""
+_WHICH_LAYER: Final = frozenset(
+    {"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "training"}
+)
+
+
+@contextmanager
+def shortened(module: nn.Module) -> Iterator[dict[str, str]]:
+    """Take out the layers of a module that repeat others, and put them back.
+
+    Yields:
+        Of each layer that is out, the one that stands for it.
+    """
+    stands_for: dict[str, str] = {}
+    held: list[tuple[nn.ModuleList, dict[str, nn.Module | None]]] = []
+    for path, layers in outermost_lists(module):
+        kept, like = _split(layers)
+        if len(kept) < len(layers) and not _shares_parameters(module, list(layers)[len(kept) :]):
+            dot = f"{path}." if path else ""
+            stands_for |= {f"{dot}{out}": f"{dot}{one}" for out, one in like.items()}
+            every = children_of(layers)
+            held.append((layers, every))
+            replace_children(layers, {name: every[name] for name in kept})
+    try:
+        yield stands_for
+    finally:
+        for layers, every in held:
+            replace_children(layers, every)
+
+
+def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+    """Its lists of layers, by path; not those within a layer: experts, say, of which the layer knows the number."""
+    found: list[tuple[str, nn.ModuleList]] = []
+    for path, part in module.named_modules():
+        if isinstance(part, nn.ModuleList) and not any(path.startswith(f"{outer}.") for outer, _ in found):
+            found.append((path, part))
+    return found
+
+
+def _split(layers: nn.ModuleList) -> tuple[list[str], dict[str, str]]:
+    """The names of the layers that are kept, and for each other one of the same kind among them."""
+    kinds = {name: _kind(layer) for name, layer in layers.named_children()}
+    wanted = {kind: min(OF_EACH_KIND, list(kinds.values()).count(kind)) for kind in kinds.values()}
+    kept: list[str] = []
+    latest: dict[object, str] = {}
+    for name, kind in kinds.items():
+        if not any(wanted.values()):
+            break
+        kept.append(name)
+        latest[kind] = name
+        wanted[kind] = max(0, wanted[kind] - 1)
+    return kept, {name: latest[kind] for name, kind in kinds.items() if name not in kept}
+
+
+def _kind(layer: nn.Module) -> tuple[object, ...]:
+    return tuple(
+        (
+            path,
+            type(part),
+            tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in part.named_parameters(recurse=False)),
+            tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in part.named_buffers(recurse=False)),
+            tuple(
+                (name, value)
+                for name, value in sorted(vars(part).items())
+                if isinstance(value, int | float | str) and name not in _WHICH_LAYER
+            ),
+        )
+        for path, part in layer.named_modules()
+    )
+
+
+def _shares_parameters(module: nn.Module, layers: list[nn.Module]) -> bool:
+    """Whether parameters of some layers have other names elsewhere."""
+    inside = [id(parameter) for layer in layers for _, parameter in layer.named_parameters(remove_duplicate=False)]
+    every = [id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)]
+    return len(set(inside)) < len(inside) or any(every.count(key) > 1 for key in set(inside))
+
+
+def for_all_layers(plan: ShardPlan, module: nn.Module, stands_for: Mapping[str, str]) -> ShardPlan:
+    """A plan of a shortened module, as one of the whole.
+
+    Args:
+        plan: Of the shortened module.
+        module: The whole.
+        stands_for: Of each layer that was out, the one that stood for it.
+    """
+    parameters: dict[str, ParameterShard] = {}
+    whole: dict[str, str] = {}
+    for name, _ in module.named_parameters(remove_duplicate=False):
+        one = _stand_in(name, stands_for)
+        parameters[name] = plan.parameters[one]
+        if one in plan.whole:
+            whole[name] = plan.whole[one]
+    modules: dict[str, ModuleShard] = {}
+    traffic: list[Traffic] = list(plan.traffic)
+    for path, _ in module.named_modules(remove_duplicate=False):
+        one = _stand_in(path, stands_for)
+        if one in plan.modules:
+            modules[path] = plan.modules[one]
+        if one != path:
+            traffic += [sent.model_copy(update={"module": path}) for sent in plan.traffic if sent.module == one]
+    outside = [name for name in parameters if _stand_in(name, stands_for) != name]
+    for name in outside:
+        one = _stand_in(name, stands_for)
+        traffic += [sent.model_copy(update={"module": name}) for sent in plan.traffic if sent.module == one]
+    return plan.model_copy(
+        update={"parameters": parameters, "modules": modules, "traffic": tuple(traffic), "whole": whole}
+    )
+
+
+def _stand_in(name: str, stands_for: Mapping[str, str]) -> str:
+    for out, one in stands_for.items():
+        if name == out or name.startswith(f"{out}."):
+            return one + name[len(out) :]
+    return name

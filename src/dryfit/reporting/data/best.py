@@ -1,0 +1,72 @@
+"""The best configuration as a study file of its own: the search taken out, its best values put in."""
+
+import json
+
+from dryfit.config.checks import cross_problems
+from dryfit.config.freeze import dump_toml
+from dryfit.config.schema import SearchSettings, StudyConfig
+from dryfit.core.settings.tables import Settings, TrialSettings
+from dryfit.core.settings.trial import Scalar
+from dryfit.reporting.data.records import StudyRecords, TrialRow
+from dryfit.reporting.terminal.tables import number_text
+from dryfit.search.space.fields import apply_params
+
+_LONGEST_NAME = 100
+
+
+def best_study_file(config: StudyConfig, records: StudyRecords, trial: TrialRow) -> str:
+    """A study file of one trial with the parameters of ``trial``; paths are absolute, so that it may lie anywhere.
+
+    Args:
+        config: What the study was last run with.
+        records: The study.
+        trial: The trial whose parameters are taken.
+
+    Raises:
+        ConfigError: A parameter is no setting of this version.
+    """
+    # A name from the ledger is quoted: a line end in it must not end the comment.
+    found = f"{json.dumps(records.goal.name)} {number_text(trial.value)}"
+    head = [
+        f"# Trial {trial.number} of study {json.dumps(records.name)}: {found}, without the search.",
+        f"# That trial's seed was {trial.seed}; a study gives each trial a seed of its own, so expect another value.",
+    ]
+    _, *body = dump_toml(narrowed(config, trial.params)).splitlines()
+    return "\n".join([*head, *body]) + "\n"
+
+
+def narrowed(config: StudyConfig, params: dict[str, Scalar]) -> StudyConfig:
+    """A study file's configuration with searched values fixed and nothing left to search.
+
+    Settings that only other values of the searched keys would read go back to their defaults. So does ``[search]``:
+    there is nothing to search, and its ``mirror`` may hold a password.
+
+    Raises:
+        ConfigError: A parameter is no setting, or its value is not legal.
+    """
+    settings = apply_params(config.trial_settings, params, doing="making a study file of the best trial")
+    study = config.study.model_copy(
+        update={"name": f"{config.study.name[: _LONGEST_NAME - 5]}-best", "trials": 1, "patience": None}
+    )
+    fixed = config.model_copy(
+        update={
+            **{table: getattr(settings, table) for table in TrialSettings.model_fields},
+            "study": study,
+            "space": {},
+            "search": SearchSettings(),
+        }
+    )
+    return _without_unread(fixed)
+
+
+def _without_unread(config: StudyConfig) -> StudyConfig:
+    unread = [
+        (str(problem.path[0]), str(problem.path[1]))
+        for problem in cross_problems(config)
+        if len(problem.path) == 2 and problem.path[0] in TrialSettings.model_fields
+    ]
+    for table, key in unread:
+        settings: Settings = getattr(config, table)
+        default = type(settings).model_fields[key].default
+        config = config.model_copy(update={table: settings.model_copy(update={key: default})})
+    return config

@@ -1,0 +1,90 @@
+"""A study as CSV, one row a trial (RFC 4180, UTF-8, lines end with CR LF).
+
+Trials of earlier generations come first; their values are of the goals, and of the data, that their generation had.
+
+With ``data.folds``, ``spread`` is the sample standard deviation of a trial's folds, and ``fold.1`` and so on are what
+each has come to; a trial that was cut short has those that were done.
+
+A cell is empty where a trial has no such thing; numbers are written so that reading them gives the same number, NaN and
+infinities as ``nan``, ``inf`` and ``-inf``; truth is ``true`` and ``false``. A text that a spreadsheet could take for
+a formula (it begins with ``=``, ``+``, ``-``, ``@``, a tab or a line end) gets an apostrophe in front, and so does one
+that begins with an apostrophe: taking one leading apostrophe off a text always gives the text.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from dryfit.core.settings.trial import Scalar
+from dryfit.reporting.data.records import StudyRecords, TrialRow
+
+_GUARDED = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
+
+
+def csv_text(records: StudyRecords) -> str:
+    """The whole table, heads first."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    further = [f"value.{goal.name}" for goal in records.goals[1:]]
+    trials = (*records.earlier, *records.trials)
+    names = tuple(dict.fromkeys(name for trial in trials for name in trial.params))
+    folds = max((len(trial.folds) for trial in trials), default=0)
+    parts = ("spread", *(f"fold.{number + 1}" for number in range(folds))) if folds else ()
+    writer.writerow(_row([*_FIRST, *further, *parts, *_FACTS, *(f"param.{name}" for name in names), "reason"]))
+    for trial in trials:
+        writer.writerow(_row(_cells(trial, names, len(further), len(parts))))
+    return out.getvalue()
+
+
+_FIRST = ("number", "generation", "outcome", "value")
+_FACTS = (
+    *("last_value", "seed", "steps", "attempts", "seconds", "planned_bytes", "observed_bytes"),
+    *("asked_at", "finished_at"),
+)
+
+
+def _cells(trial: TrialRow, names: Sequence[str], further: int, parts: int) -> list[Scalar]:
+    also: list[Scalar] = [*trial.also, *[None] * further]
+    folds: list[Scalar] = [next(iter(trial.spreads), None), *(fold.value for fold in trial.folds), *[None] * parts]
+    return [
+        trial.number,
+        trial.generation,
+        str(trial.outcome) if trial.outcome is not None else None,
+        trial.value,
+        *also[:further],
+        *folds[:parts],
+        trial.last_value,
+        trial.seed,
+        trial.steps,
+        trial.attempts,
+        round(trial.seconds, 3),
+        trial.planned_bytes,
+        trial.observed_bytes,
+        _moment(trial.asked_at_s),
+        _moment(trial.finished_at_s),
+        *(trial.params.get(name) for name in names),
+        trial.reason or None,
+    ]
+
+
+def _row(cells: Iterable[Scalar]) -> list[str]:
+    return [cell_text(cell) for cell in cells]
+
+
+def cell_text(value: Scalar) -> str:
+    """One cell; see the module's text."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f"'{value}" if value.startswith(_GUARDED) else value
+        case _:
+            return repr(value)
+
+
+def _moment(at_s: float | None) -> str | None:
+    """ISO 8601, UTC."""
+    return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")

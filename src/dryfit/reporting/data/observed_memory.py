@@ -1,0 +1,198 @@
+"""Planned and observed memory of trials, as text and as numbers."""
+
+from pydantic import BaseModel, ConfigDict
+
+from dryfit.core.failure import FailureKind
+from dryfit.core.jobs.memory import Effect, ExecutionChoice, MemoryPlan, VerdictKind
+from dryfit.core.settings.execution import DeviceKind, OptimizerImpl
+from dryfit.core.text.units import gib
+from dryfit.store.events import FailureFacts, Observed
+from dryfit.store.replay import StudyState
+from dryfit.store.state import PlanState, TrialState
+
+
+class Plans(BaseModel):
+    """The plans of a study in numbers.
+
+    Attributes:
+        planned: Trials that were planned to fit.
+        refused: Trials whose plan does not fit.
+        unknown: Trials whose memory could not be planned.
+        out_of_memory: Attempts that ran out of the device's memory although their plan fits.
+        observed_over_planned: The largest ratio of peaks of allocated memory; None where none was observed.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    planned: int
+    refused: int
+    unknown: int
+    out_of_memory: int
+    observed_over_planned: float | None
+
+
+def plan_totals(state: StudyState) -> Plans | None:
+    """Sum up the plans of a study; None where nothing was planned."""
+    plans = [trial.plan for trial in state.present if trial.plan is not None]
+    if not plans:
+        return None
+    verdicts = [plan.answer.verdict for plan in plans]
+    ratios = [ratio for trial in state.present if (ratio := observed_over_planned(trial)) is not None]
+    return Plans(
+        planned=sum(verdict.fits for verdict in verdicts),
+        refused=verdicts.count(VerdictKind.REFUSED),
+        unknown=verdicts.count(VerdictKind.UNKNOWN),
+        out_of_memory=sum(plan.misses for plan in plans if plan.answer.verdict is not VerdictKind.UNKNOWN),
+        observed_over_planned=round(max(ratios), 4) if ratios else None,
+    )
+
+
+def totals_text(totals: Plans) -> str:
+    """The plans of a study in one line."""
+    parts = [f"{totals.planned} planned", f"{totals.refused} refused", f"{totals.unknown} unknown"]
+    if totals.out_of_memory:
+        parts.append(f"{totals.out_of_memory} out of memory all the same")
+    if totals.observed_over_planned is not None:
+        parts.append(f"largest observed / planned {totals.observed_over_planned:.3f}")
+    return ", ".join(parts)
+
+
+def observed_over_planned(trial: TrialState) -> float | None:
+    """Observed peak of allocated memory over the planned one; None unless both are known, of the same execution."""
+    plan, observed = trial.plan, trial.observed
+    if plan is None or observed is None or observed.allocated_bytes is None or _memory_is_of_another(plan):
+        return None
+    memory = plan.answer.memory
+    return observed.allocated_bytes / memory.peak_allocated_bytes if memory and memory.peak_allocated_bytes else None
+
+
+def choice_text(choice: ExecutionChoice) -> str:
+    """How a trial is run, in a few words."""
+    words = [f"cut over {choice.tp} ranks"] if choice.tp is not None else []
+    words += [f"micro-batch {choice.micro_batch} x {choice.accumulation}"]
+    words += ["checkpointing"] if choice.checkpointing else []
+    words += [f"{choice.optimizer_impl} optimizer"] if choice.optimizer_impl is not OptimizerImpl.AUTO else []
+    words += ["optimizer state on the host"] if choice.offload_optimizer else []
+    return ", ".join(words)
+
+
+def plan_text(plan: PlanState) -> str:
+    """A plan in one line: the verdict, what is needed of what is there, how sure that is."""
+    answer = plan.answer
+    parts = [str(answer.verdict)]
+    if answer.memory is not None:
+        each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
+        parts.append(f"needs {gib(answer.memory.required_bytes)} of {gib(answer.device.capacity_bytes)}{each}")
+    if answer.verdict is VerdictKind.UNKNOWN:
+        parts += answer.reasons
+    else:
+        parts.append(str(answer.confidence))
+    return ", ".join(parts)
+
+
+def memory_cell(trial: TrialState) -> str:
+    """Observed / planned peak of a trial, for a table; a dash for what is not known.
+
+    On a device it is what the allocator has given out, on the CPU the whole process.
+    """
+    plan = trial.plan
+    return f"{_size(_observed_bytes(trial))} / {_size(_planned_bytes(plan) if plan is not None else None)}"
+
+
+def compared_bytes(trial: TrialState) -> tuple[int | None, int | None]:
+    """Observed and planned peak, as in :func:`memory_cell`; planned only where both speak of the same execution."""
+    plan = trial.plan
+    comparable = plan is not None and (trial.observed is None or not _memory_is_of_another(plan))
+    return _observed_bytes(trial), _planned_bytes(plan) if plan is not None and comparable else None
+
+
+def _on_cpu(plan: PlanState | None) -> bool:
+    return plan is not None and plan.answer.device.kind is DeviceKind.CPU
+
+
+def _observed_bytes(trial: TrialState) -> int | None:
+    """What the allocator has given out; without a device, what the whole process took."""
+    observed = trial.observed
+    if observed is None:
+        return None
+    return observed.rss_bytes if _on_cpu(trial.plan) or observed.allocated_bytes is None else observed.allocated_bytes
+
+
+def _planned_bytes(plan: PlanState) -> int | None:
+    memory = plan.answer.memory
+    if memory is None:
+        return None
+    return _process_bytes(plan, memory) if _on_cpu(plan) else memory.peak_allocated_bytes
+
+
+def _process_bytes(plan: PlanState, memory: MemoryPlan) -> int:
+    """What all processes of a trial are planned to take, without what is kept free."""
+    return plan.answer.devices * (memory.required_bytes - memory.margin_bytes)
+
+
+def execution_cell(trial: TrialState) -> str:
+    """How a trial is run, for a table; a dash where no plan says so."""
+    choice = trial.plan.execution if trial.plan is not None else None
+    return choice_text(choice) if choice is not None else "-"
+
+
+def plan_lines(trial: TrialState) -> list[str]:
+    """What is known of a trial's memory, planned and observed; nothing for a trial without either."""
+    lines: list[str] = []
+    plan = trial.plan
+    if plan is not None:
+        lines.append(f"  plan: {plan_text(plan)} (planned in {plan.answer.planner_s:.1f} s)")
+        if plan.execution is not None:
+            after = f", the {plan.rung}. fallback of its plan" if plan.rung else ""
+            lines.append(f"    run with {choice_text(plan.execution)}{after}")
+        lines += _ladder_lines(plan)
+        misses = [attempt.number for attempt in trial.attempts if _ran_out(attempt.failure)]
+        lines += [f"    attempt {number} ran out of memory all the same" for number in misses]
+    if trial.observed is not None:
+        lines += _observed_lines(trial.observed, plan)
+    return lines
+
+
+def _ran_out(failure: FailureFacts | None) -> bool:
+    return failure is not None and failure.kind is FailureKind.OOM_DEVICE
+
+
+def _ladder_lines(plan: PlanState) -> list[str]:
+    if plan.answer.verdict is not VerdictKind.REFUSED:
+        return []
+    return [
+        f"    {rung.change}: {gib(rung.required_bytes)}, {'fits' if rung.fits else 'does not fit'}"
+        + (", changes the experiment" if rung.effect is Effect.SEMANTICS else "")
+        + (f", {rung.note}" if rung.devices > 1 else "")
+        for rung in plan.answer.ladder
+    ]
+
+
+def _observed_lines(observed: Observed, plan: PlanState | None) -> list[str]:
+    memory = None if plan is None or _memory_is_of_another(plan) else plan.answer.memory
+    lines: list[str] = []
+    if observed.allocated_bytes is not None:
+        planned_bytes = memory.peak_allocated_bytes if memory is not None else None
+        lines.append(f"  allocated: {_compared(observed.allocated_bytes, planned_bytes)}")
+    if observed.reserved_bytes is not None:
+        planned_bytes = memory.peak_reserved_bytes if memory is not None else None
+        lines.append(f"  reserved: {_compared(observed.reserved_bytes, planned_bytes)}")
+    if observed.rss_bytes is not None:
+        planned_bytes = _planned_bytes(plan) if plan is not None and memory is not None and _on_cpu(plan) else None
+        lines.append(f"  host memory: {_compared(observed.rss_bytes, planned_bytes)}")
+    return lines
+
+
+def _memory_is_of_another(plan: PlanState) -> bool:
+    """Whether the memory of the answer is not that of what the trial runs with."""
+    return plan.rung > 0 or plan.answer.execution is None
+
+
+def _compared(observed_bytes: int, planned_bytes: int | None) -> str:
+    if not planned_bytes:
+        return f"{gib(observed_bytes)} observed"
+    return f"{gib(observed_bytes)} observed, {gib(planned_bytes)} planned ({observed_bytes / planned_bytes:.3f})"
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else gib(size_bytes)

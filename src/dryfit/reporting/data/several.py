@@ -1,0 +1,63 @@
+"""Several studies that ran one after another: one summary of them all."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic import Field
+
+from dryfit.core.errors import ExitStatus
+from dryfit.reporting.data.json_view import Answer, View
+from dryfit.reporting.data.summary import StudySummary, TrialCounts
+from dryfit.reporting.terminal.tables import Table, duration_text, measured_text
+
+FAILED, NOT_BEGUN = "error", "not_begun"
+_OUTCOMES: Final = tuple(name for name in TrialCounts.model_fields if name != "total")
+_HEADS: Final = {"running": "open"}
+
+
+class StudyEntry(View):
+    """One of the studies."""
+
+    study: str
+    folder: str
+    status: ExitStatus | None = Field(description="what `dryfit tune` of it alone exits with; null: not begun")
+    end: str = Field(description="why its session ended; error: it could not run; not_begun")
+    worked_on: bool = Field(description="false: it was done before, or its turn did not come")
+    error: str | None = Field(description="why it could not run")
+    advice: str = Field(description="where nothing fits the device: what would")
+    summary: StudySummary | None = Field(description="as `dryfit status --json` prints it; null: it has no ledger")
+
+
+class SeveralSummary(Answer):
+    """The answer of ``dryfit tune`` with several studies, in the order in which they were named."""
+
+    status: ExitStatus = Field(description="what the command exits with")
+    studies: tuple[StudyEntry, ...]
+
+
+def several_table(several: SeveralSummary) -> Table:
+    """One row a study, with a column for each outcome that occurred in any of them."""
+    counts = [entry.summary.trials for entry in several.studies if entry.summary is not None]
+    shown = [name for name in _OUTCOMES if any(getattr(one, name) for one in counts)]
+    heads = ("study", "task", *(_HEADS.get(name, name) for name in shown), "of", "best", "exit", "ended", "time")
+    return Table((*heads, "folder"), tuple(_row(entry, shown) for entry in several.studies))
+
+
+def _row(entry: StudyEntry, outcomes: Sequence[str]) -> tuple[str, ...]:
+    summary = entry.summary
+    if summary is None:
+        known, time = ("-",) * (len(outcomes) + 3), "-"
+    else:
+        numbers = [str(getattr(summary.trials, name)) for name in (*outcomes, "total")]
+        known, time = (summary.task, *numbers, _best_cell(summary)), duration_text(summary.wall_s)
+    status = "-" if entry.status is None else str(int(entry.status))
+    before = " before" if entry.status is not None and not entry.worked_on else ""
+    return (entry.study, *known, status, entry.end.replace("_", " ") + before, time, entry.folder)
+
+
+def _best_cell(summary: StudySummary) -> str:
+    """The best value by the study's metric, and how many trials no other beats where it has several goals."""
+    if summary.best is None:
+        return "-"
+    best = f"{summary.metric} {measured_text(summary.best.value, summary.best.spread)}"
+    return f"{best} (front of {len(summary.pareto)})" if summary.pareto else best

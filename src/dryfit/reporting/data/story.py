@@ -1,0 +1,293 @@
+"""A trial's story: all that the ledger and the folders of its processes tell of it, in order."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dryfit.core.failure import Action
+from dryfit.core.settings.trial import MetricPoint
+from dryfit.core.sharding.device_groups import place_in_words
+from dryfit.core.text.units import gib
+from dryfit.core.wire import LOG_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Report, Started
+from dryfit.reporting.data.observed_memory import plan_lines, plan_text
+from dryfit.reporting.data.plan_view import plan_view
+from dryfit.reporting.data.story_view import AttemptView, FailureView, Moment, TrialStory, What
+from dryfit.reporting.data.work import attempt_time_s, lost_time_s, trial_time_s
+from dryfit.reporting.terminal.tables import duration_text, number_text, values_text
+from dryfit.runtime.children.result_reading import read_messages
+from dryfit.store.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptStarted,
+    CheckpointMade,
+    Event,
+    FailureFacts,
+    FirstStepDone,
+    ReportMade,
+    SessionOpened,
+    TrialAsked,
+    TrialFinished,
+    TrialPlanned,
+    VerdictGiven,
+)
+from dryfit.store.layout import StudyLayout, TrialLayout
+from dryfit.store.replay import StudyState
+from dryfit.store.state import AttemptState, PlanState, TrialState
+
+_MOST_NOTES = 50
+
+FOLLOWED: dict[Action, str] = {
+    Action.RETRY: "it is tried again",
+    Action.RUNG: "it goes on with the next fallback of its plan",
+    Action.EXCLUSIVE: "it is tried again, alone on its device",
+    Action.ELSEWHERE: "it is tried again on another device",
+    Action.LIGHTER: "it is tried again with less of the host",
+    Action.DIAGNOSE: "it is run once more, slowly, to learn where it fails",
+    Action.UNPLANNED: "its memory stays unknown",
+    Action.GIVE_UP: "the trial ends as failed",
+    Action.PRUNE: "the trial ends as pruned",
+    Action.PAUSE: "the study stops, and the trial goes on when it is resumed",
+    Action.STOP_STUDY: "the study ends, and the trial stays open",
+}
+"""What follows a failure, in words."""
+
+
+def trial_story(state: StudyState, number: int, events: Sequence[Event], layout: StudyLayout) -> TrialStory:
+    """Everything known of one trial.
+
+    Args:
+        state: The fold of ``events``.
+        number: Of a trial that it has.
+        events: The ledger.
+        layout: Where the study lies; the notes of the trial's processes are read from its folder.
+    """
+    trial, paths = state.trials[number], layout.trial(number)
+    created, sessions = state.created, state.sessions
+    goals = [goal.name for goal in created.goals] if created is not None else []
+    return TrialStory(
+        study=created.name if created is not None else "",
+        number=number,
+        end=_end_text(trial),
+        outcome=trial.outcome,
+        reason=trial.reason,
+        values=dict(zip(goals, trial.values or (), strict=False)),
+        best=trial.best,
+        folds=trial.folds,
+        spreads=dict(zip(goals, trial.spreads, strict=False)),
+        steps=trial.steps,
+        params=trial.params,
+        given=trial.given,
+        seed=trial.seed,
+        fingerprint=trial.fingerprint,
+        asked_at=trial.asked_at_s,
+        finished_at=trial.finished_at_s,
+        reports=tuple(trial.reports),
+        plan=plan_view(trial.plan.answer) if trial.plan is not None else None,
+        memory=tuple(line.removeprefix("  ") for line in plan_lines(trial)),
+        observed=trial.observed,
+        attempts=tuple(_attempt_view(attempt, state, paths) for attempt in trial.attempts),
+        moments=tuple(_moments(trial, state, events, paths)),
+        time_s=round(trial_time_s(trial, sessions), 3),
+        lost_s=round(sum(lost_time_s(attempt, state.sessions) for attempt in trial.attempts), 3),
+        load_report=_existing(paths.load_report),
+        weights=_existing(paths.best),
+    )
+
+
+def _existing(path: Path) -> str | None:
+    return str(path) if path.exists() else None
+
+
+def _attempt_view(attempt: AttemptState, state: StudyState, paths: TrialLayout) -> AttemptView:
+    folder, failure = paths.attempt(attempt.number), attempt.failure
+    stacks = folder / STACKS_FILE
+    return AttemptView(
+        number=attempt.number,
+        device=attempt.device,
+        needs_bytes=attempt.needs_bytes,
+        terms=attempt.terms,
+        placed_at=attempt.placed_at_s,
+        pid=attempt.pid,
+        first_line_ms=attempt.overhead_ms,
+        first_step_ms=attempt.first_step_ms,
+        checkpoint_step=attempt.checkpoint_step,
+        ended=attempt.ended,
+        failure=FailureView.model_validate(failure.model_dump(exclude={"v"})) if failure is not None else None,
+        time_s=round(attempt_time_s(attempt, state.sessions), 3),
+        lost_s=round(lost_time_s(attempt, state.sessions), 3),
+        log=str(folder / LOG_FILE),
+        stacks=str(stacks) if stacks.exists() and stacks.stat().st_size else None,
+    )
+
+
+# ---- in order
+
+
+def _moments(trial: TrialState, state: StudyState, events: Sequence[Event], paths: TrialLayout) -> Iterator[Moment]:
+    notes = {attempt.number: _notes(read_messages(paths.attempt(attempt.number))) for attempt in trial.attempts}
+    asked = False
+    for event in events:
+        if isinstance(event, SessionOpened) and asked:
+            yield Moment(
+                at=event.at, attempt=None, what=What.SESSION, text=f"a new run of the study (process {event.pid})"
+            )
+        if getattr(event, "number", None) != trial.number:
+            continue
+        asked = True
+        if isinstance(event, AttemptEnded):  # notes for whose place the ledger has no event
+            yield from _note_moments(event.attempt, notes.pop(event.attempt, {}))
+        told = _moment(event, trial, state)
+        if told is not None:
+            yield told
+        place = _place(event)
+        if place is not None:
+            attempt, anchor = place
+            yield from _note_moments(attempt, {anchor: notes.get(attempt, {}).pop(anchor, [])})
+        if isinstance(event, TrialFinished):
+            return
+    for attempt, left in notes.items():  # it runs, or nobody has looked at its end yet
+        yield from _note_moments(attempt, left)
+
+
+Anchor = tuple[What, int]
+
+
+def _place(event: Event) -> tuple[int, Anchor] | None:
+    """Where in the messages of which attempt an event belongs."""
+    match event:
+        case AttemptPlaced():
+            return event.attempt, (What.PLACED, 0)
+        case AttemptStarted():
+            return event.attempt, (What.STARTED, 0)
+        case FirstStepDone():
+            return event.attempt, (What.FIRST_STEP, 0)
+        case ReportMade():
+            return event.attempt, (What.REPORT, event.point.n)
+        case CheckpointMade():
+            return event.attempt, (What.CHECKPOINT, event.step)
+        case _:
+            return None
+
+
+def _note_moments(attempt: int, notes: Mapping[Anchor, Sequence[str]]) -> Iterator[Moment]:
+    for texts in notes.values():
+        yield from (Moment(at=None, attempt=attempt, what=What.NOTE, text=text) for text in texts)
+
+
+def _notes(messages: Sequence[Message]) -> dict[Anchor, list[str]]:
+    """What a process noted, by what it had said before of which the ledger tells too."""
+    found: dict[Anchor, list[str]] = {}
+    anchor: Anchor = (What.PLACED, 0)
+    count = 0
+    for message in messages:
+        match message:
+            case Started():
+                anchor = (What.STARTED, 0)
+            case FirstStep():
+                anchor = (What.FIRST_STEP, 0)
+            case Report(point=point):
+                anchor = (What.REPORT, point.n)
+            case Checkpointed(step=step):
+                anchor = (What.CHECKPOINT, step)
+            case Note(text=text):
+                count += 1
+                if count <= _MOST_NOTES:
+                    found.setdefault(anchor, []).append(text)
+            case _:
+                pass
+    if count > _MOST_NOTES:
+        found.setdefault(anchor, []).append(f"{count - _MOST_NOTES} more notes stand in messages.jsonl")
+    return found
+
+
+def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None:
+    match event:
+        case TrialAsked():
+            known = ", from a known point" if event.given else ""
+            return Moment(at=event.at, attempt=None, what=What.ASKED, text=f"asked{known}")
+        case TrialPlanned():
+            plan = PlanState(event.key, event.answer or state.answers[event.key])
+            return Moment(at=event.at, attempt=None, what=What.PLANNED, text=f"planned: {plan_text(plan)}")
+        case AttemptPlaced():
+            return Moment(at=event.at, attempt=event.attempt, what=What.PLACED, text=_placed_text(event))
+        case AttemptStarted():
+            text = f"first line after {event.overhead_ms:.0f} ms (process {event.pid})"
+            return Moment(at=event.at, attempt=event.attempt, what=What.STARTED, text=text)
+        case FirstStepDone():
+            text = f"first step after {event.after_ms:.0f} ms"
+            return Moment(at=event.at, attempt=event.attempt, what=What.FIRST_STEP, text=text)
+        case ReportMade():
+            return Moment(at=event.at, attempt=event.attempt, what=What.REPORT, text=_report_text(event.point, state))
+        case VerdictGiven(proceed=False):
+            text = f"verdict on report {event.n}: stop ({event.reason})"
+            return Moment(at=event.at, attempt=len(trial.attempts), what=What.VERDICT, text=text)
+        case CheckpointMade():
+            text = f"checkpoint at step {event.step}"
+            return Moment(at=event.at, attempt=event.attempt, what=What.CHECKPOINT, text=text)
+        case AttemptEnded():
+            return _end(event, trial.attempts[event.attempt - 1], state)
+        case TrialFinished():
+            return Moment(at=event.at, attempt=None, what=What.FINISHED, text=_end_text(trial))
+        case _:
+            return None
+
+
+def _placed_text(event: AttemptPlaced) -> str:
+    parts = [f"attempt {event.attempt}"]
+    if event.device is not None:
+        parts[0] += f" on {place_in_words(event.device)}"
+    if event.needs_bytes is not None:
+        parts.append(f"counted with {gib(event.needs_bytes)}")
+    return ", ".join([*parts, *event.terms])
+
+
+def _report_text(point: MetricPoint, state: StudyState) -> str:
+    metric = state.created.metric if state.created is not None else "value"
+    shown = {metric: point.value, **point.metrics}
+    # Only a trial that trains has epochs: a validation comes after at least a part of one.
+    kind, epoch = ("validation", f", epoch {point.epoch:.2f}") if point.epoch else ("report", "")
+    fold = f" of fold {point.fold}, so far {number_text(point.value)}" if point.fold else ""
+    values = "  ".join(f"{name} {number_text(value)}" for name, value in shown.items())
+    return f"{kind} {point.n}: step {point.step}{epoch}{fold}: {values}"
+
+
+def _end(event: AttemptEnded, attempt: AttemptState, state: StudyState) -> Moment:
+    worked = duration_text(attempt_time_s(attempt, state.sessions))
+    if event.failure is None:
+        text = f"attempt {event.attempt}: ended with a result, after {worked}"
+        return Moment(at=event.at, attempt=event.attempt, what=What.RESULT, text=text)
+    failure = event.failure
+    return Moment(
+        at=event.at,
+        attempt=event.attempt,
+        what=What.FAILURE,
+        text=f"attempt {event.attempt}: {failure.kind}: {failure.sentence}",
+        details=(*_error_lines(failure), *_loss_lines(attempt, state), f"then: {FOLLOWED[failure.action]}"),
+    )
+
+
+def _error_lines(failure: FailureFacts) -> Iterator[str]:
+    """What the exception was, unless the sentence has said it all."""
+    error = failure.error.strip().splitlines()
+    if failure.error_type and not (error and failure.sentence.endswith(error[0]) and len(error) == 1):
+        yield f"{failure.error_type}: {error[0]}" if error else failure.error_type
+        yield from (f"  {line}" for line in error[1:])
+    elif len(error) > 1:
+        yield from error
+    if failure.place and not failure.detail:
+        yield f"at {failure.place}"
+    yield from failure.detail.strip().splitlines()
+
+
+def _loss_lines(attempt: AttemptState, state: StudyState) -> Iterator[str]:
+    lost_s, time_s = lost_time_s(attempt, state.sessions), attempt_time_s(attempt, state.sessions)
+    kept = f", after the checkpoint at step {attempt.checkpoint_step}" if lost_s < time_s and lost_s > 0 else ""
+    yield f"worked {duration_text(time_s)}, {duration_text(lost_s)} of it lost{kept}"
+
+
+def _end_text(trial: TrialState) -> str:
+    said = str(trial.outcome or "open")
+    if trial.values is not None:
+        said += f", value {values_text(trial)}"
+    if trial.best is not None and trial.best < len(trial.reports):
+        said += f" at step {trial.reports[trial.best].step}"
+    return said + (f" ({trial.reason})" if trial.reason else "")

@@ -1,0 +1,156 @@
+"""A study in one small object: what ``status --json`` and ``tune --json`` print."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from dryfit.core.settings.task_facts import task_word
+from dryfit.core.settings.trial import Outcome, Scalar
+from dryfit.reporting.data.json_view import Answer, View
+from dryfit.reporting.data.observed_memory import Plans, plan_totals
+from dryfit.reporting.data.troubles import Troubles, troubles_of
+from dryfit.store.replay import StudyState
+
+
+class TrialCounts(View):
+    """How many trials ended in which way; ``total`` is what the study was asked for."""
+
+    complete: int
+    pruned: int
+    refused: int
+    failed: int
+    cancelled: int
+    running: int
+    total: int
+
+
+class BestTrial(View):
+    """The best complete trial."""
+
+    number: int
+    value: float
+    spread: float | None = Field(description="sample standard deviation of its folds; null without folds")
+    folds: tuple[float, ...] = Field(description="what each of its folds has come to, in order")
+    params: dict[str, Scalar]
+
+
+class GoalView(View):
+    """One of the values that a study optimises."""
+
+    metric: str
+    direction: str
+
+
+class ParetoTrial(View):
+    """A trial that no other beats in all goals; its values stand in the order of the goals."""
+
+    number: int
+    values: tuple[float, ...]
+    spreads: tuple[float, ...] = Field(description="of its folds, in the order of the goals; empty without folds")
+    params: dict[str, Scalar]
+
+
+class Overhead(View):
+    """Milliseconds from the placement of an attempt to the first line of its process; None without any."""
+
+    median: float | None
+    p95: float | None
+
+
+class GenerationView(View):
+    """What the study is now: the counts, the best trial and the front are of this generation alone."""
+
+    number: int
+    began_at_s: float = Field(description="Unix time")
+    reasons: tuple[str, ...] = Field(description="why the one before could not go on")
+    mirror: str = Field(description="what it is called in the Optuna mirror")
+    earlier: int = Field(description="trials of earlier generations; they are kept")
+    used: int = Field(description="those of them that samplers and pruners learn from")
+
+
+class StudySummary(Answer):
+    """The answer of ``dryfit status``."""
+
+    study: str
+    task: str
+    metric: str
+    direction: str
+    goals: tuple[GoalView, ...] = Field(description="all that is optimised, the metric first")
+    generation: GenerationView
+    trials: TrialCounts
+    best: BestTrial | None = Field(description="by the study's metric")
+    pareto: tuple[ParetoTrial, ...] | None = Field(description="the Pareto front, of a study with several goals")
+    wall_s: float
+    trial_overhead_ms: Overhead
+    plans: Plans | None = None
+    troubles: Troubles
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least ``share`` of ``values`` do not exceed; None of no values."""
+    if not values:
+        return None
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
+
+
+def summarise(state: StudyState) -> StudySummary:
+    """Sum a study up from the fold of its ledger.
+
+    Args:
+        state: A fold that has seen ``study_created``.
+    """
+    created = state.created
+    assert created is not None
+    overheads = [
+        attempt.overhead_ms for trial in state.trials for attempt in trial.attempts if attempt.overhead_ms is not None
+    ]
+    best, generation = state.best, state.generation
+    return StudySummary(
+        study=created.name,
+        task=task_word(created.task),
+        metric=created.metric,
+        direction=created.direction,
+        goals=tuple(GoalView(metric=goal.name, direction=goal.direction) for goal in created.goals),
+        generation=GenerationView(
+            number=generation.number,
+            began_at_s=generation.began_at_s,
+            reasons=generation.reasons,
+            mirror=generation.name,
+            earlier=generation.first,
+            used=len(generation.told),
+        ),
+        trials=TrialCounts(
+            complete=state.counts[Outcome.COMPLETE],
+            pruned=state.counts[Outcome.PRUNED],
+            refused=state.counts[Outcome.REFUSED],
+            failed=state.counts[Outcome.FAILED],
+            cancelled=state.counts[Outcome.CANCELLED],
+            running=sum(trial.outcome is None for trial in state.present),
+            total=state.sessions[-1].total if state.sessions else 0,
+        ),
+        best=BestTrial(
+            number=best.number,
+            value=best.value,
+            spread=next(iter(best.spreads), None),
+            folds=tuple(fold.value for fold in best.folds),
+            params=best.params,
+        )
+        if best is not None and best.value is not None
+        else None,
+        pareto=tuple(
+            ParetoTrial(number=trial.number, values=trial.values or (), spreads=trial.spreads, params=trial.params)
+            for trial in state.front
+        )
+        if created.also
+        else None,
+        wall_s=round(state.wall_s, 3),
+        trial_overhead_ms=Overhead(
+            median=round(statistics.median(overheads), 3) if overheads else None,
+            p95=percentile(overheads, 0.95),
+        ),
+        plans=plan_totals(state),
+        troubles=troubles_of(state),
+    )

@@ -1,0 +1,226 @@
+"""What went wrong in a study: failures by kind, reasons of prunings and refusals, why no more trials run at once."""
+
+import re
+from collections import Counter
+
+from pydantic import Field
+
+from dryfit.core.failure import FailureKind
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.trial import Outcome
+from dryfit.core.text.units import gib
+from dryfit.core.text.words import few
+from dryfit.reporting.data.json_view import View
+from dryfit.reporting.data.records import AttemptEnd, AttemptRow, StudyRecords, failures, records_of
+from dryfit.reporting.terminal.tables import duration_text
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
+
+NO_FAULTS = frozenset({FailureKind.INTERRUPTED, FailureKind.NONFINITE})
+"""Ends without a result that speak against nothing: one was asked for, the other is a result."""
+
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
+_FEW_TRIALS = 8
+_MOST_REASONS = 5
+
+
+class FailuresView(View):
+    """All failures of one kind.
+
+    Attributes:
+        attempts: How many.
+        trials: In which trials.
+        actions: What followed, each with how often.
+        time_s: How long their processes worked.
+        lost_s: How much of that came to nothing.
+        said: What was said of the last one.
+    """
+
+    kind: FailureKind
+    attempts: int
+    trials: tuple[int, ...]
+    actions: dict[str, int]
+    time_s: float
+    lost_s: float
+    said: str
+
+
+class SuccessView(View):
+    """How much goes well. Interruptions that were asked for, and losses that are not finite, are no failures.
+
+    Attributes:
+        trials: Trials that had a process and have ended.
+        clean_trials: Those without any failure.
+        attempts: Processes that have ended.
+        clean_attempts: Those that did not fail.
+        vanished: Processes that were lost with their control process and that no later run has looked at yet.
+    """
+
+    trials: int
+    clean_trials: int
+    attempts: int
+    clean_attempts: int
+    vanished: int
+
+
+class ReasonView(View):
+    """Trials that ended for one reason."""
+
+    outcome: Outcome
+    reason: str
+    trials: int
+
+
+class SideBySideView(View):
+    """How many trials run at once.
+
+    Attributes:
+        asked: As the study file has it.
+        now: As it was found out; None: as asked for.
+        reason: Why not more; empty: as asked for.
+        set_aside: Devices that get no more trials, each with the reason.
+    """
+
+    asked: int
+    now: int | None
+    reason: str
+    set_aside: dict[str, str]
+
+
+class Troubles(View):
+    """What went wrong in a study."""
+
+    success: SuccessView
+    failures: tuple[FailuresView, ...] = Field(description="failed attempts by kind, the costliest first")
+    reasons: tuple[ReasonView, ...] = Field(description="why trials did not complete")
+    side_by_side: SideBySideView | None
+
+
+def troubles_of(state: StudyState) -> Troubles:
+    """What went wrong in a study so far.
+
+    Args:
+        state: A fold that has seen ``study_created``.
+    """
+    records = records_of(state)
+    return Troubles(
+        success=success_view(records),
+        failures=failure_views(records),
+        reasons=reason_views(state),
+        side_by_side=side_by_side_view(state),
+    )
+
+
+def failure_views(records: StudyRecords) -> tuple[FailuresView, ...]:
+    """Failures by kind; what cost most first."""
+    return tuple(
+        FailuresView(
+            kind=row.kind,
+            attempts=row.attempts,
+            trials=row.trials,
+            actions=dict(row.actions),
+            time_s=round(row.seconds, 3),
+            lost_s=round(row.lost_s, 3),
+            said=row.sentences[-1],
+        )
+        for row in failures(records)
+    )
+
+
+def success_view(records: StudyRecords) -> SuccessView:
+    """How much goes well."""
+    ended = [attempt for attempt in records.attempts if attempt.end in (AttemptEnd.RESULT, AttemptEnd.FAILED)]
+    failed = [attempt for attempt in ended if _is_fault(attempt)]
+    hit = {attempt.trial for attempt in failed}
+    tried = [trial for trial in records.trials if trial.outcome is not None and trial.attempts]
+    return SuccessView(
+        trials=len(tried),
+        clean_trials=sum(trial.number not in hit for trial in tried),
+        attempts=len(ended),
+        clean_attempts=len(ended) - len(failed),
+        vanished=sum(attempt.end is AttemptEnd.LOST for attempt in records.attempts),
+    )
+
+
+def _is_fault(attempt: AttemptRow) -> bool:
+    return attempt.kind is not None and attempt.kind not in NO_FAULTS
+
+
+def reason_views(state: StudyState) -> tuple[ReasonView, ...]:
+    """Why trials were pruned, refused or cancelled, or failed; the most frequent of each outcome first.
+
+    Reasons that differ in numbers alone are one.
+    """
+    ended = [(trial.outcome, _reason(trial)) for trial in state.trials if trial.outcome is not None]
+    found = Counter(one for one in ended if one[0] is not Outcome.COMPLETE)
+    order = list(Outcome)
+    rows = [ReasonView(outcome=outcome, reason=reason, trials=count) for (outcome, reason), count in found.items()]
+    return tuple(sorted(rows, key=lambda row: (order.index(row.outcome), -row.trials, row.reason)))
+
+
+def _reason(trial: TrialState) -> str:
+    if trial.outcome is Outcome.REFUSED and trial.plan is not None:
+        answer = trial.plan.answer
+        if answer.verdict is VerdictKind.UNKNOWN:
+            return "memory unknown"
+        return f"does not fit {answer.device.name}, {gib(answer.device.capacity_bytes)}"
+    if trial.outcome is Outcome.FAILED:
+        return trial.reason.partition(":")[0] or "no reason given"
+    return _NUMBER.sub("N", trial.reason) or "no reason given"
+
+
+def side_by_side_view(state: StudyState) -> SideBySideView | None:
+    """How many trials run at once; None where no run has begun."""
+    if not state.sessions:
+        return None
+    session = state.sessions[-1]
+    return SideBySideView(
+        asked=session.parallel,
+        now=session.side_by_side,
+        reason=session.side_by_side_reason,
+        set_aside=dict(session.set_aside),
+    )
+
+
+# ---- as text
+
+
+def trouble_lines(troubles: Troubles) -> list[str]:
+    """How much goes well, what does not, and why no more runs at once."""
+    lines = [line for line in (_success_line(troubles.success),) if line]
+    lines += [_failures_line(view) for view in troubles.failures]
+    for outcome in Outcome:
+        found = [view for view in troubles.reasons if view.outcome is outcome]
+        lines += [f"{view.trials} {view.outcome}: {view.reason}" for view in found[:_MOST_REASONS]]
+        if len(found) > _MOST_REASONS:
+            rest = sum(view.trials for view in found[_MOST_REASONS:])
+            lines.append(f"{rest} {outcome} for other reasons")
+    return lines + (_side_by_side_lines(troubles.side_by_side) if troubles.side_by_side is not None else [])
+
+
+def _success_line(view: SuccessView) -> str:
+    parts = [f"{_share(view.clean_trials, view.trials)} trials"] if view.trials else []
+    parts += [f"{_share(view.clean_attempts, view.attempts)} attempts"] if view.attempts else []
+    said = [f"without a failure: {', '.join(parts)}"] if parts else []
+    if view.vanished:
+        said.append(
+            f"{view.vanished} attempt(s) vanished with their control process: `dryfit resume` goes on with them"
+        )
+    return "; ".join(said)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({100 * part // whole} %)"
+
+
+def _failures_line(view: FailuresView) -> str:
+    followed = ", ".join(f"{count} {action}" for action, count in view.actions.items())
+    trials = few((str(number) for number in view.trials), _FEW_TRIALS)
+    lost = f"{duration_text(view.lost_s)} lost"
+    return f"{view.attempts} x {view.kind} in trial(s) {trials}: {followed}; {lost} ({view.said})"
+
+
+def _side_by_side_lines(view: SideBySideView) -> list[str]:
+    now = view.asked if view.now is None else view.now
+    lines = [f"side by side: {now} ({view.reason or 'as asked for'})"]
+    return [*lines, *(f"device {device} is set aside: {reason}" for device, reason in view.set_aside.items())]

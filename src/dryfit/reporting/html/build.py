@@ -1,0 +1,88 @@
+"""From a study's state to the page about it."""
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.task_facts import task_word
+from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.data.best import best_study_file
+from dryfit.reporting.data.records import StudyRecords, records_of
+from dryfit.reporting.html.page import Page
+from dryfit.reporting.html.sections import sections_of
+from dryfit.reporting.html.verdict import verdict_of
+from dryfit.reporting.terminal.tables import duration_text, number_text
+from dryfit.search.sampling.importance import importances_of
+from dryfit.search.space.fields import setting
+from dryfit.store.replay import StudyState
+
+
+def build_page(
+    state: StudyState, config: StudyConfig | ConfigError, *, source: str, running: bool, now_s: float
+) -> Page:
+    """Everything a report says about a study.
+
+    Args:
+        state: A fold that has seen ``study_created``.
+        config: What the study was last run with, or why that is not known.
+        source: What the state was read from, for the foot of the page.
+        running: Whether a process works on the study now.
+        now_s: Unix time.
+    """
+    records = records_of(state)
+    best_file, missing = _best_file(records, config)
+    importances = importances_of(state.history(), records.goal.direction)
+    return Page(
+        title=records.name,
+        subtitle=_subtitle(state, records, running=running),
+        verdict=verdict_of(records, defaults_first=_began_with_defaults(records, config)),
+        tiles=_tiles(state, records),
+        sections=tuple(sections_of(state, records, importances, best_file=best_file, best_missing=missing)),
+        source=source,
+        made_at_s=now_s,
+    )
+
+
+def _best_file(records: StudyRecords, config: StudyConfig | ConfigError) -> tuple[str, str]:
+    """The best configuration as a study file, and why there is none."""
+    if not records.ranked:
+        return "", ""
+    try:
+        if isinstance(config, ConfigError):
+            raise config
+        return best_study_file(config, records, records.ranked[0]), ""
+    except ConfigError as error:
+        return "", f"It cannot be written as a study file: {error.doing}: {error.found}."
+
+
+def _began_with_defaults(records: StudyRecords, config: StudyConfig | ConfigError) -> bool:
+    """Whether trial 0 took the study file's own values."""
+    if isinstance(config, ConfigError) or not records.trials:
+        return False
+    try:
+        own = {name: setting(config.trial_settings, name) for name in records.trials[0].params}
+    except AttributeError:
+        return False  # searched names that are no settings of this version
+    return own == records.trials[0].params
+
+
+def _subtitle(state: StudyState, records: StudyRecords, *, running: bool) -> str:
+    created = state.created
+    assert created is not None
+    goals = " and ".join(f"{goal.direction} {goal.name}" for goal in records.goals)
+    total = state.sessions[-1].total if state.sessions else 0
+    now = "running now" if running else "not running"
+    return f"{task_word(created.task)}: {goals}; {state.counted} of {total} trials counted; {now}"
+
+
+def _tiles(state: StudyState, records: StudyRecords) -> tuple[tuple[str, str], ...]:
+    tiles: list[tuple[str, str]] = []
+    if records.ranked:
+        best = records.ranked[0]
+        tiles.append((f"best {records.goal.name}", number_text(best.score)))
+        tiles.append(("best trial", str(best.number)))
+    tiles += [
+        (str(outcome), str(count)) for outcome, count in state.counts.items() if count or outcome is Outcome.COMPLETE
+    ]
+    if state.open_trials:
+        tiles.append(("not finished", str(len(state.open_trials))))
+    tiles.append(("time worked", duration_text(state.wall_s)))
+    return tuple(tiles)

@@ -1,0 +1,114 @@
+"""A report as one HTML file that needs nothing else: no network, no other file.
+
+Every text is escaped by the template engine, and a content security policy allows only the three scripts made here,
+by their hashes, and no request at all: what a study's name or an error's text says stays text.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs]  # plotly has no types
+
+from dryfit.core.version import VERSION
+from dryfit.reporting.html.plots import Figure
+from dryfit.reporting.html.sections import Section
+from dryfit.reporting.html.verdict import Verdict
+from dryfit.reporting.terminal.tables import moment
+
+MARK = '<meta name="generator" content="dryfit report">'
+"""What tells a report from any other file."""
+
+_LONG_CELL = 60
+_MEASURED = re.compile(r"-|-?[\d.,]+(?:e[+-]?\d+)?%?(?: (?:s|h|min|[KMG]iB))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a page says.
+
+    Attributes:
+        title: The study's name.
+        subtitle: One line below it.
+        tiles: Names and values of the key figures.
+        source: What the page was made from.
+        made_at_s: Unix time.
+    """
+
+    title: str
+    subtitle: str
+    verdict: Verdict
+    tiles: tuple[tuple[str, str], ...]
+    sections: tuple[Section, ...]
+    source: str
+    made_at_s: float
+
+
+def render(page: Page) -> str:
+    """The HTML of a page."""
+    figures: list[Figure] = []
+    sections = [_view(section, figures) for section in page.sections]
+    plotly, script = get_plotlyjs(), _asset("page.js")
+    assets = {
+        "style": Markup(_asset("page.css")),
+        "plotly": Markup(plotly),
+        "script": Markup(script),
+        "hashes": Markup(" ".join(_hash(text) for text in (plotly, script))),
+    }
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))
+    return template.render(
+        page=page,
+        sections=sections,
+        figures=Markup(_script_json(figures)),
+        assets=assets,
+        version=VERSION,
+        made_at=moment(page.made_at_s),
+    )
+
+
+def _asset(name: str) -> str:
+    return files("dryfit.reporting.html").joinpath(name).read_text(encoding="utf-8")
+
+
+def _view(section: Section, figures: list[Figure]) -> dict[str, Any]:
+    """A section as the template takes it; its figures go to the end of ``figures``, and it keeps their places."""
+    charts = list(range(len(figures), len(figures) + len(section.charts)))
+    figures += section.charts
+    tables = [
+        (caption, table.heads, [[(cell, _class(cell)) for cell in row] for row in table.rows])
+        for caption, table in section.tables
+    ]
+    return {
+        "anchor": section.anchor,
+        "title": section.title,
+        "texts": section.texts,
+        "warnings": section.warnings,
+        "charts": charts,
+        "tables": tables,
+        "code": section.code,
+        "notes": section.notes,
+    }
+
+
+def _class(cell: str) -> str:
+    if _MEASURED.fullmatch(cell):
+        return "number"
+    return "long" if len(cell) > _LONG_CELL else ""
+
+
+def _hash(script: str) -> str:
+    """A script as a content security policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _script_json(value: Sequence[Figure]) -> str:
+    """JSON that no HTML parser takes for anything else: no end of a script, no comment, no character reference."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,0 +1,370 @@
+"""What stands on a report's page, section by section: texts, figures, tables. How it looks is the template's."""
+
+from dataclasses import dataclass
+
+from dryfit.core.jobs import ResolveResult, SplitFacts
+from dryfit.core.settings.task_facts import task_word
+from dryfit.core.settings.trial import Outcome, Scalar
+from dryfit.core.text.units import gib
+from dryfit.core.text.words import few
+from dryfit.reporting.data.observed_memory import plan_totals, totals_text
+from dryfit.reporting.data.records import AttemptEnd, FailureRow, StudyRecords, TrialRow, failures, refusals
+from dryfit.reporting.html.plots import (
+    MOST_SLICES,
+    Figure,
+    curves_figure,
+    front_figure,
+    history_figure,
+    importance_figure,
+    memory_figure,
+    slice_figure,
+)
+from dryfit.reporting.html.timeline import timeline_figure
+from dryfit.reporting.terminal.generation_text import generations_table
+from dryfit.reporting.terminal.tables import Table, duration_text, measured_text, moment, value_text
+from dryfit.search.sampling.importance import ENOUGH_TRIALS, Importances
+from dryfit.store.replay import StudyState
+
+_MOST_TRIALS = 200
+_MOST_REFUSALS = 100
+_MOST_SENTENCES = 3
+_MOST_NUMBERS = 8
+_FEW_DRAWN = 10
+_LONGEST_CELL = 400
+"""Characters of a parameter list or a reason in a table's cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of the page. ``notes`` stand below the figures, ``warnings`` above them."""
+
+    anchor: str
+    title: str
+    texts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    charts: tuple[Figure, ...] = ()
+    tables: tuple[tuple[str, Table], ...] = ()
+    code: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def sections_of(
+    state: StudyState, records: StudyRecords, importances: Importances, *, best_file: str, best_missing: str
+) -> list[Section]:
+    """All sections that a study has something for.
+
+    Args:
+        state: The fold of the ledger.
+        records: Its records.
+        importances: Of the searched parameters.
+        best_file: The best configuration as a study file; empty where there is none.
+        best_missing: Why there is none.
+    """
+    found = [
+        _best(records, best_file, best_missing),
+        _history(records),
+        _front(records),
+        _importance(records, importances),
+        _slices(records, importances),
+        _curves(records),
+        _outcomes(records),
+        _timeline(records),
+        _refused(state),
+        _memory(state, records),
+        _trials(records),
+        _generations(state),
+        _facts(state, records),
+    ]
+    return [section for section in found if section is not None]
+
+
+def _best(records: StudyRecords, best_file: str, best_missing: str) -> Section | None:
+    if not records.ranked:
+        return None
+    best, first = records.ranked[0], records.trials[0]
+    names = list(dict.fromkeys((*best.params, *first.params)))
+    rows = [(name, _cell(best, name), _cell(first, name)) for name in names]
+    heads = ("parameter", f"trial {best.number} (best)", f"trial {first.number}")
+    if best.number == first.number:
+        heads, rows = heads[:2], [row[:2] for row in rows]
+    texts = ("As a study file without the search: save it anywhere and run dryfit tune on it.",) if best_file else ()
+    return Section(
+        "best",
+        "Best configuration",
+        texts=texts,
+        warnings=(best_missing,) if best_missing else (),
+        tables=(("", Table(heads, tuple(rows))),) if rows else (),
+        code=best_file,
+    )
+
+
+def _cell(trial: TrialRow, name: str) -> str:
+    return value_text(trial.params[name]) if name in trial.params else "not drawn"
+
+
+def _history(records: StudyRecords) -> Section | None:
+    if not records.trials:
+        return None
+    return Section("history", "Optimisation history", charts=(history_figure(records),))
+
+
+def _front(records: StudyRecords) -> Section | None:
+    if len(records.goals) < 2:
+        return None
+    if not records.front:
+        return Section("front", "Pareto front", texts=("No complete trial has a value for every goal.",))
+    heads = ("trial", *(f"{goal.name} ({goal.direction})" for goal in records.goals), "parameters")
+    rows = [(str(trial.number), *_values(trial, len(records.goals)), _params(trial.params)) for trial in records.front]
+    others = ("Drawn are the first two goals; the front is that of all.",) if len(records.goals) > 2 else ()
+    return Section(
+        "front",
+        "Pareto front",
+        texts=("No other complete trial is as good in every goal and better in one.",),
+        charts=(front_figure(records),),
+        tables=(("", Table(heads, tuple(rows[:_MOST_TRIALS]))),),
+        notes=others,
+    )
+
+
+def _importance(records: StudyRecords, found: Importances) -> Section | None:
+    if not records.searched:
+        return None
+    if not found.params:
+        reason = found.missing or "nothing was found"
+        said = f"Not computed from {found.trials} complete trials: {reason}."
+        return Section("importance", "Parameter importance", texts=(said if found.missing else f"None: {reason}.",))
+    warnings: list[str] = []
+    if found.trials < ENOUGH_TRIALS:
+        warnings.append(
+            f"Only {found.trials} complete trials are behind these numbers; below {ENOUGH_TRIALS} they may change "
+            "much with the next few."
+        )
+    rare = [param.name for param in found.params if param.trials < _FEW_DRAWN]
+    if rare:
+        warnings.append(f"Drawn in fewer than {_FEW_DRAWN} of them: {', '.join(rare)}.")
+    goals = f" for {records.goal.name} alone" if len(records.goals) > 1 else ""
+    text = (
+        f"How much a parameter decides whether a trial is among the best {found.top} of {found.trials} complete "
+        f"ones{goals} (PED-ANOVA). It says nothing of the direction, and nothing of values that were never tried."
+    )
+    rows = tuple((param.name, f"{param.share:.1%}", f"{param.trials} of {found.trials}") for param in found.params)
+    return Section(
+        "importance",
+        "Parameter importance",
+        texts=(text,),
+        warnings=tuple(warnings),
+        charts=(importance_figure(found),),
+        tables=(("", Table(("parameter", "share", "trials that drew it"), rows)),),
+        notes=("A parameter under a condition counts only through trials that met it: rarely drawn explains little.",),
+    )
+
+
+def _slices(records: StudyRecords, found: Importances) -> Section | None:
+    drawn = dict.fromkeys(name for trial in records.complete for name in trial.params)
+    names = [name for name in drawn if len({repr(trial.params.get(name)) for trial in records.complete}) > 1]
+    order = [param.name for param in found.params]
+    ranked = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+    if len(records.complete) < 2 or not ranked:
+        return None
+    charts = [slice_figure(records, name) for name in ranked[:MOST_SLICES]]
+    left_out = len(ranked) - len(charts)
+    notes = [f"Darker points are later trials of the {len(records.complete)} complete ones."]
+    if left_out:
+        notes.append(f"{left_out} more parameter{'s are' if left_out > 1 else ' is'} not drawn.")
+    return Section("slices", "Values by parameter", charts=tuple(charts), notes=tuple(notes))
+
+
+def _curves(records: StudyRecords) -> Section | None:
+    figure, left_out = curves_figure(records)
+    if not figure["data"]:
+        return None
+    colors = "Green is the best trial, blue are complete, orange pruned, red failed and grey unfinished ones."
+    notes = (colors, left_out) if left_out else (colors,)
+    return Section("curves", "Learning curves", charts=(figure,), notes=notes)
+
+
+def _outcomes(records: StudyRecords) -> Section | None:
+    if not records.trials:
+        return None
+    rows: list[tuple[str, ...]] = []
+    for outcome in (*Outcome, None):
+        trials = [trial for trial in records.trials if trial.outcome is outcome]
+        if trials:
+            seconds = sum(trial.seconds for trial in trials)
+            rows.append((str(outcome or "not finished"), str(len(trials)), duration_text(seconds)))
+    tables = [("", Table(("outcome", "trials", "time of their processes"), tuple(rows)))]
+    failed = failures(records)
+    if failed:
+        tables.append(("Failed attempts by kind", Table(_FAILURE_HEADS, tuple(_failure_cells(row) for row in failed))))
+    lost = [attempt for attempt in records.attempts if attempt.end is AttemptEnd.LOST]
+    total_s = sum(attempt.seconds for attempt in records.attempts)
+    lost_s = sum(attempt.lost_s for attempt in records.attempts)
+    text = f"{len(records.attempts)} processes worked for {duration_text(total_s)}"
+    ended_badly = sum(row.attempts for row in failed) + len(lost)
+    if ended_badly:
+        text += f"; {ended_badly} of them ended without a result, and {duration_text(lost_s)} of work was lost"
+    resumed = ("Lost is what was done since the last checkpoint, or by the last attempt of a failed trial.",)
+    return Section(
+        "outcomes",
+        "Outcomes and time lost",
+        texts=(f"{text}.",),
+        tables=tuple(tables),
+        notes=resumed if ended_badly else (),
+    )
+
+
+_FAILURE_HEADS = ("kind", "attempts", "time", "lost", "trials", "what followed", "what was said")
+
+
+def _failure_cells(row: FailureRow) -> tuple[str, ...]:
+    return (
+        str(row.kind),
+        str(row.attempts),
+        duration_text(row.seconds),
+        duration_text(row.lost_s),
+        few((str(number) for number in row.trials), _MOST_NUMBERS),
+        ", ".join(f"{count} {action}" for action, count in row.actions),
+        _short("; ".join(row.sentences[:_MOST_SENTENCES])),
+    )
+
+
+def _timeline(records: StudyRecords) -> Section | None:
+    if not records.attempts:
+        return None
+    sessions = len(records.sessions)
+    text = "One bar is one process of a trial; shaded is the time of "
+    text += f"{sessions} sessions of work, long pauses between them cut out." if sessions > 1 else "the one session."
+    return Section("timeline", "Timeline of processes", texts=(text,), charts=(timeline_figure(records),))
+
+
+def _refused(state: StudyState) -> Section | None:
+    found = refusals(state)
+    if not found:
+        return None
+    rows = [
+        (
+            _params(row.params) or "-",
+            str(len(row.trials)),
+            gib(row.needed_bytes) if row.needed_bytes is not None else "unknown",
+            gib(row.capacity_bytes) if row.capacity_bytes is not None else "-",
+            _short(row.reason),
+        )
+        for row in found
+    ]
+    count = sum(len(row.trials) for row in found)
+    notes = (f"{len(rows) - _MOST_REFUSALS} more are not shown.",) if len(rows) > _MOST_REFUSALS else ()
+    heads = ("parameters that decide memory", "trials", "needs", "device has", "why")
+    return Section(
+        "refused",
+        "Refused part of the space",
+        texts=(f"{_counted(count, 'trial')} with {_counted(len(rows), 'different memory plan')} never started.",),
+        tables=(("", Table(heads, tuple(rows[:_MOST_REFUSALS]))),),
+        notes=notes,
+    )
+
+
+def _memory(state: StudyState, records: StudyRecords) -> Section | None:
+    totals = plan_totals(state)
+    figure = memory_figure(records)
+    if totals is None and figure is None:
+        return None
+    texts = (f"Plans: {totals_text(totals)}.",) if totals is not None else ()
+    none = ("No trial has both a planned and an observed peak of the same execution.",) if figure is None else ()
+    charts = (figure,) if figure is not None else ()
+    return Section("memory", "Planned and observed memory", texts=texts, charts=charts, notes=none)
+
+
+def _trials(records: StudyRecords) -> Section | None:
+    if not records.trials:
+        return None
+    ranked = records.ranked
+    best_first = [*ranked, *(trial for trial in records.trials if trial.score is None)]
+    shown = best_first[:_MOST_TRIALS]
+    heads = ("trial", "outcome", *(goal.name for goal in records.goals), "steps", "attempts", "time", "seed")
+    rows = [
+        (
+            str(trial.number),
+            str(trial.outcome or "not finished"),
+            *_values(trial, len(records.goals)),
+            str(trial.steps),
+            str(trial.attempts),
+            duration_text(trial.seconds),
+            str(trial.seed),
+            _params(trial.params),
+            _short(trial.reason),
+        )
+        for trial in shown
+    ]
+    left_out = len(best_first) - len(shown)
+    notes = (f"{left_out} more trials are not shown: dryfit export --to csv writes all.",) if left_out else ()
+    table = Table((*heads, "parameters", "reason"), tuple(rows))
+    return Section("trials", "Trials, the best first", tables=(("", table),), notes=notes)
+
+
+def _kinds(split: SplitFacts) -> str:
+    """Rows of each label, and those with evidence, as far as the task reads these."""
+    found = [f"{label}: {count}" for label, count in split.label_counts.items()]
+    return ", ".join(found if split.with_evidence is None else [*found, f"with evidence: {split.with_evidence}"])
+
+
+def _values(trial: TrialRow, count: int) -> list[str]:
+    values: list[float | None] = [trial.value, *trial.also, *[None] * count]
+    spreads: list[float | None] = [*trial.spreads, *[None] * count]
+    return list(map(measured_text, values[:count], spreads))
+
+
+def _generations(state: StudyState) -> Section | None:
+    if len(state.generations) < 2:
+        return None
+    text = "The study has changed so that trials before and after do not compare; all else on this page is of the last."
+    table = generations_table(state)
+    return Section("generations", "Generations of the study", texts=(text,), tables=(("", table),))
+
+
+def _facts(state: StudyState, records: StudyRecords) -> Section:
+    created = state.created
+    assert created is not None
+    facts = [("study", created.id), ("task", task_word(created.task)), ("study seed", str(created.seed))]
+    facts += [(f"goal: {goal.name}", str(goal.direction)) for goal in records.goals]
+    resolved = state.resolved
+    if resolved is not None:
+        facts += [("data fingerprint", resolved.data_fingerprint), ("device", _device(resolved))]
+    tables = [("", Table(("what", "value"), tuple(facts)))]
+    if resolved is not None:
+        splits = tuple((name, str(split.rows), _kinds(split)) for name, split in resolved.splits.items())
+        tables.append(("Data", Table(("split", "rows", "rows by label"), splits)))
+        tables.append(("Models", Table(("model", "revision or content"), tuple(resolved.revisions.items()))))
+        tables.append(("Versions", Table(("package", "version"), tuple(resolved.versions.items()))))
+    sessions = tuple(
+        (
+            moment(session.opened_at_s),
+            duration_text(session.last_at_s - session.opened_at_s),
+            session.host,
+            session.version,
+            session.closed or "not closed: running, or killed",
+            "; ".join(session.notes),
+        )
+        for session in records.sessions
+    )
+    if sessions:
+        heads = ("session opened (UTC)", "worked", "host", "dryfit", "ended", "notes")
+        tables.append(("Sessions", Table(heads, sessions)))
+    return Section("facts", "Versions, seeds and data", tables=tuple(tables))
+
+
+def _device(resolved: ResolveResult) -> str:
+    spec = resolved.device_spec
+    count = f"{resolved.device_count} x " if resolved.device_count > 1 else ""
+    return f"{count}{spec.name}, {gib(spec.capacity_bytes)}" if spec is not None else f"{count}{resolved.device}"
+
+
+def _params(params: dict[str, Scalar]) -> str:
+    return _short(", ".join(f"{name} = {value_text(value)}" for name, value in params.items()))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_CELL else text[: _LONGEST_CELL - 1] + "…"
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"

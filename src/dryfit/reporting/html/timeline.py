@@ -1,0 +1,160 @@
+"""The figure of all processes over wall-clock time: a row for each device or slot, sessions in the background."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from dryfit.reporting.data.records import AttemptEnd, AttemptRow, StudyRecords, lanes
+from dryfit.reporting.html.plots import BLUE, GREY, ORANGE, RED, Figure, text
+from dryfit.reporting.terminal.tables import duration_text, moment
+from dryfit.store.state import SessionState
+
+_LOOKS = {
+    AttemptEnd.RESULT: ("with a result", BLUE),
+    AttemptEnd.FAILED: ("failed", RED),
+    AttemptEnd.LOST: ("lost with its control process", ORANGE),
+    AttemptEnd.RUNNING: ("running", GREY),
+}
+_LONG_PAUSE = 0.05
+"""Pauses between sessions above this share of the time worked are cut out of the axis."""
+_MOST_TICKS = 6
+_HOUR_S = 3600
+_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, *(_HOUR_S * n for n in (1, 2, 3, 6, 12, 24, 48, 168)))
+_MANY = 500
+"""Bars above which edges would hide them."""
+_EDGE = "rgba(127,127,127,0.6)"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkAxis:
+    """Wall-clock time with the long pauses between sessions cut out, in seconds.
+
+    Attributes:
+        spans: Stretches of wall-clock time (Unix seconds) that are drawn, in order.
+        gap_s: What is left of a pause between two of them.
+    """
+
+    spans: tuple[tuple[float, float], ...]
+    gap_s: float
+
+    @classmethod
+    def of(cls, sessions: Sequence[SessionState]) -> "WorkAxis":
+        """Sessions with short pauses between them are one stretch."""
+        worked_s = sum(session.last_at_s - session.opened_at_s for session in sessions)
+        spans: list[tuple[float, float]] = []
+        for session in sessions:
+            if spans and session.opened_at_s - spans[-1][1] <= _LONG_PAUSE * worked_s:
+                spans[-1] = (spans[-1][0], session.last_at_s)
+            else:
+                spans.append((session.opened_at_s, session.last_at_s))
+        return cls(tuple(spans), _LONG_PAUSE / 2 * worked_s)
+
+    def at(self, at_s: float) -> float:
+        """Where a moment is drawn; one in a pause at the end of the stretch before it."""
+        drawn_s = 0.0
+        for index, (begin_s, end_s) in enumerate(self.spans):
+            if at_s <= end_s or index == len(self.spans) - 1:
+                return drawn_s + max(0.0, at_s - begin_s)
+            following_s = self.spans[index + 1][0]
+            if at_s < following_s:
+                return drawn_s + end_s - begin_s
+            drawn_s += end_s - begin_s + self.gap_s
+        return 0.0
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Moments to name, as drawn: the begin of each stretch with its date, and round times within it."""
+        length_s = sum(end_s - begin_s for begin_s, end_s in self.spans) + self.gap_s * len(self.spans)
+        step_s = next((step_s for step_s in _STEPS_S if length_s / step_s <= _MOST_TICKS), _STEPS_S[-1])
+        starts = [(begin_s, _clock(begin_s, step_s) + _date(begin_s)) for begin_s, _ in self.spans]
+        rounds = [
+            (float(at * step_s), _clock(at * step_s, step_s))
+            for begin_s, end_s in self.spans
+            for at in range(math.floor(begin_s / step_s) + 1, math.floor(end_s / step_s) + 1)
+        ]
+        shown: list[tuple[float, str]] = []
+        for at_s, name in (*starts, *rounds):
+            drawn_s = self.at(at_s)
+            if all(abs(drawn_s - other_s) >= 0.75 * length_s / _MOST_TICKS for other_s, _ in shown):
+                shown.append((drawn_s, name))
+        return sorted(shown)
+
+
+def _clock(at_s: float, step_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%H:%M:%S" if step_s < 60 else "%H:%M")
+
+
+def _date(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("<br>%Y-%m-%d")
+
+
+def timeline_figure(records: StudyRecords) -> Figure:
+    """Every attempt as a bar from its placement to its end."""
+    axis = WorkAxis.of(records.sessions)
+    placed = lanes(records.attempts)
+    rows = sorted({row for _, row in placed}, key=_natural)
+    data: list[Figure] = []
+    for end, (name, color) in _LOOKS.items():
+        bars = [(attempt, row) for attempt, row in placed if attempt.end is end]
+        if bars:
+            data.append(_bars(name, color, bars, axis))
+    ticks = axis.ticks()
+    layout: Figure = {
+        "barmode": "overlay",
+        "xaxis": {
+            "title": {"text": "time (UTC)"},
+            "tickvals": [at_s for at_s, _ in ticks],
+            "ticktext": [name for _, name in ticks],
+            "tickangle": 0,
+        },
+        "yaxis": {"type": "category", "categoryarray": rows[::-1], "categoryorder": "array", "automargin": True},
+        "height": 160 + 34 * len(rows),
+        "hovermode": "closest",
+        "shapes": [_session(session, axis) for session in records.sessions],
+    }
+    return {"data": data, "layout": layout}
+
+
+def _bars(name: str, color: str, bars: Sequence[tuple[AttemptRow, str]], axis: WorkAxis) -> Figure:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "base": [round(axis.at(attempt.started_s), 3) for attempt, _ in bars],
+        "x": [round(axis.at(attempt.ended_s) - axis.at(attempt.started_s), 3) for attempt, _ in bars],
+        "y": [row for _, row in bars],
+        "text": [_hover(attempt) for attempt, _ in bars],
+        "textposition": "none",
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"color": color, "line": {"width": 0.5, "color": color if len(bars) > _MANY else _EDGE}},
+        "width": 0.7,
+    }
+
+
+def _hover(attempt: AttemptRow) -> str:
+    lines = [f"trial {attempt.trial}, attempt {attempt.attempt}: {_LOOKS[attempt.end][0]}"]
+    lines.append(f"{moment(attempt.started_s)}, {duration_text(attempt.seconds)}")
+    if attempt.kind is not None:
+        sentence = attempt.sentence if len(attempt.sentence) <= 120 else attempt.sentence[:119] + "…"
+        lines.append(f"{attempt.kind}: {text(sentence)}")
+    return "<br>".join(lines)
+
+
+def _natural(row: str) -> tuple[str, int]:
+    head, _, number = row.rpartition(" ")
+    return (head, int(number)) if number.isdigit() else (row, 0)
+
+
+def _session(session: SessionState, axis: WorkAxis) -> Figure:
+    return {
+        "type": "rect",
+        "xref": "x",
+        "yref": "paper",
+        "x0": axis.at(session.opened_at_s),
+        "x1": axis.at(session.last_at_s),
+        "y0": 0,
+        "y1": 1,
+        "layer": "below",
+        "line": {"width": 1, "color": "rgba(127,127,127,0.5)", "dash": "dot"},
+        "fillcolor": "rgba(127,127,127,0.10)",
+    }

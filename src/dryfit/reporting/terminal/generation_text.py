@@ -1,0 +1,66 @@
+"""A study's generations in words: what the study is now, and what is kept of what it was."""
+
+from dryfit.core.settings.trial import Outcome, best_first
+from dryfit.reporting.terminal.tables import Table, moment, number_text
+from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
+from dryfit.store.replay import StudyState
+
+
+def generation_text(number: int, *, began_at_s: float, reasons: tuple[str, ...], earlier: int, told: int) -> str:
+    """The present generation in one line; empty for the first."""
+    if number == 1:
+        return ""
+    why = "; ".join(reasons)
+    return f"generation {number} (since {moment(began_at_s)}: {why}); {_kept(number, earlier, told)}"
+
+
+def _kept(number: int, earlier: int, told: int) -> str:
+    of = "generation 1" if number == 2 else f"generations 1 to {number - 1}"
+    trials = "1 trial" if earlier == 1 else f"{earlier} trials"
+    return f"{trials} of {of} kept, {told} of them used"
+
+
+def began_text(event: GenerationBegan, state: StudyState) -> str | None:
+    """What is told when a study cannot go on as it was."""
+    if event.generation == 1:
+        return None
+    kept = _kept(event.generation, state.generation.first, len(event.told))
+    again = f"; its {len(event.points)} best points are tried again" if event.points else ""
+    lines = [f"generation {event.generation} begins ({Compatibility.FORKS}): {kept}{again}; the total counts from zero"]
+    return "\n".join([*lines, *(f"  {reason}" for reason in event.reasons)])
+
+
+def revised_text(event: StudyRevised) -> str | None:
+    """What is told where a study goes on although its file has changed; None where nobody would notice."""
+    if not event.reasons:
+        return None
+    return "\n".join(
+        [
+            f"the study has changed ({event.compatibility}): its trials so far count as before",
+            *(f"  {reason}" for reason in event.reasons),
+        ]
+    )
+
+
+def generations_table(state: StudyState) -> Table:
+    """One row a generation, the present one first."""
+    rows: list[tuple[str, ...]] = []
+    for generation in reversed(state.generations):
+        trials = state.in_generation(generation.number)
+        goal = generation.basis.goals[0]
+        best = best_first(trials, goal.direction)
+        rows.append(
+            (
+                str(generation.number),
+                moment(generation.began_at_s),
+                "; ".join(generation.reasons) or "-",
+                ", ".join(f"{one.direction} {one.name}" for one in generation.basis.goals),
+                f"{trials[0].number} to {trials[-1].number}" if trials else "none yet",
+                str(sum(trial.outcome is Outcome.COMPLETE for trial in trials)),
+                f"{number_text(best[0].value)} (trial {best[0].number})" if best else "-",
+                str(len(generation.told)),
+                generation.name,
+            )
+        )
+    heads = ("generation", "began (UTC)", "why", "goals", "trials", "complete", "best", "earlier ones used")
+    return Table((*heads, "Optuna study"), tuple(rows))

@@ -1,0 +1,90 @@
+"""A checkpoint's health as rows of text."""
+
+from collections.abc import Iterator
+
+from dryfit.core.jobs.checkpoint_health import Adapter, Built, Health, Stored, Subject
+from dryfit.core.text.words import few
+from dryfit.reporting.terminal.tables import Table
+
+_LINES_MAX = 12
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SUBJECTS = {
+    Subject.MODEL: "a model",
+    Subject.TRAINED: "an encoder with its head, saved by a trial",
+    Subject.ADAPTER: "a PEFT adapter, without its base model",
+    Subject.ENSEMBLE: "an ensemble: several models saved by trials",
+}
+
+
+def size_text(size_bytes: int) -> str:
+    """A size as people read it."""
+    unit = next(((most, name) for most, name in _UNITS if size_bytes >= most), None)
+    return f"{size_bytes / unit[0]:.3g} {unit[1]}" if unit is not None else f"{size_bytes} B"
+
+
+def health_table(health: Health) -> Table:
+    """One row for each thing found."""
+    return Table(("what", "found"), tuple(_rows(health)))
+
+
+def verdict(health: Health) -> str:
+    """One line: healthy, or why not."""
+    if health.healthy and health.subject is Subject.ADAPTER:
+        return "healthy: its pairs are complete; whether its base model fits is seen when it is attached"
+    if health.healthy:
+        task = f', task="{health.task}"' if health.task else ""
+        return f'healthy: dryfit.load("{health.folder}"{task}) can load it, as far as headers tell'
+    said = [f"{len(names)} {what}" for what, names in health.faults()]
+    if health.errors:
+        said.append("it cannot be opened" if health.stored is None and not health.members else "see the error above")
+    return f"not healthy: {', '.join(said)}"
+
+
+def _rows(health: Health) -> Iterator[tuple[str, str]]:
+    yield "folder", health.folder
+    yield "holds", _SUBJECTS[health.subject]
+    if health.task:
+        yield "task", f"{health.task} ({health.why})"
+    if health.stored is not None:
+        yield from _stored_rows(health.stored)
+    if health.adapter is not None:
+        yield from _adapter_rows(health.adapter)
+    if health.model is not None:
+        yield from _model_rows(health.model)
+    for place, member in enumerate(health.members, start=1):
+        yield f"member {place}", verdict(member)
+    for what, names in health.faults():
+        yield from ((what, name) for name in names[:_LINES_MAX])
+        if len(names) > _LINES_MAX:
+            yield what, f"and {len(names) - _LINES_MAX} more"
+    for what, names in (("not used", health.unexpected), ("ignored", health.ignored)):
+        if names:
+            yield what, f"{len(names)}: {few(names)}"
+    yield from (("note", note) for note in health.notes)
+
+
+def _stored_rows(stored: Stored) -> Iterator[tuple[str, str]]:
+    kinds = ", ".join(f"{size_text(size)} in {dtype}" for dtype, size in stored.bytes_by_dtype.items())
+    yield "weights", f"{stored.tensors} tensors, {size_text(stored.total_bytes)} ({kinds}), {stored.format}"
+    what = "file" if len(stored.files) == 1 else "shard"
+    for file in stored.files[:_LINES_MAX]:
+        yield what, f"{file.name}: {size_text(file.size_bytes)}, {file.tensors} tensors"
+    if len(stored.files) > _LINES_MAX:
+        yield what, f"and {len(stored.files) - _LINES_MAX} more"
+
+
+def _model_rows(model: Built) -> Iterator[tuple[str, str]]:
+    yield "model", f"{model.architecture}, {model.parameters:,} parameters"
+    yield "filled", f"{model.filled} of {model.places} tensors"
+    if model.renamed:
+        yield "names undone", ", ".join(f"{count} x {part}" for part, count in model.renamed.items())
+    for names in model.tied:
+        yield "tied", " = ".join(names)
+    if model.conversions:
+        yield "converted", f"{len(model.conversions)}: {few(model.conversions, most=3)}"
+
+
+def _adapter_rows(adapter: Adapter) -> Iterator[tuple[str, str]]:
+    rank = f", rank {adapter.rank}" if adapter.rank is not None else ""
+    yield "adapter", f"{adapter.kind}{rank}, {adapter.layers} layers"
+    yield "base model", adapter.base or "not named"

@@ -1,0 +1,272 @@
+"""A running study as it is now: events and messages folded into what a panel, or a line, shows.
+
+Feed :class:`LiveStudy` with events and messages as they come, from an observer or from the study's files, and ask it
+for a :class:`StudyView`. It prints nothing and knows of no terminal.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from dryfit.core.settings.trial import Outcome
+from dryfit.core.wire import BEAT_FILE, Message, Phase, Progress
+from dryfit.reporting.data.work import trial_time_s
+from dryfit.reporting.terminal.eta import Pace, Running, study_left_s, trial_left_s
+from dryfit.reporting.terminal.tables import goal_names
+from dryfit.store.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptStarted,
+    Event,
+    SessionOpened,
+    TrialAsked,
+    TrialFinished,
+)
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+
+PLANNING, WAITING, STARTING = "planning", "waiting", "starting"
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a look at a process and its folder tells; None: nothing.
+
+    Attributes:
+        rss_bytes: Host memory of the process now.
+        beat_age_s: Since its last sign of life.
+    """
+
+    rss_bytes: int | None = None
+    beat_age_s: float | None = None
+
+
+def read_vitals(folder: Path, pid: int | None, now_s: float) -> Vitals:
+    """Look at a child: one ``stat`` of its folder, one read of its process.
+
+    Args:
+        folder: Of the attempt.
+        pid: Of its process; None: unknown.
+        now_s: Unix time.
+    """
+    rss_bytes, beat_age_s = None, None
+    with suppress(OSError):
+        beat_age_s = max(0.0, now_s - (folder / BEAT_FILE).stat().st_mtime)
+    if pid is not None:
+        with suppress(psutil.Error, OSError):  # gone meanwhile
+            rss_bytes = int(psutil.Process(pid).memory_info().rss) or None  # 0: it has ended and was not reaped yet
+    return Vitals(rss_bytes, beat_age_s)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """A trial that is being worked on.
+
+    Attributes:
+        number: Of the trial.
+        phase: ``planning``, ``waiting``, ``starting``, or what its process says: load, train, evaluate, save.
+        step: Optimizer steps done.
+        total_steps: Steps of the whole trial; 0: unknown.
+        loss: Of the last step that was told of.
+        goals: The last validation's value of each goal; empty before the first.
+        curve: The study's metric at each validation, those of earlier attempts included.
+        memory_bytes: On its device where that is known, else on the host.
+        beat_age_s: Since its last sign of life.
+        left_s: To its last step.
+    """
+
+    number: int
+    phase: str
+    step: int
+    total_steps: int
+    loss: float | None
+    goals: tuple[float | None, ...]
+    curve: tuple[float, ...]
+    memory_bytes: int | None
+    beat_age_s: float | None
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StudyView:
+    """A study that runs.
+
+    Attributes:
+        goals: Names of what is optimised, the study's metric first.
+        trials: Those being worked on, by number.
+        total: Trials asked for.
+        counted: Trials that are done.
+        counts: How many ended in which way.
+        elapsed_s: Of work on the study, earlier sessions included.
+        left_s: To its end.
+        best: The best trial and its value of the study's metric.
+        front: How many trials are on the Pareto front; 0 with one goal.
+        note: What the control process does besides.
+    """
+
+    goals: tuple[str, ...]
+    trials: tuple[TrialView, ...]
+    total: int
+    counted: int
+    counts: dict[Outcome, int]
+    elapsed_s: float
+    left_s: float | None
+    best: tuple[int, float] | None
+    front: int
+    note: str
+
+
+@dataclass(slots=True)
+class _Live:
+    """What is known of a trial besides the ledger."""
+
+    phase: str
+    attempt: int = 0
+    pid: int | None = None
+    placed_s: float | None = None
+    loss: float | None = None
+    device_bytes: int | None = None
+    step: int = 0
+    total_steps: int = 0
+    first_step: int | None = None
+    first_s: float = 0.0
+
+    def pace(self, now_s: float) -> Pace:
+        """How it has moved since it was first heard of."""
+        first = self.step if self.first_step is None else self.first_step
+        return Pace(first, self.step, self.total_steps, now_s - self.first_s)
+
+
+class LiveStudy:
+    """Folds what an observer is told.
+
+    Args:
+        clock: Unix time in seconds.
+        look: Reads the vitals of a process; see :func:`read_vitals`.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        look: Callable[[Path, int | None, float], Vitals] = read_vitals,
+    ) -> None:
+        self._clock = clock
+        self._look = look
+        self._layout: StudyLayout | None = None
+        self._state: StudyState | None = None
+        self._trials: dict[int, _Live] = {}
+        self._ends: list[float] = []
+        self._finished_s: list[float] = []
+        self._note = ""
+
+    def on_open(self, layout: StudyLayout) -> None:
+        """The study's folder is known: vitals can be read."""
+        self._layout = layout
+
+    def on_event(self, event: Event, state: StudyState) -> None:
+        """Fold an event."""
+        self._state = state
+        match event:
+            case SessionOpened():
+                done = [trial for trial in state.present if trial.outcome is not None and trial.outcome.counts]
+                self._finished_s = [trial_time_s(trial, state.sessions) for trial in done]
+            case TrialAsked(number=number):
+                self._trials[number] = _Live(WAITING)
+            case AttemptPlaced(number=number, attempt=attempt):
+                self._trials[number] = _Live(STARTING, attempt, placed_s=event.at)
+                self._note = ""
+            case AttemptStarted(number=number, pid=pid) if number in self._trials:
+                self._trials[number].pid = pid
+            case AttemptEnded(number=number) if number in self._trials:
+                before = self._trials[number]
+                self._trials[number] = _Live(WAITING, step=before.step, total_steps=before.total_steps)
+            case TrialFinished():
+                self._finish(event, state)
+            case _:
+                pass
+
+    def on_message(self, number: int, message: Message) -> None:
+        """Fold what a child says: of a trial without a process, it is its planner."""
+        trial = self._trials.get(number)
+        if trial is None:
+            return
+        match message:
+            case Phase(name=name):
+                trial.phase = name if trial.attempt else PLANNING
+            case Progress(step=step, total_steps=total_steps, loss=loss, device_bytes=device_bytes):
+                trial.step, trial.total_steps, trial.loss, trial.device_bytes = step, total_steps, loss, device_bytes
+                if trial.first_step is None:
+                    trial.first_step, trial.first_s = step, self._clock()
+            case _:
+                pass
+
+    def on_note(self, text: str) -> None:
+        """Keep what the control process is doing."""
+        self._note = text
+
+    def view(self) -> StudyView:
+        """The study as it is now."""
+        now_s, state = self._clock(), self._state
+        trials = tuple(self._trial_view(number, now_s) for number in sorted(self._trials))
+        if state is None or not state.sessions:
+            return StudyView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, 0, self._note)
+        best = state.best
+        return StudyView(
+            goals=goal_names(state),
+            trials=trials,
+            total=state.sessions[-1].total,
+            counted=state.counted,
+            counts=dict(state.counts),
+            elapsed_s=state.wall_until_s(now_s),
+            left_s=self._left_s(state, now_s),
+            best=(best.number, best.value) if best is not None and best.value is not None else None,
+            front=len(state.front),
+            note=self._note,
+        )
+
+    def _finish(self, event: TrialFinished, state: StudyState) -> None:
+        """Remember what the trial took, and at which part of its steps it ended."""
+        live = self._trials.pop(event.number, None)
+        if event.outcome.counts:
+            self._finished_s.append(trial_time_s(state.trials[event.number], state.sessions))
+        if live is not None and live.total_steps and event.outcome in (Outcome.COMPLETE, Outcome.PRUNED):
+            self._ends.append(min(1.0, event.steps / live.total_steps))
+
+    def _left_s(self, state: StudyState, now_s: float) -> float | None:
+        running = [
+            Running(now_s - trial.placed_s, trial.pace(now_s))
+            for trial in self._trials.values()
+            if trial.placed_s is not None
+        ]
+        session = state.sessions[-1]
+        return study_left_s(
+            waiting=max(0, session.total - state.counted - len(running)),
+            running=running,
+            finished_s=self._finished_s,
+            ends=self._ends,
+            parallel=session.side_by_side or session.parallel,
+        )
+
+    def _trial_view(self, number: int, now_s: float) -> TrialView:
+        live, state = self._trials[number], self._state
+        reports = state.trials[number].reports if state is not None else []
+        vitals = Vitals()
+        if self._layout is not None and live.attempt:
+            vitals = self._look(self._layout.trial(number).attempt(live.attempt), live.pid, now_s)
+        last, names = (reports[-1] if reports else None), goal_names(state) if state is not None else ()
+        return TrialView(
+            number=number,
+            phase=live.phase,
+            step=live.step,
+            total_steps=live.total_steps,
+            loss=live.loss,
+            goals=(last.value, *(last.metrics.get(name) for name in names[1:])) if last is not None else (),
+            curve=tuple(point.value for point in reports),
+            memory_bytes=vitals.rss_bytes if live.device_bytes is None else live.device_bytes,
+            beat_age_s=vitals.beat_age_s,
+            left_s=trial_left_s(live.pace(now_s)),
+        )

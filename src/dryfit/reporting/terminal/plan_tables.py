@@ -1,0 +1,215 @@
+"""A plan as lines and tables: what ``dryfit plan`` prints for people."""
+
+from collections.abc import Iterator, Sequence
+
+from dryfit.core.jobs import PlanAnswer
+from dryfit.core.jobs.memory import Effect, MemoryPlan, Rung, VerdictKind
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.trial import Scalar
+from dryfit.core.text.units import gib
+from dryfit.reporting.data.observed_memory import choice_text
+from dryfit.reporting.terminal.shard_tables import space_cut_lines
+from dryfit.reporting.terminal.tables import Table, duration_text, value_text
+from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
+
+_BATCH = "train.batch_size"
+_EFFECTS = {
+    Effect.EXACT: "exact",
+    Effect.NUMERICS: "equal up to rounding",
+    Effect.SEMANTICS: "changes the experiment; never automatic",
+}
+_LIST_WIDTH = 13
+_SHOWN_BYTES = 2**30 // 20
+"""What is less reads 0.0 GiB."""
+
+
+def headline(answer: PlanAnswer) -> str:
+    """The verdict in a line, with the numbers behind it."""
+    each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
+    device = f"device has {gib(answer.device.capacity_bytes)} ({answer.device.name})"
+    memory = answer.memory
+    match answer.verdict:
+        case VerdictKind.UNKNOWN:
+            return f"plan unknown: {'; '.join(answer.reasons) or 'no reason was given'}    [PLAN-UNKNOWN]"
+        case VerdictKind.REFUSED:
+            needs = f"trial needs {gib(memory.required_bytes)}{each}, " if memory is not None else ""
+            return f"plan refused: {needs}{device}    [PLAN-NOFIT]"
+        case VerdictKind.FITS | VerdictKind.FITS_WITH:
+            needs = f"needs {gib(memory.required_bytes)}{each}, " if memory is not None else ""
+            how = f" with {choice_text(answer.execution)}" if answer.execution is not None else ""
+            return f"plan fits{how}: {needs}{device}"
+
+
+def peak_text(memory: MemoryPlan) -> str:
+    """Where the peak is: ``backward, encoder.layer.23.attention  (4 x 512, worst batch of the data)``."""
+    at, batch = memory.peak_at, memory.worst_batch
+    place = ", ".join(part for part in (str(at.phase), at.module, at.op) if part)
+    known = "worst batch of the data" if batch.from_data else "rows of train.max_length, for the data is not known"
+    return f"{place}  ({batch.rows} x {batch.length}, {known})"
+
+
+def refusal_lines(answer: PlanAnswer) -> list[str]:
+    """A refusal below its headline: where the peak is, what it is made of, what would fit."""
+    lines = [f"  {'reason':<{_LIST_WIDTH}}{reason}" for reason in answer.reasons]
+    memory = answer.memory
+    if memory is not None:
+        parts = {str(name): size for name, size in memory.by_category.items()} | {"overhead": memory.overhead_bytes}
+        sizes = "  ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items() if size >= _SHOWN_BYTES)
+        lines += [f"  {'peak at':<{_LIST_WIDTH}}{peak_text(memory)}", f"  {sizes}   GiB"]
+    fitting = [rung for rung in answer.ladder if rung.fits]
+    lines += _named("would fit", [rung for rung in fitting if rung.effect is not Effect.SEMANTICS])
+    lines += _named("changes", [rung for rung in fitting if rung.effect is Effect.SEMANTICS])
+    if not fitting and answer.ladder:
+        lines += _named("nearest", [min(answer.ladder, key=lambda rung: rung.required_bytes)])
+    return lines
+
+
+def memory_table(memory: MemoryPlan) -> Table:
+    """The breakdown at the peak, and the peak of each phase."""
+    largest_first = sorted(memory.by_category.items(), key=lambda item: -item[1])
+    rows = [("at the peak", str(name), gib(size)) for name, size in largest_first if size]
+    rows += [("peak of phase", str(name), gib(size)) for name, size in memory.by_phase.items() if size]
+    return Table(("what", "of", "memory"), tuple(rows))
+
+
+def requirement_table(answer: PlanAnswer, memory: MemoryPlan) -> Table:
+    """From what tensors take to what the device must have."""
+    rows = [("peak allocated", memory.peak_allocated_bytes, "tensors")]
+    if answer.device.kind is DeviceKind.CUDA:
+        outside, total = "CUDA context and libraries", "smallest cap + overhead + margin"
+        rows += [
+            ("peak reserved", memory.peak_reserved_bytes, "by the caching allocator where memory is plenty"),
+            ("fragmented", memory.fragmented_bytes, "reserved but not allocated, at worst"),
+            ("smallest cap", memory.min_cap_bytes, "the least the caching allocator gets through with"),
+        ]
+    else:
+        outside, total = "Python, torch and transformers", "peak allocated + overhead + margin"
+    rows += [
+        ("overhead", memory.overhead_bytes, outside),
+        ("margin", memory.margin_bytes, "kept free"),
+        ("required", memory.required_bytes, total),
+        ("device", answer.device.capacity_bytes, answer.device.name),
+    ]
+    if memory.host_bytes:
+        rows.append(("host", memory.host_bytes, "tensors kept off the device"))
+    return Table(("what", "memory", "meaning"), tuple((name, gib(size), meaning) for name, size, meaning in rows))
+
+
+def ladder_table(ladder: Sequence[Rung]) -> Table:
+    """Changes, each with what it saves."""
+    noted = any(rung.note for rung in ladder)
+    rows = [
+        (
+            rung.change,
+            gib(rung.required_bytes),
+            gib(rung.saves_bytes),
+            _EFFECTS[rung.effect],
+            f"{rung.time_factor:.2g}x" if rung.devices == 1 else "-",  # nobody has measured what ranks change of it
+            "yes" if rung.fits else "no",
+            *((rung.note,) if noted else ()),
+        )
+        for rung in ladder
+    ]
+    return Table(("change", "needs", "saves", "effect", "time", "fits", *(("note",) if noted else ())), tuple(rows))
+
+
+def trust_text(answer: PlanAnswer) -> str:
+    """What the numbers rest on."""
+    return f"{answer.confidence}, torch {answer.torch}, planned in {duration_text(answer.planner_s)}"
+
+
+def space_table(plan: SpacePlan) -> Table:
+    """One row for each combination but the batch, one column for each batch.
+
+    A cell says ``fits``; or with what it fits, ``4 x 4`` for a micro-batch of 4 and 4 steps, ``ckpt`` for
+    checkpointing; or what it needs at least.
+    """
+    keys = tuple(name for name in plan.varied if name != _BATCH)
+    batches = _distinct(plan.cells, (_BATCH,)) if _BATCH in plan.varied else [()]
+    heads = tuple(f"batch {batch[0]}" if batch else "fits" for batch in batches)
+    rows: list[tuple[str, ...]] = []
+    for row in _distinct(plan.cells, keys):
+        cells = [cell for cell in plan.cells if _values(cell, keys) == row]
+        texts = [_cells_text([cell for cell in cells if _values(cell, (_BATCH,) * len(b)) == b]) for b in batches]
+        rows.append((*("-" if value is None else value_text(value) for value in row), *texts))
+    return Table((*(name.partition(".")[2] for name in keys), *heads), tuple(rows))
+
+
+def space_lines(plan: SpacePlan) -> list[str]:
+    """What the table of a space leaves unsaid."""
+    size = gib(plan.device.capacity_bytes)
+    groups = [
+        [cell for cell in plan.cells if _values(cell, plan.varied) == point]
+        for point in _distinct(plan.cells, plan.varied)
+    ]
+    fitting = sum(any(cell.answer.verdict.fits for cell in cells) for cells in groups)
+    lines = [f"{fitting} of {len(groups)} combinations fit {plan.device.name} ({size}), {plan.planner_s:.1f} s"]
+    if plan.kept:
+        kept = ", ".join(f"{name} = {value_text(value)}" for name, value in plan.kept.items())
+        lines.append(f"planned at {kept}; these are searched too: --set another value to see it")
+    if any(cell.answer.memory is not None and not cell.answer.memory.worst_batch.from_data for cell in plan.cells):
+        lines.append("the lengths of the data are not known here: rows of train.max_length were taken")
+    lines += space_cut_lines((str(cell.params.get("model.name", "")), cell.answer.cut) for cell in plan.cells)
+    reasons = dict.fromkeys(reason for cell in plan.cells if _unknown(cell) for reason in cell.answer.reasons)
+    return lines + [f"unknown: {reason}" for reason in reasons]
+
+
+def _named(name: str, rungs: Sequence[Rung]) -> Iterator[str]:
+    width = max((len(rung.change) for rung in rungs), default=0)
+    for index, rung in enumerate(rungs):
+        head = name if index == 0 else ""
+        effect = _EFFECTS[rung.effect]
+        time = f", about {rung.time_factor:.2g}x time" if rung.effect is not Effect.SEMANTICS else ""
+        time = f", {rung.note}" if rung.devices > 1 else time
+        yield f"  {head:<{_LIST_WIDTH}}{rung.change:<{width}}  {gib(rung.required_bytes):>9}   {effect}{time}"
+
+
+def _values(cell: PlannedCell, keys: Sequence[str]) -> tuple[Scalar, ...]:
+    return tuple(cell.params.get(key) for key in keys)
+
+
+def _distinct(cells: Sequence[PlannedCell], keys: Sequence[str]) -> list[tuple[Scalar, ...]]:
+    return list(dict.fromkeys(_values(cell, keys) for cell in cells))
+
+
+def _unknown(cell: PlannedCell) -> bool:
+    return cell.answer.verdict is VerdictKind.UNKNOWN
+
+
+def _cells_text(cells: Sequence[PlannedCell]) -> str:
+    """The mildest way in which one of the cells, without and with checkpointing, fits."""
+    if not cells:
+        return "-"  # the combination cannot be drawn
+    fitting = [cell for cell in cells if cell.answer.verdict.fits]
+    if fitting:
+        return _choice_text(min(fitting, key=_mildness))
+    needs = [
+        min(
+            [memory.required_bytes, *(rung.required_bytes for rung in cell.answer.ladder if rung.execution is not None)]
+        )
+        for cell in cells
+        if (memory := cell.answer.memory) is not None and not _unknown(cell)
+    ]
+    return f"needs {gib(min(needs))}" if needs else "unknown"
+
+
+def _mildness(cell: PlannedCell) -> tuple[bool, int, bool, int]:
+    """Nothing changed before checkpointing, that before small micro-batches, all before more devices: as the ladder."""
+    choice = cell.answer.execution
+    return (
+        cell.answer.verdict is not VerdictKind.FITS,
+        cell.answer.devices,
+        choice is not None and choice.offload_optimizer,
+        (choice.accumulation if choice is not None else 1) * 2 + cell.checkpointing,
+    )
+
+
+def _choice_text(cell: PlannedCell) -> str:
+    choice = cell.answer.execution
+    if choice is None:
+        return "fits"
+    parts = [f"tp {choice.tp}"] if choice.tp is not None else []
+    parts += [f"{choice.micro_batch} x {choice.accumulation}"] if choice.accumulation > 1 else []
+    parts += ["ckpt"] if choice.checkpointing else []
+    parts += ["offload"] if choice.offload_optimizer else []
+    return ", ".join(parts) or "fits"

@@ -1,0 +1,68 @@
+"""How a model is cut over ranks, as a table and lines."""
+
+from collections.abc import Iterable, Sequence
+
+from dryfit.core.sharding.shard_summary import CutRow, CutSummary, Sent
+from dryfit.core.text.units import gib
+from dryfit.core.text.words import few
+from dryfit.reporting.terminal.tables import Table
+
+
+def cut_table(cut: CutSummary) -> Table:
+    """One row for each kind of parameter, those of all layers together."""
+    rows = [(row.name, str(row.count), _shapes(row), row.how) for row in cut.rows]
+    return Table(("parameter", "count", "whole -> of a rank", "cut by"), tuple(rows))
+
+
+def cut_lines(cut: CutSummary) -> list[str]:
+    """What a rank holds and sends, what the proof found, and why the rest is whole."""
+    share = cut.weight_bytes / cut.whole_weight_bytes
+    weights = f"{gib(cut.weight_bytes)} of {gib(cut.whole_weight_bytes)}"
+    lines = [
+        f"cut over {cut.degree} ranks, each on a device of its own: all memory is that of one rank",
+        f"weights of a rank: {weights} ({share:.1%}), {cut.cut} parameters cut, {cut.whole} whole",
+        _sent_text(cut.sent),
+        f"proved: outputs differ by {cut.output_error:.0e}, gradients by {cut.gradient_error:.0e}",
+    ]
+    return lines + [f"whole: {few(kept.names)}: {kept.reason}" for kept in cut.kept_whole]
+
+
+def _sent_text(sent: Sent | None) -> str:
+    if sent is None:
+        return "sent by a rank in an optimizer step: unknown"
+    total = gib(sent.forward_bytes + sent.backward_bytes)
+    parts = f"{gib(sent.forward_bytes)} forward, {gib(sent.backward_bytes)} backward"
+    return f"sent by a rank in an optimizer step: {total} ({parts})"
+
+
+def _shapes(row: CutRow) -> str:
+    if row.shape == row.local_shape:
+        return _shape(row.shape)
+    return f"{_shape(row.shape)} -> {_shape(row.local_shape)}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def space_cut_lines(cuts: Iterable[tuple[str, CutSummary | None]]) -> list[str]:
+    """A line for each model of a search space that is cut, whatever else is searched.
+
+    Args:
+        cuts: The model's name, empty where it is not searched, and how it is cut, of each combination.
+    """
+    most: dict[tuple[str, int], tuple[CutSummary, int]] = {}
+    for name, cut in cuts:
+        if cut is not None:
+            key, sent = (name, cut.weight_bytes), cut.sent or Sent()
+            sent_bytes = max(sent.forward_bytes + sent.backward_bytes, most[key][1] if key in most else 0)
+            most[key] = (cut, sent_bytes)
+    lines: list[str] = []
+    for (name, _), (cut, sent_bytes) in most.items():
+        model = f"{name}: " if name else ""
+        weights = f"{gib(cut.weight_bytes)} of {gib(cut.whole_weight_bytes)} of weights"
+        lines.append(
+            f"{model}cut over {cut.degree} ranks, a device each: a rank holds {weights} and sends up to "
+            f"{gib(sent_bytes)} in an optimizer step; a plan of one model, without a study, shows how"
+        )
+    return lines

@@ -1,0 +1,67 @@
+"""A trial's story as lines: what the trial is, what happened, where the files are."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from dryfit.core.jobs.load_report import LoadReport
+from dryfit.core.text.words import few
+from dryfit.reporting.data.story_view import TrialStory, What
+from dryfit.reporting.terminal.tables import duration_text, moment, number_text, value_text
+
+
+def story_lines(story: TrialStory) -> list[str]:
+    """A story as ``dryfit show STUDY TRIAL`` prints it."""
+    lines = [f"trial {story.number}: {story.end}"]
+    lines += [f"  {name} = {value_text(value)}" for name, value in story.params.items()]
+    lines.append(f"  seed {story.seed}, fingerprint {story.fingerprint}")
+    lines += [f"  {line}" for line in (*_fold_lines(story), *story.memory)]
+    if story.attempts:
+        lost = f", {duration_text(story.lost_s)} of it lost" if story.lost_s else ""
+        lines.append(f"  worked: {duration_text(story.time_s)} in {len(story.attempts)} attempt(s){lost}")
+    return [*lines, "", *_moment_lines(story), "", *_file_lines(story)]
+
+
+def _fold_lines(story: TrialStory) -> list[str]:
+    """What each fold has come to."""
+    return [
+        f"fold {index + 1}: {', '.join(map(number_text, fold.values))} at step {fold.best_step} of {fold.steps}"
+        for index, fold in enumerate(story.folds)
+    ]
+
+
+def _moment_lines(story: TrialStory) -> list[str]:
+    lines: list[str] = []
+    for one in story.moments:
+        inside = "  " if one.attempt is not None and one.what is not What.PLACED else ""
+        at = moment(one.at) if one.at is not None else " " * len(moment(0.0))
+        note = "note: " if one.what is What.NOTE else ""
+        lines.append(f"  {at}  {inside}{note}{one.text}")
+        lines += [f"  {' ' * len(at)}  {inside}  {line}" for line in one.details]
+    return lines
+
+
+def _file_lines(story: TrialStory) -> list[str]:
+    lines: list[str] = []
+    for attempt in story.attempts:
+        if not attempt.ended:
+            lines.append(f"  attempt {attempt.number}: running, or lost with its control process")
+        lines.append(f"  log: {attempt.log}")
+        lines += [f"  stacks: {attempt.stacks}"] if attempt.stacks is not None else []
+    if story.load_report is not None:
+        lines += _origin_lines(Path(story.load_report))
+    lines += [f"  weights: {story.weights}"] if story.weights is not None else []
+    return lines
+
+
+def _origin_lines(path: Path) -> list[str]:
+    """Where the weights that the trial began with came from."""
+    try:
+        report = LoadReport.model_validate_json(path.read_bytes())
+    except ValidationError:
+        return [f"  loaded: {path} cannot be read; it may be of another version of dryfit"]
+    said = [report.summary(), *(f"{count} {cast}" for cast, count in report.casts.items())]
+    lines = [f"  loaded: {', '.join(said)}"]
+    if report.random:
+        lines.append(f"    random: {few(report.random)}")
+    return [*lines, f"    load report: {path}"]

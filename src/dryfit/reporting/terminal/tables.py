@@ -1,0 +1,151 @@
+"""A study and its trials as rows of text: what ``show``, ``tune`` and the live view print."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.trial import Outcome, Scalar, best_first
+from dryfit.reporting.data.observed_memory import execution_cell, memory_cell
+from dryfit.reporting.data.work import trial_time_s
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Column heads and rows of text."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def number_text(value: float | None) -> str:
+    """A metric as people read it; a dash for none."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def value_text(value: Scalar) -> str:
+    """A parameter as people read it."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def params_text(params: dict[str, Scalar]) -> str:
+    """Parameters in one line."""
+    return "  ".join(f"{name}={value_text(value)}" for name, value in params.items())
+
+
+def duration_text(seconds: float) -> str:
+    """A duration as people read it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def moment(at_s: float) -> str:
+    """A moment as people read it, UTC."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def trials_table(state: StudyState) -> Table:
+    """One row a trial, in order; how each is run, and its memory, where the study plans that.
+
+    Where there are several generations, each trial has the number of its own.
+    """
+    several = len(state.generations) > 1
+    planned = any(trial.plan is not None for trial in state.trials)
+    values = goal_names(state) if len(goal_names(state)) > 1 else ("value",)
+    rows = [
+        (
+            str(trial.number),
+            str(trial.outcome or "open"),
+            *((str(trial.generation),) if several else ()),
+            *_cells_beside(trial, state, len(values)),
+            str(trial.steps or "-"),
+            str(len(trial.attempts)),
+            duration_text(trial_time_s(trial, state.sessions)),
+            *((execution_cell(trial), memory_cell(trial)) if planned else ()),
+            params_text(trial.params),
+        )
+        for trial in state.trials
+    ]
+    heads = ("run with", "memory observed / planned") if planned else ()
+    first = ("trial", "outcome", *(("generation",) if several else ()))
+    return Table((*first, *values, "steps", "attempts", "time", *heads, "parameters"), tuple(rows))
+
+
+def _cells_beside(trial: TrialState, state: StudyState, goals: int) -> tuple[str, ...]:
+    """A trial's values, beside those of the present generation; with their names where its goals were others."""
+    own = state.generations[trial.generation - 1].basis.goals if state.generations else ()
+    if trial.values is None or not own or own == state.generation.basis.goals:
+        return values_cells(trial, goals)
+    named = ", ".join(f"{goal.name} {number_text(value)}" for goal, value in zip(own, trial.values, strict=False))
+    return (named, *("-",) * (goals - 1))
+
+
+def goal_names(state: StudyState) -> tuple[str, ...]:
+    """What the study optimises, its metric first."""
+    return tuple(goal.name for goal in state.created.goals) if state.created else ()
+
+
+def values_cells(trial: TrialState, goals: int) -> tuple[str, ...]:
+    """A trial's value of each goal, with how far its folds lie apart; dashes where it has none."""
+    values = trial.values or (None,) * goals
+    return tuple(map(measured_text, values, trial.spreads or (None,) * len(values)))
+
+
+def values_text(trial: TrialState) -> str:
+    """A trial's values in one line."""
+    return ", ".join(values_cells(trial, 1))
+
+
+def measured_text(value: float | None, spread: float | None) -> str:
+    """A value as people read it, with the spread of what it is the mean of."""
+    return number_text(value) if spread is None else f"{number_text(value)} ± {number_text(spread)}"
+
+
+def front_table(state: StudyState) -> Table:
+    """One row for each trial of the Pareto front, in order of the study's metric, the best first."""
+    names = goal_names(state)
+    front = best_first(state.front, state.direction)
+    rows = [(str(trial.number), *values_cells(trial, len(names)), params_text(trial.params)) for trial in front]
+    return Table(("trial", *names, "parameters"), tuple(rows))
+
+
+def outcomes_table(state: StudyState) -> Table:
+    """One row for each outcome that occurred: how many trials, and the time they took."""
+    rows: list[tuple[str, ...]] = []
+    for outcome in Outcome:
+        trials = [trial for trial in state.present if trial.outcome is outcome]
+        if trials:
+            time_s = sum(trial_time_s(trial, state.sessions) for trial in trials)
+            rows.append((str(outcome), str(len(trials)), duration_text(time_s)))
+    still_open = sum(trial.outcome is None for trial in state.present)
+    if still_open:
+        rows.append(("open", str(still_open), "-"))
+    return Table(("outcome", "trials", "time"), tuple(rows))
+
+
+def places(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
+    """Where everything lies: what it is, and its path."""
+    found: list[tuple[str, Path]] = []
+    trains = state.created is not None and state.created.task is not Task.OBJECTIVE
+    if trains and state.best is not None and not state.best.folds:  # those of folds are not kept
+        found.append(("best weights", layout.trial(state.best.number).best))
+    found += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]
+    journal = _mirrored_journal(layout)
+    if journal is not None:
+        found.append(("Optuna journal", journal))
+    return tuple(found)
+
+
+def _mirrored_journal(layout: StudyLayout) -> Path | None:
+    try:
+        status = json.loads(layout.mirror_status.read_bytes())
+        return Path(status["journal"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # no mirror, a mirror into a database, or none that has begun yet

@@ -1,0 +1,311 @@
+"""The first and the last thing a child process does, whether it was forked or started afresh.
+
+``python -m dryfit.runtime.children.child REQUEST_PATH MODULE:FUNCTION PARENT_PID`` is the fresh interpreter's way in.
+"""
+
+import errno
+import faulthandler
+import functools
+import gc
+import importlib
+import importlib.metadata
+import io
+import os
+import platform
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import DryfitError, InternalError, NonFiniteError, PoisonedError
+from dryfit.core.failure import ChildFault
+from dryfit.core.jobs import (
+    Body,
+    CalibrateRequest,
+    ChildRequest,
+    ChildResult,
+    EnsembleRequest,
+    FinalRequest,
+    ImportRequest,
+    ObjectiveRequest,
+    PlanRequest,
+    RehearseRequest,
+    TrainRequest,
+)
+from dryfit.core.process import die_with_parent
+from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL
+from dryfit.core.text.secrets import HUB_TOKENS, forget_secrets, redacted, secrets_of
+from dryfit.core.text.words import sendable
+from dryfit.core.wire import LOG_FILE, STACKS_FILE, ErrorParts, Started, read_model
+from dryfit.runtime.children.environment import hide_devices, launch_one_by_one
+
+Entry = Callable[[Body, ChildChannel], object]
+
+_CHAIN_MAX = 16
+_MESSAGE_MAX_CHARS = 4_000
+_TRACEBACK_MAX_CHARS = 16_000
+_PROBE = "dryfit.meta.sanity:check_process"
+_OF_THE_USER = (ImportRequest, ObjectiveRequest)
+"""Jobs whose process belongs to the user's own function: what that does to torch is its own business."""
+
+_LIBRARIES = ("dryfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
+
+
+class ChildStatus(IntEnum):
+    """Exit status of a child."""
+
+    RESULT = 0
+    FAULT = 1
+    DISK_FULL = 3
+    """Not even the fault could be written."""
+    NO_LAST_WORD = 70
+    """The fault could not be written for another reason."""
+
+
+@functools.cache
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries a trial depends on; those not installed are left out."""
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and what caused it, nearest first."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(seen) < _CHAIN_MAX:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def _type_names(error: BaseException) -> Iterator[str]:
+    for link in _chain(error):
+        if isinstance(link, OSError) and link.errno is not None:
+            yield f"{type(link).__module__}.{type(link).__qualname__}[{errno.errorcode.get(link.errno, link.errno)}]"
+        for cls in type(link).__mro__[:-1]:
+            yield f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001  # its class is a stranger's: what it says of itself may fail as well
+        return f"(its message could not be made: {type(broken).__name__})"
+
+
+def describe_fault(error: BaseException) -> ChildFault:
+    """Turn an exception into what may cross to the control process.
+
+    An ``OSError`` with an error number adds a name such as ``builtins.OSError[ENOSPC]`` before its class names.
+    """
+    text = sendable("".join(traceback.format_exception(error)))
+    notes = [str(note) for link in _chain(error) for note in getattr(link, "__notes__", ())]
+    return ChildFault(
+        type_names=tuple(dict.fromkeys(_type_names(error))),
+        code=error.code if isinstance(error, DryfitError) else "",
+        message=sendable(_message(error))[:_MESSAGE_MAX_CHARS],
+        traceback=text[-_TRACEBACK_MAX_CHARS:],
+        context=sendable("\n".join(dict.fromkeys(notes)))[:_MESSAGE_MAX_CHARS],
+    )
+
+
+def _fault_result(error: BaseException) -> ChildResult:
+    parts = ErrorParts.of(error) if isinstance(error, DryfitError) else None
+    return ChildResult(fault=describe_fault(error), error=parts)
+
+
+def _own_session(folder: Path, parent_pid: int) -> None:
+    """Leave the parent's session, tie our life to its, and send all output to the attempt's folder."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the control process's business
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # so is a batch system's warning, which may go to every process
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(log)
+    # Line by line, so that a kill loses no line of the log; the log's text is UTF-8 wherever we run.
+    for stream in (sys.stdout, sys.stderr):
+        cast(io.TextIOWrapper, stream).reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    stacks = os.open(folder / STACKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, stacks)
+
+
+def _heading(request: ChildRequest) -> str:
+    versions = "  ".join(f"{name} {version}" for name, version in library_versions().items())
+    job = request.body.job
+    return f"dryfit {job.value} child, process {os.getpid()}\n{versions}\n{request.body.model_dump_json(indent=2)}\n"
+
+
+def _load(entry: str) -> Any:
+    module, _, function = entry.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _trainings_of(body: Body) -> tuple[TrainRequest, ...]:
+    """What a process is asked to train, or to use of what was trained, if anything."""
+    match body:
+        case TrainRequest():
+            return (body,)
+        case FinalRequest():
+            return (body.training,)
+        case EnsembleRequest():
+            return tuple(member.training for member in body.members)
+        case _:
+            return ()
+
+
+def _forget_secrets(body: Body) -> None:
+    """Take secrets out of a trial's environment, so that nothing it runs or prints can tell them.
+
+    Weights of the hub are downloaded by the first trial that needs them, so such a trial keeps the hub's token. The
+    jobs that prepare trials keep all: they read configs and data sets from wherever the study names them.
+    """
+    trainings = _trainings_of(body)
+    if not trainings:
+        return
+    data = trainings[0].config.data
+    sources = (data.train, data.validation, data.test, data.file)
+    tables = [training.config.settings for training in trainings]
+    names = [name for one in tables for name in (one.model.name, one.joint.criteria_model) if name is not None]
+    of_hub = any(not Path(name).is_absolute() and name != PACKAGED_MODEL for name in names)
+    of_hub = of_hub or any(source is not None and source.startswith(HUB_PREFIX) for source in sources)
+    forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
+
+
+def _check_process(body: Body, doing: str) -> None:
+    """Refuse to go on where torch is no longer what was imported.
+
+    Raises:
+        PoisonedError: So it is.
+    """
+    if "torch" in sys.modules and not isinstance(body, _OF_THE_USER):
+        _load(_PROBE)(doing)
+
+
+def _blamed(body: Body, error: Exception) -> Exception:
+    """What ended a job: the state of the process where that is bad, else the exception itself.
+
+    In a process whose torch was changed, any exception may be its consequence. What our own checks found wrong with
+    a setting, the data or a file was found without torch, and stays.
+    """
+    if isinstance(error, DryfitError) and not isinstance(error, NonFiniteError):
+        return error
+    try:
+        _check_process(body, f"looking for the cause of {type(error).__name__}")
+    except PoisonedError as poisoned:
+        poisoned.add_note(f"it came to light by {type(error).__name__}: {_message(error)}")
+        poisoned.__cause__ = error
+        return poisoned
+    except Exception:  # noqa: BLE001  # a look at the process must not hide what ended it
+        return error
+    return error
+
+
+def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
+    body = request.body
+    _forget_secrets(body)
+    asked = (body,) if isinstance(body, ObjectiveRequest) else _trainings_of(body)
+    if any(one.diagnostic for one in asked):
+        launch_one_by_one()
+    if isinstance(body, TrainRequest | FinalRequest | EnsembleRequest | CalibrateRequest | ObjectiveRequest):
+        hide_devices(body.visible_device)
+    elif isinstance(body, RehearseRequest):
+        hide_devices(body.trial.visible_device)
+    elif isinstance(body, PlanRequest | ImportRequest):
+        hide_devices(None)  # neither needs a device: it must not make a context on one that trains
+    function: Entry = _load(entry)
+    gc.freeze()  # what was imported stays: the Trainer's full collections would go through all of it
+    gc.enable()
+    # Before the first line: a fork server that hands on a changed torch is recognised by it.
+    _check_process(body, f"starting the job {body.job}")
+    channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
+    try:
+        result = function(body, channel)
+    except Exception as error:  # noqa: BLE001  # raised again, or as the cause of what is to blame
+        raise _blamed(body, error)  # noqa: B904  # the cause is set where there is one
+    if not isinstance(result, ChildResult):
+        raise InternalError(f"running {entry}", f"it returned {type(result).__name__}", "a ChildResult")
+    # Nobody can say since when: what was computed is not taken.
+    _check_process(body, f"ending the job {body.job}")
+    return result
+
+
+def _bare_result(error: BaseException) -> ChildResult:
+    """The least that can be said of an exception whose text cannot be made or written."""
+    cls = type(error)
+    return ChildResult(fault=ChildFault((f"{cls.__module__}.{cls.__qualname__}",), "", "its message cannot be told"))
+
+
+def _last_word(channel: ChildChannel | None, error: BaseException, secrets: Mapping[str, str]) -> ChildStatus:
+    """Write down why the job failed, as far as that can still be done; nothing that fails here takes its place."""
+    with suppress(Exception):
+        sys.stderr.write(redacted("".join(traceback.format_exception(error)), secrets))
+    failed = error
+    for say in (_fault_result, _bare_result):
+        if channel is None:
+            break
+        try:
+            channel.finish(say(error))
+            return ChildStatus.FAULT
+        except OSError as write_error:
+            failed = write_error
+            break
+        except Exception as trouble:  # noqa: BLE001  # the exception's own code failed: less is said of it
+            failed = trouble
+    full = isinstance(failed, OSError) and failed.errno in (errno.ENOSPC, errno.EDQUOT)
+    return ChildStatus.DISK_FULL if full else ChildStatus.NO_LAST_WORD
+
+
+def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
+    """Do the job of a request file, leave a result in its folder, and end the process.
+
+    Args:
+        request_path: The child's request; its folder is the attempt's folder.
+        entry: ``module:function`` that does the job.
+        parent_pid: Who must live for us to live.
+    """
+    status = ChildStatus.NO_LAST_WORD
+    channel: ChildChannel | None = None
+    secrets = secrets_of(os.environ)
+    try:
+        folder = request_path.parent
+        _own_session(folder, parent_pid)
+        request = read_model(request_path, ChildRequest)
+        if request is None:
+            raise InternalError("starting a child", f"no request at {request_path}")
+        print(_heading(request))
+        opened = channel = ChildChannel(
+            folder, doorbell=request.doorbell, placed_at_s=request.placed_at_s, secrets=secrets
+        )
+        signal.signal(signal.SIGTERM, lambda _number, _frame: opened.note_sigterm())
+        opened.finish(_do_job(request, entry, opened))
+        status = ChildStatus.RESULT
+    except BaseException as error:  # noqa: BLE001  # the outermost frame: whatever it is, the control process hears of it
+        status = _last_word(channel, error, secrets)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        # No interpreter teardown: it takes time, and threads of libraries can hang in it.
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    gc.disable()  # until all is imported
+    run_child(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

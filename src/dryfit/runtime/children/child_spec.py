@@ -1,0 +1,113 @@
+"""What the control process says about a child, and hears of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from dryfit.config.schema import Isolation
+from dryfit.core.failure import Evidence
+from dryfit.core.jobs import ENTRY_POINTS, Body, ChildResult, Job
+from dryfit.core.wire import Message
+
+PRELOAD = (
+    "dryfit.jobs.train",
+    "dryfit.jobs.final",
+    "dryfit.jobs.resolve",
+    "dryfit.jobs.plan",
+    "dryfit.jobs.batch_check",
+)
+"""Modules the fork server imports once for all children."""
+
+OBJECTIVE_PRELOAD = ("dryfit.jobs.objective",)
+"""The same where children call a function of the user's own: no torch, so the server is small and there at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """How long a child may take; seconds in which the control process itself did not run are not counted.
+
+    Attributes:
+        start_s: Until its first line.
+        hang_s: Without a heartbeat.
+        hang_learned: A shorter silence is a hang too, once the child has shown how often it gives signs of life
+            (:mod:`dryfit.runtime.children.silence`).
+        total_s: From its first line to its end; None: no limit.
+        stop_grace_s: To write a checkpoint once it was asked to stop.
+    """
+
+    start_s: float
+    hang_s: float
+    total_s: float | None
+    stop_grace_s: float
+    hang_learned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One child to start.
+
+    Attributes:
+        key: Name of the child, unique among those that run.
+        folder: Where it talks to us; made if absent.
+        body: Its job.
+        limits: How long it may take.
+    """
+
+    key: str
+    folder: Path
+    body: Body
+    limits: ChildLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ChildMessage:
+    """A child said something."""
+
+    key: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ChildExited:
+    """A child is gone, and everything it said has been passed on.
+
+    Attributes:
+        result: Its last word, None where it left none.
+        evidence: What is known of its end.
+    """
+
+    key: str
+    result: ChildResult | None
+    evidence: Evidence
+
+
+ChildEvent: TypeAlias = ChildMessage | ChildExited
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorSettings:
+    """How one control process runs its children.
+
+    Attributes:
+        marker: The study's id; every process carries it in its environment (see
+            :mod:`dryfit.runtime.children.orphans`).
+        doorbell: Where to make the FIFO that children ring; None: their files are polled.
+        isolation: How children are made.
+        server_log: Where the fork server's output goes.
+        preload: Modules the fork server imports.
+        environment: Variables added to every child's environment.
+        entry_points: ``module:function`` of each job.
+        server_start_s: How long the fork server may take to import.
+        probe: Adds to the evidence of a child's end what can be seen around it; it is given the child's key.
+    """
+
+    marker: str
+    doorbell: Path | None
+    isolation: Isolation
+    server_log: Path
+    preload: tuple[str, ...] = PRELOAD
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    entry_points: Mapping[Job, str] = field(default_factory=lambda: ENTRY_POINTS)
+    server_start_s: float = 120.0
+    probe: Callable[[str, Evidence], Evidence] = lambda _key, evidence: evidence

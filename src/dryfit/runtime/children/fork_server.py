@@ -1,0 +1,158 @@
+"""The fork server: imports everything once, then makes a child in milliseconds.
+
+``python -m dryfit.runtime.children.fork_server SOCKET_FD CONTROL_PID MODULE...``. It imports, forks, reaps and nothing
+else: one thread, no tensors, no CUDA. It ends with the control process, and its children end with it.
+"""
+
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dryfit.core.process import die_with_parent
+from dryfit.core.wire import Wire
+from dryfit.runtime.children.child import ChildStatus, library_versions, run_child
+from dryfit.runtime.children.processes import reap_any
+from dryfit.runtime.children.protocol import Exited, Forked, ForkRequest, LineBuffer, Ready, Refused
+
+_READ_BYTES = 65_536
+
+
+def _preload(modules: list[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _thread_count() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except FileNotFoundError:
+        return threading.active_count()
+
+
+def unsafe_to_fork() -> str:
+    """Why a fork of this process might hang or crash its child; empty where nothing speaks against it."""
+    count = _thread_count()
+    if count != 1:
+        return f"the fork server has {count} threads"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "a preloaded module initialised CUDA in the fork server"
+    return ""
+
+
+class ForkServer:
+    """Reads fork requests from a socket, forks, and relays how the children end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._keys: dict[int, str] = {}
+        self._wakeup_read, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # a handler, so that the wakeup fd is written
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+
+    def say(self, message: Wire) -> None:
+        """Send one message to the control process."""
+        self._connection.sendall(message.model_dump_json().encode() + b"\n")
+
+    def serve(self) -> None:
+        """Work until the control process closes its end."""
+        lines = LineBuffer()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ)
+            selector.register(self._wakeup_read, selectors.EVENT_READ)
+            while True:
+                ready = {key.fd for key, _ in selector.select()}
+                if self._wakeup_read in ready:
+                    with suppress(BlockingIOError):
+                        os.read(self._wakeup_read, _READ_BYTES)
+                    self._reap()
+                if self._connection.fileno() in ready:
+                    data = self._connection.recv(_READ_BYTES)
+                    if not data:
+                        return
+                    for line in lines.feed(data):
+                        self._fork(ForkRequest.model_validate_json(line), selector)
+
+    def kill_children(self) -> None:
+        """Kill every child that runs, with all it started."""
+        for pid in self._keys:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _fork(self, request: ForkRequest, selector: selectors.BaseSelector) -> None:
+        why = unsafe_to_fork()
+        if why:
+            print(f"fork of {request.key} refused: {why}", flush=True)
+            self.say(Refused(key=request.key, why=why, unsafe=True))
+            return
+        server_pid = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory, or too many processes
+            self.say(Refused(key=request.key, why=f"fork failed: {error}", unsafe=False))
+            return
+        if pid == 0:
+            self._become(request, server_pid, selector)
+        self._keys[pid] = request.key
+        self.say(Forked(key=request.key, pid=pid))
+
+    def _become(self, request: ForkRequest, server_pid: int, selector: selectors.BaseSelector) -> NoReturn:
+        """In the child: let go of all that is the server's, and do the job. Never returns."""
+        try:
+            signal.set_wakeup_fd(-1)
+            selector.close()
+            os.close(self._wakeup_read)
+            os.close(self._wakeup_write)
+            self._connection.close()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            run_child(Path(request.request_path), request.entry, server_pid)
+        finally:
+            os._exit(ChildStatus.NO_LAST_WORD)
+
+    def _reap(self) -> None:
+        while (gone := reap_any()) is not None:
+            pid, status = gone
+            key = self._keys.pop(pid, None)
+            if key is not None:
+                self.say(Exited(key=key, status=status))
+
+
+def main() -> None:
+    """Serve on an inherited socket until the control process ends."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    control_pid = int(sys.argv[2])
+    # A batch system may signal all processes of a job: the children must outlive that to write a checkpoint.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent(control_pid)
+    # A collection would write to every page that the children share; while all is imported, it would only take time.
+    gc.disable()
+    begun_s = time.monotonic()
+    server = ForkServer(connection)
+    _preload(sys.argv[3:])
+    library_versions()
+    gc.collect()
+    gc.freeze()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with suppress(ConnectionError):
+        server.say(Ready(import_s=time.monotonic() - begun_s))
+        server.serve()
+    server.kill_children()
+
+
+if __name__ == "__main__":
+    main()

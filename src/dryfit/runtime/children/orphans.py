@@ -1,0 +1,41 @@
+"""Processes of a study that outlived the control process that owned them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psutil
+
+from dryfit.runtime.children.processes import carries_marker
+
+_PASSES = 5
+_WAIT_S = 10.0
+
+
+def _marked(marker: str) -> Iterator[psutil.Process]:
+    spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in psutil.process_iter():
+        if process.pid not in spared and carries_marker(process.pid, marker):
+            yield process
+
+
+def sweep(marker: str) -> list[int]:
+    """Kill every process of a study but ourselves and those we descend from; call it while holding the study's lock.
+
+    Args:
+        marker: The study's id, as its processes carry it in their environment.
+
+    Returns:
+        Process ids of those killed.
+    """
+    killed: set[int] = set()
+    for _ in range(_PASSES):  # one that was being killed may just have made another
+        found = list(_marked(marker))
+        if not found:
+            break
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+                killed.add(process.pid)
+        psutil.wait_procs(found, timeout=_WAIT_S)
+    return sorted(killed)

@@ -1,0 +1,96 @@
+"""The control process's end of the fork server: start it, ask it, hear from it, notice its death."""
+
+import os
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from dryfit.runtime.children.protocol import SERVER_MESSAGE, ForkRequest, LineBuffer, ServerMessage, python_command
+
+_READ_BYTES = 65_536
+_END_S = 5.0
+
+
+class ServerLink:
+    """One fork server process.
+
+    Args:
+        modules: What it imports.
+        environment: Its whole environment.
+        log: Where its output is appended.
+    """
+
+    def __init__(self, modules: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._connection.setblocking(False)
+        self._lines = LineBuffer()
+        self._unsent = b""
+        self.ready = False
+        self.lost = False
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, log.open("ab") as output:
+            arguments = (str(theirs.fileno()), str(os.getpid()), *modules)
+            self._process = subprocess.Popen(
+                python_command("dryfit.runtime.children.fork_server", *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """What to select on."""
+        return self._connection.fileno()
+
+    def ask(self, request: ForkRequest) -> None:
+        """Ask for a fork; what the socket does not take now is sent later."""
+        self._unsent += request.model_dump_json().encode() + b"\n"
+        self._flush()
+
+    def receive(self) -> list[ServerMessage]:
+        """Everything the server said since the last call; sets ``lost`` where it is gone."""
+        self._flush()
+        messages: list[ServerMessage] = []
+        while not self.lost:
+            try:
+                data = self._connection.recv(_READ_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                data = b""
+            self.lost = not data
+            messages += [SERVER_MESSAGE.validate_json(line) for line in self._lines.feed(data)]
+        return messages
+
+    def close(self) -> None:
+        """End the server: it leaves when we hang up, and is killed where it does not."""
+        self._connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S if self.ready and not self.lost else 0)
+        self.kill()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """Kill the server, and with it, by their death signals, its children."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _flush(self) -> None:
+        if self._unsent and not self.lost:
+            try:
+                sent = self._connection.send(self._unsent)
+                self._unsent = self._unsent[sent:]
+            except BlockingIOError:
+                pass
+            except ConnectionError:
+                self.lost = True

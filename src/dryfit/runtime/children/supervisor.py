@@ -1,0 +1,371 @@
+"""Starts children, hears them, and notices how they end. It does; it decides nothing about trials."""
+
+import os
+import sys
+import threading
+import time
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+from dryfit.config.schema import Isolation
+from dryfit.core.cleanup import first_error_wins
+from dryfit.core.errors import InternalError, MachineError, PoisonedError
+from dryfit.core.jobs import ChildRequest, ChildResult
+from dryfit.core.wire import REQUEST_FILE, STACKS_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict, write_model
+from dryfit.runtime.children.attempt import Attempt
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
+from dryfit.runtime.children.environment import child_environment
+from dryfit.runtime.children.fresh import FreshChild
+from dryfit.runtime.children.orphans import sweep
+from dryfit.runtime.children.processes import kill_session, wait_gone
+from dryfit.runtime.children.protocol import Exited, Forked, ForkRequest, Ready, Refused, ServerMessage
+from dryfit.runtime.children.result_reading import clear, harvest
+from dryfit.runtime.children.server_link import ServerLink
+from dryfit.runtime.children.wakeup import Waiter
+from dryfit.runtime.failures.classify import CRASH_SIGNALS
+from dryfit.runtime.failures.stacks import dump_stacks
+
+_TICK_MAX_S = 2.0
+_SERVER_FAILURES_MAX = 3
+_ASKS_MAX = 2
+_GONE_S = 10.0
+_CLOSE_S = 20.0
+_CLOSE_POLL_S = 0.05
+_UNKILLABLE_S = 60.0
+
+
+class Supervisor:
+    """All child processes of one control process. Use it as a context manager, from one thread.
+
+    Args:
+        settings: How children are made.
+
+    Raises:
+        MachineError: This platform has no fork server, and the settings demand one.
+    """
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        linux = sys.platform == "linux"
+        if settings.isolation is Isolation.FORKSERVER and not linux:
+            raise MachineError("starting trials", f"no fork server on {sys.platform}", 'isolation = "auto" or "fresh"')
+        self._settings = settings
+        self._environment = child_environment(os.environ, settings.marker, settings.environment)
+        self._thread_id = threading.get_ident()
+        self._waiter = Waiter(settings.doorbell)
+        self._forks = linux and settings.isolation is not Isolation.FRESH
+        self._link: ServerLink | None = None
+        self._link_since_s = 0.0
+        self._server_failures = 0
+        self._suspect = False
+        self._attempts: dict[str, Attempt] = {}
+        self._held: list[FreshChild] = []
+        self._events: list[ChildEvent] = []
+        self._tokens = count()
+        self._clock_s = 0.0
+        self._looked_s = time.monotonic()
+        self._closing = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with first_error_wins(error):
+            self.close()
+
+    @property
+    def server_pid(self) -> int | None:
+        """Process id of the fork server; None where none runs."""
+        return self._link.pid if self._link is not None else None
+
+    def start(self, spec: ChildSpec) -> None:
+        """Place a child: write its request and ask for its process. What comes of it is told by :meth:`wait`.
+
+        Raises:
+            OSError: The request cannot be written.
+            InternalError: The key is taken, or this is not the thread that made the supervisor (children would be
+                killed when this thread ends).
+        """
+        placed_at_s = time.monotonic()
+        if spec.key in self._attempts:
+            raise InternalError("starting a child", f"{spec.key} runs already")
+        if threading.get_ident() != self._thread_id:
+            raise InternalError("starting a child", "called from another thread")
+        spec.folder.mkdir(parents=True, exist_ok=True)
+        clear(spec.folder)
+        doorbell = self._waiter.doorbell
+        request = ChildRequest(
+            placed_at_s=placed_at_s, doorbell=str(doorbell.absolute()) if doorbell else None, body=spec.body
+        )
+        write_model(spec.folder / REQUEST_FILE, request, durable=False)
+        attempt = Attempt(spec, token=str(next(self._tokens)), begun_s=self._clock_s)
+        self._attempts[spec.key] = attempt
+        self._launch(attempt)
+
+    def wait(self, timeout_s: float) -> list[ChildEvent]:
+        """Block until there is news, :meth:`wake` is called or the time is over.
+
+        Returns:
+            All new events in order; everything a child said comes before its end, and its end comes once.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        woken = False
+        while True:
+            self._look()
+            left_s = deadline_s - time.monotonic()
+            if self._events or woken or left_s <= 0:
+                events, self._events = self._events, []
+                return events
+            woken = self._waiter.block(left_s)
+
+    def answer(self, key: str, verdict: Verdict) -> None:
+        """Answer a report; nothing happens where the child is gone."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            write_model(attempt.spec.folder / VERDICT_FILE, verdict, durable=False)
+
+    def ask_stop(self, key: str) -> None:
+        """Ask a child to write a checkpoint and end; after its grace it is killed. Nothing happens if it is gone."""
+        attempt = self._attempts.get(key)
+        if attempt is not None and attempt.stop_asked_s is None:
+            attempt.stop_asked_s = self._clock_s
+            (attempt.spec.folder / STOP_FILE).touch()
+
+    def kill(self, key: str, why: str = "now") -> None:
+        """Kill a child with all it started; its end is told by :meth:`wait`. Nothing happens where it is gone.
+
+        Args:
+            why: As in :attr:`dryfit.core.failure.Evidence.killed_by_us`.
+        """
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            attempt.killed_by_us = attempt.killed_by_us or why
+            self._kill(attempt)
+
+    def wake(self) -> None:
+        """Make :meth:`wait` return; may be called from a signal handler or another thread."""
+        self._waiter.wake()
+
+    def close(self) -> None:
+        """Kill what runs, end the fork server and remove the FIFO. Events not yet fetched are dropped.
+
+        A process that a child started and that left its session is found by the marker, and ended too.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        for key in list(self._attempts):
+            self.kill(key, "now")
+        deadline_s = time.monotonic() + _CLOSE_S
+        while self._attempts and time.monotonic() < deadline_s:
+            self._waiter.block(_CLOSE_POLL_S)
+            self._look()
+        self._close_link()
+        self._waiter.close()
+        sweep(self._settings.marker)
+
+    def _launch(self, attempt: Attempt) -> None:
+        if self._suspect and not any(one.fresh is None for one in self._attempts.values() if one is not attempt):
+            self._close_link()  # nobody depends on it any more: the next one imports everything anew
+        if not self._forks or (self._suspect and self._settings.isolation is Isolation.AUTO):
+            self._launch_fresh(attempt)
+            return
+        if self._link is None:
+            self._link = ServerLink(self._settings.preload, self._environment, self._settings.server_log)
+            self._link_since_s = self._clock_s
+            self._waiter.watch(self._link.fileno())
+        attempt.asks += 1
+        attempt.begun_s = self._clock_s
+        path = (attempt.spec.folder / REQUEST_FILE).absolute()
+        self._link.ask(ForkRequest(key=attempt.token, request_path=str(path), entry=self._entry(attempt)))
+
+    def _launch_fresh(self, attempt: Attempt) -> None:
+        path = (attempt.spec.folder / REQUEST_FILE).absolute()
+        try:
+            child = FreshChild(path, self._entry(attempt), self._environment)
+        except OSError as error:
+            self._ended(attempt, trouble=f"no new process: {error}")
+            return
+        attempt.fresh, attempt.pid, attempt.begun_s = child, child.pid, self._clock_s
+        if child.exit_fd is not None:
+            self._waiter.watch(child.exit_fd)
+
+    def _entry(self, attempt: Attempt) -> str:
+        return self._settings.entry_points[attempt.spec.body.job]
+
+    def _look(self) -> None:
+        """Take in all news, and do what is due."""
+        now_s = time.monotonic()
+        # Time in which we did not run (stopped, suspended, a busy machine) is nobody's silence.
+        self._clock_s += min(now_s - self._looked_s, _TICK_MAX_S)
+        self._looked_s = now_s
+        self._hear_server()
+        self._held = [child for child in self._held if self._poll_fresh(child) is None]  # reaped once it does end
+        for attempt in list(self._attempts.values()):
+            if self._attempts.get(attempt.spec.key) is not attempt:
+                continue  # it ended, or was replaced, with the server of the one before
+            self._hear(attempt)
+            status = self._poll_fresh(attempt.fresh) if attempt.fresh is not None else None
+            if status is not None:
+                self._ended(attempt, status)
+            else:
+                self._enforce(attempt)
+
+    def _poll_fresh(self, child: FreshChild) -> int | None:
+        status = child.poll()
+        if status is not None and child.exit_fd is not None:
+            self._waiter.forget(child.exit_fd)
+            child.release()
+        return status
+
+    def _hear_server(self) -> None:
+        link = self._link
+        if link is None:
+            return
+        for message in link.receive():
+            self._take(link, message)
+        if link.lost:
+            self._lose_server("the fork server died" if link.ready else "the fork server could not start")
+        elif not link.ready and self._clock_s - self._link_since_s > self._settings.server_start_s:
+            self._lose_server(f"the fork server was not ready within {self._settings.server_start_s:g} s")
+
+    def _take(self, link: ServerLink, message: ServerMessage) -> None:
+        if isinstance(message, Ready):
+            link.ready = True
+            for attempt in self._attempts.values():
+                if attempt.pid is None:
+                    attempt.begun_s = self._clock_s
+            return
+        attempt = next((one for one in self._attempts.values() if one.token == message.key), None)
+        if attempt is None:
+            if isinstance(message, Forked):  # killed before it was made
+                kill_session(message.pid, self._settings.marker)
+            return
+        match message:
+            case Forked():
+                attempt.pid, attempt.begun_s = message.pid, self._clock_s
+            case Exited():
+                self._ended(attempt, os.waitstatus_to_exitcode(message.status))
+            case Refused():
+                if message.unsafe and self._settings.isolation is Isolation.AUTO:
+                    self._forks = False
+                self._cannot_fork(attempt, message.why)
+
+    def _hear(self, attempt: Attempt) -> None:
+        key = attempt.spec.key
+        self._events += [ChildMessage(key, message) for message in attempt.look(self._clock_s)]
+
+    def _enforce(self, attempt: Attempt) -> None:
+        """Kill what is overdue; where it is stuck, its stacks are dumped first."""
+        if attempt.killed_s is not None and self._clock_s - attempt.killed_s > _UNKILLABLE_S:
+            self._abandon(attempt)
+            return
+        why = attempt.overdue(self._clock_s)
+        if not why:
+            return
+        if attempt.pid is None and why == "start":
+            if self._link is not None and self._link.ready:
+                self._lose_server("the fork server did not answer")
+            return
+        attempt.killed_by_us = why
+        if why != "now" and attempt.pid is not None:
+            attempt.stacks = dump_stacks(attempt.spec.folder / STACKS_FILE, attempt.pid, self._settings.marker)
+        self._kill(attempt)
+
+    def _kill(self, attempt: Attempt) -> None:
+        if attempt.killed_s is None:
+            attempt.killed_s = self._clock_s
+        if attempt.pid is None:
+            self._ended(attempt)  # should its process still be made, it is killed on sight
+        else:
+            kill_session(attempt.pid, self._settings.marker)
+            if attempt.fresh is not None:
+                attempt.fresh.kill()  # one that has just begun does not carry the marker yet
+
+    def _abandon(self, attempt: Attempt) -> None:
+        """Wait no longer for a process that a driver or a file system holds: even SIGKILL waits for them."""
+        if attempt.fresh is not None:
+            self._held.append(attempt.fresh)
+        self._ended(attempt, trouble=f"process {attempt.pid} was killed {_UNKILLABLE_S:g} s ago and has not ended")
+
+    def _ended(
+        self, attempt: Attempt, status: int | None = None, *, server_lost: bool = False, trouble: str = ""
+    ) -> None:
+        self._hear(attempt)
+        spec = attempt.spec
+        result = harvest(spec.folder)
+        poisoned = attempt.fresh is None and attempt.started_s is None and _says_poisoned(result)
+        if poisoned:
+            self._suspect = True
+        elif result is not None and attempt.fresh is None:
+            self._server_failures = 0
+        if (result is None or poisoned) and self._may_start_again(attempt, status, poisoned=poisoned):
+            self._count_server_failure()
+            why = "gave no first line in time" if status is None or attempt.killed_by_us else f"ended with {status}"
+            self._start_again(attempt, f"the forked child {'found its torch changed' if poisoned else why}")
+            return
+        del self._attempts[spec.key]
+        evidence = attempt.evidence(self._clock_s, result, status=status, server_lost=server_lost, trouble=trouble)
+        self._events.append(ChildExited(spec.key, result, self._settings.probe(spec.key, evidence)))
+
+    def _may_start_again(self, attempt: Attempt, status: int | None, *, poisoned: bool) -> bool:
+        """Whether the fork itself may be to blame for the end, so that a fresh interpreter is worth a try."""
+        forked = attempt.fresh is None and attempt.pid is not None
+        crashed = status is not None and -status in CRASH_SIGNALS
+        blamed = attempt.started_s is None and (attempt.killed_by_us == "start" or crashed or poisoned)
+        wanted = self._settings.isolation is Isolation.AUTO and attempt.stop_asked_s is None and not self._closing
+        return forked and blamed and wanted
+
+    def _start_again(self, attempt: Attempt, why: str) -> None:
+        """Start the same child in a fresh interpreter, and say so in its story."""
+        spec = attempt.spec
+        clear(spec.folder)
+        again = Attempt(spec, token=str(next(self._tokens)), begun_s=self._clock_s)
+        again.stop_asked_s = attempt.stop_asked_s
+        if again.stop_asked_s is not None:
+            (spec.folder / STOP_FILE).touch()
+        self._attempts[spec.key] = again
+        self._events.append(ChildMessage(spec.key, Note(text=f"{why}: started again in a fresh interpreter")))
+        self._launch_fresh(again)
+
+    def _cannot_fork(self, attempt: Attempt, why: str) -> None:
+        if self._closing or self._settings.isolation is Isolation.FORKSERVER:
+            self._ended(attempt, trouble=f"{why} (see {self._settings.server_log})")
+        else:
+            self._start_again(attempt, why)
+
+    def _count_server_failure(self) -> None:
+        self._server_failures += 1
+        if self._server_failures >= _SERVER_FAILURES_MAX and self._settings.isolation is Isolation.AUTO:
+            self._forks = False
+
+    def _lose_server(self, why: str) -> None:
+        """Bury the fork server and its children; those it had not made yet are asked for again."""
+        if self._link is not None:
+            self._link.kill()
+        self._close_link()
+        self._count_server_failure()
+        forked = [attempt for attempt in self._attempts.values() if attempt.fresh is None]
+        for attempt in forked:
+            if attempt.pid is not None:
+                kill_session(attempt.pid, self._settings.marker)
+                wait_gone(attempt.pid, _GONE_S)
+                self._ended(attempt, server_lost=True)
+        for attempt in forked:
+            if attempt.pid is None and attempt.asks < _ASKS_MAX and self._forks and not self._closing:
+                self._launch(attempt)
+            elif attempt.pid is None:
+                self._cannot_fork(attempt, why)
+
+    def _close_link(self) -> None:
+        self._suspect = False
+        if self._link is not None:
+            link, self._link = self._link, None
+            self._waiter.forget(link.fileno())
+            link.close()
+
+
+def _says_poisoned(result: ChildResult | None) -> bool:
+    return result is not None and result.fault is not None and result.fault.code == PoisonedError.code

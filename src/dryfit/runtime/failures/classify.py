@@ -1,0 +1,365 @@
+"""From evidence to exactly one kind of failure: a table of rows, the first that matches wins."""
+
+import signal
+from dataclasses import dataclass
+
+from dryfit.core.failure import ChildFault, Evidence, Failure, FailureKind
+from dryfit.core.jobs import ChildResult, Job, StopReason
+from dryfit.runtime.children.child import ChildStatus
+from dryfit.runtime.failures import fault_texts as texts
+from dryfit.runtime.failures.device_memory import memory_in_words, memory_of
+from dryfit.runtime.failures.fault_case import (
+    CRASH_SIGNALS,
+    UNREADABLE_TYPES,
+    Case,
+    Test,
+    all_of,
+    any_of,
+    by_signal,
+    calls_own_function,
+    code,
+    fatal_xids,
+    has_device,
+    has_fault,
+    has_result,
+    in_shared_memory,
+    killed,
+    left_by_itself,
+    lost_its_device,
+    neighbours,
+    oom_rose,
+    plans,
+    raised,
+    resumed,
+    said,
+    shm_low,
+    stop_asked,
+)
+from dryfit.runtime.failures.fault_texts import FATAL_XIDS, Text
+
+_ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
+_SAYING_MAX_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way in which a failure shows.
+
+    Attributes:
+        kind: What it is called.
+        matches: Whether a case is one.
+        sentence: What to tell; ``{said}`` is what the child said last, ``{status}`` how it ended, ``{beat}`` how long
+            it had been silent, ``{memory}`` what is known of the device's memory, ``{xids}`` what the driver reported.
+        source: What it is recognised by.
+        texts: The texts it is recognised by, if by any.
+    """
+
+    kind: FailureKind
+    matches: Test
+    sentence: str
+    source: str
+    texts: tuple[Text, ...] = ()
+
+
+_NO_SPACE = any_of(raised("builtins.OSError[ENOSPC]", "builtins.OSError[EDQUOT]"), said(*texts.DISK))
+_OUT_OF_DEVICE_MEMORY = any_of(raised("torch.OutOfMemoryError"), said(*texts.DEVICE_MEMORY))
+_WORKER_KILLED = said(*texts.WORKER_KILLED)
+
+ROWS: tuple[Row, ...] = (
+    # A last word that was asked for, by us or by somebody else.
+    Row(
+        FailureKind.INTERRUPTED,
+        lambda case: case.stopped_by is StopReason.REQUEST,
+        "stopped as asked; it goes on from its checkpoint",
+        "its result",
+    ),
+    Row(
+        FailureKind.PREEMPTED,
+        lambda case: case.stopped_by is StopReason.SIGTERM,
+        "stopped by a SIGTERM from outside; it goes on from its checkpoint",
+        "its result",
+    ),
+    Row(FailureKind.INTERNAL, has_result, "a finished child was taken for a failed one", "its result"),
+    # What the child itself said: no later kill can have put these words into its mouth.
+    # In a poisoned process anything may follow.
+    Row(FailureKind.POISONED, code("POISONED"), "the process's torch was left in a bad state: {said}", "exception"),
+    Row(FailureKind.NONFINITE, raised("dryfit.core.errors.NonFiniteError"), "{said}", "exception"),
+    Row(FailureKind.NONFINITE, code("NONFINITE"), "{said}", "exception"),
+    Row(
+        FailureKind.SHM_FULL,
+        any_of(said(*texts.SHARED_MEMORY), raised("builtins.OSError[EMFILE]"), all_of(_NO_SPACE, in_shared_memory)),
+        "shared memory (/dev/shm) did not suffice for the data loader's workers ({said})",
+        "exception or log, and the room in /dev/shm and on the disk",
+        texts.SHARED_MEMORY,
+    ),
+    Row(
+        FailureKind.DISK_FULL,
+        _NO_SPACE,
+        "no space left on the disk or quota reached; free some, then resume ({said})",
+        "exception: ENOSPC or EDQUOT",
+        texts.DISK,
+    ),
+    Row(FailureKind.CONFIG, raised(texts.OFFLINE), "offline, and not in the cache: {said}", "exception"),
+    Row(
+        FailureKind.NETWORK,
+        all_of(
+            any_of(raised(*texts.NETWORK_TYPES), said(*texts.NETWORK)), lambda case: not raised(*texts.COMM_TYPES)(case)
+        ),
+        "the network failed: {said}",
+        "exception",
+        texts.NETWORK,
+    ),
+    # Whatever else ends a planner, a trial's memory is unknown then, and nothing is wrong with the trial itself.
+    Row(FailureKind.PLANNER, all_of(plans, has_fault), "planning its memory failed: {said}", "exception"),
+    Row(FailureKind.DATA, code("DATA"), "{said}", "exception"),
+    Row(FailureKind.CHECKPOINT_CORRUPT, code("CORRUPT"), "{said}", "exception"),
+    Row(
+        FailureKind.CHECKPOINT_CORRUPT,
+        all_of(resumed, any_of(raised(*UNREADABLE_TYPES), said(*texts.CHECKPOINT))),
+        "a checkpoint could not be read: {said}",
+        "exception, raised while a checkpoint was read",
+        texts.CHECKPOINT,
+    ),
+    Row(
+        FailureKind.CONFIG,
+        code("CONFIG", "LIBRARY", "LOAD", "MACHINE", "CHECKPOINT", "SHARD", "TRACE"),
+        "{said}",
+        "exception",
+    ),
+    Row(FailureKind.USER_CODE, code("OBJECTIVE"), "{said}", "exception"),
+    # The device, from the worst on: what follows from a lost one looks like anything else.
+    Row(
+        FailureKind.DEVICE_LOST,
+        lost_its_device,
+        "the driver gave its device up ({xids})",
+        "the driver's error numbers: dryfit.runtime.failures.fault_texts.FATAL_XIDS",
+    ),
+    Row(
+        FailureKind.DEVICE_LOST,
+        any_of(said(*texts.DEVICE_LOST), all_of(has_device, said(*texts.NO_DEVICE))),
+        "its device failed or is gone: {said}",
+        "exception or log",
+        (*texts.DEVICE_LOST, *texts.NO_DEVICE),
+    ),
+    Row(
+        FailureKind.OOM_NEIGHBOUR,
+        all_of(_OUT_OF_DEVICE_MEMORY, neighbours),
+        "others held the device's memory that it needed ({memory})",
+        "exception or log, and the memory of the device: it took no more than planned",
+        texts.DEVICE_MEMORY,
+    ),
+    Row(
+        FailureKind.OOM_DEVICE,
+        all_of(calls_own_function, _OUT_OF_DEVICE_MEMORY),
+        "the device's memory did not suffice ({said})",
+        "exception or log",
+        texts.DEVICE_MEMORY,
+    ),
+    Row(
+        FailureKind.OOM_DEVICE,
+        _OUT_OF_DEVICE_MEMORY,
+        "the device's memory did not suffice; lower execution.micro_batch ({said})",
+        "exception or log",
+        texts.DEVICE_MEMORY,
+    ),
+    Row(
+        FailureKind.OOM_HOST,
+        any_of(
+            raised("builtins.MemoryError", "builtins.OSError[ENOMEM]"),
+            said(*texts.HOST_MEMORY),
+            all_of(any_of(_WORKER_KILLED, said(*texts.WORKER_CRASHED)), oom_rose),
+        ),
+        "the machine's memory did not suffice; lower runtime.parallel or execution.loader_workers ({said})",
+        "exception or log, and the count of kills for want of memory",
+        texts.HOST_MEMORY,
+    ),
+    Row(
+        FailureKind.POISONED,
+        said(*texts.POISONED),
+        "the process's torch was left in a bad state: {said}",
+        "exception",
+        texts.POISONED,
+    ),
+    Row(
+        FailureKind.DEVICE_ASSERT,
+        said(*texts.DEVICE_ASSERT),
+        "a kernel's assertion failed, most often a label or token id out of range: {said}",
+        "exception or log",
+        texts.DEVICE_ASSERT,
+    ),
+    Row(
+        FailureKind.COMM,
+        any_of(code("COMM"), raised(*texts.COMM_TYPES), said(*texts.COMM)),
+        "the processes of one trial lost each other: {said}",
+        "exception or log",
+        texts.COMM,
+    ),
+    Row(
+        FailureKind.KILLED,
+        _WORKER_KILLED,
+        "a data loader's worker was killed from outside: {said}",
+        "exception",
+        texts.WORKER_KILLED,
+    ),
+    Row(
+        FailureKind.NATIVE_CRASH,
+        said(*texts.WORKER_CRASHED, *texts.NATIVE),
+        "native code crashed: {said}",
+        "exception or log",
+        (*texts.WORKER_CRASHED, *texts.NATIVE),
+    ),
+    Row(
+        FailureKind.INTERNAL,
+        lambda case: case.fault is not None and bool(case.fault.code),
+        "an invariant of dryfit broke; please report it: {said}",
+        "exception",
+    ),
+    Row(FailureKind.USER_CODE, has_fault, "an exception ended it: {said}", "exception"),
+    # It said nothing. What we did, and what happened around it.
+    Row(
+        FailureKind.INTERRUPTED,
+        killed("now"),
+        "stopped at once; it goes on from its last checkpoint",
+        "we killed it, as asked",
+    ),
+    Row(
+        FailureKind.LOST,
+        lambda case: case.evidence.server_lost,
+        "lost with the process that ran it",
+        "the control process or the fork server is gone",
+    ),
+    Row(
+        FailureKind.PLANNER,
+        all_of(plans, any_of(*(killed(why) for why in ("start", "hang", "timeout")))),
+        "planning its memory took too long",
+        "we killed it",
+    ),
+    Row(FailureKind.START, killed("start"), "gave no first line in time; see its log", "runtime.start_timeout_s"),
+    Row(
+        FailureKind.HANG,
+        killed("hang"),
+        "gave no sign of life for {beat}; its stacks are in stacks.txt",
+        "its heartbeat",
+    ),
+    Row(FailureKind.TIMEOUT, killed("timeout"), "took longer than runtime.trial_timeout_s", "runtime.trial_timeout_s"),
+    Row(
+        FailureKind.INTERRUPTED,
+        all_of(stop_asked, by_signal(_ASKED_TO_END)),
+        "stopped as asked, before it could write a checkpoint",
+        "signal",
+    ),
+    # Only the operating system's word is left.
+    Row(
+        FailureKind.DISK_FULL,
+        lambda case: case.evidence.exit_code == ChildStatus.DISK_FULL,
+        "no space left on the disk, not even for its last word; free some, then resume",
+        "exit status",
+    ),
+    Row(FailureKind.PLANNER, plans, "planning its memory ended without an answer ({status})", "exit status or signal"),
+    Row(
+        FailureKind.USER_CODE,
+        all_of(calls_own_function, left_by_itself),
+        "it ended its own process ({status}) instead of returning a number",
+        "exit status",
+    ),
+    Row(
+        FailureKind.OOM_HOST,
+        all_of(by_signal({signal.SIGKILL}), oom_rose),
+        "killed for want of memory; lower runtime.parallel or execution.loader_workers",
+        "signal, and the cgroup's count of kills for want of memory",
+    ),
+    Row(
+        FailureKind.KILLED,
+        by_signal({signal.SIGKILL}),
+        "killed from outside (SIGKILL), nobody knows why",
+        "signal",
+    ),
+    Row(
+        FailureKind.SHM_FULL,
+        all_of(by_signal({signal.SIGBUS}), shm_low),
+        "a bus error while /dev/shm was nearly full",
+        "signal, and the room in /dev/shm",
+    ),
+    Row(
+        FailureKind.NATIVE_CRASH,
+        by_signal(CRASH_SIGNALS),
+        "native code crashed ({status}); see stacks.txt",
+        "signal",
+    ),
+    Row(FailureKind.PREEMPTED, by_signal(_ASKED_TO_END), "ended from outside ({status})", "signal"),
+    Row(
+        FailureKind.START,
+        lambda case: not case.evidence.started,
+        "ended before its first line ({status}); see its log",
+        "no first line",
+    ),
+    Row(FailureKind.KILLED, lambda case: True, "ended without a last word ({status})", "nothing else matches"),
+)
+
+
+def _status(evidence: Evidence) -> str:
+    if evidence.signal is not None:
+        try:
+            return signal.Signals(evidence.signal).name
+        except ValueError:
+            return f"signal {evidence.signal}"
+    return f"exit status {evidence.exit_code}" if evidence.exit_code is not None else "nothing is known of its end"
+
+
+def _first_line(text: str) -> str:
+    """The first line that says something, without what would do more to a terminal than be read."""
+    line = text.lstrip()[:_SAYING_MAX_CHARS].partition("\n")[0]
+    return "".join(char if char.isprintable() else " " for char in line).strip()
+
+
+def _said(case: Case, row: Row) -> str:
+    """What the child said last: its exception, or the line of its log that the row knows."""
+    fault = case.fault
+    if fault is None:
+        at = max((case.log.rfind(one.text) for one in row.texts), default=-1)
+        return _first_line(case.log[case.log.rfind("\n", 0, at) + 1 :]) if at >= 0 else "it left no message"
+    first_line = _first_line(fault.message)
+    if fault.code or not fault.type_names:
+        return first_line or "it left no message"
+    short = error_type(fault).removeprefix("builtins.")
+    return f"{short}: {first_line}" if first_line else short
+
+
+def error_type(fault: ChildFault) -> str:
+    """The qualified class of an exception; empty where it has none."""
+    return next((name for name in fault.type_names if not name.endswith("]")), next(iter(fault.type_names), ""))
+
+
+def classify(evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> Failure:
+    """Name the failure that ended an attempt.
+
+    Args:
+        evidence: What is known of the end.
+        result: The child's last word, if any.
+        job: What the child was for.
+
+    Returns:
+        Exactly one kind for any evidence, and a sentence.
+    """
+    case = _case(evidence, result, job)
+    row = next(row for row in ROWS if row.matches(case))
+    return Failure(row.kind, render(row, evidence, result, job=job))
+
+
+def render(row: Row, evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> str:
+    """A row's sentence on some evidence: one line, with something in every place that is to be filled."""
+    case = _case(evidence, result, job)
+    said = _said(case, row)
+    xids = ", ".join(f"Xid {xid}: {FATAL_XIDS[xid]}" for xid in dict.fromkeys(fatal_xids(case)))
+    return row.sentence.format(
+        said=said,
+        status=_status(evidence),
+        beat=f"{evidence.beat_age_s:.0f} s",
+        memory=memory_in_words(memory_of(evidence, case.fault)) or said,
+        xids=xids or "it did not say why",
+    )
+
+
+def _case(evidence: Evidence, result: ChildResult | None, job: Job) -> Case:
+    fault = evidence.fault or (result.fault if result is not None else None)
+    return Case(evidence, result, fault, job)

@@ -1,0 +1,111 @@
+"""What is known of a device's memory when an allocation on it failed: torch's own sentence, then what was measured."""
+
+import re
+from dataclasses import dataclass
+
+from dryfit.core.failure import ChildFault, Evidence
+from dryfit.core.text.units import gib, parse_bytes
+
+_SIZE = r"(\d+(?:\.\d+)? (?:bytes|KiB|MiB|GiB))"
+# torch c10/cuda/CUDACachingAllocator.cpp, since 2.1; the processes are NVML's, and left out where it is not there.
+_ASKED = re.compile(rf"Tried to allocate {_SIZE}")
+_TOTAL = re.compile(rf"total capacity of {_SIZE} of which {_SIZE} is free")
+_OWN = re.compile(rf"this process has {_SIZE} memory in use")
+_PROCESS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
+_CACHED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+
+_UNEXPLAINED_BYTES = 1 << 30
+"""Memory that no process is known to hold: our own context takes some. What is beyond this is a neighbour's."""
+
+_NEIGHBOURS_SHARE = 4
+"""Without a plan, neighbours are to blame from this part of the device on: a desktop's few hundred MiB are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of one device, as one process found it. None: not known."""
+
+    asked_bytes: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    own_bytes: int | None = None
+    others_bytes: int | None = None
+    planned_bytes: int | None = None
+
+
+def _amount(match: re.Match[str] | None, group: int = 1) -> int | None:
+    if match is None:
+        return None
+    number, _, unit = match[group].partition(" ")
+    if float(number) == 0:
+        return 0
+    return parse_bytes(f"{number} {'B' if unit == 'bytes' else unit}")
+
+
+def _most(*amounts: int | None) -> int | None:
+    return max((amount for amount in amounts if amount is not None), default=None)
+
+
+def said_memory(text: str) -> DeviceMemory:
+    """What torch's own sentence on a failed allocation says; all unknown in any other text."""
+    if "Tried to allocate" not in text:
+        return DeviceMemory()
+    total = _TOTAL.search(text)
+    total_bytes, free_bytes = _amount(total), _amount(total, 2)
+    allocated, cached = _amount(_ALLOCATED.search(text)), _amount(_CACHED.search(text))
+    reserved = (allocated or 0) + (cached or 0) if allocated is not None else None
+    own_bytes = _amount(_OWN.search(text))
+    others = sorted(_amount(match) or 0 for match in _PROCESS.finditer(text))
+    if own_bytes is None and reserved is not None:
+        # In a container, NVML's process ids are not ours: one of "the others" is this very process.
+        own_bytes = next((size for size in others if size >= reserved), None)
+        if own_bytes is not None:
+            others.remove(own_bytes)
+        own_bytes = own_bytes if own_bytes is not None else reserved
+    others_bytes = sum(others) if others or _OWN.search(text) else None
+    if total_bytes is not None and free_bytes is not None and own_bytes is not None:
+        unexplained = total_bytes - free_bytes - own_bytes - _UNEXPLAINED_BYTES
+        others_bytes = max(others_bytes or 0, unexplained, 0)
+    return DeviceMemory(_amount(_ASKED.search(text)), total_bytes, free_bytes, own_bytes, others_bytes)
+
+
+def memory_of(evidence: Evidence, fault: ChildFault | None) -> DeviceMemory:
+    """All that is known: what torch said, at the moment it failed, before what was measured around it."""
+    said = said_memory(fault.message if fault is not None else evidence.log_tail)
+    return DeviceMemory(
+        asked_bytes=said.asked_bytes,
+        total_bytes=said.total_bytes if said.total_bytes is not None else evidence.device_total_bytes,
+        free_bytes=said.free_bytes if said.free_bytes is not None else evidence.device_free_bytes,
+        own_bytes=_most(said.own_bytes, evidence.peak_bytes),
+        others_bytes=_most(said.others_bytes, evidence.neighbour_bytes),
+        planned_bytes=evidence.planned_bytes,
+    )
+
+
+def neighbours_hold_it(memory: DeviceMemory) -> bool:
+    """Whether the trial would have had the memory it was promised, had it been alone.
+
+    With a plan: it took no more than was planned, and what the neighbours left was less than that. Without one:
+    neighbours held a good part of the device, and what was asked for would have fitted into it.
+    """
+    total, others = memory.total_bytes, memory.others_bytes
+    if total is None or not others:
+        return False
+    planned = memory.planned_bytes
+    if planned is not None:
+        return (memory.own_bytes or 0) <= planned <= total and total - others < planned
+    return others >= (memory.asked_bytes or 0) and others * _NEIGHBOURS_SHARE >= total
+
+
+def memory_in_words(memory: DeviceMemory) -> str:
+    """The numbers, for a sentence; empty where none is known."""
+    parts = [
+        ("planned", memory.planned_bytes),
+        ("taken", memory.own_bytes),
+        ("asked for", memory.asked_bytes),
+        ("free", memory.free_bytes),
+        ("held by others", memory.others_bytes),
+        ("of", memory.total_bytes),
+    ]
+    return ", ".join(f"{name} {gib(size_bytes)}" for name, size_bytes in parts if size_bytes is not None)

@@ -1,0 +1,41 @@
+"""The process that asks NVML: a driver that hangs holds it, and nobody else.
+
+``python -m dryfit.runtime.machine.nvml_process SOCKET_FD CONTROL_PID MARKER``. It answers the questions of
+:mod:`dryfit.runtime.machine.nvml_link`, one after the other, until that hangs up.
+"""
+
+import signal
+import socket
+import sys
+from contextlib import closing
+
+from dryfit.core.process import die_with_parent
+from dryfit.runtime.machine.gpus import NvmlDevices
+from dryfit.runtime.machine.nvml_protocol import NvmlAnswer, NvmlQuestion
+
+
+def answer(devices: NvmlDevices, question: NvmlQuestion) -> NvmlAnswer:
+    """Ask the driver; what the process has learnt of devices and processes counts from then on."""
+    if question.uuids:
+        devices.know(question.uuids)
+    for pid in question.own:
+        devices.own(pid)
+    look = devices.look(question.device) if question.look else None
+    return NvmlAnswer(look=look, xids=devices.xids(question.device))
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point of the process."""
+    descriptor, control_pid, marker = arguments
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the control process's business
+    die_with_parent(int(control_pid))
+    connection = socket.socket(fileno=int(descriptor))
+    with connection, connection.makefile("rb") as questions, closing(NvmlDevices(marker)) as devices:
+        for line in questions:
+            said = answer(devices, NvmlQuestion.model_validate_json(line))
+            connection.sendall(said.model_dump_json().encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

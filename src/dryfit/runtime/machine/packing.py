@@ -1,0 +1,278 @@
+"""Which waiting trial gets which device, by planned memory. Pure.
+
+A trial of several processes gets a group of devices: one place (:mod:`dryfit.core.sharding.device_groups`), whose room
+is that of the device with the least; what trials are counted with there is what each of their processes takes of its
+own device.
+
+Trials come lowest number first. One that does not fit beside those that run may be passed by others that do, but only
+so often: after that, a device is kept for it until it fits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dryfit.core.sharding.device_groups import devices_of, overlap, place_in_words
+from dryfit.core.text.units import gib
+from dryfit.core.text.words import few
+
+BYPASSED_MOST = 8
+"""How many trials with higher numbers may start while one waits for room."""
+
+
+class Limit(StrEnum):
+    """What keeps more trials from running side by side."""
+
+    ASKED = "asked"
+    """As many run as were asked for, or as the machine's cores allow."""
+    DEVICE_MEMORY = "device_memory"
+    NEIGHBOUR = "neighbour"
+    """Others hold so much of the device that the trial would not fit even alone."""
+    HOST_MEMORY = "host_memory"
+    EXCLUSIVE = "exclusive"
+    """A trial must be alone on its device."""
+    KEPT = "kept"
+    """A device is kept for a trial that has waited long enough."""
+    NOT_RETURNED = "not_returned"
+    """A process has ended, and what it took of the device is not back."""
+    SET_ASIDE = "set_aside"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a waiting trial asks for.
+
+    Attributes:
+        number: The trial.
+        shared_bytes: What each of its processes takes of a device that it shares; None: nobody knows, and it is not
+            counted.
+        alone_bytes: The least that it can do with where nothing of ours is beside it; None: not known.
+        exclusive: It must be alone on its device.
+        avoid: Devices it must not run on, as long as there are others.
+        host_bytes: What it takes of the host; None: not known.
+        together: Devices that it takes; None: as many as most.
+    """
+
+    number: int
+    shared_bytes: int | None = None
+    alone_bytes: int | None = None
+    exclusive: bool = False
+    avoid: frozenset[str] = frozenset()
+    host_bytes: int | None = None
+    together: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A trial that runs; ``needs_bytes`` is what it is counted with, None: it is not counted."""
+
+    number: int
+    device: str | None
+    needs_bytes: int | None = None
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRoom:
+    """A device that trials can run on.
+
+    Attributes:
+        device: Its name, or those of a group; None: the CPU.
+        capacity_bytes: All of its memory; None: not counted.
+        neighbour_bytes: What others hold of it.
+        blocked: Why nothing more may start there now; empty: nothing keeps it.
+    """
+
+    device: str | None
+    capacity_bytes: int | None = None
+    neighbour_bytes: int = 0
+    blocked: str = ""
+
+
+CPU = DeviceRoom(None)
+
+
+def group_room(place: str, rooms: Sequence[DeviceRoom]) -> DeviceRoom:
+    """A group of devices as one place: with the memory of that which neighbours leave the least of; blocked if one is.
+
+    As trials take the same of each of its devices, what fits that one fits all.
+    """
+    counted = [(room.capacity_bytes, room.neighbour_bytes) for room in rooms if room.capacity_bytes is not None]
+    capacity_bytes, neighbour_bytes = min(counted, key=lambda one: one[0] - one[1], default=(None, 0))
+    return DeviceRoom(place, capacity_bytes, neighbour_bytes, "; ".join(room.blocked for room in rooms if room.blocked))
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """Where trials can run, and who runs there.
+
+    Attributes:
+        places: Every device that is not set aside, or every group without one that is.
+        occupants: The trials that run.
+        set_aside: Devices that get no more trials.
+        host_room_bytes: What can still be taken of the host's memory; None: not counted.
+        host_unknown: Why nobody knows yet what a trial takes of the host; empty: it is known, or does not count.
+        bypassed: How many trials have passed each waiting one.
+        together: Devices that a trial takes which says nothing else.
+        larger: Places of other numbers of devices, for trials that take so many; their devices are those of
+            ``places`` again.
+    """
+
+    places: Sequence[DeviceRoom] = (CPU,)
+    occupants: Sequence[Occupant] = ()
+    set_aside: Sequence[str] = ()
+    host_room_bytes: int | None = None
+    host_unknown: str = ""
+    bypassed: Mapping[int, int] = field(default_factory=dict[int, int])
+    together: int = 1
+    larger: Mapping[int, Sequence[DeviceRoom]] = field(default_factory=dict[int, Sequence[DeviceRoom]])
+
+    def taken_by(self, need: Need) -> int:
+        """How many devices a trial takes."""
+        return self.together if need.together is None else need.together
+
+    def places_for(self, need: Need) -> Sequence[DeviceRoom]:
+        """The places that have as many devices as a trial takes; the CPU is one for any number."""
+        if self.taken_by(need) == self.together or CPU in self.places:
+            return self.places
+        return self.larger.get(self.taken_by(need), ())
+
+    def on(self, device: str | None) -> list[Occupant]:
+        """The trials that run on a device, or on any of a group."""
+        return [one for one in self.occupants if overlap(one.device, device)]
+
+    def taken_bytes(self, device: str | None) -> int:
+        """What the trials on a device are counted with; of a group, on that device which they take most of."""
+        each = [device] if device is None else devices_of(device)
+        return max(sum(one.needs_bytes or 0 for one in self.on(name)) for name in each)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A trial that can start, and where."""
+
+    number: int
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """Why a trial cannot start now.
+
+    Attributes:
+        number: The trial.
+        limit: What kind of reason it is.
+        text: The reason, for a person.
+    """
+
+    number: int
+    limit: Limit
+    text: str
+
+
+def pack(needs: Sequence[Need], house: House) -> Fit | Hindrance | None:
+    """Choose the next trial to start, and its device.
+
+    Args:
+        needs: The trials that could start, by number.
+        house: Where.
+
+    Returns:
+        What to start; else what keeps the first of them; None where none waits.
+    """
+    first: Hindrance | None = None
+    kept: dict[str | None, int] = {}
+    for need in needs:
+        hindrance = _host(need, house)
+        if hindrance is None:
+            found = _device_for(need, house, kept)
+            if isinstance(found, Fit):
+                return found
+            hindrance = found
+        first = first or hindrance
+        if house.bypassed.get(need.number, 0) >= BYPASSED_MOST and hindrance.limit is not Limit.NEIGHBOUR:
+            free = [place for place in _allowed(need, house) if _kept_for(place, kept) is None]
+            if free:
+                kept[_emptiest(free, house).device] = need.number
+    return first
+
+
+def no_device_left(set_aside: Sequence[str], together: int = 1) -> str:
+    """What is told where so many devices are set aside that none is left, or too few for a trial."""
+    left = "no device is left" if together == 1 else f"fewer than the {together} devices of a trial are left"
+    return f"{left} to run on: {few(set_aside)} set aside"
+
+
+def _allowed(need: Need, house: House) -> Sequence[DeviceRoom]:
+    places = house.places_for(need)
+    allowed = [one for one in places if one.device is None or need.avoid.isdisjoint(devices_of(one.device))]
+    return allowed or places
+
+
+def _kept_for(place: DeviceRoom, kept: Mapping[str | None, int]) -> int | None:
+    """The trial that a place, or a device of it, is kept for."""
+    return next((number for device, number in kept.items() if overlap(device, place.device)), None)
+
+
+def _emptiest(places: Sequence[DeviceRoom], house: House) -> DeviceRoom:
+    """The place with the fewest trials, the first of equals."""
+    return min(places, key=lambda place: len(house.on(place.device)))
+
+
+def _host(need: Need, house: House) -> Hindrance | None:
+    room_bytes, needed_bytes = house.host_room_bytes, need.host_bytes
+    if house.occupants and house.host_unknown:
+        return Hindrance(need.number, Limit.HOST_MEMORY, house.host_unknown)
+    if not house.occupants or room_bytes is None or needed_bytes is None or needed_bytes <= room_bytes:
+        return None
+    text = f"trial {need.number} takes {gib(needed_bytes)} of the host's memory, which has room for {gib(room_bytes)}"
+    return Hindrance(need.number, Limit.HOST_MEMORY, text)
+
+
+def _device_for(need: Need, house: House, kept: Mapping[str | None, int]) -> Fit | Hindrance:
+    hindrances: list[Hindrance] = []
+    together = house.taken_by(need)
+    for place in sorted(_allowed(need, house), key=lambda place: len(house.on(place.device))):
+        owner = _kept_for(place, kept)
+        if owner is not None:
+            verb = "is" if together == 1 else "are"
+            text = f"{_called(place)} {verb} kept for trial {owner}, which waits for room"
+            hindrances.append(Hindrance(need.number, Limit.KEPT, text))
+            continue
+        hindrance = _hindrance(need, place, house)
+        if hindrance is None:
+            return Fit(need.number, place.device)
+        hindrances.append(hindrance)
+    if not hindrances:
+        return Hindrance(need.number, Limit.SET_ASIDE, no_device_left(house.set_aside, together))
+    return min(hindrances, key=lambda one: one.limit is Limit.NEIGHBOUR)
+
+
+def _hindrance(need: Need, place: DeviceRoom, house: House) -> Hindrance | None:
+    """Why a trial cannot start on a device now; None where it can."""
+    there, called = house.on(place.device), _called(place)
+    if place.blocked:
+        return Hindrance(need.number, Limit.NOT_RETURNED, place.blocked)
+    alone = next((one for one in there if one.exclusive), None)
+    if alone is not None:
+        return Hindrance(need.number, Limit.EXCLUSIVE, f"trial {alone.number} must be alone on {called}")
+    if need.exclusive and there:
+        return Hindrance(need.number, Limit.EXCLUSIVE, f"trial {need.number} must be alone on {called}")
+    wanted_bytes = need.shared_bytes if there else need.alone_bytes
+    if wanted_bytes is None or place.capacity_bytes is None:
+        return None
+    taken_bytes = house.taken_bytes(place.device)
+    if wanted_bytes + taken_bytes + place.neighbour_bytes <= place.capacity_bytes:
+        return None
+    others = few([str(one.number) for one in there])
+    each = called if house.taken_by(need) == 1 else f"each of {called}"
+    text = f"trial {need.number} needs {gib(wanted_bytes)} of {each}, which has {gib(place.capacity_bytes)}"
+    text += f", {gib(taken_bytes)} of them planned for trial {others}" if there else ""
+    text += f", {gib(place.neighbour_bytes)} of them held by others" if place.neighbour_bytes else ""
+    least_bytes = need.alone_bytes or 0
+    theirs = least_bytes <= place.capacity_bytes < least_bytes + place.neighbour_bytes
+    return Hindrance(need.number, Limit.NEIGHBOUR if theirs else Limit.DEVICE_MEMORY, text)
+
+
+def _called(place: DeviceRoom) -> str:
+    return "the CPU" if place.device is None else place_in_words(place.device)

@@ -1,0 +1,330 @@
+"""What a change of a study means for its trials so far: as good as before, or kept and no longer counted; in words.
+
+Two study files are compared by what their trials can be, not by how they are written. A key that is not searched has
+one value, the file's own; so a key that is searched from now on is widened if its old value can be drawn, and one that
+is searched no longer is narrowed. Which keys are drawn together is compared branch by branch of their conditions.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from dryfit.core.settings.switches import TRIAL_NEEDS
+from dryfit.core.settings.task_facts import is_own
+from dryfit.core.settings.trial import Scalar
+from dryfit.search.comparability import FOLDS, Fixed, Ground, whole
+from dryfit.search.space.params import (
+    Distribution,
+    Param,
+    contains,
+    describe,
+    describe_when,
+    enumerated,
+    is_one_of,
+    only_value,
+)
+from dryfit.search.space.space import Space
+from dryfit.store.events import Basis, Compatibility
+
+_NEAR = 1e-8
+"""How far a ratio of steps may be from an integer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a study has changed.
+
+    Attributes:
+        verdict: What trials so far are worth.
+        reasons: A sentence for each difference that matters.
+        comparable: Whether values so far may stand beside new ones; not so where goals, data, folds, task or function
+            differ.
+    """
+
+    verdict: Compatibility
+    reasons: tuple[str, ...] = ()
+    comparable: bool = True
+
+
+def compare(old: Basis, new: Basis) -> Change:
+    """Compare what trials so far rest on with what new ones would.
+
+    EXTENDS: every trial so far could be one of today. SAME: and the other way round. Anything else FORKS.
+    """
+    if old.own is None:
+        return Change(Compatibility.FORKS, ("nobody wrote down what the trials so far were run with",), False)
+    old = moved(old, new.folder)
+    apart = tuple(_not_comparable(old, new))
+    before, after = Ground(old), Ground(new)
+    reasons: list[str] = []
+    lost = gained = False
+    if old.task == new.task:  # keys of another task are other keys
+        for name in dict.fromkeys((*before.space.names, *after.space.names, *before.own, *after.own)):
+            if name in FOLDS:
+                continue  # seen above
+            loses, gains = not _covered(name, before, after), not _covered(name, after, before)
+            lost, gained = lost or loses, gained or gains
+            reasons += _sentences(name, before, after) if loses or gains else _redrawn(name, before, after)
+    forks = bool(apart) or lost
+    verdict = Compatibility.FORKS if forks else Compatibility.EXTENDS if gained else Compatibility.SAME
+    return Change(verdict, (*apart, *reasons), not apart)
+
+
+def comparable(old: Basis, new: Basis) -> bool:
+    """Whether values of trials that rest on one may stand beside those of the other."""
+    return old.own is not None and not any(_not_comparable(moved(old, new.folder), new))
+
+
+def moved(basis: Basis, folder: str) -> Basis:
+    """The same with paths below the study's folder as they are now that it lies elsewhere."""
+    if not basis.folder or basis.folder == folder:
+        return basis
+
+    def at(value: Scalar) -> Scalar:
+        if isinstance(value, str) and value.startswith(f"{basis.folder}/"):
+            return folder + value.removeprefix(basis.folder)
+        return value
+
+    own = None if basis.own is None else {name: at(value) for name, value in basis.own.items()}
+    space = Space.from_json(basis.space).with_values(at).to_json()
+    task = at(basis.task) if is_own(basis.task) else basis.task
+    return basis.model_copy(update={"task": task, "own": own, "space": space, "folder": folder})
+
+
+def _not_comparable(old: Basis, new: Basis) -> Iterator[str]:
+    if old.task != new.task:
+        yield f"study.task was {old.task}, is now {new.task}"
+    elif old.function != new.function:
+        what = "the task" if is_own(new.task) else "the objective"
+        yield f"{what} was {old.function}, is now {new.function}"
+    if old.goals != new.goals:
+        was, now = (", ".join(f"{goal.direction} {goal.name}" for goal in one.goals) for one in (old, new))
+        yield f"the study's goal was to {was}, is now to {now}"
+    if old.task == new.task and old.data and new.data and old.data != new.data:
+        yield f"the data has changed: fingerprint {new.data}, it was {old.data}"
+    if old.task == new.task:
+        yield from _other_folds(whole(old.own or {}, old.task), whole(new.own or {}, new.task))
+
+
+def _other_folds(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> Iterator[str]:
+    """Why values are means over other parts of the rows; a study without folds has no seed of them."""
+    for key in FOLDS:
+        if old.get(key) != new.get(key):
+            yield f"{key} was {old.get(key)}, is now {new.get(key)}"
+            return
+
+
+# ---- whether all that a key can be on one side it can be on the other
+
+
+def _covered(name: str, inner: Ground, outer: Ground) -> bool:
+    """Whether a key can be, on the outer side, all that it can be on the inner one beside the same other values."""
+    for values in _branches(name, inner, outer):
+        drawn = _drawn(outer, values)
+        if drawn is None:
+            continue  # the branch is not there at all: its own keys say so
+        known = {key: value for key, value in values.items() if not isinstance(value, _Other)}
+        others = _Elsewhere(known, frozenset(values) - frozenset(known))
+        if not others.is_read(inner, name) and not others.is_read(outer, name):
+            continue
+        if not _covers(outer.values(name, drawn), inner.values(name, _drawn(inner, values) or {})):
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """Stands for all values of a distribution that no condition asks for."""
+
+    distribution: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """The values of a branch, to ask whether a key is read there."""
+
+    known: Mapping[str, Scalar]
+    others: frozenset[str]
+
+    def is_read(self, ground: Ground, name: str) -> bool:
+        """As :meth:`Ground.is_read`; a switch at a value that nobody names counts as one under which it is read."""
+        switches = {need.switch for need in TRIAL_NEEDS if need.key == name}
+        return bool(switches & self.others) or ground.is_read(name, self.known)
+
+
+_Value = Scalar | _Other
+
+
+def _branches(name: str, inner: Ground, outer: Ground) -> list[dict[str, _Value]]:
+    """All values that the inner side can give the keys on which a key hangs, on either side."""
+    branches: list[dict[str, _Value]] = [{}]
+    for key in _closure(name, inner, outer):
+        asked = tuple(_asked(key, (inner, outer)))
+        branches = [
+            {**values, key: value}
+            for values in branches
+            for value in _classes(inner.values(key, _drawn(inner, values) or {}), asked)
+        ]
+    return branches
+
+
+def _closure(name: str, inner: Ground, outer: Ground) -> list[str]:
+    """The keys on which a key hangs, on either side; in an order in which the inner side can draw them."""
+    needed, waiting = set[str](), [name]
+    while waiting:
+        key = waiting.pop()
+        conditions = {on for ground in (inner, outer) for case in ground.space.cases(key) for on, _ in case.when}
+        conditions |= {need.switch for need in TRIAL_NEEDS if need.key == key and need.switch in inner.own}
+        waiting += conditions - needed
+        needed |= conditions
+    drawn = [key for key in inner.space.names if key in needed]
+    return [*drawn, *sorted(needed - set(drawn))]
+
+
+def _asked(key: str, grounds: Iterable[Ground]) -> Iterator[Scalar]:
+    """The values of a key that conditions name."""
+    for ground in grounds:
+        for param in ground.space.params:
+            for on, values in param.when:
+                yield from values if on == key else ()
+    yield from (value for need in TRIAL_NEEDS if need.switch == key for value in need.values)
+
+
+def _classes(values: Fixed | Distribution, asked: tuple[Scalar, ...]) -> list[_Value]:
+    """The values that conditions tell apart, and one that stands for all the rest."""
+    if isinstance(values, Fixed):
+        return [values.value]
+    named: list[Scalar] = []
+    for value in asked:
+        if contains(values, value) and not is_one_of(value, tuple(named)):
+            named.append(value)
+    listed = enumerated(values, len(named))
+    whole = listed is not None and all(is_one_of(value, tuple(named)) for value in listed)
+    return [*named] if whole else [*named, _Other(values)]
+
+
+def _drawn(ground: Ground, values: Mapping[str, _Value]) -> dict[str, Scalar] | None:
+    """The part of some keys' values that a side draws; None where it cannot draw one of them.
+
+    A value that no condition asks for is left out: no condition holds by it.
+    """
+    drawn: dict[str, Scalar] = {}
+    for name in ground.space.names:
+        if name not in values:
+            continue
+        param, value = ground.space.active(name, drawn), values[name]
+        if param is None:
+            continue
+        if isinstance(value, _Other):
+            if not _covers(param.distribution, value.distribution):
+                return None
+        elif param.contains(value):
+            drawn[name] = value
+        else:
+            return None
+    return drawn
+
+
+def _covers(outer: Fixed | Distribution, inner: Fixed | Distribution) -> bool:
+    """Whether all values of ``inner`` can be had from ``outer``."""
+    if isinstance(inner, Fixed):
+        if isinstance(outer, Fixed):
+            return inner.known == outer.known and is_one_of(inner.value, (outer.value,))
+        return inner.known and contains(outer, inner.value)
+    if isinstance(outer, Fixed):
+        return outer.known and inner.single() and is_one_of(only_value(inner), (outer.value,))
+    if isinstance(outer, CategoricalDistribution) and isinstance(inner, CategoricalDistribution):
+        return all(is_one_of(choice, tuple(outer.choices)) for choice in inner.choices)
+    if isinstance(outer, IntDistribution) and isinstance(inner, IntDistribution):
+        fine = inner.single() or inner.step % outer.step == 0
+        return fine and contains(outer, inner.low) and contains(outer, inner.high)
+    if isinstance(outer, FloatDistribution) and isinstance(inner, FloatDistribution):
+        return _grid_covers(outer, inner) and contains(outer, inner.low) and contains(outer, inner.high)
+    return False  # another type is another parameter
+
+
+def _grid_covers(outer: FloatDistribution, inner: FloatDistribution) -> bool:
+    if outer.step is None or inner.single():
+        return True
+    if inner.step is None:
+        return False
+    ratio = inner.step / outer.step
+    return round(ratio) >= 1 and abs(ratio - round(ratio)) < _NEAR
+
+
+# ---- in words
+
+
+def _sentences(name: str, before: Ground, after: Ground) -> list[str]:
+    was, now = before.space.cases(name), after.space.cases(name)
+    if not was and not now:
+        return [f"{name} was {_text(before.fixed(name))}, is now {_text(after.fixed(name))}"]
+    if not was:
+        held = before.fixed(name)
+        return [f"{name} is searched now" + (f", it was {_text(held)}" if held.known else "")]
+    if not now:
+        held = after.fixed(name)
+        return [f"{name} is no longer searched" + (f", it is {_text(held)} now" if held.known else "")]
+    found = list(_case_sentences(name, was, now))
+    if not found and before.fixed(name) != after.fixed(name):
+        found = [f"{name} was {_text(before.fixed(name))} where it is not searched, is now {_text(after.fixed(name))}"]
+    return found or [f"{name} is searched under other conditions"]
+
+
+def _case_sentences(name: str, was: tuple[Param, ...], now: tuple[Param, ...]) -> Iterator[str]:
+    before, after = {param.when: param for param in was}, {param.when: param for param in now}
+    if len(was) == len(now) == 1 and was[0].when != now[0].when:
+        yield f"{name} is searched {_under(now[0])}, it was {_under(was[0])}"
+        yield from _range_sentences(was[0], now[0])
+        return
+    for when, param in before.items():
+        if when in after:
+            yield from _range_sentences(param, after[when])
+        else:
+            yield f"{name} lost its case for {describe_when(when)}"
+    for when in after.keys() - before.keys():
+        yield f"{name} has a new case for {describe_when(when)}"
+
+
+def _under(param: Param) -> str:
+    return f"where {describe_when(param.when)}" if param.when else "always"
+
+
+def _range_sentences(old: Param, new: Param) -> Iterator[str]:
+    was, now = old.distribution, new.distribution
+    if _covers(was, now) and _covers(now, was):
+        return
+    where = f" (when {describe_when(new.when)})" if new.when else ""
+    kinds = (_kind(was), _kind(now)) if type(was) is not type(now) else ("", "")
+    yield f"{new.name}{where}: {kinds[0]}{describe(was)} became {kinds[1]}{describe(now)}"
+
+
+def _kind(distribution: Distribution) -> str:
+    match distribution:
+        case IntDistribution():
+            return "integers from "
+        case FloatDistribution():
+            return "numbers from "
+        case _:
+            return "one of "
+
+
+def _redrawn(name: str, before: Ground, after: Ground) -> list[str]:
+    """Where all values stay, and are drawn in another way."""
+    was = {param.when: param.distribution for param in before.space.cases(name)}
+    now = {param.when: param.distribution for param in after.space.cases(name)}
+    return [
+        f"{name}: {describe(was[when])} became {describe(now[when])}: the same values, drawn in another way"
+        for when in was.keys() & now.keys()
+        if _logarithmic(was[when]) != _logarithmic(now[when])
+    ]
+
+
+def _logarithmic(distribution: Distribution) -> bool:
+    return not isinstance(distribution, CategoricalDistribution) and distribution.log
+
+
+def _text(fixed: Fixed) -> str:
+    return "unset" if fixed.value is None else json.dumps(fixed.value)

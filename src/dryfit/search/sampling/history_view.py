@@ -1,0 +1,133 @@
+"""What samplers read of the trials that have ended: folds that hold no more of them than is ever asked for."""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from math import isfinite, isnan
+
+import numpy as np
+
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Outcome, TrialRecord
+from dryfit.search.sampling.pareto_front import Floats, best_spread
+
+
+def is_told(record: TrialRecord, goals: int, *, refused: bool) -> bool:
+    """Whether a sampler hears of a trial.
+
+    Failed and cancelled trials are not told: TPE would ignore the first, and the second say nothing. Nor is a complete
+    trial without a value, or with NaN.
+
+    Args:
+        record: A trial.
+        goals: How many values are optimised.
+        refused: Whether refused trials are told.
+    """
+    match record.outcome:
+        case Outcome.COMPLETE:
+            if goals == 1:
+                return record.value is not None and not isnan(record.value)
+            values = record.values or ()
+            return len(values) == goals and all(isfinite(value) for value in values)  # no volume is infinite
+        case Outcome.PRUNED:
+            return True
+        case Outcome.REFUSED:
+            return refused
+        case Outcome.FAILED | Outcome.CANCELLED | None:
+            return False
+
+
+def _number(record: TrialRecord) -> int:
+    return record.number
+
+
+class Window:
+    """The best of the trials that are told, and the last ones; the others are forgotten.
+
+    With several goals the best are those of the first fronts, and of one that is too large those with most room.
+
+    Args:
+        directions: What is better, of each goal.
+        refused: Whether refused trials are told.
+        best: How many of the best.
+        last: How many of the last.
+    """
+
+    def __init__(self, directions: Sequence[Direction], *, refused: bool, best: int, last: int) -> None:
+        self.count = 0
+        """How many trials were told in all."""
+        self._goals = len(directions)
+        self._refused = refused
+        self._most = best + last
+        self._last_most = last
+        self._last: list[TrialRecord] = []
+        self._best = _BestOfOne(directions[0], best) if len(directions) == 1 else _BestOfSeveral(directions, best)
+
+    def take(self, record: TrialRecord) -> None:
+        """Hear of one more trial that ended."""
+        if not is_told(record, self._goals, refused=self._refused):
+            return
+        self.count += 1
+        insort(self._last, record, key=_number)
+        del self._last[: -self._most]
+        if record.outcome is Outcome.COMPLETE:
+            self._best.take(record)
+
+    def records(self) -> list[TrialRecord]:
+        """Those that are read, by number: all, while they are not too many."""
+        if self.count <= self._most:
+            return list(self._last)
+        read = [*self._best.records(), *self._last[-self._last_most :]]
+        return sorted({record.number: record for record in read}.values(), key=_number)
+
+
+class _BestOfOne:
+    """The best trials by one value; of equals the earlier are the better ones."""
+
+    def __init__(self, direction: Direction, most: int) -> None:
+        self._sign = -1.0 if direction is Direction.MAXIMIZE else 1.0
+        self._most = most
+        self._best: list[tuple[float, int, TrialRecord]] = []
+
+    def take(self, record: TrialRecord) -> None:
+        assert record.value is not None  # it would not be told
+        insort(self._best, (self._sign * record.value, record.number, record))
+        del self._best[self._most :]
+
+    def records(self) -> list[TrialRecord]:
+        return [record for _, _, record in self._best]
+
+
+class _BestOfSeveral:
+    """The best trials by several values.
+
+    A trial that as many others beat in every way as are wanted is never among the best again, whatever follows: all of
+    them stand in fronts before its own, and before those of the trials that it beats itself. So it is forgotten at
+    once, and what is left has the same best ones as all trials have (a property test says so).
+    """
+
+    def __init__(self, directions: Sequence[Direction], most: int) -> None:
+        self._signs = np.array([-1.0 if direction is Direction.MAXIMIZE else 1.0 for direction in directions])
+        self._most = most
+        self._records: list[TrialRecord] = []
+        self._losses: Floats = np.empty((0, len(directions)))
+        self._beaten = np.empty(0, dtype=np.int64)
+
+    def take(self, record: TrialRecord) -> None:
+        losses = np.array(record.values) * self._signs
+        differs = (self._losses != losses).any(axis=1)
+        beaten_by = int(((self._losses <= losses).all(axis=1) & differs).sum())
+        if beaten_by >= self._most:
+            return
+        self._beaten += (self._losses >= losses).all(axis=1) & differs
+        place = bisect_left(self._records, record.number, key=_number)
+        self._records.insert(place, record)
+        self._losses = np.insert(self._losses, place, losses, axis=0)
+        self._beaten = np.insert(self._beaten, place, beaten_by)
+        stay = self._beaten < self._most
+        if not stay.all():
+            self._records = [one for one, stays in zip(self._records, stay, strict=True) if stays]
+            self._losses, self._beaten = self._losses[stay], self._beaten[stay]
+
+    def records(self) -> list[TrialRecord]:
+        chosen: list[int] = best_spread(self._losses, self._most).tolist()
+        return [self._records[index] for index in chosen]

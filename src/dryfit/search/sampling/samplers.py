@@ -1,0 +1,300 @@
+"""The samplers: what each is told of the history, and how it draws the values of one trial.
+
+Optuna's samplers remember things in a study that lives on; here each gets a throw-away one that holds what it would
+remember by now, worked out from the history alone. What they read of it is in
+:mod:`dryfit.search.sampling.history_view`.
+"""
+
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSampler
+from optuna.trial import TrialState
+
+from dryfit.config.schema import SamplerName, SearchSettings
+from dryfit.core.private_names import require
+from dryfit.core.seeds import derive_seed
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Outcome, Scalar, TrialRecord
+from dryfit.search.private_apis import GENERATION, NSGA2, TPE, NumberedTpe
+from dryfit.search.sampling.history_view import Window, is_told
+from dryfit.search.sampling.scratch_study import Sealed, ThrowAway, sealed
+from dryfit.search.space.params import Distribution
+from dryfit.search.space.space import Space
+from dryfit.store.history import History
+
+Free: TypeAlias = Mapping[str, Distribution]
+"""The parameters of one group that have more than one value, by internal name."""
+
+Draw: TypeAlias = Callable[[Free], Mapping[str, Scalar]]
+"""Draws a group of parameters."""
+
+_BEST = 50
+_LAST = 650
+"""What TPE reads of the finished trials: all up to 700, as many as it can at the cost that docs/search.md promises. It
+draws candidates around the best 25 and takes the one with the fewest trials near it, so the best are never forgotten;
+and what it proposes is near what it proposed lately, so the last trials say most about what has been tried there.
+docs/benchmarks.md compares windows."""
+
+
+class RefusalTold(StrEnum):
+    """How a refused trial enters a sampler's history."""
+
+    AS_PRUNED = "as_pruned"
+    """As pruned without a report: below every trial that ran. TPE then turns away from what does not fit; told as
+    failed, or not at all, it would propose it again and again."""
+    NOT_TOLD = "not_told"
+    """Left out: the sampler reads no history, or only complete trials. Asking again is cheap."""
+
+
+REFUSALS: Final[Mapping[SamplerName, RefusalTold]] = {
+    SamplerName.TPE: RefusalTold.AS_PRUNED,
+    SamplerName.RANDOM: RefusalTold.NOT_TOLD,
+    SamplerName.QMC: RefusalTold.NOT_TOLD,
+    SamplerName.NSGA2: RefusalTold.NOT_TOLD,
+}
+"""Every sampler has its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a sampler may read.
+
+    Attributes:
+        space: What may be drawn.
+        history: The trials so far.
+        search: Its settings.
+        directions: What is better, of each goal.
+        seed: The study's seed.
+        number: The number of the trial to be.
+    """
+
+    space: Space
+    history: History
+    search: SearchSettings
+    directions: tuple[Direction, ...]
+    seed: int
+    number: int
+
+    @property
+    def trial_seed(self) -> int:
+        """The seed of everything that is random about this trial's values."""
+        return derive_seed(self.seed, "suggest", self.number)
+
+    @property
+    def tells_refusals(self) -> bool:
+        """Whether the sampler is told of refused trials."""
+        return REFUSALS[self.search.sampler] is RefusalTold.AS_PRUNED
+
+
+def make_draw(asked: Asked) -> Draw:
+    """The way in which this trial's values are drawn."""
+    match asked.search.sampler:
+        case SamplerName.TPE:
+            return _tpe(asked) or _random(asked)
+        case SamplerName.RANDOM:
+            return _random(asked)
+        case SamplerName.QMC:
+            return _qmc(asked)
+        case SamplerName.NSGA2:
+            return _nsga2(asked)
+
+
+def _random(asked: Asked) -> Draw:
+    sampler = RandomSampler(seed=asked.trial_seed)
+    study = _study([], asked, sampler)
+
+    def draw(free: Free) -> Mapping[str, Scalar]:
+        return {name: sampler.sample_independent(study.study, study.trial, name, one) for name, one in free.items()}
+
+    return draw
+
+
+def _study(trials: Sequence[Sealed], asked: Asked, sampler: BaseSampler) -> ThrowAway:
+    return ThrowAway(trials, sealed(TrialState.RUNNING), directions=asked.directions, sampler=sampler)
+
+
+# ---- TPE
+
+
+class TpeMemory:
+    """What TPE reads of the ended trials, each made into a trial of Optuna's once.
+
+    Args:
+        space: What their values mean today.
+        directions: What is better, of each goal.
+        refused: Whether refused trials are told.
+    """
+
+    def __init__(self, space: Space, directions: tuple[Direction, ...], *, refused: bool) -> None:
+        self._space = space
+        self._goals = len(directions)
+        self._window = Window(directions, refused=refused, best=_BEST, last=_LAST)
+        self._trials: dict[int, Sealed] = {}
+
+    @property
+    def told(self) -> int:
+        """How many trials it was told of in all."""
+        return self._window.count
+
+    def take(self, record: TrialRecord) -> None:
+        """Hear of one more trial that ended."""
+        self._window.take(record)
+
+    def trials(self, running: Sequence[TrialRecord]) -> list[Sealed]:
+        """Those that TPE reads now and the ones that run, by number."""
+        read = self._window.records()
+        self._trials = {one.number: self._trials.get(one.number) or self._made(one) for one in read}
+        every = self._trials | {record.number: self._made(record) for record in running}
+        return [every[number] for number in sorted(every)]
+
+    def _made(self, record: TrialRecord) -> Sealed:
+        params = self._space.read(record.params, record.own)
+        match record.outcome:
+            case Outcome.COMPLETE:
+                return sealed(TrialState.COMPLETE, params=params, values=record.values)
+            case None:
+                return sealed(TrialState.RUNNING, params=params)
+            case Outcome.PRUNED if self._goals == 1:
+                reports = {point.n: point.value for point in record.reports}
+                return sealed(TrialState.PRUNED, params=params, reports=reports)
+            case _:  # refused; or of several goals, which a report of one of them cannot rank
+                return sealed(TrialState.PRUNED, params=params)
+
+
+def _tpe(asked: Asked) -> Draw | None:
+    """TPE; None while it was told of too few trials."""
+    space, directions, refused = asked.space, asked.directions, asked.tells_refusals
+    key = ("tpe", id(space), directions, refused)  # the memory holds the space, so no other gets its id
+    memory = asked.history.folded(key, lambda: TpeMemory(space, directions, refused=refused))
+    if memory.told < asked.search.startup_trials:
+        return None
+    running = asked.history.running
+    require("suggesting values by TPE", TPE)
+    sampler = NumberedTpe(seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(running))
+    study = _study(memory.trials(running), asked, sampler)
+
+    def draw(free: Free) -> Mapping[str, Scalar]:
+        # The order is the space's own and so the same in every process.
+        return sampler.sample_relative(study.study, study.trial, dict(free)) if free else {}
+
+    return draw
+
+
+# ---- QMC
+
+
+def _qmc(asked: Asked) -> Draw:
+    """Trial ``n`` takes point ``n`` of one sequence over the whole space.
+
+    Optuna counts the points that it has given out in an attribute of the study, and draws what is conditional at
+    random. Here the number of the trial is the count, so two trials never share a point, and each case of each key has
+    a coordinate of its own: those that do not apply to a trial go unused. In any box that conditions cut out of the
+    space the points of the sequence are again well spread.
+    """
+    free = {
+        param.internal: param.distribution
+        for param in sorted(asked.space.params, key=lambda param: param.internal)
+        if not param.distribution.single()
+    }
+    if not free:
+        return lambda group: {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)  # its constructor says so each time
+        sampler = QMCSampler(
+            qmc_type=asked.search.qmc_sequence.value, scramble=True, seed=derive_seed(asked.seed, "qmc")
+        )
+    study = _study([], asked, sampler)
+    point = sampler.sample_relative(study.study, study.trial, dict(free))
+    if asked.number > 0:
+        study.set_study_attrs(dict.fromkeys(study.study_attrs, asked.number - 1))
+        point = sampler.sample_relative(study.study, study.trial, dict(free))
+    return lambda group: {name: point[name] for name in group}
+
+
+# ---- NSGA-II
+
+
+def _nsga2(asked: Asked) -> Draw:
+    """Children of the parents that Optuna's selection leaves of all full generations.
+
+    A generation is as many complete trials, by number, as the population has; what made them does not matter, so that
+    known points and trials of another sampler count. Optuna crosses what all parents have and draws the rest at
+    random; here each group of parameters is crossed among the parents that have it.
+    """
+    at_random = _random(asked)
+    parents = [(asked.space.read(one.params, one.own), one.values or ()) for one in nsga2_parents(asked)]
+    names = {param.name for param in asked.space.params if not param.distribution.single()}
+
+    def draw(free: Free) -> Mapping[str, Scalar]:
+        having = [(params, values) for params, values in parents if free.keys() <= params.keys()]
+        if not free or len(having) < 2:
+            return at_random(free)
+        sampler = NSGAIISampler(
+            population_size=len(having),
+            mutation_prob=1 / len(names),  # one value of a whole point, as Optuna has it without conditions
+            seed=derive_seed(asked.trial_seed, *free),
+        )
+        study = _study(_generation(having), asked, sampler)
+        child = sampler.sample_relative(study.study, study.trial, dict(free))
+        mutated = {name: one for name, one in free.items() if name not in child}
+        return {**child, **at_random(mutated)}
+
+    return draw
+
+
+def nsga2_parents(asked: Asked) -> list[TrialRecord]:
+    """The trials that the next child descends from, by number; none before the first generation is full."""
+    size, directions = asked.search.population_size, asked.directions
+    return asked.history.folded(("nsga2", size, directions), lambda: Generations(size, directions)).parents()
+
+
+class Generations:
+    """The complete trials, and the parents that each full generation of them has left.
+
+    Args:
+        size: Of a generation.
+        directions: What is better, of each goal.
+    """
+
+    def __init__(self, size: int, directions: tuple[Direction, ...]) -> None:
+        self._size = size
+        self._directions = directions
+        self._complete: list[TrialRecord] = []
+        self._left: list[list[TrialRecord]] = []
+
+    def take(self, record: TrialRecord) -> None:
+        """Hear of one more trial that ended: generations from its place on are not what they were."""
+        if record.outcome is not Outcome.COMPLETE or not is_told(record, len(self._directions), refused=False):
+            return
+        place = bisect_left(self._complete, record.number, key=lambda one: one.number)
+        self._complete.insert(place, record)
+        del self._left[place // self._size :]
+
+    def parents(self) -> list[TrialRecord]:
+        """What the last full generation has left."""
+        for start in range(len(self._left) * self._size, len(self._complete) - self._size + 1, self._size):
+            pool = [*self._complete[start : start + self._size], *(self._left[-1] if self._left else [])]
+            kept = _selected([record.values or () for record in pool], self._directions, self._size)
+            self._left.append(sorted((pool[index] for index in kept), key=lambda record: record.number))
+        return self._left[-1] if self._left else []
+
+
+def _selected(pool: Sequence[tuple[float, ...]], directions: tuple[Direction, ...], size: int) -> list[int]:
+    """Indices of those that Optuna's NSGA-II selects from a generation and its parents."""
+    sampler = NSGAIISampler(population_size=size, seed=0)  # selection draws nothing
+    asked = sealed(TrialState.RUNNING)
+    study = ThrowAway(_generation([({}, own) for own in pool]), asked, directions=directions, sampler=sampler)
+    return [trial.number for trial in sampler.select_parent(study.study, 1)]
+
+
+def _generation(trials: Sequence[tuple[Mapping[str, Scalar], Sequence[float]]]) -> list[Sealed]:
+    """Complete trials of generation 0, of their parameters and values."""
+    require("suggesting values by NSGA-II", NSGA2)
+    attrs = {GENERATION: 0}
+    return [sealed(TrialState.COMPLETE, params=params, values=own, system_attrs=attrs) for params, own in trials]

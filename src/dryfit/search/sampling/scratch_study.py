@@ -1,0 +1,170 @@
+"""A throw-away in-memory Optuna study: filled with what one decision reads, asked once, forgotten."""
+
+import logging
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner, NopPruner
+from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Scalar
+
+_NAME = "dryfit-throw-away"
+
+
+def throw_away_name(label: str) -> str:
+    """The name of a throw-away study."""
+    return f"{_NAME}:{label}" if label else _NAME
+
+
+def _not_ours(record: logging.LogRecord) -> bool:
+    return _NAME not in record.getMessage()
+
+
+# Optuna logs every study that is made in memory. Only the lines about ours are dropped: the name decides, and the
+# level of Optuna's loggers stays as the user set it.
+logging.getLogger(InMemoryStorage.__module__).addFilter(_not_ours)
+
+
+class Sealed(FrozenTrial):
+    """A trial made for throw-away studies.
+
+    Storages copy each trial they take. Nobody else holds these, so they are handed over as they are. Their values are
+    those of one space, so what a group of its parameters is in numbers is worked out once.
+    """
+
+    known: dict[tuple[str, ...], tuple[float, ...] | None]
+    """Its values in numbers, of each group that was asked for."""
+
+    def in_numbers(self, group: Mapping[str, BaseDistribution]) -> tuple[float, ...] | None:
+        """Its values of a group as samplers compute with them; None where it does not have them all."""
+        names = tuple(group)
+        if names not in self.known:
+            params = self.params
+            has_all = group.keys() <= params.keys()
+            self.known[names] = (
+                tuple(float(one.to_internal_repr(params[name])) for name, one in group.items()) if has_all else None
+            )
+        return self.known[names]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Sealed":
+        return self
+
+    @property
+    def constraints(self) -> dict[str, float]:
+        """None: TPE asks each trial in each group, and Optuna looks for them among the attributes."""
+        return _NO_CONSTRAINTS
+
+
+_NO_CONSTRAINTS: dict[str, float] = {}
+
+
+class _Filled(InMemoryStorage):
+    """A storage that has its trials from the beginning, but the one that a decision is about.
+
+    Optuna's takes them one by one and compares each with the best so far, which is most of what filling a study costs.
+
+    Args:
+        trials: All trials in order, which become their numbers.
+        place: Where the one that will be created stands among them.
+    """
+
+    def __init__(self, trials: Sequence[FrozenTrial], place: int) -> None:
+        super().__init__()
+        self._before, self._after = trials[:place], trials[place:]
+        for number, trial in enumerate(self._before):
+            trial.number = number
+        for number, trial in enumerate(self._after, place + 1):
+            trial.number = number
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        trial_id = super().create_new_trial(study_id, template_trial)
+        self.get_trial(trial_id).number = len(self._before)
+        return trial_id
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        trials = [*self._before, *super().get_all_trials(study_id, deepcopy), *self._after]
+        return trials if states is None else [trial for trial in trials if trial.state in states]
+
+
+def sealed(
+    state: TrialState,
+    *,
+    params: Mapping[str, Scalar] | None = None,
+    values: Sequence[float] | None = None,
+    reports: Mapping[int, float] | None = None,
+    system_attrs: Mapping[str, float] | None = None,
+) -> Sealed:
+    """A trial with only what is given. It has no distributions: nothing that reads it here asks for them."""
+    made = Sealed(
+        number=-1,
+        trial_id=-1,
+        state=state,
+        value=None,
+        values=values,
+        datetime_start=None,
+        datetime_complete=None,
+        params=dict(params or {}),
+        distributions={},
+        user_attrs={},
+        system_attrs=dict(system_attrs or {}),
+        intermediate_values=dict(reports or {}),
+    )
+    made.known = {}
+    return made
+
+
+class ThrowAway:
+    """The study, its storage, and the one trial the decision is about.
+
+    Args:
+        trials: The trials to fill it with, in order: Optuna numbers them from 0.
+        trial: The trial that is asked about; the last one, unless it is among the others.
+        directions: What is better, of each goal.
+        label: Part of the study's name, for deciders that read it.
+    """
+
+    def __init__(
+        self,
+        trials: Iterable[Sealed],
+        trial: Sealed,
+        *,
+        directions: Sequence[Direction],
+        sampler: BaseSampler,
+        pruner: BasePruner | None = None,
+        label: str = "",
+    ) -> None:
+        others = list(trials)
+        place = next((place for place, other in enumerate(others) if other is trial), len(others))
+        self._storage = _Filled([other for other in others if other is not trial], place)
+        name = throw_away_name(label)
+        self.study = optuna.create_study(
+            study_name=name,
+            storage=self._storage,
+            sampler=sampler,
+            pruner=pruner or NopPruner(),
+            directions=[direction.value for direction in directions],
+        )
+        self._study_id = self._storage.get_study_id_from_name(name)
+        self._trial_id = self._storage.create_new_trial(self._study_id, trial)
+
+    @property
+    def trial(self) -> FrozenTrial:
+        """The trial that is asked about, as the storage has it now."""
+        return self._storage.get_trial(self._trial_id)
+
+    @property
+    def study_attrs(self) -> dict[str, object]:
+        """What a sampler has written down about the study."""
+        return self._storage.get_study_system_attrs(self._study_id)
+
+    def set_study_attrs(self, attrs: Mapping[str, int]) -> None:
+        """Give the study the attributes that a long-lived one would have by now."""
+        for key, value in attrs.items():
+            self._storage.set_study_system_attr(self._study_id, key, value)

@@ -1,0 +1,95 @@
+"""The next point to try: a pure function of the space, the history, the study's seed and the trial's number.
+
+Each call fills a throw-away study with what its sampler reads of the history and asks a fresh one, seeded by the
+trial's number, so the suggestion after a crash is the one that would have been made without it. The space is declared,
+so no search space is inferred from history: parameters with one condition are one group, drawn together, and only
+groups that apply are drawn. Together with TPE's window, and a history that has what samplers read at hand, this keeps
+the cost flat.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dryfit.config.schema import SearchSettings
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Scalar, TrialRecord
+from dryfit.search.sampling.samplers import Asked, Draw, make_draw
+from dryfit.search.space.enqueued import Point, next_known
+from dryfit.search.space.params import Param, into_range, only_value, to_text
+from dryfit.search.space.space import Space
+from dryfit.store.history import as_history
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """The point to try next.
+
+    Attributes:
+        params: Values by public dotted name.
+        internal: The same values by internal name.
+        distributions: Optuna's JSON of the distribution behind each internal name.
+        given: The known point it is made from; empty where there is none.
+    """
+
+    params: dict[str, Scalar]
+    internal: dict[str, Scalar]
+    distributions: dict[str, str]
+    given: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
+
+
+def suggest(
+    space: Space,
+    history: Iterable[TrialRecord],
+    *,
+    search: SearchSettings,
+    directions: tuple[Direction, ...],
+    points: Sequence[Point],
+    seed: int,
+    number: int,
+) -> Suggestion:
+    """Choose the values of one trial.
+
+    A completed trial is told with its values, a pruned one with its reports, a refused one as
+    :data:`~dryfit.search.sampling.samplers.REFUSALS` says, a running one as running; others are not told, see
+    :func:`~dryfit.search.sampling.history_view.is_told`.
+
+    Args:
+        space: What may be drawn.
+        history: All trials so far; those with this number or a later one are ignored. A
+            :class:`~dryfit.store.history.History` is asked at the same cost however long it is.
+        search: Which sampler, and its settings.
+        directions: What is better, of each goal.
+        points: What is tried before the sampler is asked, see :func:`~dryfit.search.space.enqueued.known_points`. The
+            first that no trial was made from gives its values, as far as the space allows them; the rest is drawn.
+        seed: The study's seed.
+        number: The number of the trial to be.
+    """
+    past = as_history(history).before(number)
+    asked = Asked(space=space, history=past, search=search, directions=directions, seed=seed, number=number)
+    return _draw(space, make_draw(asked), next_known(points, past))
+
+
+def _draw(space: Space, draw: Draw, given: Point) -> Suggestion:
+    """Draw group after group; a group whose condition does not hold is left out."""
+    drawn: dict[str, Scalar] = {}
+    chosen: dict[str, Param] = {}
+    for group in space.groups:
+        if not group[0].applies(drawn):
+            continue
+        values = _draw_group(group, draw)
+        for param in group:
+            wanted = given.get(param.name)
+            drawn[param.name] = wanted if param.contains(wanted) else values[param.internal]
+            chosen[param.name] = param
+    return Suggestion(
+        params={name: drawn[name] for name in space.names if name in drawn},
+        internal={chosen[name].internal: drawn[name] for name in space.names if name in drawn},
+        distributions={param.internal: to_text(param.distribution) for param in chosen.values()},
+        given=dict(given),
+    )
+
+
+def _draw_group(group: tuple[Param, ...], draw: Draw) -> Mapping[str, Scalar]:
+    fixed: dict[str, Scalar] = {p.internal: only_value(p.distribution) for p in group if p.distribution.single()}
+    free = {p.internal: p.distribution for p in group if p.internal not in fixed}
+    return fixed | {name: into_range(free[name], value) for name, value in draw(free).items()}

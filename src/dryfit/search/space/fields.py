@@ -1,0 +1,147 @@
+"""The settings fields that may be searched: their types, their legal ranges, and putting values into them."""
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.task_facts import OWN_TABLE, is_own_key
+from dryfit.core.settings.trial import Scalar
+
+_NEVER_SEARCHED = {
+    "data": "all trials must be scored on the same rows",
+    "study": "it describes the study, not a trial",
+    "space": "it is the search space itself",
+    "search": "it describes the search, not a trial",
+    "execution": "how a trial is run is planned, never searched: it changes memory and time, not what is learned",
+    "runtime": "how trials are run is planned, never searched: it does not change what is learned",
+}
+
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return TrialSettings.model_json_schema()
+
+
+@cache
+def searchable_keys() -> tuple[str, ...]:
+    """Every dotted name that may be searched; an own task declares further ones."""
+    return tuple(f"{table}.{name}" for table in TrialSettings.model_fields for name in _table(table))
+
+
+def _resolved(node: dict[str, Any]) -> dict[str, Any]:
+    reference = node.get("$ref")
+    return _schema()["$defs"][reference.rpartition("/")[2]] if reference else node
+
+
+def _table(table: str) -> dict[str, Any]:
+    return _resolved(_schema()["properties"][table])["properties"]
+
+
+def _alternatives(key: str) -> list[dict[str, Any]]:
+    """The JSON schemas a field accepts, null left out: no study file can write it."""
+    table, _, name = key.partition(".")
+    node = _resolved(_table(table)[name])
+    nodes = [_resolved(one) for one in cast("list[dict[str, Any]]", node.get("anyOf", [node]))]
+    return [one for one in nodes if one.get("type") != "null"]
+
+
+def number_type(key: str) -> type[int] | type[float] | None:
+    """Whether a field holds integers, floats, or no numbers at all (None); not of a key that an own task declares."""
+    kinds = {one.get("type") for one in _alternatives(key)}
+    if "number" in kinds:
+        return float
+    return int if "integer" in kinds else None
+
+
+def legal_range(key: str) -> str:
+    """What a field accepts, in words."""
+    if is_own_key(key):
+        return "a number, text, true or false"
+    return " or ".join(_words(one) for one in _alternatives(key))
+
+
+def _words(node: dict[str, Any]) -> str:
+    if "enum" in node or "const" in node:
+        return ", ".join(json.dumps(value) for value in node.get("enum", [node.get("const")]))
+    bounds = [f"{sign} {node[bound]:g}" for bound, sign in _BOUNDS.items() if bound in node]
+    return " ".join([str(node.get("type", "value")), ", ".join(bounds)]).strip()
+
+
+def require_searchable(key: str, doing: str) -> None:
+    """Refuse a key that no trial has.
+
+    Raises:
+        ConfigError: With the reason, or the nearest key that may be searched.
+    """
+    if key in searchable_keys() or is_own_key(key):
+        return
+    table = key.partition(".")[0]
+    if table in _NEVER_SEARCHED:
+        raise ConfigError(
+            doing,
+            f"{key} cannot be searched: {_NEVER_SEARCHED[table]}",
+            f"keys of the tables {', '.join(TrialSettings.model_fields)}",
+            f"set {key} in the study file, or with --set",
+        )
+    raise ConfigError(
+        doing,
+        f"there is no key {key}",
+        f"keys of the tables {', '.join(TrialSettings.model_fields)}, by dotted name",
+        suggestion(key, searchable_keys()),
+    )
+
+
+def suggestion(key: str, known: tuple[str, ...]) -> str:
+    """``did you mean ...?``, or nothing."""
+    near = get_close_matches(key, known, n=1) or [name for name in known if name.rpartition(".")[2] == key]
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def apply_params(
+    base: TrialSettings, params: Mapping[str, Scalar], *, doing: str = "putting searched values into the settings"
+) -> TrialSettings:
+    """Put values, by public dotted name, into the tables of a trial.
+
+    Raises:
+        ConfigError: A key is unknown or a value illegal; the message has both and the legal range.
+    """
+    tables: dict[str, dict[str, Any]] = json.loads(base.model_dump_json())
+    for key, value in params.items():
+        require_searchable(key, doing)
+        table, _, name = key.partition(".")
+        tables[table][name] = value
+    try:
+        # From JSON: strict validation then still takes the text of an enum.
+        return TrialSettings.model_validate_json(json.dumps(tables))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"][:2])
+        found = f"{key} = {json.dumps(params.get(key, first['input']))}"
+        raise ConfigError(doing, found, legal_range(key)) from error
+
+
+def setting(settings: TrialSettings, key: str) -> Scalar:
+    """A field's value as TOML and JSON would write it (None where it is unset)."""
+    table, _, name = key.partition(".")
+    if table == OWN_TABLE:
+        return settings.own.knobs.get(name)
+    value = getattr(getattr(settings, table), name)
+    return value.value if isinstance(value, Enum) else value
+
+
+def as_set(base: TrialSettings, key: str, value: Scalar, doing: str) -> Scalar:
+    """The value as the settings hold it: checked, and 1 as 1.0 where the field is a float.
+
+    Raises:
+        ConfigError: The value is illegal there.
+    """
+    return setting(apply_params(base, {key: value}, doing=doing), key)

@@ -1,0 +1,107 @@
+"""What may be searched: which names there are, and which values each may have. The task decides."""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.task_facts import is_own_key
+from dryfit.core.settings.trial import Scalar
+from dryfit.search.space.fields import as_set, legal_range, number_type, require_searchable
+
+Number = int | float
+
+
+class Keys(Protocol):
+    """The names that a space may search."""
+
+    def require(self, key: str, doing: str) -> None:
+        """Refuse a name that cannot be searched.
+
+        Raises:
+            ConfigError: With the reason, and what may be searched.
+        """
+        ...
+
+    def as_set(self, key: str, value: Scalar, doing: str) -> Scalar:
+        """The value as a trial gets it.
+
+        Raises:
+            ConfigError: The value is illegal there.
+        """
+        ...
+
+    def number_type(self, key: str, given: tuple[Number, ...]) -> type[int] | type[float] | None:
+        """Whether a range holds integers or floats; None where the key holds no numbers.
+
+        Args:
+            given: The range's ``low`` and ``high``, and ``step`` if there is one.
+        """
+        ...
+
+    def legal(self, key: str) -> str:
+        """What a key accepts, in words."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsKeys:
+    """The settings of a trial that trains a model.
+
+    Attributes:
+        base: The study file's own values.
+    """
+
+    base: TrialSettings
+
+    def require(self, key: str, doing: str) -> None:
+        """See :class:`Keys`."""
+        require_searchable(key, doing)
+
+    def as_set(self, key: str, value: Scalar, doing: str) -> Scalar:
+        """See :class:`Keys`."""
+        return as_set(self.base, key, value, doing)
+
+    def number_type(self, key: str, given: tuple[Number, ...]) -> type[int] | type[float] | None:
+        """See :class:`Keys`; the field decides, not how the bounds are written, where dryfit knows the field."""
+        return FreeKeys().number_type(key, given) if is_own_key(key) else number_type(key)
+
+    def legal(self, key: str) -> str:
+        """See :class:`Keys`."""
+        return legal_range(key)
+
+
+_FREE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,99}")
+
+
+class FreeKeys:
+    """Names that mean something to the user's own function alone: any value is legal."""
+
+    def require(self, key: str, doing: str) -> None:
+        """See :class:`Keys`. Signs that name cases here and in the mirror are kept free."""
+        if not _FREE_NAME.fullmatch(key):
+            raise ConfigError(
+                doing,
+                f"{key!r} is no name of a parameter",
+                "a letter or _, then letters, digits and _ . / - (100 at most)",
+            )
+
+    def as_set(self, key: str, value: Scalar, doing: str) -> Scalar:
+        """See :class:`Keys`."""
+        return value
+
+    def number_type(self, key: str, given: tuple[Number, ...]) -> type[int] | type[float] | None:
+        """See :class:`Keys`; integers where all of it is written so."""
+        return int if all(isinstance(number, int) for number in given) else float
+
+    def legal(self, key: str) -> str:
+        """See :class:`Keys`."""
+        return "integers, or numbers with a decimal point"
+
+
+def keys_of(config: StudyConfig) -> Keys:
+    """What a study of this task may search."""
+    return FreeKeys() if config.study.task is Task.OBJECTIVE else SettingsKeys(config.trial_settings)

@@ -1,0 +1,262 @@
+"""The search space of a study: declared once, static, with conditions that look back only."""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from optuna.distributions import CategoricalDistribution
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import LedgerError
+from dryfit.core.settings.tables import ModelSettings, TrialSettings
+from dryfit.core.settings.trial import Scalar
+from dryfit.core.wire import canonical_json
+from dryfit.search.space.declare import declare
+from dryfit.search.space.fields import apply_params
+from dryfit.search.space.keys import keys_of
+from dryfit.search.space.params import Distribution, Param, enumerated, from_text, public_name, to_text, when_from_json
+
+_MOST_PAIRS = 64
+_STRIDE: Final = "span.doc_stride"
+_MOST_VALUES = 16
+_MOST_BRANCHES = 4096
+_NOTHING: Final[Mapping[str, Scalar]] = MappingProxyType({})
+
+
+class _NotEnumerableError(Exception):
+    """The pairs cannot be listed, or are too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """All parameters, each after the keys its condition asks for.
+
+    Attributes:
+        params: One entry per case of a searched key.
+        groups: The same parameters, those with one condition together: they are drawn together or not at all. In an
+            order in which the keys of a group's condition are drawn before it.
+    """
+
+    params: tuple[Param, ...]
+    groups: tuple[tuple[Param, ...], ...] = field(init=False, compare=False)
+    _by_name: dict[str, tuple[Param, ...]] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        groups: dict[Any, list[Param]] = {}
+        by_name: dict[str, list[Param]] = {}
+        for param in self.params:
+            groups.setdefault(param.when, []).append(param)
+            by_name.setdefault(param.name, []).append(param)
+        object.__setattr__(self, "groups", tuple(tuple(group) for group in groups.values()))
+        object.__setattr__(self, "_by_name", {name: tuple(cases) for name, cases in by_name.items()})
+
+    @classmethod
+    def from_config(cls, config: StudyConfig) -> "Space":
+        """The space a study file declares.
+
+        Raises:
+            ConfigError: A searched key, one of its values or a condition is wrong; see
+                :mod:`dryfit.search.space.declare`.
+        """
+        return cls(declare(config.space, keys_of(config)))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Space":
+        """A space from :meth:`to_json`; it is trusted, not checked against today's settings.
+
+        Raises:
+            LedgerError: The text is something else.
+        """
+        try:
+            entries = cast("list[dict[str, Any]]", json.loads(text))
+            return cls(
+                tuple(
+                    Param(
+                        public_name(entry["internal"]),
+                        entry["internal"],
+                        from_text(entry["distribution"]),
+                        when_from_json(entry["when"]),
+                    )
+                    for entry in entries
+                )
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LedgerError("reading the recorded search space", f"{text[:200]!r}: {error!r}") from error
+
+    def to_json(self) -> str:
+        """The whole space as canonical JSON."""
+        return canonical_json(
+            [
+                {"internal": param.internal, "distribution": to_text(param.distribution), "when": dict(param.when)}
+                for param in self.params
+            ]
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Public names, in order."""
+        return tuple(self._by_name)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the space."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def cases(self, name: str) -> tuple[Param, ...]:
+        """All cases of a public name; none where it is not searched."""
+        return self._by_name.get(name, ())
+
+    def active(self, name: str, drawn: Mapping[str, Scalar]) -> Param | None:
+        """The case of a key that applies to the values drawn so far; at most one does."""
+        return next((param for param in self.cases(name) if param.applies(drawn)), None)
+
+    def with_values(self, changed: Callable[[Scalar], Scalar]) -> "Space":
+        """The same space with other choices, and with them conditions."""
+
+        def of(param: Param) -> Param:
+            distribution = param.distribution
+            if isinstance(distribution, CategoricalDistribution):
+                distribution = CategoricalDistribution([changed(choice) for choice in distribution.choices])
+            when = tuple((key, tuple(map(changed, values))) for key, values in param.when)
+            return Param(param.name, param.internal, distribution, when)
+
+        return Space(tuple(of(param) for param in self.params))
+
+    def read(self, internal: Mapping[str, Scalar], own: Mapping[str, Scalar] = _NOTHING) -> dict[str, Scalar]:
+        """What parameters of an earlier trial mean in this space, by today's internal names.
+
+        Only values count, not what they were once drawn from: a value that this space could draw is evidence, also
+        where choices were added, a range was moved or cases were renumbered; any other is left out, and with it
+        what depends on it.
+
+        Args:
+            internal: What the trial drew.
+            own: The study file's own values when it did: what the trial had of a key that it did not draw.
+        """
+        before = {**own, **{public_name(name): value for name, value in internal.items()}}
+        drawn: dict[str, Scalar] = {}
+        read: dict[str, Scalar] = {}
+        for name in self._by_name:
+            if name not in before:
+                continue
+            param = self.active(name, drawn)
+            if param is not None and param.contains(before[name]):
+                drawn[name] = read[param.internal] = before[name]
+        return read
+
+    def model_length_pairs(self, base: TrialSettings) -> list[tuple[ModelSettings, int]]:
+        """Every (model, max_length) a trial of this space can have.
+
+        Only the base's own pair where they cannot be listed (a continuous range) or are more than 64.
+        """
+        try:
+            return self._pairs(base)
+        except _NotEnumerableError:
+            return [(base.model, base.train.max_length)]
+
+    def as_prepared(self, base: TrialSettings) -> TrialSettings:
+        """The settings that rows are prepared with before the first trial.
+
+        Where windows may share different numbers of tokens: with the largest, which is refused if no text is left.
+        Trials with another one prepare their rows themselves.
+        """
+        found = self.points((_STRIDE,), _MOST_PAIRS) or []
+        strides = [value for point in found if isinstance(value := point.get(_STRIDE), int)]
+        return apply_params(base, {_STRIDE: max(strides)}) if strides else base
+
+    def _pairs(self, base: TrialSettings) -> list[tuple[ModelSettings, int]]:
+        deciding = [name for name in self._by_name if name.startswith("model.") or name == "train.max_length"]
+        variants = self._variants(deciding, _all_listed)
+        if len(variants) > _MOST_PAIRS:
+            raise _NotEnumerableError
+        settings = [apply_params(base, values) for values in variants]
+        return [(one.model, one.train.max_length) for one in settings]
+
+    def points(self, names: Collection[str], most: int) -> list[dict[str, Scalar]] | None:
+        """Every combination of values that some searched keys can have together; None of more than ``most``.
+
+        A key whose condition is not met is left out of a combination. Of a key with more than 16 values, or a
+        continuous one, the two ends are taken.
+        """
+        try:
+            found = self._variants([name for name in self._by_name if name in names], _listed_or_ends)
+        except _NotEnumerableError:
+            return None
+        return found if len(found) <= most else None
+
+    def most(self, name: str, otherwise: float) -> float:
+        """The largest number that a key can have; ``otherwise`` is its value where the space gives none."""
+        cases = self.cases(name)
+        found = [float(value) for case in cases for value in _ends(case.distribution)]
+        always = any(not case.when for case in cases)
+        return max(found if always else [*found, otherwise])
+
+    def _variants(
+        self, deciding: list[str], listed: Callable[[Distribution], tuple[Scalar, ...]]
+    ) -> list[dict[str, Scalar]]:
+        """The different combinations of the deciding keys, over all values of what their conditions ask for."""
+        branches: list[dict[str, Scalar]] = [{}]
+        for name in self._closure(deciding):
+            branches = [
+                drawn if value is None else {**drawn, name: value}
+                for drawn in branches
+                for value in self._outcomes(name, drawn, listed if name in deciding else None)
+            ]
+            if len(branches) > _MOST_BRANCHES:
+                raise _NotEnumerableError
+        chosen = [{name: value for name, value in drawn.items() if name in deciding} for drawn in branches]
+        return list({canonical_json(values): values for values in chosen}.values())
+
+    def _closure(self, names: list[str]) -> list[str]:
+        """The names and all that their conditions ask for, in order."""
+        needed = set(names)
+        for param in reversed(self.params):
+            if param.name in needed:
+                needed.update(key for key, _ in param.when)
+        return [name for name in self._by_name if name in needed]
+
+    def _outcomes(
+        self, name: str, drawn: Mapping[str, Scalar], listed: Callable[[Distribution], tuple[Scalar, ...]] | None
+    ) -> tuple[Scalar, ...]:
+        """The values a key can get after ``drawn``; None stands for no value, or for one nobody asks about.
+
+        Args:
+            listed: Lists the values of a key that is asked about; None for the others.
+        """
+        param = self.active(name, drawn)
+        if param is None:
+            return (None,)
+        if listed is not None:
+            return listed(param.distribution)
+        values = enumerated(param.distribution, _MOST_PAIRS)
+        if values is not None and isinstance(param.distribution, CategoricalDistribution):
+            return values
+        asked = dict.fromkeys(value for other in self.params for key, vs in other.when if key == name for value in vs)
+        return (*(value for value in asked if param.contains(value)), None)
+
+
+def _all_listed(distribution: Distribution) -> tuple[Scalar, ...]:
+    values = enumerated(distribution, _MOST_PAIRS)
+    if values is None:
+        raise _NotEnumerableError
+    return values
+
+
+def _listed_or_ends(distribution: Distribution) -> tuple[Scalar, ...]:
+    if isinstance(distribution, CategoricalDistribution):
+        return tuple(distribution.choices)
+    return enumerated(distribution, _MOST_VALUES) or (distribution.low, distribution.high)
+
+
+def _ends(distribution: Distribution) -> list[float]:
+    """The numbers among which the largest value of a distribution is."""
+    values = distribution.choices if isinstance(distribution, CategoricalDistribution) else (distribution.high,)
+    return [value for value in values if isinstance(value, int | float)]
+
+
+def first_value(param: Param) -> Scalar:
+    """The first value a key can get, in the order of the study file."""
+    return _listed_or_ends(param.distribution)[0]

@@ -1,0 +1,63 @@
+"""Where the doctor's children work: a supervisor that has shown that it can start them."""
+
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dryfit.config.schema import Isolation
+from dryfit.core.jobs import ProbeResult
+from dryfit.runtime.children.child_spec import SupervisorSettings
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.study.doctor.machine_facts import RoundTrip, fork_round_trip, forks_here, fresh_round_trip
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where children work: nothing of it is in the study's folder.
+
+    Attributes:
+        supervisor: Who starts them.
+        folder: Theirs.
+        trips: How starting them went.
+    """
+
+    supervisor: Supervisor
+    folder: Path
+    trips: tuple[RoundTrip, ...]
+
+    @property
+    def probe(self) -> ProbeResult | None:
+        """What torch can use, by the first child that said so."""
+        return next((trip.probe for trip in self.trips if trip.probe is not None), None)
+
+
+@contextmanager
+def open_room(folder: Path, isolation: Isolation, *, fresh: bool) -> Generator[Room, None, None]:
+    """Try out how children start, and keep a supervisor that can.
+
+    Args:
+        folder: Where they work.
+        isolation: How the study wants its children.
+        fresh: Whether a fresh interpreter is tried as well where forks work.
+    """
+    trips: tuple[RoundTrip, ...] = ()
+    if forks_here() and isolation is not Isolation.FRESH:
+        with Supervisor(_settings(folder, Isolation.FORKSERVER)) as supervisor:
+            forked = fork_round_trip(supervisor, folder)
+            if not forked.trouble:
+                yield Room(supervisor, folder, (forked, fresh_round_trip()) if fresh else (forked,))
+                return
+        trips = (forked,)
+    with Supervisor(_settings(folder, Isolation.FRESH)) as supervisor:
+        yield Room(supervisor, folder, (*trips, fresh_round_trip()))
+
+
+def _settings(folder: Path, isolation: Isolation) -> SupervisorSettings:
+    return SupervisorSettings(
+        marker=uuid.uuid4().hex,
+        doorbell=folder / f"doorbell-{isolation}",
+        isolation=isolation,
+        server_log=folder / "forkserver.txt",
+    )

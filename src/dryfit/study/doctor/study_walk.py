@@ -1,0 +1,347 @@
+"""The walk through a study's rows, batches and models: what its children are asked, and what their answers mean."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import ChildError, InternalError, MachineError
+from dryfit.core.jobs import (
+    ChildResult,
+    PointFacts,
+    ProbeResult,
+    RehearseRequest,
+    RehearseResult,
+    SplitFacts,
+    StepFacts,
+    TrainRequest,
+)
+from dryfit.core.settings.choices import Precision
+from dryfit.core.settings.execution import DeviceKind, plan_execution
+from dryfit.core.settings.splits import TRAIN, VALIDATION
+from dryfit.core.settings.tables import ModelSettings, TrialSettings
+from dryfit.core.settings.trial import Scalar, TrialConfig
+from dryfit.core.sharding.device_groups import check_enough
+from dryfit.core.text.words import few
+from dryfit.search.space.fields import setting
+from dryfit.search.space.params import enumerated
+from dryfit.search.space.space import Space
+from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
+from dryfit.study.doctor.study_checks import Drawn
+
+DATA: Final = "data"
+
+_COVERED: Final = (
+    "loss.",
+    "head.",
+    "span.",
+    "multitask.",
+    "joint.",
+    "optim.name",
+    "sched.name",
+    "train.precision",
+    "regularization.freeze_layers",
+)
+"""Keys each of whose values is tried: they choose code or shapes, where others only choose numbers."""
+
+_MOST_POINTS: Final = 8
+_MOST_VALUES: Final = 16
+_LIKE_NEVER_S: Final = 1e9
+_PATIENCE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all rehearsals of a study share.
+
+    Attributes:
+        fingerprint: Of the rows.
+        device: Where trials would run.
+        visible_device: The CUDA device to use, or several; None on the CPU.
+        parallel: Most trials side by side.
+        cache_dir: Where tokens are looked for and put.
+        scratch: A folder for files that nobody reads.
+    """
+
+    config: StudyConfig
+    space: Space
+    fingerprint: str
+    device: DeviceKind
+    visible_device: str | None
+    cores: int
+    parallel: int
+    cache_dir: Path
+    scratch: Path
+
+
+def device_findings(config: StudyConfig, precisions: Sequence[str], probe: ProbeResult) -> Iterator[Finding]:
+    """Whether the device and the number formats that a study asks for are there."""
+    wish, there = config.execution.device, bool(probe.devices)
+    if wish == "cuda" and not there:
+        found = f'execution.device = "cuda", and torch {probe.torch} can use no CUDA device'
+        yield failed("study", "device", found, 'set execution.device = "auto" to train on the CPU')
+        return
+    device = device_of(config, probe)
+    refused = device is DeviceKind.CPU and Precision.FP16 in precisions
+    if refused:
+        yield failed("study", "precision", "fp16 needs a CUDA device", 'train.precision = "fp32" or "bf16" on the CPU')
+    elif device is DeviceKind.CUDA and Precision.BF16 in precisions and not probe.bf16:
+        yield failed("study", "precision", f"{probe.devices[0].name} has no bf16", 'train.precision = "fp32" or "fp16"')
+    else:
+        yield passed("study", "device", f"{device}, {', '.join(precisions)}")
+    if config.execution.processes > 1:
+        yield _together(config.execution.processes, device, len(probe.devices))
+
+
+def _together(processes: int, device: DeviceKind, count: int) -> Finding:
+    """Whether trials of several processes have the devices that they take."""
+    wanted = f"{processes} processes of each trial (execution.tp, execution.dp)"
+    if device is DeviceKind.CPU:
+        return passed("study", "processes", f"{wanted} share the cores")
+    try:
+        check_enough(count, processes)
+    except MachineError as error:
+        return failed_by("study", "processes", error)
+    groups, idle = divmod(count, processes)
+    found = f"{wanted} have a device each: {groups} such trial(s) on {count} device(s) without sharing any"
+    if idle:
+        fix = f"nothing, or take a number of which {count} is a multiple"
+        return warned("study", "processes", f"{found}; {idle} device(s) stay idle", fix)
+    return passed("study", "processes", found)
+
+
+def device_of(config: StudyConfig, probe: ProbeResult) -> DeviceKind:
+    """Where the study's trials would run."""
+    return DeviceKind.CUDA if config.execution.device != "cpu" and probe.devices else DeviceKind.CPU
+
+
+def data_findings(splits: dict[str, SplitFacts], num_labels: int) -> Iterator[Finding]:
+    """What the splits hold of what the task reads; every row has been read and checked."""
+    labelled = any(facts.label_counts for facts in splits.values())
+    for name, facts in splits.items():
+        found, missing = [f"{facts.rows} rows"], list[str]()
+        if labelled:
+            found.append("by label " + ", ".join(f"{label}: {count}" for label, count in facts.label_counts.items()))
+            missing += [f"of label {label}" for label in range(num_labels) if label not in facts.label_counts]
+        if facts.with_evidence is not None:
+            found.append(f"{facts.with_evidence} with evidence")
+            missing += [] if facts.with_evidence else ["with evidence"]
+        if missing:
+            fix = f"add rows {few(missing)}: scores of this split say nothing of it"
+            yield warned(DATA, name, "; ".join(found), fix)
+        else:
+            yield passed(DATA, name, "; ".join(found))
+
+
+def fold_findings(fold_rows: Sequence[int]) -> Iterator[Finding]:
+    """The folds of a study that has some."""
+    if fold_rows:
+        found = f"{len(fold_rows)}, of {min(fold_rows)} to {max(fold_rows)} of {sum(fold_rows)} rows"
+        yield passed(DATA, "folds", found)
+
+
+def rehearsals(ground: Ground, drawn: Drawn) -> dict[str, RehearseRequest]:
+    """One request for each distinct model, by a name to print."""
+    base = ground.space.as_prepared(ground.config.trial_settings)
+    lengths: dict[ModelSettings, list[int]] = {}
+    for model, length in ground.space.model_length_pairs(base):
+        lengths.setdefault(model, []).append(length)
+    return {
+        _name(model): _rehearsal(ground, model, tuple(sorted(set(found))), drawn) for model, found in lengths.items()
+    }
+
+
+def _name(model: ModelSettings) -> str:
+    return f"{model.name}@{model.revision}" if model.revision is not None else model.name
+
+
+def _rehearsal(ground: Ground, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> RehearseRequest:
+    base = ground.space.as_prepared(ground.config.trial_settings)
+    batch_size = max((base.train.batch_size, *_values(ground.space, "train.batch_size")))
+    train = base.train.model_copy(update={"batch_size": batch_size, "max_length": lengths[-1]})
+    settings = base.model_copy(update={"model": model, "train": train})
+    plan = plan_execution(
+        ground.config.execution,
+        effective_batch=batch_size,
+        device=ground.device,
+        cores=ground.cores,
+        parallel=ground.parallel,
+    )
+    config = _trial(ground, 0, settings, {name: setting(settings, name) for name in ground.space.names})
+    trial = TrainRequest(
+        config=config,
+        fingerprint=config.fingerprint,
+        plan=plan,
+        attempt=1,
+        cache_dir=str(ground.cache_dir),
+        checkpoint_dir=str(ground.scratch / "checkpoints"),
+        best_dir=str(ground.scratch / "best"),
+        load_report=str(ground.scratch / "load.json"),
+        checkpoint_every_s=_LIKE_NEVER_S,
+        verdict_timeout_s=_PATIENCE_S,
+        visible_device=ground.visible_device,
+    )
+    points = covering(tuple((params, one) for params, one in drawn if one.model == model))
+    configs = tuple(_trial(ground, 1 + index, one, params) for index, (params, one) in enumerate(points))
+    return RehearseRequest(trial=trial, lengths=lengths, points=configs)
+
+
+def _values(space: Space, name: str) -> list[int]:
+    """The integers that a key can get, or the ends of its range."""
+    found: list[int] = []
+    for case in space.cases(name):
+        listed = enumerated(case.distribution, _MOST_VALUES)
+        ends = listed or (getattr(case.distribution, "low", None), getattr(case.distribution, "high", None))
+        found += [value for value in ends if isinstance(value, int)]
+    return found
+
+
+def _trial(ground: Ground, number: int, settings: TrialSettings, params: dict[str, Scalar]) -> TrialConfig:
+    study = ground.config.study
+    return TrialConfig(
+        number=number,
+        task=study.task,
+        metric=study.metric,
+        direction=study.resolved_direction,
+        also=study.also,
+        data=ground.config.data,
+        settings=settings,
+        params=params,
+        seed=study.seed,
+        data_fingerprint=ground.fingerprint,
+    )
+
+
+def covering(drawn: Drawn) -> Drawn:
+    """A few of the points, so that each value of a key that chooses code is in one of them, as far as few suffice.
+
+    Greedy: the point with the most values not seen yet, the first of equals, until none brings any.
+    """
+    left = list(drawn)
+    chosen: list[tuple[dict[str, Scalar], TrialSettings]] = []
+    seen: set[tuple[str, str]] = set()
+    while left and len(chosen) < _MOST_POINTS:
+        best = max(left, key=lambda one: len(_choices(one[0]) - seen))
+        fresh = _choices(best[0]) - seen
+        if not fresh:
+            break
+        seen |= fresh
+        chosen.append(best)
+        left.remove(best)
+    return tuple(chosen)
+
+
+def _choices(params: dict[str, Scalar]) -> set[tuple[str, str]]:
+    return {
+        (name, repr(value))
+        for name, value in params.items()
+        if name.startswith(_COVERED) and not isinstance(value, float)
+    }
+
+
+def model_findings(
+    name: str, asked: RehearseRequest, answer: ChildResult | ChildError, train_rows: int
+) -> Iterator[Finding]:
+    """Judge what a rehearsal found.
+
+    Args:
+        name: The model's, for people.
+        asked: The request.
+        answer: What came of it; an error where the process ended without an answer.
+        train_rows: Rows of the training split; where they were cut into windows, the answer knows how many.
+    """
+    about = f"model {name}"
+    if isinstance(answer, ChildError):
+        yield failed(about, "rehearsal", answer.found, answer.hint or "read the log")
+        return
+    found = answer.rehearse
+    if found is None:
+        raise InternalError(f"rehearsing {name}", "the child's answer is of another job")
+    yield from (failed_by(about, one.stage, one.error) for one in found.stumbles)
+    yield from _batches(about, found)
+    for remark in found.remarks:
+        yield warned(about, "rows", remark, "raise the limit that it names, or leave these rows as they are")
+    if found.step is not None:
+        yield _gradients(about, found.step)
+        yield from _time(about, asked, found.step, _epoch_rows(found, asked.trial.config.data.folds, train_rows))
+    yield from _points(about, found.points)
+
+
+def _epoch_rows(found: RehearseResult, folds: int, train_rows: int) -> int:
+    """Rows, or windows, that one epoch trains on; of all folds together, each of which leaves out its own."""
+
+    def most(split: str, otherwise: int) -> int:
+        return max((walk.rows for walk in found.walks if walk.split == split), default=otherwise)
+
+    train = most(TRAIN, train_rows)
+    return train if folds == 1 else (train + most(VALIDATION, 0)) * (folds - 1)
+
+
+def _batches(about: str, found: RehearseResult) -> Iterator[Finding]:
+    fix = "take a tokenizer that belongs to the model, a smaller train.max_length, or more data.num_labels"
+    faults = [f"{walk.split} at {walk.max_length}: {fault}" for walk in found.walks for fault in walk.faults]
+    if faults:
+        yield failed(about, "batches", few(faults, most=3), fix)
+    elif found.walks:
+        batches = sum(walk.batches for walk in found.walks)
+        longest = max(walk.longest for walk in found.walks)
+        lengths = sorted({walk.max_length for walk in found.walks})
+        said = f"{batches} made and checked at train.max_length {few(map(str, lengths))}; longest row {longest} tokens"
+        yield passed(about, "batches", said)
+
+
+def _gradients(about: str, step: StepFacts) -> Finding:
+    what = f"{step.rows} rows of {step.length} tokens: loss {step.loss:.4g}"
+    broken = 'look for NaN in the weights (another copy, another revision), or take train.precision = "fp32"'
+    if not math.isfinite(step.loss):
+        return failed(about, "step", what, broken)
+    if step.not_finite:
+        found = f"{what}; {len(step.not_finite)} gradients are infinite or NaN: {few(step.not_finite, most=3)}"
+        return failed(about, "step", found, broken)
+    of_head = [one for one in step.untouched if one.startswith(("head.", "fusion."))]
+    untouched = f"{what}; {len(step.untouched)} parameters got no gradient: {few(step.untouched, most=3)}"
+    if of_head:
+        return failed(about, "step", untouched, "another head.pooling or head.activation: this head learns nothing")
+    if step.untouched:
+        fix = "nothing, if the model has parts that its task does not use; they stay as they are"
+        return warned(about, "step", untouched, fix)
+    trained = f"{step.trainable:,} of {step.parameters:,} parameters have finite gradients, none of them zero"
+    return passed(about, "step", f"{what}; {trained}")
+
+
+def _time(about: str, asked: RehearseRequest, step: StepFacts, epoch_rows: int) -> Iterator[Finding]:
+    if step.micro_batch < asked.trial.plan.micro_batch:
+        found = f"{step.rows} rows at once do not fit the device: {step.micro_batch} do"
+        yield warned(about, "memory", found, "nothing: the planner splits batches; `dryfit plan` says what fits")
+    if step.step_s is None:
+        return
+    epochs = asked.trial.config.settings.train.epochs
+    passes = f"{epoch_rows * epochs} rows"
+    trial_s = step.step_s / step.rows * epoch_rows * epochs
+    found = f"{step.largest_s * 1000:.0f} ms forward and backward of the largest batch, {step.step_s * 1000:.0f} ms of "
+    found += f"a middling one; about {_duration(trial_s)} a trial ({passes}), optimizer and validation left out"
+    yield passed(about, "time", found)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _points(about: str, points: Sequence[PointFacts]) -> Iterator[Finding]:
+    """Trials that the space can ask for: those that cannot be trained, each with its values."""
+    good = 0
+    for point in points:
+        values = ", ".join(f"{name}={value}" for name, value in point.params.items() if name.startswith(_COVERED))
+        if point.error is not None:
+            yield failed_by(about, f"point {values}", point.error)
+        elif point.step is not None and not (math.isfinite(point.step.loss) and not point.step.not_finite):
+            fix = "leave this value out of the space, or give it a `when`"
+            yield failed(about, f"point {values}", f"loss {point.step.loss:.4g}, gradients not finite", fix)
+        else:
+            good += 1
+    if good:
+        yield passed(about, "points", f"{good} further trials of the space did a small step, {len(points) - good} not")

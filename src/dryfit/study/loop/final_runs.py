@@ -1,0 +1,187 @@
+"""What may be trained, or put together, beside a study: its configurations once more, and ensembles of these."""
+
+import hashlib
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.jobs import EnsembleMember, EnsembleRequest, EnsembleResult, FinalRequest, FinalResult, TrainRequest
+from dryfit.core.settings.task_facts import task_word
+from dryfit.core.settings.trial import Outcome, TrialConfig, mean
+from dryfit.core.wire import REQUEST_FILE, canonical_json, write_model
+from dryfit.store.layout import FinalLayout
+from dryfit.store.state import PlanState, TrialState
+from dryfit.study.loop.context import Placement, StudyView, choose_device, train_request, trial_config
+from dryfit.study.planning.device_needs import together
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRun:
+    """One configuration to train once more.
+
+    Attributes:
+        trial: Whose configuration it is.
+        seed: Seed of head, dropout and batch order; the trial's own repeats the trial.
+        last_step: As in :class:`dryfit.core.jobs.FinalRequest`.
+        save: Whether the model is wanted, or its scores alone.
+        schedule_steps: As in :class:`dryfit.core.jobs.FinalRequest`.
+    """
+
+    trial: TrialState
+    seed: int
+    last_step: int | None = None
+    save: bool = True
+    schedule_steps: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The run's folder: another name for everything that would compute something else."""
+        parts = [f"trial-{self.trial.number:04d}", f"seed-{self.seed}"]
+        parts += ["with-validation"] if self.last_step is not None else []
+        return "-".join([*parts, *([] if self.save else ["scores"])])
+
+    @property
+    def plan(self) -> PlanState | None:
+        """How its trial was run."""
+        return self.trial.plan
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleRun:
+    """Several configurations, trained once more, to be evaluated together.
+
+    Attributes:
+        members: The runs that train them, the best first.
+        results: What each of them came to.
+    """
+
+    members: tuple[FinalRun, ...]
+    results: tuple[FinalResult, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The run's folder: another name for other members, or members that were trained otherwise."""
+        numbers = [f"{run.trial.number:04d}" for run in self.members]
+        own = all(run.seed == run.trial.seed for run in self.members)
+        seeds = [] if own else [f"seed-{self.members[0].seed}"]
+        last = ["with-validation"] if self.with_validation else []
+        return "-".join([f"top{len(self.members)}", *numbers, *seeds, *last])
+
+    @property
+    def with_validation(self) -> bool:
+        """Whether nothing is left to choose anything by."""
+        return self.members[0].last_step is not None
+
+    @property
+    def plan(self) -> PlanState | None:
+        """None: evaluating takes less of a device than the training before it, so there is nothing to fall back to."""
+        return None
+
+
+Run: TypeAlias = FinalRun | EnsembleRun
+Result: TypeAlias = FinalResult | EnsembleResult
+
+
+def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, save: bool = True) -> FinalRun:
+    """What to run for a trial.
+
+    Args:
+        trial: Whose configuration is wanted.
+        seed: None: the trial's own.
+        with_validation: Train on train and validation together.
+        save: As in :class:`FinalRun`.
+
+    Raises:
+        ConfigError: The trial was refused; or it has no best validation, whose step would be the last.
+    """
+    doing = f"training trial {trial.number} once more"
+    if trial.outcome is Outcome.REFUSED:
+        raise ConfigError(doing, f"it was refused ({trial.reason})", "a trial that fits the device")
+    last_step = schedule_steps = None
+    if with_validation and trial.folds:
+        # As long as its trainings were on average: each had nearly as many rows as this one has.
+        last_step = max(1, round(mean([fold.best_step for fold in trial.folds])))
+        schedule_steps = max(last_step, round(mean([fold.schedule_steps for fold in trial.folds])))
+    elif with_validation:
+        if trial.best is None:
+            allowed = "with --with-validation: a trial that has a best validation, whose step is the last one"
+            raise ConfigError(doing, "it has none", allowed, "train it without --with-validation, or another one")
+        last_step = trial.reports[trial.best].step
+    return FinalRun(trial, trial.seed if seed is None else seed, last_step, save, schedule_steps)
+
+
+def final_request(study: StudyView, run: FinalRun, placement: Placement) -> FinalRequest:
+    """What the process is asked that does a run."""
+    paths, trial = study.layout.final(run.name), run.trial
+    return FinalRequest(
+        training=_train_request(study, run, paths, placement),
+        last_step=run.last_step,
+        schedule_steps=run.schedule_steps,
+        chosen_dirs=_chosen_dirs(study, run),
+        model_dir=str(paths.model) if run.save else None,
+        study=study.config.study.name,
+        searched=trial.value,
+        folds=max(1, len(trial.folds)),
+    )
+
+
+def _chosen_dirs(study: StudyView, run: FinalRun) -> tuple[str, ...]:
+    """Where it may stand what validation chose for a configuration: with the trial's weights, or a later run's."""
+    if run.last_step is None:
+        return ()
+    seeds = dict.fromkeys((run.trial.seed, run.seed))
+    later = [final_run(run.trial, seed=seed, with_validation=False) for seed in seeds]
+    return (str(study.layout.trial(run.trial.number).best), *(str(study.layout.final(one.name).model) for one in later))
+
+
+def _train_request(study: StudyView, run: FinalRun, paths: FinalLayout, placement: Placement) -> TrainRequest:
+    """What is learned: a model that is to be used is one, though the trial may have trained one for each fold."""
+    config = trial_config(study, run.trial.number, run.trial.params, run.seed)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"folds": 1})})
+    return train_request(study, config, paths, placement, fingerprint=_fingerprint(run.trial, config))
+
+
+def _fingerprint(trial: TrialState, config: TrialConfig) -> str:
+    """What identifies a run: its trial as the ledger has it, and what is today's, or the run's own, beside that."""
+    if not trial.fingerprint:
+        return config.fingerprint
+    decides = {
+        "trial": trial.fingerprint,
+        "seed": config.seed,
+        "task": task_word(config.task),
+        "data": [config.data_fingerprint, config.data.num_labels, config.data.multi_label],
+    }
+    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
+
+
+def ensemble_request(study: StudyView, run: EnsembleRun, placement: Placement) -> EnsembleRequest:
+    """What the process is asked that evaluates several models together."""
+    members: list[EnsembleMember] = []
+    for member, result in zip(run.members, run.results, strict=True):
+        choice = member.plan.execution if member.plan is not None else None
+        asked = final_request(study, member, replace(placement, choice=choice))
+        assert asked.model_dir is not None  # members are saved
+        members.append(
+            EnsembleMember(training=asked.training, result=result, searched=asked.searched, model_dir=asked.model_dir)
+        )
+    return EnsembleRequest(
+        members=tuple(members),
+        model_dir=str(study.layout.final(run.name).model),
+        study=study.config.study.name,
+        with_validation=run.with_validation,
+    )
+
+
+def in_process_request(study: StudyView, run: FinalRun) -> Path:
+    """Write what :mod:`dryfit.jobs.in_process` is asked, in a folder of its own that is emptied first."""
+    paths = FinalLayout(study.layout.final(run.name).folder.with_name(f"{run.name}-in-process"))
+    shutil.rmtree(paths.folder, ignore_errors=True)
+    paths.folder.mkdir(parents=True)
+    choice = run.trial.plan.execution if run.trial.plan is not None else None
+    device = choose_device(study.resolved, (), together=together(run.trial.plan, study.config.execution))
+    body = _train_request(study, run, paths, Placement(1, device, choice))
+    request = paths.folder / REQUEST_FILE
+    write_model(request, body, durable=False)
+    return request

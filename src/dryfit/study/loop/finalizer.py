@@ -1,0 +1,186 @@
+"""How attempts and trials end: what came of a process, what follows from it, and what is told of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from dryfit.core.failure import Action, Evidence, Failure, FailureKind, RecoveryAction
+from dryfit.core.jobs import ChildResult
+from dryfit.core.settings.trial import Outcome
+from dryfit.runtime.children.result_reading import harvest, stacks_tail
+from dryfit.runtime.failures.classify import classify
+from dryfit.runtime.failures.fault_case import lost_devices
+from dryfit.runtime.failures.fault_detail import fault_detail
+from dryfit.runtime.failures.recovery import attempt_terms, decide
+from dryfit.runtime.machine.packing import Need
+from dryfit.store.events import AttemptEnded, Event, FailureFacts, TrialFinished
+from dryfit.store.state import TrialState
+from dryfit.study.loop.context import StudyContext
+from dryfit.study.loop.messages import Hearing, RunningAttempt
+from dryfit.study.loop.next_step import End, finish_trial
+from dryfit.study.planning.device_needs import alone_first
+from dryfit.study.resources.retention import forget_what_is_not_needed
+
+
+@dataclass(slots=True)
+class Endings:
+    """Ends attempts and trials of one session.
+
+    Attributes:
+        study: What is run.
+        hearing: Takes in what a process said before its end.
+        write: Takes an event to the ledger.
+        note: Tells a person something.
+        stop: Asks every running trial to stop, and says why.
+        set_aside: Gives a device no more trials, for the reason that it is told.
+        clock: Unix time in seconds.
+        waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
+    """
+
+    study: StudyContext
+    hearing: Hearing
+    write: Callable[[Event], None]
+    note: Callable[[str], None]
+    stop: Callable[[End, str], None]
+    set_aside: Callable[[str, str], None]
+    clock: Callable[[], float]
+    waiting_until_s: dict[int, float] = field(default_factory=dict[int, float])
+
+    def reconcile(self) -> None:
+        """Close every attempt whose control process died; a result it left is taken, never computed again."""
+        for trial in self.study.state.open_trials:
+            if trial.generation != self.study.state.generation.number:
+                self._leave_behind(trial)
+                continue
+            if not trial.attempts:
+                continue
+            last = trial.attempts[-1]
+            if last.failure is not None:
+                if last.failure.action in (Action.GIVE_UP, Action.PRUNE):
+                    self.follow(trial, end_of(trial), last.failure.action, 0.0)
+                continue
+            child = RunningAttempt(trial.number, last.number, last.device, Need(trial.number))
+            folder = self.study.layout.trial(trial.number).attempt(last.number)
+            result = harvest(folder)
+            if result is not None and result.train is not None and finish_trial(trial, result.train) is None:
+                result = None  # it had been asked to stop, and did: the trial goes on
+            if result is not None:
+                self.hearing.catch_up(child)
+            self.on_exit(child, result, Evidence(server_lost=result is None))
+        forget_what_is_not_needed(self.study.layout, self.study.state, keep=self.study.config.runtime.keep)
+
+    def _leave_behind(self, trial: TrialState) -> None:
+        """End a trial of an earlier generation: as its process did, if it left a result, else as cancelled."""
+        last = trial.attempts[-1] if trial.attempts and trial.attempts[-1].failure is None else None
+        result = harvest(self.study.layout.trial(trial.number).attempt(last.number)) if last is not None else None
+        finished = finish_trial(trial, result.train) if result is not None and result.train is not None else None
+        if last is None or finished is None:
+            reason = f"generation {self.study.state.generation.number} of the study began before it ended"
+            self.finish(TrialFinished(number=trial.number, outcome=Outcome.CANCELLED, reason=reason))
+            return
+        self.hearing.catch_up(RunningAttempt(trial.number, last.number, last.device, Need(trial.number)))
+        if not last.ended:
+            self.write(AttemptEnded(number=trial.number, attempt=last.number))
+        self.finish(finished)
+
+    def on_exit(self, child: RunningAttempt, result: ChildResult | None, evidence: Evidence) -> None:
+        """End an attempt whose process is gone, and do what follows from it."""
+        trial = self.study.state.trials[child.number]
+        finished = finish_trial(trial, result.train) if result is not None and result.train is not None else None
+        if finished is not None:
+            if not trial.attempts[-1].ended:
+                self.write(AttemptEnded(number=child.number, attempt=child.attempt))
+            self.finish(finished)
+            return
+        kind, answer = self._judge(child, trial, result, evidence)
+        # A process that had ended in order leaves no failure in the ledger, even where its result is gone since.
+        failure = Failure(kind, answer.reason) if trial.attempts[-1].failure is None else end_of(trial)
+        self.follow(trial, failure, answer.action, answer.delay_s)
+
+    def _judge(
+        self, child: RunningAttempt, trial: TrialState, result: ChildResult | None, evidence: Evidence
+    ) -> tuple[FailureKind, RecoveryAction]:
+        """Name a failure, decide what follows from it, and write both down."""
+        job, past = self.study.trial_job, trial.past_failures
+        seen = _with_terms(evidence, trial)
+        failure = classify(seen, result, job=job)
+        if failure.kind is FailureKind.DEVICE_LOST and child.device is not None:
+            for device in lost_devices(seen, child.device):
+                self.set_aside(device, f"{failure.kind} in trial {child.number}: {failure.sentence}")
+        answer = decide(
+            failure,
+            past,
+            retries=self.study.config.runtime.retries,
+            reached_checkpoint=trial.made_progress,
+            rungs_left=trial.plan.rungs_left if trial.plan is not None else 0,
+            diagnosable=True,
+        )
+        answer = alone_first(answer, failure, trial, shared=self.study.parallelism.most > 1)
+        folder = self.study.layout.trial(child.number).attempt(child.attempt)
+        fault = seen.fault or (result.fault if result is not None else None)
+        detail = fault_detail(failure.kind, seen, fault, stacks_tail(folder))
+        facts = FailureFacts(
+            kind=failure.kind,
+            sentence=answer.reason,
+            action=answer.action,
+            error_type=detail.error_type,
+            error=detail.error,
+            place=detail.place,
+            detail=detail.detail,
+        )
+        if not trial.attempts[-1].ended:
+            self.write(AttemptEnded(number=child.number, attempt=child.attempt, failure=facts))
+        return failure.kind, answer
+
+    def follow(self, trial: TrialState, failure: Failure, action: Action, delay_s: float) -> None:
+        """Do what was decided to follow a failure."""
+        reason = f"{failure.kind}: {failure.sentence}"
+        match action:
+            case Action.RETRY | Action.EXCLUSIVE | Action.ELSEWHERE | Action.LIGHTER | Action.DIAGNOSE:
+                self.waiting_until_s[trial.number] = self.clock() + delay_s
+            case Action.RUNG:
+                self.note(f"trial {trial.number} goes on with what its plan has next: {reason}")
+            case Action.GIVE_UP | Action.UNPLANNED:
+                self.finish(TrialFinished(number=trial.number, outcome=Outcome.FAILED, reason=reason))
+            case Action.PRUNE:
+                self.finish(TrialFinished(number=trial.number, outcome=Outcome.PRUNED, reason=reason))
+            case Action.PAUSE:
+                self.stop(End.PAUSED, f"study paused by trial {trial.number}: {reason}")
+            case Action.STOP_STUDY:
+                self.stop(End.BROKEN, f"study stopped by trial {trial.number}: {reason}")
+
+    def finish(self, event: TrialFinished) -> None:
+        """End a trial, and remove the files that nobody needs any more."""
+        self.write(event)
+        forget_what_is_not_needed(
+            self.study.layout,
+            self.study.state,
+            keep=self.study.config.runtime.keep,
+            just_finished=event.number,
+        )
+
+
+def end_of(trial: TrialState) -> Failure:
+    """What to call the failure of a trial's last attempt; the ledger alone decides it, whoever asks and when.
+
+    An attempt that was run to learn where an earlier one failed speaks for that one.
+    """
+    failures = [attempt.failure for attempt in trial.attempts if attempt.failure is not None]
+    last = failures[-1]
+    first = next((one for one in failures[:-1] if one.action is Action.DIAGNOSE), None)
+    if first is None or last.action is not Action.GIVE_UP:
+        return Failure(last.kind, last.sentence)
+    if last.kind is first.kind:
+        return Failure(first.kind, last.sentence)
+    return Failure(first.kind, f"{first.sentence}; run again to learn where: {last.kind}: {last.sentence}")
+
+
+def _with_terms(evidence: Evidence, trial: TrialState) -> Evidence:
+    """The evidence, with what the ledger knows of how the attempt was run."""
+    attempt = trial.attempts[-1]
+    planned_bytes = evidence.planned_bytes
+    if planned_bytes is None and attempt.device is not None:
+        planned_bytes = attempt.needs_bytes
+    diagnostic = attempt_terms(trial.past_failures).diagnostic
+    return replace(
+        evidence, device=evidence.device or attempt.device, planned_bytes=planned_bytes, diagnostic=diagnostic
+    )

@@ -1,0 +1,65 @@
+"""Whether a study is done, told from its files alone: nothing is started for one that another run would not change."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, cast
+
+from dryfit.config.freeze import dump_toml
+from dryfit.config.schema import StudyConfig
+from dryfit.core.settings.tables import HUB_PREFIX
+from dryfit.search.mirror.handle import mirrored_bytes
+from dryfit.store.layout import StudyLayout
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.session import SessionResult, read_study
+
+_FINAL: Final = {str(end): end for end in End if end.is_final}
+
+
+def finished(config: StudyConfig, layout: StudyLayout) -> SessionResult | None:
+    """A study that is done, as it is; None where there may be something to do.
+
+    Its last session must have come to the study's own end with the very configuration of now, its rows must not have
+    been touched since that session began, and its mirror must have all of the ledger. Rows on the hub may have changed
+    without a trace on this machine.
+
+    Raises:
+        LedgerError: The ledger cannot be read.
+    """
+    try:
+        if not layout.ledger.is_file() or layout.frozen_file.read_bytes() != dump_toml(config, layout.folder).encode():
+            return None
+        state = read_study(layout)
+        last = state.sessions[-1] if state.sessions else None
+        end = _FINAL.get(last.closed or "") if last is not None else None
+        if last is None or end is None or not _untouched(config, last.opened_at_s):
+            return None
+        if config.search.mirror != "none" and mirrored_bytes(layout.mirror_status) < layout.ledger.stat().st_size:
+            return None
+    except OSError:
+        return None  # no frozen.toml yet, or a session will say what is wrong with the folder
+    return SessionResult(end, state, layout)
+
+
+def _untouched(config: StudyConfig, since_s: float) -> bool:
+    """Whether no file of rows was changed, or put in the place of another, since a moment (Unix seconds)."""
+    for source in _texts(config.data.model_dump()) if config.objective is None else ():
+        if source.startswith(HUB_PREFIX):
+            return False
+        file = Path(source)
+        if not file.is_absolute():
+            continue  # a name of a column or a language: sources are absolute once they are read
+        # The change of the inode: a file that is moved here, or copied with its times, is an old one by its mtime.
+        if not file.is_file() or file.stat().st_ctime >= since_s:
+            return False
+    return True
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in cast("Mapping[str, object]", value).values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in cast("list[object]", value):
+            yield from _texts(item)

@@ -1,0 +1,150 @@
+"""What a changed study file means for a study that exists: pure, but for reading what an older dryfit left.
+
+A study never refuses to go on because its file has changed. Where its trials so far still are trials of the study,
+they count as before. Where they are not, a new generation begins in the same ledger: they are kept, those that still
+compare are told to the sampler, and the total counts from zero.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from dryfit.config.load import load_study_file
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import ConfigError
+from dryfit.core.jobs import ResolveResult
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.tables import OwnSettings
+from dryfit.core.settings.task_facts import is_own_key, metric_of
+from dryfit.core.settings.trial import Outcome, Scalar, best_first
+from dryfit.search.changes import Change, comparable, compare, moved
+from dryfit.search.comparability import Ground, basis_of, is_trial_of, point_in, whole
+from dryfit.search.space.fields import apply_params, searchable_keys
+from dryfit.search.space.space import Space
+from dryfit.store.events import Basis, Compatibility, GenerationBegan, StudyRevised
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
+from dryfit.study.loop.context import StudyView
+
+_AGAIN: Final = 3
+"""How many of the best points are tried again where values no longer compare: enough that one of them is a good start,
+few enough that the new generation is a search of its own."""
+
+_INFORMATIVE: Final = (Outcome.COMPLETE, Outcome.PRUNED, Outcome.REFUSED)
+"""Ends from which a sampler, or a pruner, may learn something."""
+
+
+def next_generation(state: StudyState, new: Basis) -> StudyRevised | GenerationBegan | None:
+    """What is to be written down before a study goes on with other settings; None where nothing has changed.
+
+    Args:
+        state: The study so far.
+        new: What its next trials rest on.
+    """
+    old, present = state.generation.basis, state.generation
+    if old.model_copy(update={"data": old.data or new.data, "folder": new.folder}) == new:
+        return None
+    if state.present:
+        change = compare(old, new)
+        if change.verdict is not Compatibility.FORKS:
+            return StudyRevised(basis=new, compatibility=change.verdict, reasons=change.reasons)
+        return _generation(state, present.number + 1, new, change)
+    if present.number == 1:  # nothing has been tried: there is nothing to keep apart
+        return GenerationBegan(generation=1, name=present.name, basis=new)
+    earlier = state.generations[-2].basis
+    return _generation(state, present.number, new, compare(earlier, new))
+
+
+def _generation(state: StudyState, number: int, new: Basis, change: Change) -> GenerationBegan:
+    assert state.created is not None
+    ground = Ground(new)
+    told = tuple(trial.number for trial in state.trials if _still_counts(state, trial, ground))
+    known = any(state.trials[number].outcome is Outcome.COMPLETE for number in told)
+    return GenerationBegan(
+        generation=number,
+        name=f"{state.created.name}-g{number}",
+        basis=new,
+        reasons=change.reasons or ("what had changed was changed back",),
+        told=told,
+        points=() if known else _points_again(state, number - 1, ground),
+    )
+
+
+def _still_counts(state: StudyState, trial: TrialState, ground: Ground) -> bool:
+    """Whether an earlier trial, of whichever generation, could be one of the new: its values compare and it fits."""
+    old = state.generations[trial.generation - 1].basis
+    if trial.outcome not in _INFORMATIVE or not comparable(old, ground.basis):
+        return False
+    return is_trial_of(ground, trial.params, _own_of(state, trial))
+
+
+def _own_of(state: StudyState, trial: TrialState) -> Mapping[str, Scalar]:
+    """The study file's own values when a trial was asked for."""
+    basis = state.generations[trial.generation - 1].basis
+    return whole(trial.own or basis.own or {}, basis.task)
+
+
+def _points_again(state: StudyState, number: int, ground: Ground) -> tuple[dict[str, Scalar], ...]:
+    """The best points of an earlier generation, whose values say nothing any more, as far as they can be drawn."""
+    old = state.generations[number - 1].basis
+    was, now = old.goals[0], ground.basis.goals[0]
+    if moved(old, ground.basis.folder).task != ground.basis.task or (
+        was.name == now.name and was.direction is not now.direction
+    ):
+        return ()  # other keys, or what was best is now worst
+    points: list[dict[str, Scalar]] = []
+    for trial in best_first(state.in_generation(number), was.direction):
+        point = point_in(ground, trial.params, _own_of(state, trial))
+        if point and point not in points and not _is_own(ground, point):
+            points.append(point)
+        if len(points) == _AGAIN:
+            break
+    return tuple(points)
+
+
+def _is_own(ground: Ground, point: dict[str, Scalar]) -> bool:
+    """Whether a point is the study file's own, which is the first trial anyway unless the file says otherwise."""
+    return ground.basis.task is not Task.OBJECTIVE and all(ground.own.get(name) == point[name] for name in point)
+
+
+def basis_now(config: StudyConfig, space: Space, layout: StudyLayout, resolved: ResolveResult) -> Basis:
+    """What a study's next trials rest on."""
+    return basis_of(config, space, data=resolved.data_fingerprint, folder=layout.folder)
+
+
+def recorded(state: StudyState, layout: StudyLayout) -> StudyRevised | None:
+    """What an older dryfit did not write down, from the file that it wrote beside the ledger; None where all is known.
+
+    Only before a session replaces that file.
+    """
+    if state.created is None or state.generation.basis.own is not None:
+        return None
+    try:
+        config = load_study_file(layout.frozen_file).config
+    except ConfigError:
+        return None
+    old = state.generation.basis
+    basis = basis_of(config, Space.from_json(old.space), data=old.data, folder=layout.folder)
+    return StudyRevised(basis=basis, compatibility=Compatibility.SAME)
+
+
+def as_it_was(study: StudyView, trial: TrialState) -> StudyView:
+    """The study as it was for a trial: what is learned, and what that is judged by; the data is today's."""
+    generation = study.state.generations[trial.generation - 1]
+    if generation is study.state.generation:
+        return study
+    basis = moved(generation.basis.model_copy(update={"own": dict(trial.own)}), str(study.layout.folder))
+    own = {name: value for name, value in (basis.own or {}).items() if name in searchable_keys() or is_own_key(name)}
+    settings = apply_params(study.config.trial_settings.model_copy(update={"own": OwnSettings()}), own)
+    goal, *also = basis.goals
+    judged = study.config.study.model_copy(
+        update={
+            "metric": metric_of(goal.name),
+            "direction": goal.direction,
+            "also": tuple(metric_of(one.name) for one in also),
+            "also_directions": tuple(one.direction for one in also),
+        }
+    )
+    tables = {table: getattr(settings, table) for table in type(settings).model_fields}
+    return replace(study, config=study.config.model_copy(update={**tables, "study": judged}))

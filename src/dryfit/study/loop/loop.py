@@ -1,0 +1,256 @@
+"""The one doing loop: it asks the deciders what comes next and does it, writing the ledger first."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from dryfit.core.seeds import derive_seed
+from dryfit.core.settings.trial import Outcome
+from dryfit.core.wire import FirstStep, Started
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.failures.recovery import attempt_terms, terms_in_words
+from dryfit.search.sampling.suggest import suggest
+from dryfit.search.space.enqueued import known_points
+from dryfit.store.events import (
+    AttemptPlaced,
+    Event,
+    TrialAsked,
+    TrialFinished,
+)
+from dryfit.store.state import TrialState
+from dryfit.study.loop.context import Placement, StudyContext, child_spec, fold_reports, trial_fingerprint
+from dryfit.study.loop.finalizer import Endings
+from dryfit.study.loop.messages import Hearing, RunningAttempt
+from dryfit.study.loop.next_step import (
+    Ask,
+    End,
+    Leave,
+    Limits,
+    Live,
+    Place,
+    Plan,
+    Refuse,
+    StopRunning,
+    Wait,
+    next_step,
+    tripped,
+)
+from dryfit.study.loop.observers import Observer
+from dryfit.study.loop.stops import StopRequests
+from dryfit.study.planning.refusals import refusal_text
+from dryfit.study.planning.trial_plans import Planner, host_bytes_for
+from dryfit.study.resources.placements import Machine, Occupancy
+
+_IDLE_S = 0.5
+
+
+class StudyLoop:
+    """Runs a study to its end, or to the request to stop.
+
+    Args:
+        study: What to run.
+        supervisor: Where children come from.
+        stops: Requests to stop.
+        observers: Who is told.
+        clock: Unix time in seconds.
+        machine: What can be seen of this machine.
+    """
+
+    def __init__(
+        self,
+        study: StudyContext,
+        supervisor: Supervisor,
+        stops: StopRequests,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.time,
+        machine: Machine | None = None,
+    ) -> None:
+        self._study = study
+        self._supervisor = supervisor
+        self._stops = stops
+        self._observers = observers
+        self._clock = clock
+        machine = machine or Machine()
+        self._planner = Planner(study, supervisor, self._write, self._host_bytes(machine))
+        self._hearing = Hearing(study, supervisor, self._write, observers)
+        self._occupancy = Occupancy(study, machine, self._write, self._note, clock)
+        self._endings = Endings(
+            study, self._hearing, self._write, self._note, self._stop_because, self._occupancy.set_aside, clock
+        )
+        self._stopping: End | None = None
+        self._killed = False
+        runtime, settings = study.config.runtime, study.config.study
+        self._limits = Limits(
+            total=study.total,
+            parallel=study.parallelism.most,
+            max_wall_s=settings.max_hours * 3600 if settings.max_hours is not None else None,
+            patience=settings.patience,
+            max_failed_in_a_row=runtime.max_failed_in_a_row,
+            max_refused_in_a_row=runtime.max_refused_in_a_row,
+            device_wait_s=runtime.device_wait_s,
+            max_same_failure=runtime.max_same_failure,
+        )
+
+    def run(self) -> End:
+        """Go on until nothing is left to do or a stop was asked for.
+
+        Raises:
+            OSError: The ledger could not be written (a full disk); nothing that it holds is lost.
+        """
+        self._endings.reconcile()
+        while True:
+            self._heed_stops()
+            live = self._live()
+            match next_step(self._study.state, self._limits, live):
+                case Ask(number):
+                    self._ask(number)
+                case Plan(number):
+                    self._planner.plan(self._study.state.trials[number])
+                case Refuse(number):
+                    self._refuse(self._study.state.trials[number])
+                case Place(number, device):
+                    self._place(self._study.state.trials[number], device, live)
+                case StopRunning(why):
+                    self._stop(why)
+                case Wait(until_s, why):
+                    self._occupancy.waiting(why)
+                    self._wait(until_s)
+                case Leave(why, text):
+                    if text:
+                        self._note(text)
+                    self._planner.abandon()
+                    trip = tripped(self._study.state, self._limits)
+                    if trip is not None and trip.end is why:
+                        self._note(trip.sentence)
+                    return why
+
+    def _host_bytes(self, machine: Machine) -> int | None:
+        return host_bytes_for(self._study.config.execution, self._study.resolved.device, machine.host)
+
+    def _live(self) -> Live:
+        readiness = self._planner.readiness()
+        return Live(
+            house=self._occupancy.house(),
+            waiting_until_s=self._endings.waiting_until_s,
+            stopping=self._stopping,
+            now_s=self._clock(),
+            planning=self._planner.planning,
+            readiness=readiness,
+            needs=self._occupancy.needs(readiness),
+            idle_since_s=self._occupancy.idle_since_s,
+        )
+
+    def _write(self, event: Event) -> None:
+        written = self._study.ledger.append(event)
+        for observer in self._observers:
+            observer.on_event(written, self._study.state)
+
+    def _note(self, text: str) -> None:
+        for observer in self._observers:
+            observer.on_note(text)
+
+    # ---- doing what was decided
+
+    def _ask(self, number: int) -> None:
+        study, generation = self._study, self._study.state.generation
+        known = known_points(study.space, study.config, number - generation.first)
+        suggestion = suggest(
+            study.space,
+            study.state.history(),
+            search=study.config.search,
+            directions=study.state.directions,
+            points=(*known, *generation.points),
+            seed=study.config.study.seed,
+            number=number,
+        )
+        seed = derive_seed(study.config.study.seed, "trial", number)
+        self._write(
+            TrialAsked(
+                number=number,
+                params=dict(suggestion.params),
+                internal=dict(suggestion.internal),
+                distributions=dict(suggestion.distributions),
+                given=dict(suggestion.given),
+                seed=seed,
+                fingerprint=trial_fingerprint(study, number, suggestion.params, seed),
+                fold_reports=fold_reports(study),
+            )
+        )
+
+    def _refuse(self, trial: TrialState) -> None:
+        assert trial.plan is not None  # only a plan refuses
+        reason = refusal_text(trial.plan.answer)
+        self._endings.finish(TrialFinished(number=trial.number, outcome=Outcome.REFUSED, reason=reason))
+
+    def _place(self, trial: TrialState, device: str | None, live: Live) -> None:
+        attempt, need = len(trial.attempts) + 1, live.need(trial.number)
+        terms = attempt_terms(trial.past_failures)
+        fraction = self._occupancy.fence(trial, need, device)
+        placement = Placement(attempt, device, self._planner.choice(trial), terms, fraction)
+        spec = child_spec(self._study, trial, placement)
+        self._endings.waiting_until_s.pop(trial.number, None)
+        needs_bytes = need.shared_bytes if device is not None else need.host_bytes
+        words = terms_in_words(terms)
+        self._write(
+            AttemptPlaced(number=trial.number, attempt=attempt, device=device, needs_bytes=needs_bytes, terms=words)
+        )
+        passed = [number for number in live.needs if number < trial.number and live.is_ready(number)]
+        self._occupancy.start(spec.key, RunningAttempt(trial.number, attempt, device, need), passed)
+        self._supervisor.start(spec)
+
+    def _heed_stops(self) -> None:
+        self._stops.look()
+        if self._stops.why is not None and self._stopping is None:
+            self._stop(self._stops.why)
+        if self._stops.at_once and not self._killed:
+            self._killed = True
+            for key in self._occupancy.running:
+                self._supervisor.kill(key, "now")
+
+    def _stop(self, why: End) -> None:
+        self._stopping = why
+        self._planner.abandon()
+        if self._occupancy.running:
+            self._note(f"stopping ({why}): {len(self._occupancy.running)} running trial(s) write a checkpoint")
+        for key in self._occupancy.running:
+            self._supervisor.ask_stop(key)
+
+    def _stop_because(self, why: End, text: str) -> None:
+        """Stop for a trial's sake; a pause gives way to whatever stops the study already."""
+        if why is End.PAUSED and self._stopping is not None:
+            return
+        self._note(text)
+        self._stop(why)
+
+    def _wait(self, until_s: float | None) -> None:
+        timeout_s = _IDLE_S if until_s is None else min(_IDLE_S, max(0.0, until_s - self._clock()))
+        for event in self._supervisor.wait(timeout_s):
+            planned = self._planner.owner(event.key)
+            if planned is not None:
+                self._on_plan(event, planned)
+            child = self._occupancy.running.get(event.key)
+            if child is None:
+                continue
+            match event:
+                case ChildMessage(message=message):
+                    if isinstance(message, Started):
+                        self._occupancy.started(message.pid)
+                    if isinstance(message, FirstStep):
+                        self._occupancy.worked(child)
+                    self._hearing.on_message(event, child)
+                case ChildExited():
+                    self._occupancy.end(event)
+                    self._endings.on_exit(child, event.result, event.evidence)
+
+    # ---- what children say
+
+    def _on_plan(self, event: ChildEvent, number: int) -> None:
+        match event:
+            case ChildMessage(message=message):
+                for observer in self._observers:
+                    observer.on_message(number, message)
+            case ChildExited():
+                trouble = self._planner.take(event)
+                if trouble is not None:
+                    trial = self._study.state.trials[trouble.number]
+                    self._endings.follow(trial, trouble.failure, trouble.action, trouble.delay_s)

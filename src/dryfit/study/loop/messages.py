@@ -1,0 +1,114 @@
+"""What the processes of trials say: written down first, then judged, then answered."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dryfit.core.wire import Checkpointed, FirstStep, Report, Started, Verdict
+from dryfit.runtime.children.child_spec import ChildMessage
+from dryfit.runtime.children.result_reading import read_messages
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.packing import Need
+from dryfit.search.sampling.pruning import Rules, judge, most_reports
+from dryfit.store.events import (
+    AttemptStarted,
+    CheckpointMade,
+    Event,
+    FirstStepDone,
+    ReportMade,
+    VerdictGiven,
+)
+from dryfit.store.state import VerdictState
+from dryfit.study.loop.context import StudyContext
+from dryfit.study.loop.observers import Observer
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAttempt:
+    """A trial's process; ``need`` is what it is counted with."""
+
+    number: int
+    attempt: int
+    device: str | None
+    need: Need
+
+
+class Hearing:
+    """Hears the processes of one session's trials.
+
+    Args:
+        study: What is run.
+        supervisor: Passes verdicts on.
+        write: Takes an event to the ledger.
+        observers: Who is told what the ledger does not keep.
+    """
+
+    def __init__(
+        self,
+        study: StudyContext,
+        supervisor: Supervisor,
+        write: Callable[[Event], None],
+        observers: Sequence[Observer],
+    ) -> None:
+        self._study = study
+        self._supervisor = supervisor
+        self._write = write
+        self._observers = observers
+        self._rules = Rules(
+            search=study.config.search,
+            direction=study.state.direction,
+            study=study.state.generation.name,
+            most_reports=study.config.data.folds * most_reports(study.space, study.config.trial_settings),
+        )
+
+    def on_message(self, event: ChildMessage, child: RunningAttempt) -> None:
+        """Take in one message of a running process; a report is answered."""
+        number, attempt = child.number, child.attempt
+        match event.message:
+            case Started(pid=pid, overhead_ms=overhead_ms):
+                self._write(AttemptStarted(number=number, attempt=attempt, pid=pid, overhead_ms=overhead_ms))
+            case FirstStep(after_ms=after_ms):
+                self._write(FirstStepDone(number=number, attempt=attempt, after_ms=after_ms))
+            case Checkpointed(step=step):
+                self._write(CheckpointMade(number=number, attempt=attempt, step=step))
+            case Report() as report:
+                self._keep_report(child, report)
+                n = report.point.n
+                self._supervisor.answer(event.key, Verdict(n=n, proceed=self._verdict(child, n).proceed))
+            case message:
+                for observer in self._observers:
+                    observer.on_message(number, message)
+
+    def catch_up(self, child: RunningAttempt) -> None:
+        """Take in the reports of a process that ended with nobody listening.
+
+        Each gets its verdict all the same: the pruner must remember what it would have said. Of a trial of an earlier
+        generation it remembers nothing.
+        """
+        trial = self._study.state.trials[child.number]
+        judged = trial.generation == self._study.state.generation.number
+        for message in read_messages(self._study.layout.trial(child.number).attempt(child.attempt)):
+            if isinstance(message, Report):
+                self._keep_report(child, message)
+                if judged:
+                    self._verdict(child, message.point.n)
+
+    def _keep_report(self, child: RunningAttempt, report: Report) -> None:
+        trial = self._study.state.trials[child.number]
+        if not trial.reports or report.point.n > trial.reports[-1].n:  # else an earlier attempt has made it
+            self._write(ReportMade(number=child.number, attempt=child.attempt, point=report.point))
+
+    def _verdict(self, child: RunningAttempt, n: int) -> VerdictState:
+        """The verdict on report ``n``: the one given before if there is one, else a new one."""
+        trial = self._study.state.trials[child.number]
+        if n not in trial.verdicts:
+            judged = judge(self._study.state.history(), child.number, self._rules)
+            self._write(
+                VerdictGiven(
+                    number=child.number,
+                    n=n,
+                    proceed=judged.proceed,
+                    system_attrs=dict(judged.system_attrs),
+                    reason=judged.reason,
+                )
+            )
+        return trial.verdicts[n]

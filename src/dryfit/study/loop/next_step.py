@@ -1,0 +1,349 @@
+"""What to do next with a study: pure functions of the ledger's fold and of what runs now."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dryfit.core.failure import PERMITTED, FailureKind
+from dryfit.core.jobs import StopReason, TrainResult
+from dryfit.core.settings.trial import Outcome
+from dryfit.runtime.machine.packing import Fit, Hindrance, House, Limit, Need, pack
+from dryfit.store.events import Observed, TrialFinished
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
+
+
+class End(StrEnum):
+    """Why a control process leaves a study."""
+
+    DONE = "done"
+    NO_IMPROVEMENT = "no_improvement"
+    TOO_MANY_FAILURES = "too_many_failures"
+    SAME_FAILURE = "same_failure"
+    BAD_DATA = "bad_data"
+    REFUSED = "refused"
+    MAX_HOURS = "max_hours"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+    PAUSED = "paused"
+    BROKEN = "broken"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing is left to do unless the study is extended."""
+        return self in (End.DONE, End.NO_IMPROVEMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a study ends, and how much it does at once.
+
+    Attributes:
+        parallel: Most trials side by side.
+        planners: Most trials whose memory is planned at once.
+        device_wait_s: How long others may hold all that could be used, before the study pauses.
+    """
+
+    total: int
+    parallel: int
+    max_wall_s: float | None
+    patience: int | None
+    max_failed_in_a_row: int
+    max_refused_in_a_row: int
+    planners: int = 2
+    device_wait_s: float = math.inf
+    max_same_failure: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """Why a study starts no more trials.
+
+    Attributes:
+        end: How the session ends.
+        sentence: What to tell.
+    """
+
+    end: End
+    sentence: str
+
+
+class Readiness(StrEnum):
+    """Whether an open trial may have a process."""
+
+    UNPLANNED = "unplanned"
+    """Its memory is to be planned first."""
+    PLANNED = "planned"
+    EXCLUSIVE = "exclusive"
+    """It may run, with no other trial beside it on its device."""
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What the control process knows beside the ledger.
+
+    Attributes:
+        house: Where trials can run, and the trials that have a process.
+        planning: Numbers of the trials whose memory is being planned now.
+        readiness: Of open trials; those left out are planned.
+        needs: What open trials ask of a device; those left out ask for nothing.
+        waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
+        stopping: Why no new process may start, if so.
+        now_s: Unix seconds.
+        idle_since_s: Since when no trial runs although one could, but for its device; None: that is not so.
+    """
+
+    house: House
+    waiting_until_s: Mapping[int, float]
+    stopping: End | None
+    now_s: float
+    planning: frozenset[int] = frozenset()
+    readiness: Mapping[int, Readiness] = field(default_factory=dict[int, Readiness])
+    needs: Mapping[int, Need] = field(default_factory=dict[int, Need])
+    idle_since_s: float | None = None
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Numbers of the trials that have a process."""
+        return frozenset(one.number for one in self.house.occupants)
+
+    def need(self, number: int) -> Need:
+        """What an open trial asks of a device."""
+        return self.needs.get(number) or Need(number, exclusive=self.ready(number) is Readiness.EXCLUSIVE)
+
+    def ready(self, number: int) -> Readiness:
+        """Whether an open trial may have a process."""
+        return self.readiness.get(number, Readiness.PLANNED)
+
+    def is_ready(self, number: int) -> bool:
+        """Whether a trial could have a process now, if there is room for it."""
+        return self.may_start(number) and self.ready(number) in (Readiness.PLANNED, Readiness.EXCLUSIVE)
+
+    def may_start(self, number: int) -> bool:
+        """Whether a trial has waited long enough since its last failure."""
+        return self.waiting_until_s.get(number, 0.0) <= self.now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Start a process for a trial that exists, on a device; None: the CPU."""
+
+    number: int
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Make trial ``number``: suggest its parameters and write them down."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Find out what memory a trial needs."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """End a trial that does not fit, before it has had a process."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRunning:
+    """Ask every running trial to checkpoint and stop; start nothing more."""
+
+    why: End
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can be started now; at most until ``until_s`` (Unix seconds), if given.
+
+    Attributes:
+        why: What keeps a trial that could start from doing so; None: enough of them run.
+    """
+
+    until_s: float | None = None
+    why: Hindrance | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Nothing runs and nothing more is to start; ``text`` says more where the reason alone does not."""
+
+    why: End
+    text: str = field(default="", compare=False)
+
+
+Step = Place | Ask | Plan | Refuse | StopRunning | Wait | Leave
+
+
+def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
+    """Decide the next step of a study.
+
+    Trials that exist come before new ones, lowest number first, and a new trial is asked for only when a process
+    is free for it, one that is being planned counting as one that runs: so at ``parallel = 1`` each suggestion knows
+    every earlier result, however often the control process died in between.
+    """
+    if live.stopping is not None:
+        return Wait() if live.running else Leave(live.stopping)
+    if limits.max_wall_s is not None and state.generation_wall_until_s(live.now_s) >= limits.max_wall_s:
+        return StopRunning(End.MAX_HOURS)
+    trip = tripped(state, limits)
+    if trip is not None:
+        return Wait() if live.running else Leave(trip.end)
+    idle = [trial.number for trial in state.open_trials if trial.number not in live.running | live.planning]
+    early = _before_a_process(idle, limits, live)
+    if early is not None:
+        return early
+    ready = [number for number in idle if live.is_ready(number)]
+    if len(live.running) >= limits.parallel:
+        return Wait()
+    packed = pack([live.need(number) for number in ready], live.house)
+    if isinstance(packed, Fit):
+        return Place(packed.number, packed.device)
+    return _without_room(limits, live, packed) or _without_a_place(state, limits, live, idle, packed)
+
+
+def _another(state: StudyState, live: Live, idle: Sequence[int]) -> Hindrance | None:
+    """What keeps even a small new trial from starting: one that is alone, or for which a device is kept."""
+    needs = [live.need(number) for number in idle if live.is_ready(number)]
+    found = pack([*needs, Need(len(state.trials))], live.house)
+    return found if isinstance(found, Hindrance) else None
+
+
+def tripped(state: StudyState, limits: Limits) -> Trip | None:
+    """Whether so many trials failed, and in such a way, that more of them are of no use.
+
+    Looked at are the failed trials of this session since the last that ended well (see
+    :class:`~dryfit.store.tally.FailureTally`). A trial that runs meanwhile may yet end well, and then nothing has
+    tripped.
+
+    * Nothing in this study has ended well, and one failed because of its data: so will the others.
+    * Nothing has ended well, and the first ``max_same_failure`` fail in one way, which is not the fault of their
+      parameters.
+    * A setting, or a model, is wrong in the same way ``max_same_failure`` times.
+    * ``max_failed_in_a_row`` failed, in whatever way.
+    """
+    failures = state.failures
+    useless = state.counts[Outcome.COMPLETE] + state.counts[Outcome.PRUNED] == 0
+    for (kind, error_type, place), count in failures.alike.most_common():
+        how = f"{kind}: {error_type or 'no exception'}, {place}"
+        if useless and kind is FailureKind.DATA:
+            return Trip(End.BAD_DATA, f"no trial could use the data ({how})")
+        if count < limits.max_same_failure:
+            continue
+        if kind is FailureKind.CONFIG:
+            return Trip(End.SAME_FAILURE, f"{count} trials have the same fault in their settings ({how})")
+        if useless and not PERMITTED[kind].told:
+            return Trip(End.SAME_FAILURE, f"the first trials failed in the same way, {count} of them ({how})")
+    if failures.in_a_row >= limits.max_failed_in_a_row:
+        return Trip(End.TOO_MANY_FAILURES, f"{failures.in_a_row} trials failed in a row")
+    return None
+
+
+def _before_a_process(idle: Sequence[int], limits: Limits, live: Live) -> Step | None:
+    """What is due for a trial that exists, whether a process is free or not."""
+    for number in idle:
+        match live.ready(number):
+            case Readiness.REFUSED:
+                return Refuse(number)
+            case Readiness.UNPLANNED if live.may_start(number) and len(live.planning) < limits.planners:
+                return Plan(number)
+            case _:
+                pass
+    return None
+
+
+def _without_room(limits: Limits, live: Live, why: Hindrance | None) -> Step | None:
+    """The end of a session in which others have held for too long what a trial needs."""
+    if live.running or why is None or why.limit in (Limit.NOT_RETURNED, Limit.SET_ASIDE):
+        return None
+    waited_s = 0.0 if live.idle_since_s is None else live.now_s - live.idle_since_s
+    if waited_s < limits.device_wait_s:
+        return None
+    hint = "free it, or set execution.memory_limit to what is left, then resume"
+    return Leave(End.PAUSED, f"waited {waited_s:.0f} s for room (runtime.device_wait_s): {why.text}; {hint}")
+
+
+def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequence[int], why: Hindrance | None) -> Step:
+    """What follows where a process is free and no trial that exists can have it now."""
+    enough = state.counted + len(state.open_trials) >= limits.total
+    nothing_fits = state.refused_in_a_row >= limits.max_refused_in_a_row
+    gave_up = limits.patience is not None and state.finished_since_best >= limits.patience
+    # Trials that wait for room count: a new one may fit where they do not, but no more are asked for than could run.
+    waiting_here = [n for n in idle if live.may_start(n) or live.ready(n) is Readiness.UNPLANNED]
+    taken = len(live.running) + len(live.planning) + len(waiting_here)
+    wanted = not (enough or nothing_fits or gave_up)
+    if wanted and taken < limits.parallel:
+        hindrance = _another(state, live, idle)
+        if hindrance is None:
+            return Ask(len(state.trials))
+        why = why or hindrance
+    waiting = [live.waiting_until_s[number] for number in idle if not live.may_start(number)]
+    if why is not None and why.limit is Limit.SET_ASIDE and not live.running:
+        return Leave(End.PAUSED, why.text)
+    if waiting or live.running or live.planning or why is not None:
+        return Wait(min(waiting, default=None), why)
+    if enough:
+        return Leave(End.DONE)
+    return Leave(End.REFUSED if nothing_fits else End.NO_IMPROVEMENT)
+
+
+def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None:
+    """The end of a trial whose process left a result; None where that result says it was asked to stop."""
+    if result.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
+        return None
+    if result.stopped_by is StopReason.VERDICT:
+        last = trial.verdicts[max(trial.verdicts)] if trial.verdicts else None
+        return TrialFinished(
+            number=trial.number,
+            outcome=Outcome.PRUNED,
+            steps=result.steps,
+            best=result.best,
+            folds=result.folds,
+            reason=last.reason if last else "pruned",
+            observed=_observed(result),
+        )
+    if result.value is None or math.isnan(result.value):
+        return TrialFinished(
+            number=trial.number,
+            outcome=Outcome.PRUNED,
+            steps=result.steps,
+            folds=result.folds,
+            reason=f"{FailureKind.NONFINITE}: no validation gave a number",
+            observed=_observed(result),
+        )
+    return TrialFinished(
+        number=trial.number,
+        outcome=Outcome.COMPLETE,
+        value=result.value,
+        also=result.also,
+        best=result.best,
+        folds=result.folds,
+        steps=result.steps,
+        reason=_why_complete(result),
+        observed=_observed(result),
+    )
+
+
+def _why_complete(result: TrainResult) -> str:
+    """Why a trial's training ended before its time, though its value is whole."""
+    if result.stopped_by is not StopReason.EARLY_STOPPING:
+        return ""
+    early = sum(fold.stopped_early for fold in result.folds)
+    return f"early stopping in {early} of {len(result.folds)} folds" if result.folds else "early stopping"
+
+
+def _observed(result: TrainResult) -> Observed | None:
+    found = (result.peak_allocated_bytes, result.peak_reserved_bytes, result.peak_rss_bytes)
+    if all(size_bytes is None for size_bytes in found):
+        return None
+    return Observed(allocated_bytes=found[0], reserved_bytes=found[1], rss_bytes=found[2])

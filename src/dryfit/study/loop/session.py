@@ -1,0 +1,322 @@
+"""One stretch of work on a study: from taking its lock to giving it back."""
+
+import errno
+import os
+import platform
+import shutil
+import uuid
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from dryfit.config.freeze import dump_toml
+from dryfit.config.schema import StudyConfig
+from dryfit.core.cleanup import closing
+from dryfit.core.clock import steady_clock
+from dryfit.core.errors import LedgerError, MachineError
+from dryfit.core.jobs import ResolveResult
+from dryfit.core.settings.task_facts import task_word
+from dryfit.core.version import VERSION
+from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
+from dryfit.runtime.children.child_spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
+from dryfit.runtime.children.orphans import sweep
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.failures.evidence import Surroundings
+from dryfit.runtime.machine.nvml_link import NvmlLink
+from dryfit.search.comparability import basis_of
+from dryfit.search.mirror.handle import MirrorProcess, storage_url
+from dryfit.search.space.space import Space
+from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
+from dryfit.store.layout import StudyLayout
+from dryfit.store.ledger import Ledger, StudyLock, each_event
+from dryfit.store.replay import StudyState
+from dryfit.study.loop.context import StudyContext
+from dryfit.study.loop.generations import basis_now, next_generation, recorded
+from dryfit.study.loop.loop import StudyLoop
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.observers import Observer
+from dryfit.study.loop.prepare import prepare
+from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
+from dryfit.study.resources.disk import check_disk, study_need, taken_bytes
+from dryfit.study.resources.placements import Machine
+from dryfit.study.resources.trial_devices import available_cores, device_uuids
+
+_MIRROR_FLUSH_S = 10.0
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResult:
+    """How a session ended, and the study as it is now."""
+
+    end: End
+    state: StudyState
+    layout: StudyLayout
+
+
+def read_study(layout: StudyLayout) -> StudyState:
+    """Fold a study's ledger without owning it.
+
+    Raises:
+        LedgerError: There is no study, or its ledger cannot be read.
+    """
+    return folded(each_event(layout.ledger), layout)
+
+
+def folded(events: Iterable[Event], layout: StudyLayout) -> StudyState:
+    """The fold of a study's ledger that was read.
+
+    Raises:
+        LedgerError: It is empty: there is no study.
+    """
+    state = StudyState()
+    for event in events:
+        state.apply(event)
+    if state.created is None:
+        raise LedgerError(
+            f"reading the study in {layout.folder}",
+            "there is none (no ledger.jsonl with a first event)",
+            hint=f"start it with `dryfit tune {layout.study_file}`",
+        )
+    return state
+
+
+def run_session(
+    config: StudyConfig,
+    space: Space,
+    layout: StudyLayout,
+    observers: Sequence[Observer] = (),
+    signals: StopSignals | None = None,
+) -> SessionResult:
+    """Work on a study until it is done or a stop is asked for.
+
+    Args:
+        config: The resolved study file, overrides included.
+        space: Its search space.
+        layout: Where the study lies; made when absent.
+        observers: Who is told.
+        signals: What hears the signals to stop; None: the session itself, for as long as it lasts.
+
+    Raises:
+        DryfitError: It could not start: bad data, another process, another study in the folder, no room for it.
+        OSError: The ledger could not be written for another reason than a full disk; what it holds is safe.
+    """
+    storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
+    with ExitStack() as stack:
+        with _opening(layout):
+            layout.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(StudyLock(layout.lock))
+            for observer in observers:
+                observer.on_open(layout)
+            work = _open(config, space, layout, observers)
+            stack.push(closing(work.ledger.close))
+            devices = NvmlLink(work.created.id, layout.logs / "nvml.txt", lambda text: _note(observers, text))
+            stack.push(closing(devices.close))
+            around = Surroundings(devices, layout.folder)
+            supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
+            stack.enter_context(stacks_on_request(layout.logs / STACKS_FILE))
+            stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake, signals))
+            keepers = stack.enter_context(_mirror(work))
+        try:
+            machine = Machine(devices, placed=around.placed)
+            end = _work(work, supervisor, stops, (*observers, *keepers), machine)
+            _tell(observers, work.ledger.append(SessionClosed(reason=end)), work.state)
+        except OSError as error:
+            if error.errno not in _DISK_FULL:
+                raise
+            end = End.PAUSED
+            _note(observers, f"the disk is full, the study is paused: {error}")
+    return SessionResult(end, work.state, layout)
+
+
+@contextmanager
+def _opening(layout: StudyLayout) -> Generator[None, None, None]:
+    """A folder that cannot be written to is nobody's bug."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (*_DISK_FULL, *_NOT_WRITABLE):
+            raise
+        raise MachineError(
+            f"opening the study in {layout.folder}",
+            f"{error.strerror}" + (f": {error.filename}" if error.filename else ""),
+            "a folder that can be written to, on a disk with room",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class StudyWork:
+    """An opened study, before its data is resolved."""
+
+    config: StudyConfig
+    layout: StudyLayout
+    space: Space
+    ledger: Ledger
+    state: StudyState
+    created: StudyCreated
+    clock: Callable[[], float]
+
+
+def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer]) -> StudyWork:
+    """Replay the ledger, or begin one; end what an earlier run left behind; say that a session has begun."""
+    state = StudyState()
+    clock = steady_clock()
+    ledger = Ledger(layout.ledger, fold=state.apply, clock=clock)
+    study = state.created or _created(config, space, layout)
+    missing = recorded(state, layout)
+    if state.created is None:
+        ledger.append(study)
+    elif missing is not None:  # before the file is replaced from which it is known
+        ledger.append(missing)
+    killed = sweep(study.id)
+    notes = (f"ended {len(killed)} process(es) that an earlier run left behind",) if killed else ()
+    write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
+    opened = SessionOpened(
+        pid=os.getpid(),
+        host=platform.node(),
+        version=VERSION,
+        total=config.study.trials,
+        parallel=config.runtime.parallel if config.runtime.parallel != "auto" else 1,  # found out once data are read
+        notes=notes,
+    )
+    _tell(observers, ledger.append(opened), state)
+    return StudyWork(config, layout, space, ledger, state, study, clock)
+
+
+def _work(
+    work: StudyWork, supervisor: Supervisor, stops: StopRequests, observers: Sequence[Observer], machine: Machine
+) -> End:
+    own = work.config.objective
+    _note(observers, "checking data and models" if own is None else f"importing {own.function}")
+    resolved = prepare(work.config, work.layout, work.space, supervisor, stops)
+    if resolved is None:
+        return stops.why or End.STOPPED
+    for text in _revisions_changed(work, resolved):
+        _note(observers, text)
+    following = next_generation(work.state, basis_now(work.config, work.space, work.layout, resolved))
+    if following is not None:
+        _tell(observers, work.ledger.append(following), work.state)
+    if resolved != work.state.resolved:
+        _tell(observers, work.ledger.append(Resolved(result=resolved)), work.state)
+    _check_room(work, resolved)
+    context = StudyContext(
+        config=work.config,
+        layout=work.layout,
+        space=work.space,
+        ledger=work.ledger,
+        state=work.state,
+        resolved=resolved,
+        total=work.config.study.trials,
+        cores=available_cores(),
+    )
+    machine.devices.know(device_uuids(resolved, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return StudyLoop(context, supervisor, stops, observers, work.clock, machine).run()
+
+
+def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
+    """Models and functions that are no longer what the trials so far had; only a person can say what that matters."""
+    before, own = work.state.resolved, work.config.objective
+    if before is None or not work.state.present:
+        return []
+    changed = [name for name, found in resolved.revisions.items() if before.revisions.get(name, found) != found]
+    task = task_word(work.config.study.task)
+    keys = {task: "study.task_version"} if own is None else {own.function: "objective.version"}
+    hint = "it is up to you whether they compare; with another {} a new generation begins"
+    return [
+        f"{name} has changed since the trials so far: {hint.format(keys.get(name, 'model.revision'))}"
+        for name in changed
+    ]
+
+
+def _check_room(work: StudyWork, resolved: ResolveResult) -> None:
+    folder = work.layout.folder
+    need = study_need(work.config, work.space, resolved)
+    check_disk(need, free_bytes=shutil.disk_usage(folder).free, taken_bytes=taken_bytes(work.layout), place=folder)
+
+
+def _tell(observers: Sequence[Observer], event: Event, state: StudyState) -> None:
+    for observer in observers:
+        observer.on_event(event, state)
+
+
+def _note(observers: Sequence[Observer], text: str) -> None:
+    for observer in observers:
+        observer.on_note(text)
+
+
+def _created(config: StudyConfig, space: Space, layout: StudyLayout) -> StudyCreated:
+    basis = basis_of(config, space, data="", folder=layout.folder)
+    goal, *also = basis.goals
+    return StudyCreated(
+        id=uuid.uuid4().hex,
+        name=config.study.name,
+        task=config.study.task,
+        metric=goal.name,
+        direction=goal.direction,
+        also=tuple(also),
+        seed=config.study.seed,
+        space=basis.space,
+        own=basis.own,
+        function=basis.function,
+        folder=basis.folder,
+    )
+
+
+def _supervisor_settings(work: StudyWork, around: Surroundings) -> SupervisorSettings:
+    work.layout.logs.mkdir(exist_ok=True)
+    own = work.config.objective
+    return SupervisorSettings(
+        marker=work.created.id,
+        doorbell=work.layout.doorbell,
+        isolation=work.config.runtime.isolation,
+        server_log=work.layout.logs / "forkserver.txt",
+        preload=PRELOAD if own is None else (*OBJECTIVE_PRELOAD, *own.preload),
+        probe=around.probe,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorKeeper:
+    """Looks after the mirror whenever the ledger has grown."""
+
+    mirror: MirrorProcess
+
+    def on_open(self, layout: StudyLayout) -> None:
+        """The mirror knows where the ledger is."""
+
+    def on_event(self, event: Event, state: StudyState) -> None:
+        """Start the mirror again where it died."""
+        self.mirror.keep_alive()
+
+    def on_message(self, number: int, message: Message) -> None:
+        """Nothing to mirror."""
+
+    def on_note(self, text: str) -> None:
+        """Nothing to mirror."""
+
+
+@contextmanager
+def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
+    """Run the Optuna mirror beside the study; nothing here can delay or fail a trial.
+
+    Yields:
+        The observer that starts it again where it died.
+    """
+    target, layout = work.config.search.mirror, work.layout
+    if target == "none":
+        yield []
+        return
+    storage = f"journal:{layout.journal}" if target == "journal" else target
+    mirror = MirrorProcess(
+        layout.ledger,
+        storage=storage,
+        study=work.created.name,
+        status=layout.mirror_status,
+        log=layout.logs / "mirror.txt",
+    )
+    mirror.start()
+    with ExitStack() as stack:
+        stack.push(closing(mirror.stop))
+        yield [MirrorKeeper(mirror)]
+        mirror.flush(_MIRROR_FLUSH_S)

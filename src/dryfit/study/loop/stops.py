@@ -1,0 +1,136 @@
+"""What the control process does on signals: requests to stop, by a person or a scheduler, and a look at its stacks."""
+
+import faulthandler
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from dryfit.core.cleanup import first_error_wins
+from dryfit.core.process import end_of_command
+from dryfit.study.loop.next_step import End
+
+GRACEFUL = "graceful"
+NOW = "now"
+
+_REASONS = {
+    signal.SIGINT: End.INTERRUPTED,
+    signal.SIGTERM: End.STOPPED,
+    signal.SIGHUP: End.STOPPED,
+    signal.SIGUSR2: End.STOPPED,
+}
+"""SIGUSR2 is the warning that a batch system sends some time before it takes the machine away."""
+
+
+class StopSignals:
+    """Hears signals that ask to stop, while it is entered, and passes them on to whoever works meanwhile.
+
+    One of it may span several studies that run one after another: a signal between two of them is not lost, and a
+    Ctrl-C after it ends the process. Handlers are only installed in the main thread, because Python allows it nowhere
+    else. SIGHUP stays ignored where it is: that is how ``nohup`` works. After a stop, a command ignores what repeats
+    itself while it ends.
+    """
+
+    def __init__(self) -> None:
+        self._old: dict[signal.Signals, object] = {}
+        self.listener: Callable[[signal.Signals], None] | None = None
+        self.why: End | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _REASONS:
+                if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._old[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with first_error_wins(error):
+            for number, handler in self._old.items():
+                over = self.why is not None and handler is end_of_command
+                restored = signal.SIG_IGN if over else handler
+                signal.signal(number, restored)  # pyright: ignore[reportArgumentType]  # what signal() itself returned
+            self._old.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        heard, first = signal.Signals(number), self.why is None
+        self.why = self.why or _REASONS[heard]
+        if self.listener is not None:
+            self.listener(heard)
+        elif heard is signal.SIGINT and not first:
+            raise KeyboardInterrupt  # nobody works who could end at once: a person must not have to wait
+
+
+class StopRequests:
+    """Collects requests while it is entered; the study's loop looks at them between any two steps.
+
+    The first request means: checkpoint and stop. A SIGINT after it, as of a person who presses Ctrl-C once more, or
+    ``dryfit stop --now``, means: now. Other signals may come as often as they like: the terminal and the shell send a
+    SIGHUP each, ``timeout`` sends SIGTERM to the process and to its group, a batch system warns before it ends a job.
+
+    Args:
+        request_file: What ``dryfit stop`` writes.
+        wake: Makes the loop look; called from signal handlers.
+        signals: What hears signals already; None: only this does, and only while it is entered.
+    """
+
+    def __init__(self, request_file: Path, wake: Callable[[], None], signals: StopSignals | None = None) -> None:
+        self._file = request_file
+        self._wake = wake
+        self._signals = signals or StopSignals()
+        self._own = ExitStack()
+        self._hears_itself = signals is None
+        self.why: End | None = None
+        self.at_once = False
+
+    def __enter__(self) -> Self:
+        self._file.unlink(missing_ok=True)
+        self._signals.listener = self._on_signal
+        self.why = self.why or self._signals.why
+        if self._hears_itself:
+            self._own.enter_context(self._signals)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with first_error_wins(error):
+            self._own.close()
+            self._signals.listener = None
+            self._file.unlink(missing_ok=True)
+
+    def look(self) -> None:
+        """Notice a request made through the file."""
+        try:
+            text = self._file.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return
+        self.why = self.why or End.STOPPED
+        self.at_once = self.at_once or text == NOW
+
+    def _on_signal(self, heard: signal.Signals) -> None:
+        if self.why is not None and heard is signal.SIGINT:
+            self.at_once = True
+        self.why = self.why or _REASONS[heard]
+        self._wake()
+
+
+@contextmanager
+def stacks_on_request(file: Path) -> Generator[None, None, None]:
+    """Within this block, SIGUSR1 appends the stacks of all threads to a file, and nothing else comes of it.
+
+    Whoever embeds us and handles the signal keeps it.
+    """
+    if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+        yield
+        return
+    with file.open("a", encoding="utf-8") as stacks:
+        faulthandler.register(signal.SIGUSR1, stacks)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)

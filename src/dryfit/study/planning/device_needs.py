@@ -1,0 +1,97 @@
+"""What a trial needs of a device, from its plan and its failures: pure functions."""
+
+from dryfit.core.failure import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
+from dryfit.core.settings.execution import ExecutionSettings
+from dryfit.runtime.failures.recovery import attempt_terms
+from dryfit.runtime.machine.packing import Need
+from dryfit.store.state import PlanState, TrialState
+from dryfit.study.loop.next_step import Readiness
+
+
+def trial_need(
+    number: int,
+    plan: PlanState | None,
+    readiness: Readiness,
+    terms: AttemptTerms,
+    *,
+    host_bytes: int | None = None,
+    together: int | None = None,
+) -> Need:
+    """What a trial asks of a device.
+
+    A trial that has run out although its plan fits takes nobody knows how much: it runs alone, like one without a
+    plan.
+
+    Args:
+        number: The trial.
+        plan: Its plan, if it has one that holds.
+        readiness: Whether it may run, and must run alone.
+        terms: What earlier failures ask of its next attempt.
+        host_bytes: What is known of its host memory.
+        together: Devices that it takes; None: as many as most.
+    """
+    missed = plan is not None and plan.misses > 0
+    memory = plan.answer.memory if plan is not None else None
+    shared_bytes = alone_bytes = None
+    if plan is not None and memory is not None and plan.answer.verdict.fits:
+        # Reserved as it would be with memory in plenty: kernels wait where the allocator must give back first.
+        plenty_bytes = memory.peak_reserved_bytes + memory.overhead_bytes + memory.margin_bytes
+        capacity_bytes = max(plan.answer.device.capacity_bytes, memory.required_bytes)
+        shared_bytes = min(max(memory.required_bytes, plenty_bytes), capacity_bytes)
+        alone_bytes = _required_bytes(plan, memory.required_bytes) - memory.margin_bytes
+    return Need(
+        number,
+        shared_bytes=shared_bytes,
+        alone_bytes=alone_bytes,
+        exclusive=readiness is Readiness.EXCLUSIVE or terms.exclusive or missed,
+        avoid=terms.avoid,
+        host_bytes=host_bytes,
+        together=together,
+    )
+
+
+def together(plan: PlanState | None, wishes: ExecutionSettings) -> int:
+    """Processes that the next attempt of a trial has: as its plan says, else as wished."""
+    choice = plan.execution if plan is not None else None
+    return wishes.processes if choice is None or choice.tp is None else choice.tp
+
+
+def _required_bytes(plan: PlanState, first_bytes: int) -> int:
+    """What the plan's present choice requires; that of its first choice where the plan does not say."""
+    priced = (rung.required_bytes for rung in plan.answer.ladder if rung.execution == plan.execution)
+    return min(first_bytes, next(priced, first_bytes))
+
+
+def fence(need: Need, plan: PlanState | None, capacity_bytes: int | None) -> float | None:
+    """The share of its device that the allocator of a trial may take which shares it; None: as much as there is.
+
+    The context is left out, as torch leaves it out: where it is larger than planned, the trial must not pay for it.
+
+    Args:
+        need: What the trial is counted with.
+        plan: Its plan, if it has one.
+        capacity_bytes: All of the device; None: not known.
+    """
+    memory = plan.answer.memory if plan is not None else None
+    if need.exclusive or need.shared_bytes is None or memory is None or capacity_bytes is None:
+        return None
+    share = (need.shared_bytes - memory.overhead_bytes) / capacity_bytes
+    return share if 0 < share < 1 else None
+
+
+def alone_first(answer: RecoveryAction, failure: Failure, trial: TrialState, *, shared: bool) -> RecoveryAction:
+    """What follows where a trial is to be given up for memory: it has not had a device for itself yet.
+
+    Args:
+        answer: What was decided.
+        failure: What it follows.
+        trial: Whose failure it is; its last attempt's is not among the past ones.
+        shared: Whether trials may share a device at all.
+    """
+    plan, device = trial.plan, trial.attempts[-1].device
+    gives_up = failure.kind is FailureKind.OOM_DEVICE and answer.action is Action.GIVE_UP
+    if not gives_up or not shared or device is None or plan is None or not plan.answer.verdict.fits:
+        return answer
+    if plan.misses or attempt_terms(trial.past_failures).exclusive:
+        return answer
+    return RecoveryAction(Action.EXCLUSIVE, f"{answer.reason}; it shared its device, and has it for itself now")

@@ -1,0 +1,310 @@
+"""Asking for memory: what a study file leaves to be planned, PLAN children, and what they answer."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerError
+from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, StudyTokens
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject, adapters
+from dryfit.core.settings.tables import PACKAGED_MODEL, ModelSettings, TrialSettings
+from dryfit.core.settings.trial import Scalar
+from dryfit.search.space.fields import apply_params, setting
+from dryfit.search.space.space import Space, first_value
+from dryfit.store.layout import StudyLayout
+from dryfit.study.loop.child_jobs import run_all_alone, run_alone
+from dryfit.study.loop.context import resolve_request
+from dryfit.study.loop.session import read_study
+
+AXES: Final = (
+    "model.name",
+    "train.max_length",
+    "train.precision",
+    "optim.name",
+    "regularization.freeze_layers",
+    "train.batch_size",
+)
+"""Keys that decide the memory of a trial; the others hardly matter, and the study's own values are planned."""
+
+_MAIN_AXES: Final = ("model.name", "train.max_length", "train.batch_size")
+_MOST_POINTS: Final = 256
+_SIDE_BY_SIDE: Final = 2
+_PRELOAD: Final = ("dryfit.jobs.plan",)
+_TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+)
+
+OnNote: TypeAlias = Callable[[str], None]
+"""Hears what is being done, a line at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """What is asked about.
+
+    Attributes:
+        config: The study, its overrides included.
+        space: What it searches.
+        device: Where it would run; it has no more memory than ``execution.memory_limit`` allows.
+        trace_dir: Folder of recorded traces.
+        layout: Where the study lives; None where there is no study file.
+        degrees: Ranks over 1 that ``execution.tp = "auto"`` may take.
+        host_bytes: Host memory for all ranks of a trial; None: not counted.
+    """
+
+    config: StudyConfig
+    space: Space
+    device: DeviceSpec
+    trace_dir: Path
+    layout: StudyLayout | None
+    degrees: tuple[int, ...] = ()
+    host_bytes: int | None = None
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The axes that are searched, in the order of :data:`AXES`."""
+        return tuple(name for name in AXES if self.space.cases(name))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """One combination of searched values, with or without checkpointing.
+
+    Attributes:
+        params: Values of the varied axes.
+    """
+
+    params: Mapping[str, Scalar]
+    checkpointing: bool
+    answer: PlanAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class SpacePlan:
+    """Which part of a search space fits.
+
+    Attributes:
+        varied: The axes whose values are all combined.
+        kept: Searched axes of which one value was planned: the study's own where it is among those searched.
+        cells: One for each combination, without and with checkpointing where the study leaves that open.
+        planner_s: Seconds from the question to the answer.
+    """
+
+    device: DeviceSpec
+    varied: tuple[str, ...]
+    kept: Mapping[str, Scalar]
+    cells: tuple[PlannedCell, ...]
+    planner_s: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything fits."""
+        return any(cell.answer.verdict.fits for cell in self.cells)
+
+
+def plan_one(asked: PlanInput, on_note: OnNote, *, ladder: bool = False) -> PlanAnswer:
+    """Plan the study's own values.
+
+    Args:
+        asked: What is asked about.
+        on_note: Hears what is being done.
+        ladder: Price every change, also where none is needed: it takes several times as long. What does not fit is
+            always told every change.
+
+    Raises:
+        DryfitError: The data, the model or a size is wrong.
+    """
+    settings = asked.config.trial_settings
+    tokens = _tokens(asked, ((settings.model, settings.train.max_length),), on_note)
+    request = _request(asked, (settings,), asked.config.execution, tokens)
+    on_note(f"planning {settings.model.name} on {asked.device.name}")
+    answer = _answer_of(request.model_copy(update={"every_rung": ladder}))
+    if answer.verdict is VerdictKind.REFUSED and not ladder:
+        on_note("it does not fit: looking for what would")
+        priced = _answer_of(request.model_copy(update={"every_rung": True}))
+        # A planner that dies over the prices takes nothing back.
+        return answer if priced.verdict is VerdictKind.UNKNOWN else priced
+    return answer
+
+
+def _answer_of(request: PlanRequest) -> PlanAnswer:
+    ((answer,),) = _ask([request], lambda _: None)
+    return answer
+
+
+def plan_space(asked: PlanInput, on_note: OnNote) -> SpacePlan:
+    """Plan every combination of the searched values that matter to memory.
+
+    Raises:
+        ConfigError: There are too many combinations.
+        DryfitError: The data, a model or a size is wrong.
+    """
+    began_s = time.monotonic()
+    kept, points = _points(asked)
+    base = apply_params(asked.config.trial_settings, kept)
+    settings = [apply_params(base, point) for point in points]
+    pairs = dict.fromkeys((one.model, one.train.max_length) for one in settings)
+    tokens = _tokens(asked, tuple(pairs), on_note)
+
+    wish = asked.config.execution
+    choices = (False, True) if wish.checkpointing is None else (wish.checkpointing,)
+    groups = [
+        (choice, [index for index, one in enumerate(settings) if one.model == model])
+        for model in dict.fromkeys(one.model for one in settings)
+        for choice in choices
+    ]
+    requests = [
+        _request(
+            asked, [settings[index] for index in group], wish.model_copy(update={"checkpointing": choice}), tokens
+        ).model_copy(update={"several": choice is choices[-1]})  # what takes least says how many devices would do
+        for choice, group in groups
+    ]
+    on_note(f"planning {sum(len(group) for _, group in groups)} cells on {asked.device.name}")
+    answers = _ask(requests, lambda index: on_note(_progress(groups[index], settings)))
+    cells = {
+        (index, choice): PlannedCell(points[index], choice, answer)
+        for (choice, group), found in zip(groups, answers, strict=True)
+        for index, answer in zip(group, found, strict=True)
+    }
+    return SpacePlan(
+        device=asked.device,
+        varied=tuple(name for name in asked.searched if name not in kept),
+        kept=kept,
+        cells=tuple(cells[index, choice] for index in range(len(points)) for choice in choices),
+        planner_s=round(time.monotonic() - began_s, 3),
+    )
+
+
+def _points(asked: PlanInput) -> tuple[dict[str, Scalar], list[dict[str, Scalar]]]:
+    """The axes of which one value is taken, and all combinations of the others.
+
+    All axes are varied where that gives a table one can read; else the main ones alone.
+
+    Raises:
+        ConfigError: Even they have too many combinations.
+    """
+    points = asked.space.points(asked.searched, _MOST_POINTS)
+    if points is not None:
+        return {}, points
+    main = [name for name in asked.searched if name in _MAIN_AXES]
+    points = asked.space.points(main, _MOST_POINTS)
+    if points is None:
+        raise ConfigError(
+            "planning a search space",
+            f"{', '.join(main)} have more than {_MOST_POINTS} combinations",
+            hint="search fewer values, such as --set space.train.batch_size=[8,32]",
+        )
+    return {name: _one_value(asked, name) for name in asked.searched if name not in main}, points
+
+
+def _one_value(asked: PlanInput, name: str) -> Scalar:
+    """The study's own value of a searched key where it can be drawn, or else the first that can."""
+    own, cases = setting(asked.config.trial_settings, name), asked.space.cases(name)
+    return own if any(case.contains(own) for case in cases) else first_value(cases[0])
+
+
+def _progress(group: tuple[bool, list[int]], settings: Sequence[TrialSettings]) -> str:
+    checkpointing, indices = group
+    how = "with" if checkpointing else "without"
+    return f"planned {settings[indices[0]].model.name} {how} checkpointing: {len(indices)} cells"
+
+
+def _request(
+    asked: PlanInput, settings: Sequence[TrialSettings], wishes: ExecutionSettings, tokens: StudyTokens | None
+) -> PlanRequest:
+    config = asked.config
+    subjects = tuple(
+        PlanSubject(
+            task=config.study.task,
+            settings=one,
+            num_labels=config.data.num_labels,
+            multi_label=config.data.multi_label,
+            lora=adapters(config.study.task, one),
+        )
+        for one in settings
+    )
+    return PlanRequest(
+        subjects=subjects,
+        device=asked.device,
+        wishes=wishes,
+        tokens=tokens,
+        trace_dir=str(asked.trace_dir),
+        degrees=asked.degrees,
+        host_bytes=asked.host_bytes,
+    )
+
+
+def _ask(requests: Sequence[PlanRequest], told: Callable[[int], None]) -> list[tuple[PlanAnswer, ...]]:
+    """The answers to some requests, side by side. Where a planner dies, its subjects' memory is unknown."""
+    began_s = time.monotonic()
+    preload = _PRELOAD if len(requests) > 1 else ()
+    results = run_all_alone("planning memory", requests, most=_SIDE_BY_SIDE, preload=preload, told=told)
+    waited_s = round(time.monotonic() - began_s, 3)
+    return [_answers(request, result, waited_s) for request, result in zip(requests, results, strict=True)]
+
+
+def _answers(request: PlanRequest, result: ChildResult | ChildError, waited_s: float) -> tuple[PlanAnswer, ...]:
+    if isinstance(result, ChildError):
+        unknown = PlanAnswer(
+            verdict=VerdictKind.UNKNOWN,
+            device=request.device,
+            reasons=tuple(part for part in (result.found, result.hint) if part),
+            torch=version("torch"),
+            planner_s=waited_s,
+        )
+        return tuple(unknown for _ in request.subjects)
+    if result.plan is None or len(result.plan.answers) != len(request.subjects):
+        raise InternalError("planning memory", "the child's answer is of another job")
+    return result.plan.answers
+
+
+def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_note: OnNote) -> StudyTokens | None:
+    """Where the lengths of the study's rows are known from; None where they are not, and cannot be without a network.
+
+    Raises:
+        DryfitError: The data is wrong.
+    """
+    config, layout = asked.config, asked.layout
+    if layout is None or not _has_rows(config):
+        return None
+    names = (*(model.name for model, _ in pairs), config.joint.criteria_model)
+    if all(name is None or _is_local(name) for name in names):
+        on_note("checking data and models")
+        body = resolve_request(config, asked.space, pairs=pairs, cache_dir=layout.cache, device="cpu")
+        result = run_alone("checking data and models", body)
+        if result.resolve is None:
+            raise InternalError("checking data and models", "the child's answer is of another job")
+        fingerprint = result.resolve.data_fingerprint
+    else:
+        fingerprint = _resolved_before(layout)
+    if fingerprint is None:
+        return None
+    return StudyTokens(data=config.data, cache_dir=str(layout.cache), data_fingerprint=fingerprint)
+
+
+def _has_rows(config: StudyConfig) -> bool:
+    return config.data.file is not None or (config.data.train is not None and config.data.validation is not None)
+
+
+def _is_local(model: str) -> bool:
+    return model == PACKAGED_MODEL or any((Path(model) / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def _resolved_before(layout: StudyLayout) -> str | None:
+    try:
+        resolved = read_study(layout).resolved
+    except LedgerError:
+        return None
+    return resolved.data_fingerprint if resolved is not None else None

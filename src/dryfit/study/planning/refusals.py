@@ -1,0 +1,97 @@
+"""What is said of trials that do not fit: with numbers, and with what would fit."""
+
+from collections.abc import Sequence
+
+from dryfit.core.jobs import PlanAnswer
+from dryfit.core.jobs.memory import Effect, Rung, VerdictKind
+from dryfit.core.settings.trial import Outcome
+from dryfit.core.text.units import gib
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
+
+
+def needed_bytes(answer: PlanAnswer) -> int:
+    """What the device must have for the plan as asked."""
+    return answer.memory.required_bytes if answer.memory is not None else _capacity(answer) + answer.shortfall_bytes
+
+
+def least_rung(answer: PlanAnswer) -> Rung | None:
+    """The rung that needs least and leaves the experiment as it is; None where the ladder has none."""
+    own = [rung for rung in answer.ladder if rung.effect is not Effect.SEMANTICS and rung.execution is not None]
+    return min(own, key=lambda rung: rung.required_bytes, default=None)
+
+
+def refusal_text(answer: PlanAnswer) -> str:
+    """Why a trial is refused, as one line with numbers."""
+    if answer.verdict is VerdictKind.UNKNOWN:
+        why = "; ".join(answer.reasons) or "the planner gives no reason"
+        return f'its memory is unknown, and execution.unknown is "refuse" ({why})'
+    each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
+    parts = [f"needs {gib(needed_bytes(answer))}{each}, {answer.device.name} has {gib(_capacity(answer))}"]
+    least = least_rung(answer)
+    if least is not None and least.required_bytes < needed_bytes(answer):
+        parts.append(f"at least {gib(least.required_bytes)} ({least.change})")
+    fitting = [_suggestion(rung) for rung in _named([answer])]
+    parts.append(f"would fit: {' or '.join(fitting)}" if fitting else "no change known makes it fit")
+    return "; ".join(parts)
+
+
+def nothing_fits_text(state: StudyState) -> str:
+    """What the end of a study of refusals tells: the trial that came closest, and what would fit."""
+    refused = [trial for trial in state.present if trial.outcome is Outcome.REFUSED and trial.plan is not None]
+    last = refused[-state.refused_in_a_row :]
+    head = f"the last {len(last)} trials were refused: none fits"
+    planned = [(trial, trial.plan.answer) for trial in last if trial.plan is not None]
+    known = [(trial, answer) for trial, answer in planned if answer.verdict is VerdictKind.REFUSED]
+    if not known:
+        return f"{head}, for no plan could be made; see `dryfit show`, or set execution.unknown to exclusive"
+    trial, answer = min(known, key=lambda one: _least_bytes(one[1]))
+    lines = [head, f"  closest: {_closest(trial, answer)}"]
+    lines += [f"  would fit: {text}" for text in _suggestions(known)]
+    lines.append(f"  or a device, or execution.memory_limit, of {gib(_least_bytes(answer))} or more")
+    return "\n".join(lines)
+
+
+def _closest(trial: TrialState, answer: PlanAnswer) -> str:
+    least = least_rung(answer)
+    run_as = f" with {least.change}" if least is not None and least.required_bytes < needed_bytes(answer) else ""
+    params = ", ".join(f"{name} = {value}" for name, value in trial.params.items())
+    needs = f"needs {gib(_least_bytes(answer))}{run_as}, {answer.device.name} has {gib(_capacity(answer))}"
+    return f"trial {trial.number} {needs}" + (f" ({params})" if params else "")
+
+
+def _suggestions(known: Sequence[tuple[TrialState, PlanAnswer]]) -> list[str]:
+    """The rung on one device that needs least, and the one with the fewest devices, as far as any trial has them."""
+    return [_suggestion(rung) for rung in _named([answer for _, answer in known])]
+
+
+def _named(answers: Sequence[PlanAnswer]) -> list[Rung]:
+    """What is worth telling of all that fits: for one device, and with more devices.
+
+    Of one refusal that is the first rung of each kind; of several the one that needs least.
+    """
+    fitting = [[rung for rung in answer.ladder if rung.fits] for answer in answers]
+    own = [next((rung for rung in rungs if rung.devices == 1), None) for rungs in fitting]
+    more = [next((rung for rung in rungs if rung.devices > 1), None) for rungs in fitting]
+    least = min((rung for rung in own if rung is not None), key=lambda rung: rung.required_bytes, default=None)
+    fewest = min(
+        (rung for rung in more if rung is not None),
+        key=lambda rung: (rung.devices, rung.required_bytes),
+        default=None,
+    )
+    return [rung for rung in (least, fewest) if rung is not None]
+
+
+def _suggestion(rung: Rung) -> str:
+    effect = "changes the experiment" if rung.effect is Effect.SEMANTICS else "execution.allow or a wish forbids it"
+    effect = rung.note if rung.devices > 1 else effect
+    return f"{rung.change} ({gib(rung.required_bytes)}, {effect})"
+
+
+def _least_bytes(answer: PlanAnswer) -> int:
+    least = least_rung(answer)
+    return min(needed_bytes(answer), least.required_bytes if least is not None else needed_bytes(answer))
+
+
+def _capacity(answer: PlanAnswer) -> int:
+    return answer.device.capacity_bytes

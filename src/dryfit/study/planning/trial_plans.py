@@ -1,0 +1,269 @@
+"""The plans of a study's trials: what the ledger knows of them, and the PLAN children that find out the rest."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dryfit.core.failure import Action, Failure, FailureKind, PastFailure
+from dryfit.core.jobs import Job, PlanAnswer, PlanRequest, ResolveResult, StudyTokens
+from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.settings.execution import (
+    DeviceKind,
+    DeviceSpec,
+    ExecutionSettings,
+    PlanSubject,
+    UnknownPolicy,
+    adapters,
+)
+from dryfit.core.settings.memory_key import memory_key
+from dryfit.core.settings.task_facts import task_word
+from dryfit.core.sharding.rank_search import AUTO
+from dryfit.core.text.units import parse_bytes
+from dryfit.core.version import VERSION
+from dryfit.core.wire import canonical_json
+from dryfit.runtime.children.child_spec import ChildExited, ChildSpec
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.failures.classify import classify
+from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, decide
+from dryfit.runtime.machine.host_memory import HostLook
+from dryfit.store.events import TrialPlanned
+from dryfit.store.layout import shared_traces
+from dryfit.store.state import TrialState
+from dryfit.study.loop.context import StudyContext, preparing_limits, trial_settings
+from dryfit.study.loop.next_step import Readiness
+from dryfit.study.resources.trial_devices import degrees_at_hand
+
+_GIB: Final = 2**30
+_NO_MEMORY_IN_IT = {"device", "threads", "unknown"}
+"""Wishes that change no plan: what is left of them is in the device already, or decides only what follows."""
+
+
+def planning_device(resolved: ResolveResult, wishes: ExecutionSettings) -> DeviceSpec | None:
+    """The device a study's trials are planned for; None where none are planned.
+
+    On the CPU only a limit gives a plan something to keep to.
+    """
+    limit_bytes = parse_bytes(wishes.memory_limit) if wishes.memory_limit is not None else None
+    if resolved.device is DeviceKind.CUDA:
+        spec = resolved.device_spec
+        if spec is None or limit_bytes is None:
+            return spec
+        return spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, limit_bytes)})
+    if limit_bytes is None:
+        return None
+    return DeviceSpec(name="the CPU", kind=DeviceKind.CPU, capacity_bytes=limit_bytes)
+
+
+def host_bytes_for(
+    wishes: ExecutionSettings, device: DeviceKind, host: Callable[[Iterable[int]], HostLook]
+) -> int | None:
+    """What the host has for all ranks of a trial, where ``execution.tp`` is "auto" and they run there; else None.
+
+    In whole GiB, so that a plan is the same after a restart of the machine.
+    """
+    if wishes.tp != AUTO or device is not DeviceKind.CPU:
+        return None
+    return max(1, host(()).plannable_bytes // _GIB) * _GIB
+
+
+def plan_key(request: PlanRequest, torch: str) -> str:
+    """Hash of all that decides the answer to a request with one subject."""
+    (subject,) = request.subjects
+    decides = {
+        "subject": memory_key(subject),
+        "device": request.device.model_dump(mode="json"),
+        "wishes": request.wishes.model_dump(mode="json", exclude=_NO_MEMORY_IN_IT),
+        "data": request.tokens.data_fingerprint if request.tokens is not None else "",
+        "versions": [VERSION, torch],
+    }
+    if request.wishes.tp == AUTO:
+        decides |= {"degrees": request.degrees, "host": request.host_bytes}
+    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
+
+
+def readiness_of(trial: TrialState, key: str, policy: UnknownPolicy) -> Readiness:
+    """Whether an open trial may have a process.
+
+    Args:
+        trial: A trial of a study that plans.
+        key: What decides its plan now.
+        policy: What becomes of trials whose memory is unknown.
+    """
+    plan = trial.plan
+    if plan is None and trial.attempts:
+        return Readiness.PLANNED  # it began without a plan, under an older version: it goes on as it began
+    if plan is None or plan.key != key:
+        return Readiness.UNPLANNED
+    match plan.answer.verdict:
+        case VerdictKind.FITS | VerdictKind.FITS_WITH:
+            return Readiness.PLANNED
+        case VerdictKind.REFUSED:
+            return Readiness.REFUSED
+        case VerdictKind.UNKNOWN:
+            return Readiness.REFUSED if policy is UnknownPolicy.REFUSE else Readiness.EXCLUSIVE
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTrouble:
+    """A PLAN child that left no answer, where its trial is not simply called unknown."""
+
+    number: int
+    failure: Failure
+    action: Action
+    delay_s: float
+
+
+class Planner:
+    """Plans the trials of one session.
+
+    An answer is never asked for twice in a study: trials that differ in nothing that decides memory share it, so a
+    space in which little fits is passed through in seconds, and a planner that crashes on a model does so once.
+
+    Args:
+        study: What is run.
+        supervisor: Where children come from.
+        write: Takes an event to the ledger.
+        host_bytes: What all processes of a trial may take of the host together; None: not counted.
+    """
+
+    def __init__(
+        self,
+        study: StudyContext,
+        supervisor: Supervisor,
+        write: Callable[[TrialPlanned], None],
+        host_bytes: int | None = None,
+    ) -> None:
+        self._study = study
+        self._supervisor = supervisor
+        self._write = write
+        self._device = planning_device(study.resolved, study.config.execution)
+        self._torch = study.resolved.versions.get("torch", "")
+        self._degrees = degrees_at_hand(study.config, study.resolved, study.cores)
+        self._host_bytes = host_bytes
+        self._running: dict[str, int] = {}
+        self._failures: dict[int, tuple[PastFailure, ...]] = {}
+        self._keys: dict[int, str] = {}
+
+    @property
+    def planning(self) -> frozenset[int]:
+        """Numbers of the trials that are being planned."""
+        return frozenset(self._running.values())
+
+    def readiness(self) -> dict[int, Readiness]:
+        """Which open trials may have a process; empty where this study plans nothing."""
+        if self._device is None:
+            return {}
+        policy = self._study.config.execution.unknown
+        return {
+            trial.number: readiness_of(trial, self._key(trial, self._device), policy)
+            for trial in self._study.state.open_trials
+        }
+
+    def choice(self, trial: TrialState) -> ExecutionChoice | None:
+        """What a trial is to be run with; None: as wished."""
+        return trial.plan.execution if trial.plan is not None and self._device is not None else None
+
+    def plan(self, trial: TrialState) -> None:
+        """Plan a trial: from an earlier answer at once, else in a child that is started now."""
+        assert self._device is not None  # else no trial is unplanned
+        key = self._key(trial, self._device)
+        if key in self._study.state.answers:
+            self._write(TrialPlanned(number=trial.number, key=key))
+            return
+        folder = self._new_folder(trial.number)
+        spec = ChildSpec(
+            key=f"plan-{trial.number}-{folder.name}",
+            folder=folder,
+            body=self._request(trial, self._device),
+            limits=preparing_limits(self._study.config.runtime),
+        )
+        self._running[spec.key] = trial.number
+        self._supervisor.start(spec)
+
+    def owner(self, key: str) -> int | None:
+        """The trial that a child plans; None where it is none of the planner's."""
+        return self._running.get(key)
+
+    def take(self, event: ChildExited) -> PlanTrouble | None:
+        """Write down what a PLAN child found.
+
+        Returns:
+            What the loop must follow up: a try to repeat, or a full disk.
+        """
+        number = self._running.pop(event.key)
+        result = event.result
+        if result is not None and result.plan is not None:
+            self._failures.pop(number, None)
+            self._answer(number, result.plan.answers[0])
+            return None
+        failure = classify(event.evidence, result, job=Job.PLAN)
+        past = self._failures.get(number, ())
+        action = decide(failure, past, retries=self._study.config.runtime.retries)
+        self._failures[number] = (*past, PastFailure(failure.kind, reached_checkpoint=False))
+        if action.action in ANOTHER_ATTEMPT or action.action is Action.PAUSE:
+            return PlanTrouble(number, failure, action.action, action.delay_s)
+        self._answer(number, self._unknown(failure))
+        return None
+
+    def abandon(self) -> None:
+        """End every PLAN child: none has anything to keep."""
+        for key in self._running:
+            self._supervisor.kill(key)
+        self._running.clear()
+
+    def _answer(self, number: int, answer: PlanAnswer) -> None:
+        self._write(TrialPlanned(number=number, key=self._keys[number], answer=answer))
+
+    def _unknown(self, failure: Failure) -> PlanAnswer:
+        assert self._device is not None
+        return PlanAnswer(
+            verdict=VerdictKind.UNKNOWN,
+            device=self._device,
+            reasons=(f"{FailureKind.PLANNER}: {failure.sentence}",),
+            torch=self._torch,
+            planner_s=0.0,
+        )
+
+    def _key(self, trial: TrialState, device: DeviceSpec) -> str:
+        if trial.number not in self._keys:
+            self._keys[trial.number] = plan_key(self._request(trial, device), self._torch)
+        return self._keys[trial.number]
+
+    def _request(self, trial: TrialState, device: DeviceSpec) -> PlanRequest:
+        config = self._study.config
+        settings = trial_settings(self._study, trial.params, trial.own)
+        wishes = config.execution
+        if wishes.micro_batch is not None and wishes.micro_batch > settings.train.batch_size:
+            wishes = wishes.model_copy(update={"micro_batch": settings.train.batch_size})
+        subject = PlanSubject(
+            task=config.study.task,
+            source=self._study.resolved.revisions.get(task_word(config.study.task), ""),
+            settings=settings,
+            num_labels=config.data.num_labels,
+            multi_label=config.data.multi_label,
+            lora=adapters(config.study.task, settings),
+        )
+        tokens = StudyTokens(
+            data=config.data,
+            cache_dir=str(self._study.layout.cache),
+            data_fingerprint=self._study.resolved.data_fingerprint,
+        )
+        return PlanRequest(
+            subjects=(subject,),
+            device=device,
+            wishes=wishes,
+            tokens=tokens,
+            trace_dir=str(shared_traces(os.environ, Path.home())),
+            degrees=self._degrees,
+            host_bytes=self._host_bytes,
+        )
+
+    def _new_folder(self, number: int) -> Path:
+        paths = self._study.layout.trial(number)
+        tries = 1
+        while paths.planning(tries).exists():
+            tries += 1
+        return paths.planning(tries)

@@ -1,0 +1,300 @@
+"""Where the trials of one session run: what packing is told of devices and trials, and what follows on a device."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dryfit.core.failure import AttemptTerms
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.sharding.device_groups import devices_of, left_over, overlap, places_of
+from dryfit.runtime.children.child_spec import ChildExited
+from dryfit.runtime.failures.recovery import attempt_terms
+from dryfit.runtime.machine.gpus import Devices, NoDevices
+from dryfit.runtime.machine.host_memory import HostLook, look_at_host
+from dryfit.runtime.machine.packing import CPU, DeviceRoom, Hindrance, House, Limit, Need, Occupant, group_room
+from dryfit.store.events import DeviceSetAside, Event, ParallelSet
+from dryfit.store.state import TrialState
+from dryfit.study.loop.context import StudyContext
+from dryfit.study.loop.messages import RunningAttempt
+from dryfit.study.loop.next_step import Readiness
+from dryfit.study.planning.device_needs import fence, together, trial_need
+from dryfit.study.resources.leftovers import LOOK_BUSY_EVERY_S, LOOK_EVERY_S, Leftover, Leftovers
+from dryfit.study.resources.trial_devices import visible_devices
+
+_AUTO: Final = "auto"
+_CONTEXT_MOST_BYTES: Final = 1 << 30
+"""What a process can hold of its device beside what its allocator tells of."""
+
+
+def _forget(_key: str, _device: str, _planned_bytes: int | None) -> None:
+    """Nobody wants to know where a child runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What can be seen of this machine.
+
+    Attributes:
+        devices: Who can be asked of GPUs.
+        host: Looks at the host's memory, and at that of some processes.
+        placed: Is told the key, the device and the planned bytes of each child before it starts; of one with several
+            devices once for each.
+    """
+
+    devices: Devices = field(default_factory=NoDevices)
+    host: Callable[[Iterable[int]], HostLook] = look_at_host
+    placed: Callable[[str, str, int | None], None] = _forget
+
+
+@dataclass(slots=True)
+class Occupancy:
+    """Keeps the books of who runs where, in one session.
+
+    Attributes:
+        study: What is run.
+        machine: What can be seen of the machine.
+        write: Takes an event to the ledger.
+        note: Tells a person something.
+        clock: Unix time in seconds.
+        running: The trials that have a process, by the process's key.
+    """
+
+    study: StudyContext
+    machine: Machine
+    write: Callable[[Event], None]
+    note: Callable[[str], None]
+    clock: Callable[[], float]
+    running: dict[str, RunningAttempt] = field(default_factory=dict[str, RunningAttempt])
+    _names: tuple[str, ...] = ()
+    _leftovers: Leftovers = field(init=False)
+    _bypassed: dict[int, int] = field(default_factory=dict[int, int])
+    _host_bytes: int = 0
+    _idle_since_s: float | None = None
+    _told: tuple[int, Limit] | None = None
+
+    def __post_init__(self) -> None:
+        self._leftovers = Leftovers(self.machine.devices)
+        resolved = self.study.resolved
+        if resolved.device is DeviceKind.CUDA:
+            self._names = visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        observed = (one.observed for one in self.study.state.trials if one.observed is not None)
+        self._host_bytes = max((one.rss_bytes or 0 for one in observed), default=0)
+        if not self._auto:
+            self._told = self.study.parallelism.most, Limit.ASKED
+        self._tell_left_over(())
+
+    @property
+    def _together(self) -> int:
+        """Processes of a trial, and devices of a place, where its plan says nothing else."""
+        return self.study.config.execution.processes
+
+    def _processes(self, trial: TrialState) -> int:
+        return together(trial.plan, self.study.config.execution)
+
+    @property
+    def _auto(self) -> bool:
+        return self.study.config.runtime.parallel == _AUTO
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """Since when no trial runs although one could, but for its device; None: that is not so."""
+        return self._idle_since_s
+
+    # ---- what packing is told
+
+    def house(self) -> House:
+        """Where trials can run now, and who runs there; memory that came back, or did not, is noticed here."""
+        occupants = [
+            Occupant(one.number, one.device, one.need.shared_bytes, one.need.exclusive) for one in self.running.values()
+        ]
+        set_aside = self.study.state.sessions[-1].set_aside
+        rooms, larger = self._rooms() if self._names else ([CPU], {})
+        host_room_bytes = self._host_room_bytes()
+        unknown = ""
+        if host_room_bytes is not None and not self._host_bytes:
+            unknown = "nothing is known yet of the host memory of a trial: waiting for the first step of one"
+        return House(
+            rooms, occupants, tuple(set_aside), host_room_bytes, unknown, self._bypassed, self._together, larger
+        )
+
+    def needs(self, readiness: Mapping[int, Readiness]) -> dict[int, Need]:
+        """What every open trial without a process asks for."""
+        busy = {one.number for one in self.running.values()}
+        idle = [trial for trial in self.study.state.open_trials if trial.number not in busy]
+        return {one.number: self._need(one, readiness.get(one.number, Readiness.PLANNED)) for one in idle}
+
+    def _need(self, trial: TrialState, readiness: Readiness) -> Need:
+        unplanned = self._auto and bool(self._names) and trial.plan is None
+        return trial_need(
+            trial.number,
+            trial.plan,
+            Readiness.EXCLUSIVE if unplanned else readiness,
+            self.terms(trial),
+            host_bytes=self._trial_host_bytes(trial),
+            together=self._processes(trial),
+        )
+
+    def terms(self, trial: TrialState) -> AttemptTerms:
+        """How the next attempt of a trial is to be run."""
+        return attempt_terms(trial.past_failures)
+
+    def _trial_host_bytes(self, trial: TrialState) -> int | None:
+        """What all processes of a trial take of the host: as planned on the CPU, else as the largest so far."""
+        memory = trial.plan.answer.memory if trial.plan is not None else None
+        if memory is not None and not self._names:
+            return self._processes(trial) * memory.required_bytes
+        return self._host_bytes or None
+
+    def _host_room_bytes(self) -> int | None:
+        """What the host has left, where that decides how many trials run."""
+        if not self._auto or not self.running:
+            return None
+        attempts = {one.number: self.study.state.trials[one.number].attempts[-1] for one in self.running.values()}
+        look = self.machine.host([one.pid for one in attempts.values() if one.pid is not None])
+        own = self.study.config.objective is not None  # nobody tells of its steps
+        grown = [one.pid for one in attempts.values() if own or one.first_step_ms is not None]
+        self._host_bytes = max([self._host_bytes, *(look.rss_bytes.get(pid or 0, 0) for pid in grown)])
+        expected: dict[int, int] = {}
+        for one in self.running.values():  # one whose process is not known yet has taken nothing
+            expected[attempts[one.number].pid or -1 - one.number] = one.need.host_bytes or self._host_bytes
+        return look.room_bytes(expected)
+
+    def _rooms(self) -> tuple[list[DeviceRoom], dict[int, list[DeviceRoom]]]:
+        """The places that no device is missing from; and those of other sizes, as far as open trials take such.
+
+        Places of different sizes share devices: what runs on one of them is on the others too.
+        """
+        set_aside = self.study.state.sessions[-1].set_aside
+        sizes = {self._processes(trial) for trial in self.study.state.open_trials} - {self._together}
+        places = {size: self._places(size) for size in (self._together, *sorted(sizes))}
+        names = dict.fromkeys(name for one in places.values() for place in one for name in devices_of(place))
+        each = {name: self._room(name) for name in names}
+        rooms = {
+            size: [group_room(place, [each[name] for name in devices_of(place)]) for place in found]
+            for size, found in places.items()
+        }
+        larger, rooms = {size: rooms[size] for size in sorted(sizes)}, rooms[self._together]
+        if self._together > 1:  # what is left of a group that just lost a device is blocked until the next division
+            return rooms, larger
+        return [room for room in rooms if room.device not in set_aside], larger  # one may just have been
+
+    def _places(self, size: int) -> list[str]:
+        """The places of ``size`` devices; where trials of that size run they stay as they are."""
+        set_aside = self.study.state.sessions[-1].set_aside
+        taken = [one.device for one in self.running.values() if one.device is not None]
+        own = [place for place in taken if len(devices_of(place)) == size]
+        return places_of(self._names, size, set_aside=set_aside, taken=own)
+
+    def _room(self, name: str) -> DeviceRoom:
+        now_s, there = self.clock(), self._on(name)
+        full = len(self.running) >= self.study.parallelism.most
+        every_s = LOOK_BUSY_EVERY_S if full else self._patient_s(now_s)
+        look = self._leftovers.look(name, now_s, ours_run=bool(there), every_s=every_s)
+        blocked = self._leftovers.waiting_for(name, ours_run=bool(there))
+        if blocked and self._leftovers.overdue(name, now_s):
+            self.set_aside(name, blocked)
+        spec = self.study.resolved.device_spec
+        planned_for = spec.capacity_bytes if spec is not None else None
+        if look is None:
+            return DeviceRoom(name, planned_for, 0, blocked)
+        planned_bytes = sum(one.need.shared_bytes or 0 for one in there)
+        # The driver and torch may count a few MiB differently: what was planned for is there.
+        capacity_bytes = max(look.total_bytes, planned_for or 0)
+        return DeviceRoom(name, capacity_bytes, look.neighbour_bytes(planned_bytes, ours=bool(there)), blocked)
+
+    def _patient_s(self, now_s: float) -> float:
+        """How old a look may be: the longer others hold the memory, the rarer they are looked at."""
+        waited_s = now_s - self._idle_since_s if self._idle_since_s is not None else 0.0
+        return min(max(LOOK_EVERY_S, waited_s / 10), LOOK_BUSY_EVERY_S)
+
+    def _on(self, name: str) -> list[RunningAttempt]:
+        return [one for one in self.running.values() if overlap(one.device, name)]
+
+    # ---- what happens
+
+    def fence(self, trial: TrialState, need: Need, device: str | None) -> float | None:
+        """The share of its device that a trial's allocator may take; None: as much as there is.
+
+        Of several devices it is that of the smallest: each process then has what it was planned with, at least.
+        """
+        if device is None or self.study.parallelism.most == 1:
+            return None
+        spec = self.study.resolved.device_spec
+        looks = [self._leftovers.look(one, self.clock(), ours_run=bool(self._on(one))) for one in devices_of(device)]
+        planned_for = spec.capacity_bytes if spec is not None else None
+        totals = [look.total_bytes if look is not None else planned_for for look in looks]
+        return fence(need, trial.plan, min((one for one in totals if one is not None), default=None))
+
+    def start(self, key: str, child: RunningAttempt, passed: Iterable[int]) -> None:
+        """A process is about to be started.
+
+        Args:
+            key: The process's.
+            child: Whose it is.
+            passed: Trials that could have started instead, with lower numbers.
+        """
+        self.running[key] = child
+        self._idle_since_s = None
+        self._bypassed.pop(child.number, None)
+        for number in passed:
+            self._bypassed[number] = self._bypassed.get(number, 0) + 1
+        for device in devices_of(child.device) if child.device is not None else ():
+            self.machine.placed(key, device, child.need.shared_bytes)
+
+    def started(self, pid: int) -> None:
+        """A process of ours has said its first line."""
+        self.machine.devices.own(pid)
+
+    def worked(self, child: RunningAttempt) -> None:
+        """A child has done its first step: where it has several processes, all of them hold memory now.
+
+        They are looked at as long as they live: of those that end later, nobody could tell that they were ours.
+        """
+        devices = devices_of(child.device) if child.device is not None else ()
+        for device in devices if len(devices) > 1 else ():
+            self._leftovers.look(device, self.clock(), ours_run=True, every_s=0.0)
+
+    def end(self, event: ChildExited) -> None:
+        """A process is gone: look whether its device has its memory back."""
+        child, evidence = self.running.pop(event.key), event.evidence
+        trained = event.result.train if event.result is not None else None
+        if trained is not None:
+            self._host_bytes = max(self._host_bytes, trained.peak_rss_bytes or 0)
+        most_bytes = evidence.peak_bytes + _CONTEXT_MOST_BYTES if evidence.peak_bytes is not None else None
+        for device in devices_of(child.device) if child.device is not None else ():
+            if device not in self.study.state.sessions[-1].set_aside:
+                leftover = Leftover(child.number, self.clock(), most_bytes)
+                self._leftovers.ended(device, leftover, ours_run=bool(self._on(device)))
+
+    def set_aside(self, device: str, reason: str) -> None:
+        """Give a device no more trials in this session; those that run there go on."""
+        set_aside = self.study.state.sessions[-1].set_aside
+        if device in set_aside:
+            return
+        idle = left_over(self._names, self._together, set_aside=set_aside)
+        look = self.machine.devices.look(device)
+        if look is not None and look.memory_errors:
+            reason += f"; {look.memory_errors} uncorrected memory error(s) since its driver was loaded"
+        self.write(DeviceSetAside(device=device, reason=reason))
+        self.note(f"device {device} is set aside: {reason}")
+        self._tell_left_over(idle)
+
+    def _tell_left_over(self, before: Sequence[str]) -> None:
+        """Say which devices get no trial although nothing is wrong with them, where it is not told yet."""
+        idle = left_over(self._names, self._together, set_aside=self.study.state.sessions[-1].set_aside)
+        if idle and idle != tuple(before):
+            self.note(f"device(s) {', '.join(idle)} stay idle: a trial takes {self._together} at once")
+
+    def waiting(self, why: Hindrance | None) -> None:
+        """Nothing can be started now; say so once, where something else than the number asked for is the reason."""
+        now_s = self.clock()
+        if why is None or self.running:
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = now_s
+        most = self.study.parallelism
+        told = (most.most, Limit.ASKED) if why is None else (len(self.running), why.limit)
+        if told != self._told:
+            self._told = told
+            self.write(ParallelSet(parallel=told[0], reason=most.reason if why is None else why.text))

@@ -1,0 +1,254 @@
+"""What the tasks ``share`` and ``joint`` have in common: windows that teach a class and a span at once.
+
+All windows of a row have its class. Where a row is scored, the mean of its windows' scores decides: the softmax of a
+mean of scores is the normalised geometric mean of the windows' probabilities, a logarithmic opinion pool with equal
+weights (Genest and Zidek 1986, "Combining Probability Distributions: A Critique and an Annotated Bibliography"). A
+window that is sure counts for more than one that is not, and none decides alone, as it would with a maximum.
+
+Dimension suffixes: ``B`` windows of a batch, ``W`` windows of a split, ``R`` rows, ``C`` classes, ``K`` numbers kept of
+a window.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dryfit.core.settings.choices import Metric
+from dryfit.core.settings.choices import Task as TaskName
+from dryfit.core.settings.task_facts import task_metrics
+from dryfit.tasks.averaging import Averaged, Said, mean_scores
+from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, Outputs
+from dryfit.tasks.classification import ClassAnswers, class_loss
+from dryfit.tasks.encoder import EncoderTask
+from dryfit.tasks.heads import HeadSpec
+from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
+from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
+from dryfit.tasks.spans.evidence import EvidenceTask
+from dryfit.tasks.spans.span_answers import SpanAnswers
+from dryfit.tasks.tokens.sampling import Roles, epoch_roles
+from dryfit.tasks.tokens.token_set import CLASSES, Tokens, TokenSet, class_labels
+from dryfit.tasks.tokens.windows import Windows
+
+
+class ClassAndSpanTask(EncoderTask):
+    """A class and a span for each row. A subclass says what its model is, and what it reads.
+
+    Args:
+        given: Settings, rows and tokens.
+
+    Raises:
+        ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
+    """
+
+    required: ClassVar[frozenset[str]] = frozenset({"label", "evidence"})
+    padded: ClassVar[tuple[str, ...]] = (*MODEL_INPUTS, "text_mask")
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        settings = given.settings
+        self.evidence = EvidenceTask(given)
+        self._loss = TwoLosses(settings.multitask, class_loss(given), settings.loss)
+
+    @property
+    def num_outputs(self) -> int:
+        """A score for each class; those of spans are made by a head of their own."""
+        return self.given.data.num_labels
+
+    @property
+    def shared_tokens(self) -> int | None:
+        """As of spans alone."""
+        return self.evidence.shared_tokens
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Classes are from 0 to below their number; where a row may have several, each is 0 or 1."""
+        data = self.given.data
+        return {CLASSES: 2 if data.multi_label else data.num_labels}
+
+    @property
+    def head(self) -> HeadSpec:
+        """The shape of the head for classes."""
+        data = self.given.data
+        return HeadSpec(
+            self.given.settings.head,
+            self.num_outputs,
+            cls_last=self.given.facts.cls_last,
+            multi_label=data.multi_label,
+        )
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Those of classes and of spans, and both in one number."""
+        return task_metrics(TaskName.SHARE, self.given.data.num_labels, multi_label=self.given.data.multi_label)
+
+    def check_rows(self, splits: Splits) -> None:
+        """Refuse rows from which classes or spans cannot be learned."""
+        check_classes(splits, self.given.data)
+        self.evidence.check_rows(splits)
+
+    def token_key(self) -> str:
+        """Windows, with classes beside them."""
+        return f"{self.evidence.token_key()}-classes-{self.given.data.num_labels}"
+
+    def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+        """Cut all texts into windows, each with the class of its row."""
+        tokens = self.evidence.tokenise(splits, tokenizer)
+        sets = {name: self.with_classes(split, splits[name]) for name, split in tokens.splits.items()}
+        return replace(tokens, splits=sets)
+
+    def with_classes(self, split: TokenSet, rows: Sequence[Row]) -> TokenSet:
+        """Windows of some rows, with the class of its row beside each."""
+        labels = class_labels(rows, self.given.data.num_labels)[Windows(split).rows_W]
+        return replace(split, extra={**split.extra, CLASSES: labels})
+
+    def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
+        """Cut texts into windows; they have no classes."""
+        return self.evidence.tokenise_unlabelled(rows, tokenizer)
+
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """As of spans alone."""
+        return self.evidence.remarks(tokens)
+
+    def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
+        """All windows, but for those that would train nothing."""
+        if self.given.settings.multitask.criteria_share is None:
+            return None  # the class is trained by all
+        roles = self._roles(tokens, seed=seed, epoch=epoch)
+        return (roles.classes_W | roles.spans_W).nonzero()[:, 0]
+
+    def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
+        """What each window trains, where not all train both."""
+        if not self._has_roles:
+            return {}
+        roles = self._roles(tokens, seed=seed, epoch=epoch)
+        return {TRAINS_CLASS: roles.classes_W.long(), TRAINS_SPAN: roles.spans_W.long()}
+
+    @property
+    def _has_roles(self) -> bool:
+        settings = self.given.settings
+        return settings.multitask.criteria_share is not None or settings.span.negatives is not None
+
+    def _roles(self, tokens: TokenSet, *, seed: int, epoch: int) -> Roles:
+        settings = self.given.settings
+        return epoch_roles(
+            Windows(tokens).has_span_W,
+            criteria_share=settings.multitask.criteria_share,
+            negatives=settings.span.negatives,
+            seed=seed,
+            epoch=epoch,
+        )
+
+    def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Pad some windows and add their labels and classes."""
+        return super().collate(tokens, rows) | {CLASSES: tokens.extra[CLASSES][list(rows)].long()}
+
+    def collate_unlabelled(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Pad some windows."""
+        return self.evidence.collate_unlabelled(tokens, rows)
+
+    def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
+        """Those of spans, a class for each window or several, and where windows have roles what each trains."""
+        several = self.given.data.multi_label
+        sizes = self.evidence.batch_sizes(rows, length, segments=segments)
+        sizes[CLASSES] = (rows, self.num_outputs) if several else (rows,)
+        return sizes | (dict.fromkeys((TRAINS_CLASS, TRAINS_SPAN), (rows,)) if self._has_roles else {})
+
+    def batch_weight(self, batch: Batch) -> torch.Tensor:
+        """What both parts of the loss are divided by."""
+        return self._loss.batch_weight(batch)
+
+    def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """The loss of classes and that of spans, each weighted and summed over windows."""
+        return self._loss.loss_sum(outputs, batch)
+
+    def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """Scores of classes, then what decoding needs of spans; fp32."""
+        assert isinstance(outputs, tuple)
+        return torch.cat([outputs[0].float(), self.evidence.keep(outputs[1], batch)], dim=1)
+
+    def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
+        """What is fitted for spans."""
+        return self.evidence.fit(kept[:, self.num_outputs :], tokens)
+
+    def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of classes and of spans, by row; ``combined`` and ``loss`` have an equal part of each.
+
+        They read no weight of the settings: with one that is searched, trials could not be compared by them.
+        """
+        classes = self._class_answers(self._scores(kept, tokens), tokens).metrics(fitted)
+        spans = self.evidence.metrics(kept[:, self.num_outputs :], tokens, fitted)
+        loss = (classes[Metric.LOSS] + spans[Metric.LOSS]) / 2
+        return _together(classes, spans) | {str(Metric.LOSS): loss}
+
+    def predictions(
+        self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
+    ) -> Iterator[dict[str, object]]:
+        """What is said of a class, and what is said of a span."""
+        classes = self._class_answers(self._scores(kept.float(), tokens), tokens).predictions(rows, {})
+        spans = self.evidence.predictions(kept[:, self.num_outputs :], tokens, rows)
+        yield from ({**of_class, **of_span} for of_class, of_span in zip(classes, spans, strict=True))
+
+    def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
+        """What spans need of each token."""
+        assert isinstance(outputs, tuple)
+        return self.evidence.keep_tokens(outputs[1], batch)
+
+    def averaged(self, said: Sequence[Said]) -> Averaged:
+        """The mean of each row's probabilities of classes, and that of its answers' probabilities."""
+        scores = [self._scores(one.kept_RK, one.tokens) for one in said]
+        mean_RC = mean_scores(scores, multi_label=self.given.data.multi_label)
+        spans = self.evidence.averaged([replace(one, kept_RK=one.kept_RK[:, self.num_outputs :]) for one in said])
+        return ClassAndSpanAnswers(self._class_answers(mean_RC, said[0].tokens), spans)
+
+    def _scores(self, kept: torch.Tensor, tokens: TokenSet) -> torch.Tensor:
+        """Scores of the classes of each row."""
+        return row_means(kept[:, : self.num_outputs], Windows(tokens).rows_W, tokens.sources)
+
+    def _class_answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> ClassAnswers:
+        return ClassAnswers(scores_RC, row_labels(tokens), self.given.data.multi_label)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClassAndSpanAnswers:
+    """What several models say of rows; an :class:`~dryfit.tasks.averaging.Averaged`."""
+
+    classes: ClassAnswers
+    spans: SpanAnswers
+
+    def fit(self) -> Mapping[str, float]:
+        """What is fitted for spans."""
+        return self.spans.fit()
+
+    def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
+        """Those of one model but for ``loss``, one half of which is that of one model's windows."""
+        found = _together(self.classes.metrics(fitted), self.spans.metrics(fitted))
+        return {name: value for name, value in found.items() if name != Metric.LOSS}
+
+    def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
+        """As one model's."""
+        both = zip(self.classes.predictions(rows, fitted), self.spans.predictions(rows, fitted), strict=True)
+        return ({**of_class, **of_span} for of_class, of_span in both)
+
+
+def _together(classes: Mapping[str, float], spans: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of classes and of spans, and ``combined``, which has an equal part of each."""
+    return {**classes, **spans, str(Metric.COMBINED): (classes[Metric.F1_MACRO] + spans[Metric.TOKEN_F1]) / 2}
+
+
+def row_labels(tokens: TokenSet) -> torch.Tensor:
+    """The class, or the classes, of each row of the data; -1 where the rows have none, as those to predict."""
+    classes_W = tokens.extra.get(CLASSES)
+    if classes_W is None:
+        return torch.full((tokens.sources,), -1)
+    labels_R = classes_W.new_empty((tokens.sources, *classes_W.shape[1:]))
+    labels_R[Windows(tokens).rows_W] = classes_W  # all windows of a row have the same
+    return labels_R
+
+
+def row_means(scores_WC: torch.Tensor, rows_W: torch.Tensor, rows: int) -> torch.Tensor:
+    """The mean of the scores of each row's windows, (R, C); added up in fp64."""
+    sums_RC = torch.zeros((rows, scores_WC.shape[1]), dtype=torch.float64).index_add_(0, rows_W, scores_WC.double())
+    return (sums_RC / torch.bincount(rows_W, minlength=rows).unsqueeze(1)).to(scores_WC.dtype)

@@ -1,0 +1,143 @@
+"""The task ``joint``: one encoder reads the criterion, another the text; both together give a class and a span.
+
+The text's windows hold the text alone: what a criterion says of them comes in by the fusion, and no window is shorter
+for a long criterion.
+
+Dimension suffixes: ``B`` windows of a batch, ``R`` rows, ``K`` tokens of a criterion.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final, final
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.tables import ModelSettings, TrialSettings
+from dryfit.meta.construction.construction import build
+from dryfit.meta.files.source import model_identity
+from dryfit.meta.loading.configs import load_tokenizer, most_tokens
+from dryfit.meta.loading.pretrained import pretrained_config
+from dryfit.tasks.base import MODEL_INPUTS, Batch, MakeBase, TaskModel
+from dryfit.tasks.joint.class_and_span import ClassAndSpanTask
+from dryfit.tasks.joint.two_encoders import CRITERIA_PART, CRITERION_IDS, CRITERION_MASK, TwoEncoders
+from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, UnlabelledRow
+from dryfit.tasks.tokens.token_set import Tokens, TokenSet
+from dryfit.tasks.tokens.windows import Windows
+
+_LENGTHS: Final = "criterion_lengths"
+
+
+@final
+class JointTask(ClassAndSpanTask):
+    """A class and a span of each row, from two encoders."""
+
+    required: ClassVar[frozenset[str]] = frozenset({"label", "evidence", "criterion"})
+    inputs: ClassVar[tuple[str, ...]] = (*MODEL_INPUTS, CRITERION_IDS, CRITERION_MASK)
+
+    @property
+    def shared_tokens(self) -> None:
+        """Criteria are in no window: they take no room there."""
+        return None
+
+    def sources(self) -> Mapping[str, ModelSettings]:
+        """The model that reads texts, and the one that reads criteria."""
+        settings = self.given.settings
+        return {"": settings.model, CRITERIA_PART: criteria_source(settings)}
+
+    def token_key(self) -> str:
+        """Windows of texts alone, with classes and the criterion's own tokens beside them."""
+        settings = self.given.settings
+        criteria = f"{model_identity(criteria_source(settings))}-{settings.joint.criterion_length}"
+        return f"{super().token_key()}-alone-{criteria}"
+
+    def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+        """Cut all texts into windows; beside them stand the tokens of each row's criterion.
+
+        Raises:
+            ConfigError: The criterion's model has not so many positions, or its tokenizer has no padding token.
+        """
+        self._check_length()
+        criteria = self._criteria_tokenizer()
+        alone = {name: tuple(replace(row, criterion=None) for row in rows) for name, rows in splits.items()}
+        tokens = super().tokenise(alone, tokenizer)
+        sets = {name: self._with_criteria(split, splits[name], criteria) for name, split in tokens.splits.items()}
+        return replace(tokens, splits=sets, pairs=True)
+
+    def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
+        """Cut texts into windows; beside them stand the tokens of each row's criterion."""
+        alone = [UnlabelledRow(id=None, text=row.text, criterion=None, place="") for row in rows]
+        split = super().tokenise_unlabelled(alone, tokenizer)
+        return self._with_criteria(split, rows, self._criteria_tokenizer())
+
+    def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
+        """Both encoders, their fusion and two heads."""
+        settings = self.given.settings
+        encoder = make(settings.model, self.kind)
+        criteria = make(criteria_source(settings), self.kind, part=CRITERIA_PART)
+        weighting = settings.multitask.weighting
+        return build(
+            lambda: TwoEncoders(encoder, criteria, settings.joint, self.head, weighting, self.limits), seed=seed
+        )
+
+    def collate_unlabelled(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Pad some windows, and the criteria of their rows."""
+        sources_B = Windows(tokens).rows_W[list(rows)]
+        lengths_B = tokens.extra[_LENGTHS][sources_B]
+        places_K = torch.arange(int(lengths_B.max()))
+        return super().collate_unlabelled(tokens, rows) | {
+            CRITERION_IDS: tokens.extra[CRITERION_IDS][sources_B, : len(places_K)].long(),
+            CRITERION_MASK: (places_K < lengths_B[:, None]).long(),
+        }
+
+    def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
+        """As with one encoder; beside that criteria of the longest that may be."""
+        criterion = dict.fromkeys((CRITERION_IDS, CRITERION_MASK), (rows, self.given.settings.joint.criterion_length))
+        return super().batch_sizes(rows, length, segments=segments) | criterion
+
+    def _criteria_tokenizer(self) -> PreTrainedTokenizerBase:
+        saved = self.given.saved
+        if saved is None:
+            return load_tokenizer(criteria_source(self.given.settings))
+        return load_tokenizer(replace(saved, name=f"{saved.name}/{CRITERIA_PART}"))
+
+    def _with_criteria(
+        self, split: TokenSet, rows: Sequence[Row | Readable], tokenizer: PreTrainedTokenizerBase
+    ) -> TokenSet:
+        """Windows of some rows, with the tokens of each row's criterion: padded ids (R, K), and how many there are."""
+        pad_id, length = tokenizer.pad_token_id, self.given.settings.joint.criterion_length
+        if not isinstance(pad_id, int):
+            raise ConfigError(
+                "tokenising the criteria",
+                "the tokenizer has no padding token",
+                allowed="an encoder's tokenizer for joint.criteria_model",
+            )
+        texts = [row.criterion or "" for row in rows]
+        distinct = list(dict.fromkeys(texts))
+        encoded = tokenizer(distinct, truncation=True, max_length=length, return_attention_mask=False)["input_ids"]
+        table = torch.full((len(distinct), length), pad_id, dtype=torch.int32)
+        for index, ids in enumerate(encoded):
+            table[index, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        numbers = {text: index for index, text in enumerate(distinct)}
+        picked_R = torch.tensor([numbers[text] for text in texts])
+        lengths_R = torch.tensor([len(ids) for ids in encoded])[picked_R]
+        return replace(split, extra={**split.extra, CRITERION_IDS: table[picked_R], _LENGTHS: lengths_R})
+
+    def _check_length(self) -> None:
+        source, length = criteria_source(self.given.settings), self.given.settings.joint.criterion_length
+        limit = most_tokens(pretrained_config(source, self.kind))
+        if limit is not None and length > limit:
+            raise ConfigError(
+                f"preparing the model {source.name}",
+                f"joint.criterion_length is {length}",
+                allowed=f"at most {limit}: the model has no more positions",
+            )
+
+
+def criteria_source(settings: TrialSettings) -> ModelSettings:
+    """Which model reads criteria; ``model.revision`` is of the one that reads texts."""
+    name = settings.joint.criteria_model
+    if name is None:
+        return settings.model
+    return ModelSettings(name=name, trust_remote_code=settings.model.trust_remote_code)

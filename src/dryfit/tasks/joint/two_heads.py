@@ -1,0 +1,111 @@
+"""Two heads on the same token vectors: one gives a row's class, the other where its evidence starts and ends.
+
+Dimension suffixes: ``B`` windows, ``L`` tokens, ``D`` width of token vectors, ``C`` classes, ``2`` two parts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from dryfit.core.settings.choices import Weighting
+from dryfit.tasks.base import TaskModel
+from dryfit.tasks.heads import (
+    HeadSpec,
+    dtype_of,
+    encode,
+    make_head,
+    pooled,
+    takes_types,
+    unneeded_outputs,
+    width_of,
+    without_autocast,
+)
+
+
+@final
+class TwoHeads(nn.Module):
+    """A head for classes and a head for spans; with uncertainty weighting, the two variances that weigh their losses.
+
+    Args:
+        width: Of the token vectors.
+        spec: The shape of the head for classes; that for spans has the same hidden layers.
+        weighting: How the two losses are weighed.
+    """
+
+    def __init__(self, width: int, spec: HeadSpec, weighting: Weighting) -> None:
+        super().__init__()
+        self.spec = spec
+        self.classes = make_head(width, spec)
+        self.spans = make_head(width, replace(spec, num_outputs=2, per_token=True))
+        # Log variances: any number is legal, and at 0 both losses count as they are.
+        self.log_variances = nn.Parameter(torch.zeros(2)) if weighting is Weighting.UNCERTAINTY else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format that it computes in."""
+        return dtype_of(self.spans)
+
+    def forward(self, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Score windows.
+
+        Args:
+            hidden_BLD: Their token vectors, in the head's dtype.
+            mask_BL: 1 for tokens, 0 for padding.
+
+        Returns:
+            Scores of classes (B, C), scores of each token as a start and as an end (B, L, 2), and where they are
+            learned the log variances, the same for each window (B, 2).
+        """
+        classes_BC = self.classes(pooled(hidden_BLD, mask_BL, self.spec))
+        outputs = (classes_BC, self.spans(hidden_BLD))
+        if self.log_variances is None:
+            return outputs
+        return (*outputs, self.log_variances.expand(len(mask_BL), 2))
+
+
+@final
+class SharedEncoder(TaskModel):
+    """One encoder with two heads, which run in fp32 whatever the encoder's precision.
+
+    Args:
+        encoder: The encoder.
+        spec: The shape of the head for classes.
+        weighting: How the losses of the two heads are weighed.
+        limits: As in :class:`~dryfit.tasks.base.TaskModel`.
+    """
+
+    encoder_paths = ("encoder",)
+
+    def __init__(
+        self, encoder: PreTrainedModel, spec: HeadSpec, weighting: Weighting, limits: Mapping[str, int]
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.limits = limits
+        self.head = TwoHeads(width_of(encoder), spec, weighting)
+        self.takes_types = takes_types(encoder)
+        self._unneeded = unneeded_outputs(encoder)
+
+    def base(self) -> PreTrainedModel:
+        """The encoder."""
+        return self.encoder
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Score windows; see :meth:`TwoHeads.forward`.
+
+        Args:
+            input_ids: (B, L).
+            attention_mask: (B, L), 1 for tokens, 0 for padding.
+            token_type_ids: (B, L); left out for encoders without segments.
+        """
+        types_BL = token_type_ids if self.takes_types else None
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types_BL}
+        hidden_BLD = encode(self.encoder, {**inputs, **self._unneeded})
+        with without_autocast(hidden_BLD.device):
+            return self.head(hidden_BLD.to(self.head.dtype), attention_mask)

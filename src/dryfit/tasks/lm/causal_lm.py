@@ -1,0 +1,314 @@
+"""The task ``causal-lm``: each token from those before it, of a text, or of the answer to a prompt.
+
+Dimension suffixes: ``B`` sequences, ``L`` tokens, ``V`` words of the vocabulary, ``N`` tokens of all sequences, ``R``
+rows of a split.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dryfit.core.errors import DataError
+from dryfit.core.settings.choices import BaseFormat, Metric
+from dryfit.core.wire import canonical_json
+from dryfit.meta.construction.construction import build
+from dryfit.meta.loading.adapters import new_adapter
+from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.meta.loading.pretrained import Kind
+from dryfit.tasks.base import Batch, Given, MakeBase, Outputs, TaskModel
+from dryfit.tasks.encoder import EncoderTask
+from dryfit.tasks.lm.decoder import BASE_DTYPES, check_base, check_packing
+from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, answer, matches, rehearse, sampled
+from dryfit.tasks.lm.lm_batch import IGNORED, INPUTS, PADDED, entries, labelled
+from dryfit.tasks.lm.token_loss import TokenLoss, whole_token_loss
+from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Splits, UnlabelledRow
+from dryfit.tasks.rows.prompts import Part, answer_words, exchanges, parts_of, questions
+from dryfit.tasks.tokens.packs import pack
+from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer, sequences
+from dryfit.tasks.tokens.token_set import Tokens, TokenSet
+
+_PACK_SEED = 0
+_ADAPTERS = ("*lora_*",)
+
+
+@final
+class CausalLm(TaskModel):
+    """Scores of the next token; no cache of keys and values is kept.
+
+    Args:
+        decoder: A causal language model, or PEFT's model around one.
+    """
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.drawn = _ADAPTERS if self.has_adapters else ()  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained beside frozen weights."""
+        return hasattr(self.decoder, "peft_config")
+
+    def base(self) -> PreTrainedModel:
+        """The language model, under its adapters."""
+        decoder: Any = self.decoder
+        return cast("PreTrainedModel", decoder.get_base_model() if self.has_adapters else decoder)
+
+    def adapted(self) -> nn.Module | None:
+        """PEFT's model, of which adapters alone are saved."""
+        return self.decoder if self.has_adapters else None
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Score the vocabulary after each token.
+
+        Args:
+            input_ids: (B, L).
+            attention_mask: (B, L), 1 for tokens, 0 for padding.
+            position_ids: (B, L), of sequences with several examples: each begins at 0, and so does the padding.
+                transformers then keeps examples from seeing each other, if no mask is given.
+
+        Returns:
+            (B, L, V).
+        """
+        if position_ids is None:
+            return self.decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+        return self.decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+
+
+@final
+class CausalLmTask(EncoderTask):
+    """Cross entropy of each token that is learned, given those before it.
+
+    Args:
+        given: Settings, rows and tokens.
+        token_loss: Sums the losses of tokens.
+    """
+
+    kind: ClassVar[Kind] = Kind.CAUSAL_LM
+    inputs: ClassVar[tuple[str, ...]] = INPUTS
+    padded: ClassVar[tuple[str, ...]] = PADDED
+
+    def __init__(self, given: Given, token_loss: TokenLoss = whole_token_loss) -> None:
+        super().__init__(given)
+        self._token_loss = token_loss
+        self._lm = given.settings.lm
+        self._lora = given.settings.lora
+        self._mix = self._lm.mix if self._lm.format == "both" else None
+
+    def with_token_loss(self, token_loss: TokenLoss) -> "CausalLmTask":
+        """See :class:`~dryfit.tasks.lm.token_loss.OverTokens`."""
+        return CausalLmTask(self.given, token_loss)
+
+    @property
+    def required(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]  # here it depends
+        """Columns that the prompts and answers are made of."""
+        parts = parts_of(self._lm)
+        columns = {Part.CRITERIA: "label", Part.EVIDENCE: "evidence"}
+        wanted = {columns[part] for part in parts if part in columns}
+        return frozenset(wanted | ({"criterion"} if self._lm.format == "instruction" else set[str]()))
+
+    def metric_names(self) -> tuple[str, ...]:
+        """The held-out loss of a token of the answers; where answers are generated, how many are exactly right."""
+        generated = self._lm.format != "text" and self._lm.generate_rows > 0
+        return (Metric.LOSS, *((Metric.EXACT_MATCH,) if generated else ()))
+
+    def check_rows(self, splits: Splits) -> None:
+        """Refuse rows without any evidence where it is what is asked for.
+
+        Raises:
+            DataError: No training row has evidence.
+        """
+        if Part.EVIDENCE in parts_of(self._lm) and not any(row.evidence for row in splits[TRAIN]):
+            raise DataError(
+                "preparing the split train",
+                "no row has evidence",
+                allowed=f'rows with evidence (lm.format = "{self._lm.format}" asks for it)',
+                hint='name its column with data.evidence, or take lm.format = "criteria"',
+            )
+
+    def token_key(self) -> str:
+        """The keys that prompts and answers are made by, and whether several share a sequence."""
+        decides = {"format", "criteria_prompt", "evidence_prompt", "answers", "no_evidence", "chat", "packing"}
+        return f"causal-lm {canonical_json(self._lm.model_dump(mode='json', include=decides))}"
+
+    def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+        """Prompts and answers of all rows; those of the training rows share sequences if that is asked for."""
+        most = self.given.settings.train.max_length
+        prompts = PromptTokenizer(tokenizer, self._lm, most)
+        words = answer_words(self._lm, self.given.data.num_labels) if Part.CRITERIA in parts_of(self._lm) else ()
+        sets: dict[str, TokenSet] = {}
+        for name, rows in splits.items():
+            examples = [one for row in rows for one in prompts.examples(exchanges(row, self._lm, words))]
+            packed = self._lm.packing and name == TRAIN
+            packs = pack([len(one.ids) for one in examples], most, seed=_PACK_SEED) if packed else None
+            sets[name] = sequences(examples, packs)
+        return Tokens(sets, pad_id=prompts.pad_id, cls_last=False, pairs=splits[TRAIN][0].criterion is not None)
+
+    def model(self, make: MakeBase, *, seed: int = 0) -> CausalLm:
+        """The language model; with adapters, which the seed draws, its weights are frozen, in their own format."""
+        model, lora = self.given.settings.model, self._lora
+        if lora.r == 0:
+            decoder = make(model, self.kind)
+            return build(lambda: CausalLm(decoder))
+        base = lora.base or BaseFormat(self.given.settings.train.precision)
+        check_base(base, self.given.settings.train.precision)
+        decoder = make(model, self.kind, dtype=BASE_DTYPES[base])
+        adapted = new_adapter(
+            decoder, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets, seed=seed
+        )
+        return build(lambda: CausalLm(adapted))
+
+    def check_model(self, model: TaskModel) -> None:
+        """Refuse to pack sequences for a model in which one example would see another.
+
+        Raises:
+            ConfigError: It would.
+        """
+        if self._lm.packing:
+            check_packing(model)
+
+    def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Pad some sequences, and say what is learned of them."""
+        return labelled(
+            tokens,
+            rows,
+            pad_id=self.given.facts.pad_id,
+            learn_prompt=self._lm.learn_prompt,
+            packing=self._lm.packing,
+            mix=self._mix,
+        )
+
+    def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
+        """All of (rows, length): each token has a label."""
+        del segments
+        names = entries(learn_prompt=self._lm.learn_prompt, packing=self._lm.packing, mix=self._mix is not None)
+        return dict.fromkeys(names, (rows, length))
+
+    def batch_weight(self, batch: Batch) -> torch.Tensor:
+        """Weights of the tokens that are learned, together; their number where they weigh the same."""
+        learned_BL = batch["labels"][:, 1:] != IGNORED
+        if "weights" in batch:
+            return batch["weights"][:, 1:].masked_fill(~learned_BL, 0).sum()
+        return learned_BL.sum()
+
+    def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """Summed over tokens, in fp32 or better.
+
+        Labels are shifted and not the scores: a shifted view of them would be copied.
+        """
+        assert isinstance(outputs, torch.Tensor)
+        next_N = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).flatten()
+        weights_N = F.pad(batch["weights"][:, 1:], (0, 1)).flatten() if "weights" in batch else None
+        return self._token_loss(outputs.flatten(0, 1), next_N, weights_N)
+
+    def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """For each row, the loss of its answers' tokens, summed, and how many these are; all tokens weigh the same.
+
+        So a loss compares trials with other weights of the parts, or that learn prompts too. Row by row, as the
+        scores of many are large.
+        """
+        assert isinstance(outputs, torch.Tensor)
+        answers_BL = batch.get("answers", batch["labels"])
+        rows: list[torch.Tensor] = []
+        for scores_LV, answers_L in zip(outputs, answers_BL, strict=True):
+            next_L = answers_L[1:]
+            lost = self._token_loss(scores_LV[:-1], next_L)
+            rows.append(torch.stack([lost, (next_L != IGNORED).sum().to(lost.dtype)]))
+        return torch.stack(rows)
+
+    def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
+        """The mean loss of a token."""
+        del tokens, fitted
+        lost, count = kept.double().sum(dim=0).tolist()
+        return {Metric.LOSS: lost / count if count else math.nan}
+
+    def measure(
+        self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
+    ) -> Mapping[str, float]:
+        """How many answers to a fixed sample of the rows are exactly right."""
+        assert isinstance(model, CausalLm)
+        if Metric.EXACT_MATCH not in self.metric_names():
+            return {}
+        rows = sampled(len(tokens), self._lm.generate_rows, seed=0)
+        tokenizer = load_tokenizer(self.given.settings.model)
+        share = matches(
+            model.decoder,
+            tokens,
+            rows,
+            PromptTokenizer(tokenizer, self._lm, self.given.settings.train.max_length),
+            max_new_tokens=self._lm.max_new_tokens,
+            batch_rows=self.measured_rows(batch_rows),
+            beat=beat,
+        )
+        return {Metric.EXACT_MATCH: share}
+
+    def measured_rows(self, batch_rows: int) -> int:
+        """Prompts that are answered at once."""
+        if Metric.EXACT_MATCH not in self.metric_names():
+            return 0
+        return min(PROMPTS_AT_ONCE, batch_rows, self._lm.generate_rows)
+
+    def rehearse_measure(self, model: TaskModel, rows: int, length: int) -> None:
+        """Answer prompts as long as whole rows, without values."""
+        rehearse(model.base(), rows, length, max_new_tokens=self._lm.max_new_tokens)
+
+    def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
+        """Rows to predict whose prompt has no room even without its text, or that lack a criterion."""
+        prompts, found = self._prompts(tokenizer), dict[int, DataError]()
+        for index, row in enumerate(rows):
+            try:
+                self._asked(row, prompts)
+            except DataError as error:
+                found[index] = error
+        return found
+
+    def generate(
+        self,
+        model: TaskModel,
+        rows: Sequence[Readable],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_rows: int,
+        beat: Callable[[], None],
+    ) -> Iterator[dict[str, object]]:
+        """The answer to each row's prompts; of a plain text, how it goes on."""
+        assert isinstance(model, CausalLm)
+        prompts = self._prompts(tokenizer)
+        asked = [self._asked(cast("UnlabelledRow", row), prompts) for row in rows]
+        texts = iter(
+            answer(
+                model.decoder,
+                [ids for row in asked for ids in row],
+                prompts,
+                max_new_tokens=self._lm.max_new_tokens,
+                batch_rows=batch_rows,
+                beat=beat,
+            )
+        )
+        for _ in rows:
+            found = {part: next(texts).strip() for part in parts_of(self._lm)}
+            yield {"text": found[Part.WHOLE]} if Part.WHOLE in found else dict(self._said(found))
+
+    def _said(self, found: Mapping[Part, str]) -> Iterator[tuple[str, object]]:
+        if Part.CRITERIA in found:
+            words = answer_words(self._lm, self.given.data.num_labels)
+            yield "answer", found[Part.CRITERIA]
+            yield "label", words.index(found[Part.CRITERIA]) if found[Part.CRITERIA] in words else None
+        if Part.EVIDENCE in found:
+            evidence = found[Part.EVIDENCE]
+            yield "evidence", None if evidence == self._lm.no_evidence.strip() else evidence
+
+    def _prompts(self, tokenizer: PreTrainedTokenizerBase) -> PromptTokenizer:
+        return PromptTokenizer(tokenizer, self._lm, self.given.settings.train.max_length)
+
+    def _asked(self, row: UnlabelledRow, prompts: PromptTokenizer) -> list[list[int]]:
+        """The ids of a row's prompts, with room behind them for an answer."""
+        room = min(self._lm.max_new_tokens, self.given.settings.train.max_length // 2)
+        return [prompts.question(one, room=room)[0] for one in questions(row, self._lm)]

@@ -1,0 +1,175 @@
+"""Answers that a causal language model generates: the likeliest token each time, until it ends or has no room.
+
+Dimension suffixes: ``B`` prompts, ``L`` tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+
+from dryfit.core.seeds import derive_seed
+from dryfit.meta.loading.configs import most_tokens
+from dryfit.tasks.tokens.prompt_tokens import ROLES, PromptTokenizer, Role
+from dryfit.tasks.tokens.token_set import TokenSet
+
+PROMPTS_AT_ONCE: Final = 8
+"""Most prompts that are answered together."""
+
+
+def sampled(count: int, wanted: int, seed: int) -> list[int]:
+    """Some of so many examples, in order: the same ones for the same arguments."""
+    if wanted >= count:
+        return list(range(count))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "generate"))
+    return sorted(torch.randperm(count, generator=generator)[:wanted].tolist())
+
+
+def exact_match(generated: Sequence[str], wanted: Sequence[str]) -> float:
+    """Share of the answers that are as they should be; white space around them is not looked at."""
+    same = [one.strip() == other.strip() for one, other in zip(generated, wanted, strict=True)]
+    return sum(same) / len(same)
+
+
+def matches(
+    decoder: nn.Module,
+    tokens: TokenSet,
+    examples: Sequence[int],
+    prompts: PromptTokenizer,
+    *,
+    max_new_tokens: int,
+    batch_rows: int,
+    beat: Callable[[], None],
+) -> float:
+    """Exact match of the answers to some examples of a split.
+
+    Args:
+        decoder: On its device, in eval mode; see :func:`answer`.
+        tokens: The split; each row is one example.
+        examples: Which ones.
+        prompts: Makes text of ids.
+        max_new_tokens: Longest answer that is generated.
+        batch_rows: Prompts at once.
+        beat: Called once a batch, as a sign of life.
+    """
+    asked: list[list[int]] = []
+    wanted: list[str] = []
+    for example in examples:
+        first, end = int(tokens.starts_R[example]), int(tokens.starts_R[example + 1])
+        answered_T = tokens.extra[ROLES][first:end] & Role.ANSWER != 0
+        answer_at = first + int(answered_T.int().argmax())
+        asked.append(tokens.ids_T[first:answer_at].tolist())
+        wanted.append(prompts.text_of(tokens.ids_T[answer_at:end].tolist()))
+    found = answer(decoder, asked, prompts, max_new_tokens=max_new_tokens, batch_rows=batch_rows, beat=beat)
+    return exact_match(found, wanted)
+
+
+def answer(
+    decoder: nn.Module,
+    asked: Sequence[Sequence[int]],
+    prompts: PromptTokenizer,
+    *,
+    max_new_tokens: int,
+    batch_rows: int,
+    beat: Callable[[], None],
+) -> list[str]:
+    """What a model answers to some prompts, in their order. Draws no random number.
+
+    Args:
+        decoder: A causal language model in eval mode, with or without adapters.
+        asked: The ids of each prompt, one at least.
+        prompts: Makes text of ids.
+        max_new_tokens: Longest answer.
+        batch_rows: Prompts at once, those of similar length together.
+        beat: Called once a batch, as a sign of life.
+    """
+    model: Any = decoder
+    # What comes with a model (a temperature, a penalty of repetition) would fill what this leaves open.
+    model.generation_config = GenerationConfig()
+    limit = most_tokens(model.config)
+    device = next(decoder.parameters()).device
+    order = sorted(range(len(asked)), key=lambda index: -len(asked[index]))
+    texts = [""] * len(asked)
+    with torch.inference_mode():
+        for start in range(0, len(order), batch_rows):
+            rows = order[start : start + batch_rows]
+            ids_BL, mask_BL = _padded_left([asked[row] for row in rows], prompts.pad_id)
+            greedy = GenerationConfig(
+                max_new_tokens=_room(max_new_tokens, ids_BL.shape[1], limit),
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                eos_token_id=prompts.end_id,
+                pad_token_id=prompts.pad_id,
+            )
+            found_BL = model.generate(
+                input_ids=ids_BL.to(device), attention_mask=mask_BL.to(device), generation_config=greedy
+            )
+            for row, ids in zip(rows, found_BL[:, ids_BL.shape[1] :].tolist(), strict=True):
+                texts[row] = prompts.text_of(_until(ids, prompts.end_id))
+            beat()
+    return texts
+
+
+def rehearse(base: PreTrainedModel, rows: int, length: int, *, max_new_tokens: int) -> None:
+    """What of :func:`answer` takes most memory: reading the prompts, and the last token.
+
+    The loop is that of ``GenerationMixin._sample`` in transformers: keys and values of all tokens are kept, each new
+    token makes a layer's grow by a copy, and the scores of the last position are copied in fp32.
+
+    Args:
+        base: The language model without the wrapper of its adapters, in eval mode; its tensors may be fakes.
+        rows: Prompts.
+        length: Tokens of each.
+        max_new_tokens: Longest answer.
+    """
+    device = next(base.parameters()).device
+    cache = DynamicCache(config=base.config)
+    new = _room(max_new_tokens, length, most_tokens(base.config))
+    with torch.no_grad():
+        _next_token(base, cache, torch.zeros((rows, length), dtype=torch.int64, device=device))
+        if new == 1:
+            return
+        for layer in cache.layers:
+            if all(isinstance(getattr(layer, name, None), torch.Tensor) for name in ("keys", "values")):
+                # No name for what is there: its copy takes its place.
+                layer.update(_more_of(layer.keys, new - 2), _more_of(layer.values, new - 2))  # pyright: ignore
+        _next_token(base, cache, torch.zeros((rows, 1), dtype=torch.int64, device=device))
+
+
+def _next_token(base: PreTrainedModel, cache: DynamicCache, ids_BL: torch.Tensor) -> None:
+    rows, known = ids_BL.shape[0], cache.get_seq_length()
+    mask_BL = torch.ones((rows, known + ids_BL.shape[1]), dtype=torch.int64, device=ids_BL.device)
+    places_BL = mask_BL.cumsum(dim=-1)[:, known:] - 1  # of each row: padding on the left moves them
+    given = {"position_ids": places_BL, "logits_to_keep": 1}
+    taken = {name: given[name] for name in given if name in signature(base.forward).parameters}
+    outputs = base(input_ids=ids_BL, attention_mask=mask_BL, past_key_values=cache, use_cache=True, **taken)
+    outputs.logits[:, -1].to(copy=True, dtype=torch.float32).argmax(dim=-1)
+
+
+def _more_of(kept: torch.Tensor, count: int) -> torch.Tensor:
+    """Keys or values of so many further tokens, in the memory of one; the tokens are the last dimension but one."""
+    return kept.new_empty((*kept.shape[:-2], 1, kept.shape[-1])).expand(*kept.shape[:-2], count, kept.shape[-1])
+
+
+def _room(wanted: int, width: int, limit: int | None) -> int:
+    """Tokens that an answer may have; each but the last needs a position of its own."""
+    return wanted if limit is None else min(wanted, max(1, limit - width + 1))
+
+
+def _padded_left(asked: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(len(ids) for ids in asked)
+    ids_BL = torch.full((len(asked), width), pad_id, dtype=torch.int64)
+    mask_BL = torch.zeros_like(ids_BL)
+    for row, ids in enumerate(asked):
+        ids_BL[row, width - len(ids) :] = torch.tensor(ids)
+        mask_BL[row, width - len(ids) :] = 1
+    return ids_BL, mask_BL
+
+
+def _until(ids: Sequence[int], end_id: int) -> Sequence[int]:
+    """What comes before the end; rows that ended early are padded behind it."""
+    return ids[: ids.index(end_id)] if end_id in ids else ids

@@ -1,0 +1,350 @@
+"""Checked rows and splits: every bad input is named with its file, row and value before any trial starts."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import xxhash
+
+from dryfit.core.errors import ConfigError, DataError
+from dryfit.core.settings.splits import SPLITS, TEST, TRAIN, VALIDATION, SplitRule, split_groups
+from dryfit.core.settings.tables import DataSettings
+from dryfit.tasks.rows.sources import RawRow, read_rows
+
+_OPTIONAL: Final = ("id", "criterion", "group", "evidence")
+"""Columns that are read where they are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checked row.
+
+    Attributes:
+        id: Unique over all splits.
+        criterion: What the text is asked for; None where the data set has text alone.
+        label: Its class, or with ``data.multi_label`` the classes it has, in order; it may have none. None where the
+            task reads no label.
+        group: What may not cross splits; the row's own id where the data set has no groups.
+        evidence: Spans [start, end) of characters of the text.
+        place: Where the row came from, for messages.
+    """
+
+    id: str
+    text: str
+    criterion: str | None
+    label: int | tuple[int, ...] | None
+    group: str
+    evidence: tuple[tuple[int, int], ...]
+    place: str
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Columns that the task asked for, as they stand in the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnlabelledRow:
+    """One row to predict: what the model reads of it, and what it is called by. See :class:`Row`."""
+
+    id: str | None
+    text: str
+    criterion: str | None
+    place: str
+
+
+class Readable(Protocol):
+    """What a model reads of a row."""
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        ...
+
+    @property
+    def criterion(self) -> str | None:
+        """What the text is asked for."""
+        ...
+
+
+class Columns(Protocol):
+    """Columns that a model was trained with."""
+
+    @property
+    def id(self) -> str:
+        """With the row's id; may be absent."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """With the text."""
+        ...
+
+    @property
+    def criterion(self) -> str | None:
+        """With the criterion; None: the model reads text alone."""
+        ...
+
+
+Splits = dict[str, tuple[Row, ...]]
+"""Rows by split: train, validation and, where asked for, test."""
+
+
+LABELLED: Final = frozenset({"label"})
+"""What a row must have where nothing else is said."""
+
+
+def load_splits(data: DataSettings, required: Set[str] = LABELLED, further: tuple[str, ...] = ()) -> Splits:
+    """Read and check all splits of a study.
+
+    Args:
+        data: Where they are.
+        required: What each row must have beside its text: ``label``, ``evidence``, ``criterion``. The names are keys
+            of ``[data]``; their values name the columns.
+        further: Columns that each row must have and keeps in ``extra``.
+
+    Raises:
+        ConfigError: The sources are not named as they must be.
+        DataError: A file, row or value is wrong.
+    """
+    named = {TRAIN: data.train, VALIDATION: data.validation, TEST: data.test}
+    if data.file is not None:
+        if any(named.values()):
+            given = ", ".join(f"data.{name}" for name, source in named.items() if source)
+            raise ConfigError("reading [data]", f"data.file and {given} are both given", allowed="one or the other")
+        splits = split_by_group(_checked(data.file, data, required, further), data)
+    else:
+        absent = [f"data.{name}" for name in (TRAIN, VALIDATION) if not named[name]]
+        if absent:
+            raise ConfigError(
+                "reading [data]",
+                f"{' and '.join(absent)} not given",
+                allowed="data.train and data.validation, or data.file",
+            )
+        splits = {name: _checked(source, data, required, further) for name, source in named.items() if source}
+        splits[TRAIN] = splits[TRAIN][: data.train_limit]
+        splits[VALIDATION] = splits[VALIDATION][: data.validation_limit]
+    _check_across(splits, data)
+    return splits
+
+
+def split_by_group(rows: tuple[Row, ...], data: DataSettings) -> Splits:
+    """Cut one source into splits so that no group is in two; see :func:`dryfit.core.settings.splits.split_groups`."""
+    rule = SplitRule(data.validation_fraction, data.test_fraction, data.split_seed)
+    of_group = split_groups(
+        (row.group for row in rows),
+        rule,
+        doing=f"splitting {data.file} by {data.group}",
+        hint="change data.validation_fraction and data.test_fraction, or add rows",
+    )
+    splits = {
+        name: tuple(row for row in rows if of_group[row.group] == name)
+        for name in SPLITS
+        if name != TEST or rule.test > 0
+    }
+    splits[TRAIN] = splits[TRAIN][: data.train_limit]
+    splits[VALIDATION] = splits[VALIDATION][: data.validation_limit]
+    return splits
+
+
+def fingerprint(splits: Splits) -> str:
+    """Hash of all prepared rows, in order."""
+    state = xxhash.xxh3_128()
+    for name in sorted(splits):
+        state.update(f"\x1d{name}\x1d{len(splits[name])}".encode())
+        for row in splits[name]:
+            parts = (row.id, row.text, row.criterion, row.label, row.group, row.evidence)
+            parts = (*parts, row.extra) if row.extra else parts
+            state.update(json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    return state.hexdigest()
+
+
+def label_counts(rows: tuple[Row, ...]) -> dict[int, int]:
+    """Rows per label; a row that has several counts for each of them."""
+    return dict(sorted(Counter(label for row in rows for label in _labels_of(row)).items()))
+
+
+def _labels_of(row: Row) -> tuple[int, ...]:
+    if row.label is None:
+        return ()
+    return row.label if isinstance(row.label, tuple) else (row.label,)
+
+
+def unlabelled_row(raw: RawRow, columns: Columns) -> UnlabelledRow:
+    """Check a row to predict; columns that the model does not read are not looked at.
+
+    Raises:
+        DataError: A column is missing, or a text is none.
+    """
+    for column in (columns.text, columns.criterion):
+        if column is not None and column not in raw.values:
+            listed = ", ".join(map(str, raw.values))
+            raise _error(raw, f"column {column!r} is missing", allowed=f"columns of this row: {listed}")
+    return UnlabelledRow(
+        id=_name(raw, columns.id) if columns.id in raw.values else None,
+        text=_text(raw, columns.text),
+        criterion=_text(raw, columns.criterion) if columns.criterion is not None else None,
+        place=raw.place,
+    )
+
+
+def _checked(source: str, data: DataSettings, required: Set[str], further: tuple[str, ...]) -> tuple[Row, ...]:
+    raw_rows = read_rows(source)
+    if not raw_rows:
+        raise DataError(f"reading {source}", "it has no rows", allowed="at least one row")
+    first = raw_rows[0].values
+    has = {name: name in required or getattr(data, name) in first for name in _OPTIONAL} | {
+        "label": "label" in required
+    }
+    return tuple(_row(raw, data, has, further) for raw in raw_rows)
+
+
+def _row(raw: RawRow, data: DataSettings, has: Mapping[str, bool], further: tuple[str, ...]) -> Row:
+    # A label that the task does not read may stand there or not.
+    looked_at = {name: wanted for name, wanted in has.items() if wanted or name != "label"}
+    columns = {data.text: True, **{getattr(data, name): wanted for name, wanted in looked_at.items()}}
+    for column, wanted in (columns | dict.fromkeys(further, True)).items():
+        if wanted != (column in raw.values):
+            found = f"column {column!r} is missing" if wanted else f"column {column!r} is here, not in the first row"
+            raise _error(raw, found, allowed=f"columns of this row: {', '.join(map(str, raw.values))}")
+    text = _text(raw, data.text)
+    row_id = _name(raw, data.id) if has["id"] else f"{raw.source}:{raw.number}"
+    return Row(
+        id=row_id,
+        text=text,
+        criterion=_text(raw, data.criterion) if has["criterion"] else None,
+        label=_class_of(raw, data) if has["label"] else None,
+        group=_name(raw, data.group) if has["group"] else row_id,
+        evidence=_spans(raw, data.evidence, text) if has["evidence"] else (),
+        place=raw.place,
+        extra={column: raw.values[column] for column in further},
+    )
+
+
+def _text(raw: RawRow, column: str) -> str:
+    value = raw.values[column]
+    if not isinstance(value, str):
+        raise _error(raw, f"{column} is {value!r}", allowed="text")
+    if not value.strip():
+        raise _error(raw, f"{column} is empty: {value!r}", allowed="text that is not only white space")
+    return value
+
+
+def _name(raw: RawRow, column: str) -> str:
+    value = raw.values[column]
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise _error(raw, f"{column} is {value!r}", allowed="a text or an integer")
+    return str(value)
+
+
+def _class_of(raw: RawRow, data: DataSettings) -> int | tuple[int, ...]:
+    return _several_labels(raw, data) if data.multi_label else _label(raw, data)
+
+
+def _label(raw: RawRow, data: DataSettings) -> int:
+    value = raw.values[data.label]
+    allowed = f"an integer from 0 to {data.num_labels - 1} (data.num_labels = {data.num_labels})"
+    if isinstance(value, str) and raw.source.endswith(".csv") and re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
+        value = int(value)  # CSV knows text alone
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _error(raw, f"{data.label} is {value!r}, not an integer", allowed=allowed)
+    if not 0 <= value < data.num_labels:
+        raise _error(raw, f"{data.label} is {value}", allowed=allowed)
+    return value
+
+
+def _several_labels(raw: RawRow, data: DataSettings) -> tuple[int, ...]:
+    value = _from_csv(raw, raw.values[data.label])
+    allowed = f"a list of different integers from 0 to {data.num_labels - 1} (data.num_labels = {data.num_labels})"
+    if not isinstance(value, list):
+        hint = "with data.multi_label = true a row without a class has []"
+        raise _error(raw, f"{data.label} is {value!r}, not a list", allowed=allowed, hint=hint)
+    for label in value:
+        if type(label) is not int or not 0 <= label < data.num_labels:
+            raise _error(raw, f"{data.label} has {label!r}", allowed=allowed)
+    if len(set(value)) < len(value):
+        raise _error(raw, f"{data.label} is {value!r}, with a class twice", allowed=allowed)
+    return tuple(sorted(value))
+
+
+def _from_csv(raw: RawRow, value: Any, *, empty: str = "") -> Any:
+    """What a cell means: CSV knows text alone, so a list stands there as JSON."""
+    if isinstance(value, str) and raw.source.endswith(".csv"):
+        with suppress(json.JSONDecodeError):  # refused by the caller, with its value
+            return json.loads(value or empty)
+    return value
+
+
+def _spans(raw: RawRow, column: str, text: str) -> tuple[tuple[int, int], ...]:
+    value: Any = _from_csv(raw, raw.values[column], empty="[]")
+    allowed = f"a list of [start, end) with 0 <= start < end <= {len(text)}, the length of the text"
+    if not isinstance(value, list):
+        raise _error(raw, f"{column} is {value!r}", allowed=allowed)
+    spans: list[tuple[int, int]] = []
+    for span in value:
+        if not isinstance(span, list) or len(span) != 2 or not all(type(end) is int for end in span):
+            raise _error(raw, f"{column} has {span!r}", allowed=allowed)
+        if not 0 <= span[0] < span[1] <= len(text):
+            raise _error(raw, f"{column} has {span!r}, outside the text", allowed=allowed)
+        spans.append((span[0], span[1]))
+    return tuple(spans)
+
+
+def _error(raw: RawRow, found: str, *, allowed: str, hint: str = "") -> DataError:
+    return DataError(f"reading {raw.place}", found, allowed=allowed, hint=hint)
+
+
+def _check_across(splits: Splits, data: DataSettings) -> None:
+    """What no row shows alone: repeated ids, groups in two splits, absent classes, mixed text-alone rows."""
+    seen: dict[str, str] = {}
+    split_of: dict[str, tuple[str, Row]] = {}
+    with_criterion = splits[TRAIN][0].criterion is not None if splits[TRAIN] else True
+    for name, rows in splits.items():
+        if not rows:
+            raise DataError(f"preparing the split {name}", "it has no rows", allowed="at least one row")
+        for row in rows:
+            if row.id in seen:
+                raise DataError(
+                    f"reading {row.place}", f"id {row.id!r} is there already: {seen[row.id]}", allowed="unique ids"
+                )
+            seen[row.id] = row.place
+            first_split, first_row = split_of.setdefault(row.group, (name, row))
+            if first_split != name:
+                raise DataError(
+                    f"reading {row.place} ({name})",
+                    f"group {row.group!r} is in the split {first_split} too: {first_row.place}",
+                    allowed="each group in one split",
+                    hint="give one source as data.file: it is split by group",
+                )
+        if (rows[0].criterion is not None) != with_criterion:
+            raise DataError(
+                f"reading {rows[0].place} ({name})",
+                f"column {data.criterion!r} is in some splits only",
+                allowed="a criterion in all rows or in none",
+            )
+
+
+def check_classes(splits: Splits, data: DataSettings) -> None:
+    """Refuse classes from which nothing is learned: no training row has them, or every one where each is for itself.
+
+    Raises:
+        DataError: There is one.
+    """
+    rows = splits[TRAIN]
+    counts = label_counts(rows)
+    absent = [str(label) for label in range(data.num_labels) if label not in counts]
+    if absent:
+        raise DataError(
+            "preparing the split train",
+            f"no row has label {', '.join(absent)}",
+            allowed=f"rows of all {data.num_labels} classes (data.num_labels)",
+        )
+    everywhere = [str(label) for label, count in counts.items() if count == len(rows)] if data.multi_label else []
+    if everywhere:
+        raise DataError(
+            "preparing the split train",
+            f"every row has label {', '.join(everywhere)}",
+            allowed="for each class rows that have it and rows that do not",
+            hint="leave out a class that all rows have",
+        )

@@ -1,0 +1,132 @@
+"""What a causal language model is shown of a row, and what it shall answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dryfit.core.errors import ConfigError, DataError
+from dryfit.core.settings.tables import LmSettings
+from dryfit.tasks.rows.checked_rows import Row, UnlabelledRow
+
+
+class Part(IntEnum):
+    """What of a row is asked for."""
+
+    WHOLE = 0
+    """All there is: a text as it is, or the answer to an instruction."""
+    CRITERIA = 1
+    EVIDENCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A prompt and its answer.
+
+    Attributes:
+        name: The row's id, with the part where a row has two prompts.
+        template: The prompt, with ``{criterion}`` and ``{text}``; None: there is none.
+        criterion: What stands for the first; None where the rows have none.
+        text: What stands for the second: what of the prompt may be cut.
+        answer: What is learned.
+        part: What is asked for.
+        place: Where the row came from, for messages.
+    """
+
+    name: str
+    template: str | None
+    criterion: str | None
+    text: str
+    answer: str
+    part: Part
+    place: str
+
+    def prompt(self, characters: int | None = None) -> str:
+        """The prompt, with so many characters of the text; None: with all of it."""
+        if self.template is None:
+            return ""
+        return self.template.format(criterion=self.criterion, text=self.text[:characters])
+
+
+def answer_words(lm: LmSettings, num_labels: int) -> tuple[str, ...]:
+    """The word of each label.
+
+    Raises:
+        ConfigError: There is not one for each, or two are the same.
+    """
+    words = tuple(word.strip() for word in lm.answers.split(","))
+    if len(words) != num_labels or not all(words) or len(set(words)) < len(words):
+        raise ConfigError(
+            "reading lm.answers",
+            f"{lm.answers!r} has {len(words)} words, and data.num_labels is {num_labels}",
+            allowed="a different word for each label from 0, with commas between them",
+            hint='lm.answers = "no,yes" for two labels',
+        )
+    return words
+
+
+def exchanges(row: Row, lm: LmSettings, words: Sequence[str]) -> tuple[Exchange, ...]:
+    """The prompts of a row with their answers.
+
+    Args:
+        row: A checked row.
+        lm: The ``[lm]`` table.
+        words: Of the labels; read where the format asks for them.
+
+    Raises:
+        DataError: The row has no criterion, and a prompt asks for it.
+    """
+    answers = {Part.WHOLE: row.text, Part.EVIDENCE: "\n".join(row.text[start:end] for start, end in row.evidence)}
+    if Part.CRITERIA in parts_of(lm):
+        assert isinstance(row.label, int)  # several labels are refused with the study file
+        answers[Part.CRITERIA] = words[row.label]
+    answers[Part.EVIDENCE] = answers[Part.EVIDENCE] or lm.no_evidence
+    return tuple(_exchange(row, row.id, part, lm, answers[part]) for part in parts_of(lm))
+
+
+def questions(row: UnlabelledRow, lm: LmSettings) -> tuple[Exchange, ...]:
+    """The prompts of a row to predict, whose answers nobody knows; in the format ``text`` its text goes on.
+
+    Raises:
+        DataError: The row has no criterion, and a prompt asks for it.
+    """
+    if lm.format == "text":
+        return (Exchange(row.id or row.place, "{text}", None, row.text, "", Part.WHOLE, row.place),)
+    return tuple(_exchange(row, row.id or row.place, part, lm, "") for part in parts_of(lm))
+
+
+def parts_of(lm: LmSettings) -> tuple[Part, ...]:
+    """What each row is asked for."""
+    match lm.format:
+        case "text" | "instruction":
+            return (Part.WHOLE,)
+        case "criteria":
+            return (Part.CRITERIA,)
+        case "evidence":
+            return (Part.EVIDENCE,)
+        case "both":
+            return Part.CRITERIA, Part.EVIDENCE
+
+
+def _exchange(row: Row | UnlabelledRow, name: str, part: Part, lm: LmSettings, answer: str) -> Exchange:
+    templates = {
+        Part.WHOLE: "{criterion}" if lm.format == "instruction" else None,
+        Part.CRITERIA: lm.criteria_prompt,
+        Part.EVIDENCE: lm.evidence_prompt,
+    }
+    template = templates[part]
+    if row.criterion is None and template is not None and "{criterion}" in template:
+        raise DataError(
+            f"making the prompt of {row.place}",
+            "the row has no criterion",
+            allowed=f"rows with a criterion, as the prompt has it: {template[:60]!r}",
+            hint="name its column with data.criterion, or write a prompt without {criterion}",
+        )
+    return Exchange(
+        name=f"{name} ({part.name.lower()})" if lm.format == "both" else name,
+        template=template,
+        criterion=row.criterion,
+        text=row.text if part is not Part.WHOLE else "",
+        answer=answer,
+        part=part,
+        place=row.place,
+    )

@@ -1,0 +1,182 @@
+"""What a trained model needs to know of the rows it was trained on, kept in its ``dryfit.json``."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError
+
+from dryfit.core.errors import LoadError
+from dryfit.core.settings.choices import Task
+from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
+from dryfit.core.settings.task_facts import TaskName, is_own, task_word
+from dryfit.tasks.base import Given
+from dryfit.tasks.own import saved_name
+from dryfit.tasks.tokens.token_set import TokenFacts
+
+DRYFIT_FILE = "dryfit.json"
+MEMBERS = "members"
+"""Folder with the models of an ensemble."""
+BASE = "base"
+"""Key of :data:`DRYFIT_FILE`: the path from the folder to the base of the adapters in it, if that is a folder."""
+FORMAT = 2
+"""Of :data:`DRYFIT_FILE`. Format 1 knew the task ``criteria`` alone, and said of it only what its head needs."""
+ENSEMBLE_FORMAT = 3
+"""The same of a folder with several models in it: an earlier dryfit says that it knows no such format."""
+
+
+class ModelInput(Settings):
+    """From a row to what the model reads, and from what it gives to what is said of the row.
+
+    Attributes:
+        task: What it learned; a class of the user's own without the folder it lies in.
+        id: Column with the row's id.
+        text: Column with the text.
+        criterion: Column with the criterion; None: the model reads text alone.
+        max_length: Tokens a row, or a window of it, is cut to.
+        pad_id: The token that rows are padded with.
+        num_labels: Classes of the data it was trained on.
+        multi_label: Each class has a probability of its own.
+        cls_last: The classification token is each row's last one.
+        settings: What it was trained with; of a model's folder only the last part of its path.
+        fitted: What was chosen on the validation rows.
+    """
+
+    task: TaskName = Task.CRITERIA
+    id: str
+    text: str
+    criterion: str | None
+    max_length: int
+    pad_id: int
+    num_labels: int = 2
+    multi_label: bool
+    cls_last: bool = False
+    settings: TrialSettings = TrialSettings()
+    fitted: dict[str, float] = Field(default_factory=dict[str, float])
+
+    def found(self, folder: Path, *, trust: bool) -> Self:
+        """The same, with the folder that a class of the user's own is imported from.
+
+        Args:
+            folder: The model's.
+            trust: Whether code that is not dryfit's may be run.
+
+        Raises:
+            LoadError: It may not, or it is nowhere.
+        """
+        if not is_own(self.task):
+            return self
+        return self.model_copy(update={"task": saved_name(self.task, folder, trust=trust)})
+
+    @property
+    def given(self) -> Given:
+        """What the task is made from to use the model."""
+        train = self.settings.train.model_copy(update={"max_length": self.max_length})
+        data = DataSettings(id=self.id, text=self.text, num_labels=self.num_labels, multi_label=self.multi_label)
+        return Given(
+            settings=self.settings.model_copy(update={"train": train}),
+            data=data if self.criterion is None else data.model_copy(update={"criterion": self.criterion}),
+            facts=TokenFacts(pad_id=self.pad_id, cls_last=self.cls_last, pairs=self.criterion is not None),
+            fitted=self.fitted,
+        )
+
+
+def model_input(task: TaskName, given: Given) -> ModelInput:
+    """What a model trained so needs to know."""
+    data, facts, model = given.data, given.facts, given.settings.model
+    joint = given.settings.joint
+    criteria = None if joint.criteria_model is None else _without_path(joint.criteria_model)
+    told = {
+        "model": model.model_copy(update={"name": _without_path(model.name)}),
+        "joint": joint.model_copy(update={"criteria_model": criteria}),
+    }
+    return ModelInput(
+        task=task if isinstance(task, Task) else task_word(task),
+        id=data.id,
+        text=data.criterion if _instructs(task, given) else data.text,
+        criterion=data.criterion if facts.pairs else None,
+        max_length=given.settings.train.max_length,
+        pad_id=facts.pad_id,
+        num_labels=data.num_labels,
+        multi_label=data.multi_label,
+        cls_last=facts.cls_last,
+        settings=given.settings.model_copy(update=told),
+        fitted=dict(given.fitted),
+    )
+
+
+def _without_path(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", "~", ".")) else name
+
+
+def _instructs(task: TaskName, given: Given) -> bool:
+    """Whether the text is an answer: rows to predict have the instruction alone."""
+    return task is Task.CAUSAL_LM and given.settings.lm.format == "instruction"
+
+
+def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:
+    """Read it from a model's folder.
+
+    Args:
+        folder: The model's.
+        doing: For messages.
+        to_load: What the rows are like need not be known.
+
+    Raises:
+        LoadError: The folder holds no model that dryfit trained, or one that does not say.
+    """
+    doing = doing or f"reading {folder / DRYFIT_FILE}"
+    allowed = "a folder that `dryfit train` wrote, or a trial's best weights"
+    meta = read_dryfit_file(folder, doing, allowed)
+    if meta.get("format") == ENSEMBLE_FORMAT:
+        raise LoadError(doing, "it holds an ensemble", "one model", f"one of its members: {folder}/{MEMBERS}/1")
+    if meta.get("format") not in (1, FORMAT):
+        raise LoadError(doing, f"format {meta.get('format')!r}", allowed=f"1 or {FORMAT}", hint="upgrade dryfit")
+    if "input" not in meta and not to_load:
+        hint = "an earlier dryfit saved it: train it once more with `dryfit train`"
+        raise LoadError(doing, "it does not say what rows the model reads", allowed, hint)
+    try:
+        return ModelInput.model_validate_json(json.dumps(_of_format_2(meta)))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise LoadError(doing, f"input.{'.'.join(map(str, first['loc']))}: {first['msg']}", allowed) from error
+
+
+def read_base(folder: Path) -> str | None:
+    """Return what :data:`BASE` is in a model's folder; None where it is not there.
+
+    Raises:
+        LoadError: The file cannot be read.
+    """
+    said = read_dryfit_file(folder, f"reading {folder / DRYFIT_FILE}", "a folder that dryfit saved").get(BASE)
+    return said if isinstance(said, str) else None
+
+
+def read_dryfit_file(folder: Path, doing: str, allowed: str) -> dict[str, Any]:
+    """What a saved folder says of itself.
+
+    Raises:
+        LoadError: It says nothing, or nothing that can be read.
+    """
+    try:
+        meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(doing, str(error).strip().splitlines()[0], allowed, "the folder is damaged") from error
+    if not isinstance(meta, dict):
+        raise LoadError(doing, f"{DRYFIT_FILE} holds no object", allowed, "the folder is damaged")
+    return meta
+
+
+def _of_format_2(meta: Mapping[str, Any]) -> Any:
+    if meta["format"] == FORMAT:
+        return meta.get("input")
+    unknown = {"id": "id", "text": "text", "criterion": "criterion", "max_length": 8, "pad_id": 0, "multi_label": False}
+    return {
+        **unknown,
+        **meta.get("input", {}),
+        "num_labels": meta.get("num_outputs"),
+        "cls_last": meta.get("cls_last"),
+        "multi_label": meta.get("multi_label", False),
+        "settings": {"head": meta.get("head")},
+    }

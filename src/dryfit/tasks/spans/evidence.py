@@ -1,0 +1,230 @@
+"""The task ``evidence``: (criterion, text), or text alone, to the span of the text that shows it, or to none.
+
+Dimension suffixes: ``W`` windows of a split, ``R`` rows, ``K`` numbers kept of a window.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, final
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dryfit.core.errors import DataError
+from dryfit.core.settings.choices import Metric
+from dryfit.core.settings.task_facts import SPAN_METRICS
+from dryfit.meta.construction.construction import build
+from dryfit.tasks.averaging import Said
+from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, MakeBase, Outputs, TaskModel, pad_rows
+from dryfit.tasks.encoder import EncoderTask
+from dryfit.tasks.heads import EncoderWithHead, HeadSpec
+from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Row, Splits
+from dryfit.tasks.spans.span_answers import SpanAnswers
+from dryfit.tasks.spans.span_average import SpanSaid, mean_decoded
+from dryfit.tasks.spans.span_decoding import decode, pack, token_scores, window_losses
+from dryfit.tasks.spans.span_losses import SpanLoss
+from dryfit.tasks.tokens.sampling import epoch_windows
+from dryfit.tasks.tokens.token_set import Tokens, TokenSet, check_room, tokens_of
+from dryfit.tasks.tokens.windows import Cut, Spans, Windows, cut_into_windows
+
+_BLANK = "blank"
+"""In ``TokenSet.extra``: how many spans of white space alone each row of the data has."""
+
+
+@final
+class EvidenceTask(EncoderTask):
+    """Start and end scores of each token of each window; decoding makes one span of a row's windows, or none.
+
+    Args:
+        given: Settings, rows and tokens.
+    """
+
+    required: ClassVar[frozenset[str]] = frozenset({"evidence"})
+    padded: ClassVar[tuple[str, ...]] = (*MODEL_INPUTS, "text_mask")
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self._span = given.settings.span
+        self._loss = SpanLoss(given.settings.loss)
+
+    @property
+    def num_outputs(self) -> int:
+        """A start and an end score for each token."""
+        return 2
+
+    @property
+    def shared_tokens(self) -> int:
+        """Windows next to each other have this many tokens of the text in common."""
+        return self._span.doc_stride
+
+    def metric_names(self) -> tuple[str, ...]:
+        """Every metric of spans, and the plain cross entropy of the windows."""
+        return (*SPAN_METRICS, Metric.LOSS)
+
+    def check_rows(self, splits: Splits) -> None:
+        """Refuse spans of white space alone, and training rows of which none has any evidence."""
+        check_spans(splits)
+
+    def token_key(self) -> str:
+        """Texts are cut into windows."""
+        return windows_key(self._span.doc_stride)
+
+    def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+        """Cut all texts into windows."""
+        check_room((row for rows in splits.values() for row in rows), tokenizer, self._cut.max_length)
+        sets = {name: self._windows_of(rows, tokenizer) for name, rows in splits.items()}
+        return tokens_of(sets, tokenizer, pairs=splits[TRAIN][0].criterion is not None)
+
+    def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
+        """Cut texts into windows; no row has a gold span."""
+        return cut_into_windows(rows, [()] * len(rows), tokenizer, self._cut).tokens
+
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """Rows whose evidence is in no window, or longer than any answer."""
+        return tuple(text for name, split in tokens.splits.items() for text in span_remarks(name, split, self.given))
+
+    def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
+        """All windows with a span, and as many others as ``span.negatives`` asks for."""
+        if self._span.negatives is None:
+            return None
+        return epoch_windows(Windows(tokens).has_span_W, self._span.negatives, seed=seed, epoch=epoch)
+
+    def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
+        """The encoder with a head on each token."""
+        settings = self.given.settings
+        encoder = make(settings.model, self.kind)
+        spec = HeadSpec(settings.head, self.num_outputs, cls_last=self.given.facts.cls_last, per_token=True)
+        return build(lambda: EncoderWithHead(encoder, spec), seed=seed)
+
+    def collate_unlabelled(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
+        """Pad some windows; without gold spans their labels are their null positions."""
+        return collate_windows(tokens, rows, pad_id=self.given.facts.pad_id)
+
+    def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
+        """Inputs and the text's mask of (rows, length), two labels and a null position for each window."""
+        sizes = super().batch_sizes(rows, length, segments=segments)
+        return sizes | {"text_mask": (rows, length), "nulls": (rows,), "labels": (rows, 2)}
+
+    def batch_weight(self, batch: Batch) -> torch.Tensor:
+        """Windows of the batch."""
+        return self._loss.batch_weight(batch)
+
+    def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """Mean of start's and end's loss, summed over windows."""
+        assert isinstance(outputs, torch.Tensor)
+        return self._loss.loss_sum(outputs, batch)
+
+    def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """The best candidates of each window, and what stands against them."""
+        assert isinstance(outputs, torch.Tensor)
+        return pack(outputs, batch, self._span)
+
+    def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
+        """The threshold of null that is the best by the study's metric, where it is asked for."""
+        if self._span.null_policy != "calibrated":
+            return super().fit(kept, tokens)  # nothing, and that without decoding
+        return self._answers(kept, tokens).fit()
+
+    def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
+        """All metrics of a split's answers, and the plain cross entropy of its windows."""
+        loss = float(window_losses(kept).double().mean())
+        return self._answers(kept, tokens).metrics(fitted) | {str(Metric.LOSS): loss}
+
+    def predictions(
+        self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
+    ) -> Iterator[dict[str, object]]:
+        """The span with its text and score, or none; beside it null's score and all candidates."""
+        return self._answers(kept, tokens).predictions(rows, self.given.fitted)
+
+    def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
+        """The scores of each token: other models' candidates are looked up in them."""
+        del batch
+        assert isinstance(outputs, torch.Tensor)
+        return token_scores(outputs)
+
+    def averaged(self, said: Sequence[Said]) -> SpanAnswers:
+        """The mean of the probabilities that each answer has; see :mod:`dryfit.tasks.spans.span_average`."""
+        found: list[SpanSaid] = []
+        for one in said:
+            assert one.by_token_TK is not None
+            found.append(SpanSaid(one.kept_RK, one.by_token_TK, Windows(one.tokens)))
+        return SpanAnswers(mean_decoded(found, self._span), found[0].windows, self._span, self.given.metric)
+
+    def _answers(self, kept: torch.Tensor, tokens: TokenSet) -> SpanAnswers:
+        windows = Windows(tokens)
+        return SpanAnswers(decode(kept, windows, self._span), windows, self._span, self.given.metric)
+
+    @property
+    def _cut(self) -> Cut:
+        return Cut(self.given.settings.train.max_length, self._span.doc_stride)
+
+    def _windows_of(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
+        golds = [spans_with_text(row) for row in rows]
+        blank_R = torch.tensor([len(row.evidence) - len(spans) for row, spans in zip(rows, golds, strict=True)])
+        tokens = cut_into_windows(rows, golds, tokenizer, self._cut).tokens
+        assert tokens.source_R is not None
+        row_ids = tuple(rows[row].id for row in tokens.source_R.tolist())
+        return replace(tokens, row_ids=row_ids, extra={**tokens.extra, _BLANK: blank_R})
+
+
+def spans_with_text(row: Row) -> Spans:
+    """A row's gold spans but those of white space alone, which cutting a text into passages leaves behind."""
+    return tuple((start, end) for start, end in row.evidence if row.text[start:end].strip())
+
+
+def check_spans(splits: Splits) -> None:
+    """Refuse rows from which no span can be learned.
+
+    Raises:
+        DataError: No training row has a span with text in it.
+    """
+    if not any(spans_with_text(row) for row in splits[TRAIN]):
+        raise DataError(
+            "preparing the split train",
+            f"none of its {len(splits[TRAIN])} rows has any evidence",
+            allowed="some rows with a span in data.evidence",
+        )
+
+
+def span_remarks(split: str, tokens: TokenSet, given: Given) -> Iterator[str]:
+    """What of a split's gold spans cannot be learned, or cannot be answered; only what there is.
+
+    Args:
+        split: Its name.
+        tokens: Its windows.
+        given: The settings they were cut by.
+    """
+    windows, span = Windows(tokens), given.settings.span
+    unfit, has = int(windows.unfit_R.sum()), int((windows.golds.counts_R > 0).sum())
+    length, model = given.settings.train.max_length, given.settings.model.name
+    blank = int(tokens.extra[_BLANK].count_nonzero()) if _BLANK in tokens.extra else 0
+    if blank:
+        yield f"{split}: {blank} rows have spans of white space alone, which are read as none"
+    if unfit:
+        yield (
+            f"{split}: of {has} rows with evidence {unfit} have none that lies wholly in a window of {length} tokens "
+            f"of {model}: they are learned as rows without"
+        )
+    long_W = tokens.labels_R[:, 1] - tokens.labels_R[:, 0] >= span.max_answer_len
+    long = len(windows.rows_W[long_W].unique())
+    if long:
+        yield (
+            f"{split}: of {has} rows with evidence {long} have a span of more than span.max_answer_len = "
+            f"{span.max_answer_len} tokens of {model}, which is never answered"
+        )
+
+
+def windows_key(doc_stride: int) -> str:
+    """What decides windows beside rows, model and length; another word if they are ever made otherwise."""
+    return f"windows-1-{doc_stride}"
+
+
+def collate_windows(tokens: TokenSet, rows: Sequence[int], *, pad_id: int) -> Batch:
+    """Make the batch of some windows: inputs, which tokens are the text's, null positions and labels."""
+    windows, batch = Windows(tokens), pad_rows(tokens, rows, pad_id=pad_id)
+    text_mask = torch.zeros_like(batch["attention_mask"])
+    for index, row in enumerate(rows):
+        start, end = (int(tokens.starts_R[row + after]) for after in (0, 1))
+        text_mask[index, : end - start] = windows.offsets_T2[start:end, 1] > 0
+    picked = list(rows)
+    return batch | {"text_mask": text_mask, "nulls": windows.nulls_W[picked], "labels": tokens.labels_R[picked]}

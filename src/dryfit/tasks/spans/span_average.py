@@ -1,0 +1,114 @@
+"""Spans of several models: the mean of the probabilities that they give to each answer.
+
+An answer is a span of characters, or none. At that level models agree whose tokens and windows differ, and so it is
+there that probabilities are averaged: a mixture of the models' distributions over answers. Starts and ends are not
+averaged apart, as that would put one model's start beside another's end.
+
+What one model gives to a span is what it would be taught if the span were a gold one: the probability of the first of
+the fewest tokens that cover it as a start, times that of the last as an end, in the best window that holds it; nothing
+where no window does. Candidates are those of every model, and every model is asked for each.
+
+Dimension suffixes: ``W`` windows of a split, ``T`` tokens of a split, ``R`` rows, ``N`` spans of all rows, ``L`` tokens
+of a window, ``K`` numbers kept of a window or of a span, ``2`` start and end.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+
+from dryfit.core.settings.tables import SpanSettings
+from dryfit.tasks.rows.characters import Positions, Trimmer, covered
+from dryfit.tasks.spans.span_decoding import Candidates, Decoded, Floats, Ints, log_normalisers, opinion, ranked
+from dryfit.tasks.tokens.windows import Windows, covering_tokens
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SpanSaid:
+    """What one model says of the windows of some rows.
+
+    Attributes:
+        packed_WK: What :func:`~dryfit.tasks.spans.span_decoding.pack` kept of each window.
+        scores_T2: Scores of each token as a start and as an end.
+        windows: The windows.
+    """
+
+    packed_WK: torch.Tensor
+    scores_T2: torch.Tensor
+    windows: Windows
+
+
+def mean_decoded(said: Sequence[SpanSaid], settings: SpanSettings) -> Decoded:
+    """The best spans of each row by the mean of several models' probabilities.
+
+    Args:
+        said: What each model says of the same rows.
+        settings: The ``[span]`` table by which the mean becomes an answer.
+    """
+    opinions = [opinion(one.packed_WK, one.windows, normalised=True) for one in said]
+    keys_NK, places = _distinct([found for found, _ in opinions])
+    rows_N, spans_N2 = keys_NK[:, 0], keys_NK[:, 1:]
+    by_model: list[Floats] = []
+    for one, (found, _), own in zip(said, opinions, places, strict=True):
+        logs_N = span_logs(one, rows_N, spans_N2)
+        # Of several pairs of tokens with the same characters it is the likeliest that a model answers with.
+        np.maximum.at(logs_N, own, found.logs_N)
+        by_model.append(logs_N)
+    mean = Candidates.of(rows_N, spans_N2, log_mean(by_model))
+    return ranked(mean, log_mean([nulls_R for _, nulls_R in opinions]), settings)
+
+
+def log_mean(logs: Sequence[Floats]) -> Floats:
+    """The log of the mean of several probabilities, from their logs."""
+    return np.logaddexp.reduce(np.stack(logs), axis=0) - math.log(len(logs))
+
+
+def span_logs(said: SpanSaid, rows_N: Ints, spans_N2: Ints) -> Floats:
+    """The log of the probability that a model gives to each span; ``-inf`` where no window of its row holds it.
+
+    Args:
+        said: What the model says.
+        rows_N: The row of each span, ascending.
+        spans_N2: Characters of each, none empty.
+    """
+    windows = said.windows
+    norms_W2 = log_normalisers(said.packed_WK)
+    logs_T2 = (said.scores_T2.double() - norms_W2.repeat_interleave(windows.tokens.lengths_R, dim=0)).numpy()
+    offsets_T2, starts_W = windows.offsets_T2.numpy(), windows.tokens.starts_R.numpy()
+    firsts_R = np.searchsorted(windows.rows_W.numpy(), np.arange(len(windows.golds) + 1))
+    found_N = np.full(len(rows_N), -np.inf)
+    for row, first, last in _runs(rows_N):
+        begin, end = firsts_R[row], firsts_R[row + 1]
+        reached_N2 = _reached(offsets_T2[starts_W[begin] : starts_W[end]], spans_N2[first:last])
+        for window in range(begin, end):
+            tokens_L = slice(starts_W[window], starts_W[window + 1])
+            tokens_N2 = covering_tokens(offsets_T2[tokens_L], reached_N2)
+            logs_L2 = logs_T2[tokens_L]
+            logs_N = logs_L2[tokens_N2[:, 0], 0] + logs_L2[tokens_N2[:, 1], 1]
+            held_N = tokens_N2[:, 0] >= 0
+            found_N[first:last][held_N] = np.maximum(found_N[first:last], logs_N)[held_N]
+    return found_N
+
+
+def _reached(offsets_L2: Positions, spans_N2: Ints) -> Ints:
+    """Spans without what no token of their row stands for at their ends, as gold spans are learned."""
+    characters = int(max(offsets_L2.max(), spans_N2.max()))
+    return Trimmer.of(~covered(characters, offsets_L2)).trimmed(spans_N2).astype(np.int64)
+
+
+def _runs(rows_N: Ints) -> Iterator[tuple[int, int, int]]:
+    """Each row that is there, with where its spans begin and end."""
+    rows, firsts = np.unique(rows_N, return_index=True)
+    yield from zip(rows.tolist(), firsts.tolist(), np.append(firsts, len(rows_N))[1:].tolist(), strict=True)
+
+
+def _distinct(found: Sequence[Candidates]) -> tuple[Ints, list[Ints]]:
+    """The different spans of several models (row, start and end), and the place there of each model's candidates."""
+    keys_NK = np.concatenate([np.column_stack([one.rows_N, one.spans_N2]) for one in found])
+    distinct_NK, places_N = np.unique(keys_NK, axis=0, return_inverse=True)
+    ends = np.cumsum([len(one.rows_N) for one in found])[:-1]
+    return distinct_NK, np.split(places_N.reshape(-1), ends)  # numpy 2.0 gives a column

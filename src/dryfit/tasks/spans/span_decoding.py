@@ -1,0 +1,314 @@
+"""From the scores of windows to one span of each row, or none.
+
+What a model gives is packed on its device into a few numbers of each window; all else is done on the host for a whole
+split at once. docs/tasks.md has the formulas.
+
+Dimension suffixes: ``B`` windows of a batch, ``L`` tokens, ``W`` windows of a split, ``R`` rows, ``N`` candidates of
+all rows, ``K`` candidates of a window or row, ``2`` start and end.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dryfit.core.settings.tables import SpanSettings
+from dryfit.tasks.base import Batch
+from dryfit.tasks.tokens.windows import Windows
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_FACTS: Final = 5
+"""Columns before the candidates: null's start and end score, log normalisers of starts and ends, and the loss."""
+_LOSS: Final = 4
+_FIELDS: Final = 4
+"""Columns of each candidate: first and last token, their scores."""
+_ROUNDING: Final = 1e-5
+"""Differences of scores that are closer than this share of their usual size may be equal but for fp32's rounding."""
+_ALONE: Final = 1.0
+"""How far a threshold lies from the differences of all rows where these are equal."""
+_LARGEST: Final = 1e30
+"""Scores beyond are taken for this: a sum of two stays finite, and a model that broke decodes to something."""
+
+
+def answerable(batch: Batch) -> torch.Tensor:
+    """Which tokens a span may begin or end with: those of the text, and the null position, (B, L)."""
+    return (batch["text_mask"] != 0).scatter(1, batch["nulls"].unsqueeze(1), value=True)
+
+
+def packed_width(settings: SpanSettings) -> int:
+    """Numbers kept of each window."""
+    return _FACTS + _FIELDS * settings.topk
+
+
+def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.Tensor:
+    """Keep what decoding needs of windows: their best candidates and what stands against them.
+
+    Candidates are all pairs of the ``topk`` best starts and ends, with the end not before the start and at most
+    ``max_answer_len`` tokens; the ``topk`` best pairs stay.
+
+    Args:
+        outputs: Scores of each token as a start and as an end, (B, L, 2).
+        batch: ``text_mask`` (B, L), ``nulls`` (B) and, for the loss, ``labels`` (B, 2).
+        settings: The ``[span]`` table.
+
+    Returns:
+        (B, :func:`packed_width`), fp32, on the device of the outputs.
+    """
+    text_BL = batch["text_mask"] != 0
+    raw_BL2 = outputs.float()
+    scores_BL2 = token_scores(outputs)
+    barred_BL = ~answerable(batch)
+    logs_B2 = scores_BL2.masked_fill(barred_BL.unsqueeze(-1), -math.inf).logsumexp(dim=1)
+    nulls_B2 = _at(scores_BL2, batch["nulls"].unsqueeze(1).expand(-1, 2))
+    text_scores_BL2 = scores_BL2.masked_fill(~text_BL.unsqueeze(-1), -math.inf)
+    count = min(settings.topk, text_BL.shape[1])
+    tops_BK2, places_BK2 = text_scores_BL2.topk(count, dim=1)
+    sums_BKK = tops_BK2[:, :, None, 0] + tops_BK2[:, None, :, 1]
+    tokens_BKK = places_BK2[:, None, :, 1] - places_BK2[:, :, None, 0] + 1
+    sums_BKK = sums_BKK.masked_fill((tokens_BKK < 1) | (tokens_BKK > settings.max_answer_len), -math.inf)
+    kept = min(settings.topk, count * count)
+    best_BK, pairs_BK = sums_BKK.flatten(1).topk(kept, dim=1)
+    starts_BK, ends_BK = pairs_BK // count, pairs_BK % count
+    candidates = [places_BK2[..., 0].gather(1, starts_BK), places_BK2[..., 1].gather(1, ends_BK)]
+    found = [tops_BK2[..., 0].gather(1, starts_BK), tops_BK2[..., 1].gather(1, ends_BK)]
+    # A pair that is none keeps no score: its two scores may be finite, and only their order or distance is wrong.
+    found = [scores_BK.masked_fill(best_BK == -math.inf, -math.inf) for scores_BK in found]
+    kept_BK4 = torch.stack([*candidates, *found], dim=-1).float()
+    kept_BK4 = torch.nn.functional.pad(kept_BK4, (0, 0, 0, settings.topk - kept), value=-math.inf)
+    losses_B = (logs_B2 - _at(raw_BL2, batch["labels"])).mean(dim=1)
+    return torch.cat([nulls_B2, logs_B2, losses_B.unsqueeze(1), kept_BK4.flatten(1)], dim=1)
+
+
+def token_scores(outputs: torch.Tensor) -> torch.Tensor:
+    """Scores of each token as a start and as an end, in fp32, all of them finite."""
+    return outputs.float().nan_to_num(nan=-_LARGEST).clamp(-_LARGEST, _LARGEST)
+
+
+def window_losses(packed_WK: torch.Tensor) -> torch.Tensor:
+    """The plain cross entropy of each window, the mean of its start's and its end's, (W,)."""
+    return packed_WK[:, _LOSS]
+
+
+def _at(scores_BL2: torch.Tensor, places_B2: torch.Tensor) -> torch.Tensor:
+    """Start score at the first place and end score at the second, (B, 2)."""
+    return scores_BL2.gather(1, places_B2.unsqueeze(1)).squeeze(1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The best spans of each row, and how null compares with the best of them.
+
+    Attributes:
+        spans_RK2: Characters of the best spans of each row, the best first; (0, 0) where there are fewer.
+        scores_RK: Their scores by the reranker; ``-inf`` where there are fewer.
+        nulls_R: The score of no span at all.
+        differences_R: That less the best span's score; ``inf`` where there is no span.
+        log_ratios_R: Log of how many times as probable no span is as the best one; ``inf`` where there is none.
+    """
+
+    spans_RK2: Ints
+    scores_RK: Floats
+    nulls_R: Floats
+    differences_R: Floats
+    log_ratios_R: Floats
+
+    def answers(self, without_R: NDArray[np.bool_]) -> Ints:
+        """One span of each row, (R, 2); (0, 0) for none.
+
+        Args:
+            without_R: Rows that shall have none.
+        """
+        return np.where(without_R[:, None], 0, self.spans_RK2[:, 0])
+
+
+def decode(packed_WK: torch.Tensor, windows: Windows, settings: SpanSettings) -> Decoded:
+    """Merge the candidates of each row's windows.
+
+    The score of no span at all is the smallest that any window of a row gives it: a window without the evidence has
+    every reason to say that there is none. So does ``run_qa`` of transformers (examples/pytorch/question-answering/
+    utils_qa.py), after BERT's ``run_squad.py``.
+
+    Args:
+        packed_WK: What :func:`pack` kept of each window, in order, on the CPU.
+        windows: The windows.
+        settings: The ``[span]`` table.
+    """
+    return ranked(*opinion(packed_WK, windows, normalised=settings.reranker == "product"), settings)
+
+
+def opinion(packed_WK: torch.Tensor, windows: Windows, *, normalised: bool) -> tuple["Candidates", Floats]:
+    """What windows say of their rows: the candidates of all of them, and the score of no span at all, (R,).
+
+    Args:
+        packed_WK: What :func:`pack` kept of each window, in order, on the CPU.
+        windows: The windows.
+        normalised: Scores are logs of probabilities, of the softmax over the window's text and its null position.
+    """
+    facts_WK = packed_WK.double().numpy()
+    norms_W = facts_WK[:, 2] + facts_WK[:, 3] if normalised else np.zeros(len(facts_WK))
+    nulls_R = np.full(len(windows.golds), np.inf)
+    np.minimum.at(nulls_R, windows.rows_W.numpy(), facts_WK[:, 0] + facts_WK[:, 1] - norms_W)
+    return _candidates(facts_WK, norms_W, windows), nulls_R
+
+
+def log_normalisers(packed_WK: torch.Tensor) -> torch.Tensor:
+    """What makes logs of probabilities of the scores of a window's starts and ends, taken from them; (W, 2), fp64."""
+    return packed_WK[:, 2:4].double()
+
+
+def ranked(found: "Candidates", nulls_R: Floats, settings: SpanSettings) -> Decoded:
+    """Choose the best of each row's candidates.
+
+    Args:
+        found: The candidates, each row's best first.
+        nulls_R: The score of no span at all.
+        settings: The ``[span]`` table.
+    """
+    spans_RK2, logs_RK = _suppressed(found, len(nulls_R), settings)
+    best_R = logs_RK[:, 0]
+    with np.errstate(over="ignore"):
+        scores_RK, null_scores_R = _scores(logs_RK, nulls_R, settings)
+    found_R = best_R > -np.inf
+    best_scores_R = np.where(found_R, scores_RK[:, 0], 0)
+    return Decoded(
+        spans_RK2=spans_RK2,
+        scores_RK=scores_RK,
+        nulls_R=null_scores_R,
+        differences_R=np.where(found_R, null_scores_R - best_scores_R, np.inf),
+        log_ratios_R=nulls_R - best_R,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Spans of all rows, each row's best first."""
+
+    rows_N: Ints
+    spans_N2: Ints
+    logs_N: Floats
+
+    @classmethod
+    def of(cls, rows_N: Ints, spans_N2: Ints, logs_N: Floats) -> "Candidates":
+        """Put spans in order; of equals of a row the first to begin comes first, then the first to end."""
+        return cls(rows_N, spans_N2, logs_N).only(np.lexsort((spans_N2[:, 1], spans_N2[:, 0], -logs_N, rows_N)))
+
+    def only(self, kept: NDArray[Any]) -> "Candidates":
+        """Some of them: a mask, or their places."""
+        return Candidates(self.rows_N[kept], self.spans_N2[kept], self.logs_N[kept])
+
+
+def _candidates(facts_WK: Floats, norms_W: Floats, windows: Windows) -> Candidates:
+    kept_WK4 = facts_WK[:, _FACTS:].reshape(len(facts_WK), -1, _FIELDS)
+    given_WK = kept_WK4[..., 2] > -np.inf
+    windows_N, _ = np.nonzero(given_WK)
+    kept_N4 = kept_WK4[given_WK]
+    begins_N = windows.tokens.starts_R.numpy()[windows_N]
+    offsets_T2 = windows.offsets_T2.numpy()
+    spans_N2 = np.stack(
+        [
+            offsets_T2[begins_N + kept_N4[:, 0].astype(np.int64), 0],
+            offsets_T2[begins_N + kept_N4[:, 1].astype(np.int64), 1],
+        ],
+        axis=1,
+    ).astype(np.int64)
+    logs_N = kept_N4[:, 2] + kept_N4[:, 3] - norms_W[windows_N]
+    return Candidates.of(windows.rows_W.numpy()[windows_N], spans_N2, logs_N)
+
+
+def _suppressed(found: Candidates, rows: int, settings: SpanSettings) -> tuple[Ints, Floats]:
+    """Spans and logs of the best ``topk`` of each row of which no two overlap by ``nms_iou`` or more.
+
+    Greedy non-maximum suppression, all rows at once: the best of each is taken, and what overlaps it is dropped.
+    """
+    spans_RK2 = np.zeros((rows, settings.topk, 2), dtype=np.int64)
+    logs_RK = np.full((rows, settings.topk), -np.inf)
+    for rank in range(settings.topk):
+        if len(found.rows_N) == 0:
+            break
+        first_N = np.concatenate([[True], found.rows_N[1:] != found.rows_N[:-1]])
+        best = found.only(first_N)
+        spans_RK2[best.rows_N, rank] = best.spans_N2
+        logs_RK[best.rows_N, rank] = best.logs_N
+        overlaps_N = span_iou(found.spans_N2, best.spans_N2[first_N.cumsum() - 1])
+        found = found.only(overlaps_N < settings.nms_iou)
+    return spans_RK2, logs_RK
+
+
+def _scores(logs_RK: Floats, nulls_R: Floats, settings: SpanSettings) -> tuple[Floats, Floats]:
+    """Scores of spans and of null by the reranker."""
+    match settings.reranker:
+        case "sum":
+            return logs_RK, nulls_R
+        case "product":
+            return np.exp(logs_RK), np.exp(nulls_R)
+        case "softmax":
+            all_RK = np.concatenate([nulls_R[:, None], logs_RK], axis=1)
+            raised_RK = np.exp(all_RK - all_RK.max(axis=1, keepdims=True))
+            shares_RK = raised_RK / raised_RK.sum(axis=1, keepdims=True)
+            return shares_RK[:, 1:], shares_RK[:, 0]
+
+
+def span_iou(first_N2: Ints, second_N2: Ints) -> Floats:
+    """Characters that two spans share, by those that either has; 0 for spans that hold none."""
+    shared_N = np.minimum(first_N2[:, 1], second_N2[:, 1]) - np.maximum(first_N2[:, 0], second_N2[:, 0])
+    shared_N = np.maximum(shared_N, 0)
+    either_N = (first_N2[:, 1] - first_N2[:, 0]) + (second_N2[:, 1] - second_N2[:, 0]) - shared_N
+    return shared_N / np.maximum(either_N, 1)
+
+
+def rows_without(decoded: Decoded, settings: SpanSettings, fitted: float | None) -> NDArray[np.bool_]:
+    """Rows that have no span by the null policy; (R,). A row without candidates never has one.
+
+    Args:
+        decoded: The candidates.
+        settings: The ``[span]`` table.
+        fitted: The threshold of :func:`fit_threshold`; read with ``null_policy = "calibrated"``.
+    """
+    match settings.null_policy:
+        case "none":
+            return decoded.differences_R == np.inf
+        case "threshold":
+            return decoded.differences_R > settings.null_threshold
+        case "ratio":
+            return decoded.log_ratios_R > math.log(settings.null_ratio)
+        case "calibrated":
+            assert fitted is not None, "no threshold was fitted"
+            return decoded.differences_R > fitted
+
+
+def fit_threshold(differences_R: Floats, with_span_R: Floats, without_R: Floats) -> float:
+    """The threshold with the best mean value: a row has no span where null is better by more than it.
+
+    Every threshold that decides differently is looked at, as in the sweep of SQuAD 2.0's ``evaluate-v2.0.py``. It lies
+    in the middle between two differences, and at the ends as far away as differences usually do, so that rounding
+    changes no decision on these rows; differences that only rounding may tell apart are taken for one. Of equally good
+    thresholds the nearest to 0 is taken, then the smaller.
+
+    Args:
+        differences_R: Null's score less the best span's.
+        with_span_R: Value of each row if it gets its best span.
+        without_R: Value of each row if it gets none.
+
+    Returns:
+        The threshold; 0 where no row has a candidate.
+    """
+    can_R = np.isfinite(differences_R)
+    if not can_R.any():
+        return 0.0
+    order = np.argsort(differences_R[can_R], kind="stable")
+    sorted_N = differences_R[can_R][order]
+    gains_N = (with_span_R - without_R)[can_R][order].cumsum()
+    gaps_N = np.diff(sorted_N)
+    (apart,) = (gaps_N > _ROUNDING * np.median(np.abs(sorted_N))).nonzero()
+    beyond = float(np.median(gaps_N[apart])) / 2 if len(apart) else _ALONE
+    thresholds = np.array([sorted_N[0] - beyond, *(sorted_N[apart] + gaps_N[apart] / 2), sorted_N[-1] + beyond])
+    # Sums of the same values in another order differ in their last digits: rounded, equally good ones are equal.
+    gains = np.array([0.0, *gains_N[apart], gains_N[-1]]).round(9)
+    best = thresholds[gains == gains.max()]
+    return float(min(best, key=lambda threshold: (abs(threshold), threshold)))

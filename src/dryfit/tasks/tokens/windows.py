@@ -1,0 +1,312 @@
+"""Long texts as overlapping windows: each token knows its characters, each window its gold span, and no text is kept.
+
+Dimension suffixes: ``T`` all tokens of a split one after another, ``L`` tokens of a window, ``W`` windows, ``R`` rows,
+``N`` spans or words of all rows, ``2`` start and end.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from dryfit.core.errors import ConfigError
+from dryfit.tasks.rows.characters import Flags, Owners, Positions, Trimmer, covered, space_flags, word_spans
+from dryfit.tasks.rows.checked_rows import Readable
+from dryfit.tasks.tokens.token_set import TokenSet, numbers_segments
+
+_CHUNK_ROWS = 100
+
+Spans = Sequence[tuple[int, int]]
+"""Starts and ends of characters of one text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How texts are cut.
+
+    Attributes:
+        max_length: Tokens of a window, the criterion and special tokens included.
+        doc_stride: Tokens of the text that two windows next to each other share.
+    """
+
+    max_length: int
+    doc_stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Spans of all rows, one row after another.
+
+    Attributes:
+        spans_N2: Characters [start, end), int32.
+        counts_R: How many each row has, int64.
+    """
+
+    spans_N2: torch.Tensor
+    counts_R: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Positions]) -> "Ragged":
+        """Put the spans of rows one after another, each (any, 2)."""
+        counts_R = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        return cls(torch.from_numpy(np.concatenate([np.zeros((0, 2), dtype=np.int32), *rows])), counts_R)
+
+    def __len__(self) -> int:
+        return len(self.counts_R)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """One split, cut into windows.
+
+    Attributes:
+        tokens: The windows as rows of tokens. Their labels are the first and the last token of the gold span, (W, 2),
+            within the window; both are its null position where no gold span lies wholly in it. All else is in their
+            ``extra``, so that it is cached with them.
+    """
+
+    tokens: TokenSet
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def rows_W(self) -> torch.Tensor:
+        """Row of each window, int64; ascending, and in a row from its start to its end."""
+        assert self.tokens.source_R is not None
+        return self.tokens.source_R
+
+    @property
+    def offsets_T2(self) -> torch.Tensor:
+        """Characters of each token in its text, int32; (0, 0) of what is not the text's, or only white space."""
+        return self.tokens.extra["offsets"]
+
+    @property
+    def nulls_W(self) -> torch.Tensor:
+        """Position of the classification token in each window, int64."""
+        return self.tokens.extra["nulls"]
+
+    @property
+    def golds(self) -> Ragged:
+        """Gold spans of each row, without white space at their ends."""
+        return Ragged(self.tokens.extra["golds"], self.tokens.extra["gold_counts"])
+
+    @property
+    def words(self) -> Ragged:
+        """Words of each row."""
+        return Ragged(self.tokens.extra["words"], self.tokens.extra["word_counts"])
+
+    @property
+    def has_span_W(self) -> torch.Tensor:
+        """Which windows have a gold span."""
+        return self.tokens.labels_R[:, 0] != self.nulls_W
+
+    @property
+    def unfit_R(self) -> torch.Tensor:
+        """Which rows have gold spans of which none lies wholly in a window."""
+        golds = self.golds
+        fits_R = torch.zeros(len(golds), dtype=torch.bool)
+        fits_R[self.rows_W[self.has_span_W]] = True
+        return (golds.counts_R > 0) & ~fits_R
+
+
+def extras(offsets_T2: torch.Tensor, nulls_W: torch.Tensor, golds: Ragged, words: Ragged) -> dict[str, torch.Tensor]:
+    """What :class:`Windows` reads of the ``extra`` of its tokens."""
+    return {
+        "offsets": offsets_T2,
+        "nulls": nulls_W,
+        "golds": golds.spans_N2,
+        "gold_counts": golds.counts_R,
+        "words": words.spans_N2,
+        "word_counts": words.counts_R,
+    }
+
+
+def cut_into_windows(
+    rows: Sequence[Readable], golds: Sequence[Spans], tokenizer: PreTrainedTokenizerBase, cut: Cut
+) -> Windows:
+    """Tokenise (criterion, text), or text alone, so that every token of a text is in some window.
+
+    Args:
+        rows: At least one; all with a criterion, or none. No criterion fills a window alone.
+        golds: Gold spans of each row, none of white space alone; the first that lies in a window is learned of it.
+        tokenizer: The model's.
+        cut: Into what.
+
+    Raises:
+        ConfigError: The tokenizer does not say where its tokens stand, or puts none before or after the text; or
+            windows share so many tokens that the next one has nothing new.
+    """
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            "cutting texts into windows",
+            f"{type(tokenizer).__name__} does not say which characters a token stands for",
+            allowed="a model with a fast tokenizer (a tokenizer.json)",
+            hint="take another model, or task criteria",
+        )
+    _check_stride(rows, tokenizer, cut)
+    parts = [_row_windows(row, spans, encoded) for row, spans, encoded in _encoded(rows, golds, tokenizer, cut)]
+    cls_last = _cls_last(parts[0].windows[0], tokenizer)
+    windows = [window for part in parts for window in part.windows]
+    nulls_W = np.array([len(window.ids_L) - 1 if cls_last else 0 for window in windows])
+    for window, null in zip(windows, nulls_W, strict=True):
+        _check_null(window, int(null), tokenizer)
+    labels_W2 = np.array([window.gold or (null, null) for window, null in zip(windows, nulls_W, strict=True)])
+    starts_W = torch.zeros(len(windows) + 1, dtype=torch.int64)
+    starts_W[1:] = torch.tensor([len(window.ids_L) for window in windows]).cumsum(0)
+    types = [window.types_L for window in windows if window.types_L is not None]
+    return Windows(
+        TokenSet(
+            ids_T=torch.from_numpy(np.concatenate([window.ids_L for window in windows])),
+            types_T=torch.from_numpy(np.concatenate(types)) if types else None,
+            starts_R=starts_W,
+            labels_R=torch.from_numpy(labels_W2),
+            source_R=torch.repeat_interleave(torch.tensor([len(part.windows) for part in parts])),
+            extra=extras(
+                torch.from_numpy(np.concatenate([window.offsets_L2 for window in windows])),
+                torch.from_numpy(nulls_W),
+                Ragged.of([part.golds for part in parts]),
+                Ragged.of([part.words for part in parts]),
+            ),
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """One window as the tokenizer gives it; ``own_L``: which tokens are the text's."""
+
+    ids_L: NDArray[np.int32]
+    types_L: NDArray[np.uint8] | None
+    offsets_L2: Positions
+    own_L: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One window; ``gold``: first and last token of its gold span, None where it has none."""
+
+    ids_L: NDArray[np.int32]
+    types_L: NDArray[np.uint8] | None
+    offsets_L2: Positions
+    gold: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _RowWindows:
+    windows: list[_Window]
+    golds: Positions
+    words: Positions
+
+
+def _encoded(
+    rows: Sequence[Readable], golds: Sequence[Spans], tokenizer: PreTrainedTokenizerBase, cut: Cut
+) -> Iterator[tuple[Readable, Spans, list[_Encoded]]]:
+    """Each row with its gold spans and its windows."""
+    wishes: dict[str, Any] = {
+        "truncation": True if rows[0].criterion is None else "only_second",
+        "max_length": cut.max_length,
+        "stride": cut.doc_stride,
+        "return_overflowing_tokens": True,
+        "return_offsets_mapping": True,
+        "return_attention_mask": False,
+        "return_token_type_ids": numbers_segments(tokenizer),
+    }
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        chunk = rows[start : start + _CHUNK_ROWS]
+        criteria = [row.criterion for row in chunk if row.criterion is not None]
+        texts = [row.text for row in chunk]
+        encoded: Any = tokenizer(criteria or texts, texts if criteria else None, **wishes)
+        own = 1 if criteria else 0
+        found: list[list[_Encoded]] = [[] for _ in chunk]
+        types = encoded.get("token_type_ids")
+        for index, row in enumerate(encoded["overflow_to_sample_mapping"]):
+            window = _Encoded(
+                np.array(encoded["input_ids"][index], dtype=np.int32),
+                np.array(types[index], dtype=np.uint8) if types is not None else None,
+                np.array(encoded["offset_mapping"][index], dtype=np.int32),
+                np.array([part == own for part in encoded.sequence_ids(index)]),
+            )
+            found[row].append(window)
+        yield from zip(chunk, golds[start : start + _CHUNK_ROWS], found, strict=True)
+
+
+def _row_windows(row: Readable, spans: Spans, encoded: Sequence[_Encoded]) -> _RowWindows:
+    space_N = space_flags(row.text)
+    trimmer = Trimmer.of(space_N)
+    golds_N2 = trimmer.trimmed(np.array(spans, dtype=np.int32).reshape(-1, 2))
+    own = [trimmer.trimmed(window.offsets_L2 * window.own_L[:, None]) for window in encoded]
+    owners = Owners.of(space_N, np.concatenate(own))
+    offsets = [owners.extended(tokens_L2) for tokens_L2 in own]
+    # What no token stands for cannot be found: a gold span is learned without such words at its ends.
+    reached_N2 = Trimmer.of(~covered(len(space_N), np.concatenate(offsets))).trimmed(golds_N2)
+    windows: list[_Window] = []
+    for window, offsets_L2 in zip(encoded, offsets, strict=True):
+        found = [(first, last) for first, last in covering_tokens(offsets_L2, reached_N2).tolist() if first >= 0]
+        windows.append(_Window(window.ids_L, window.types_L, offsets_L2, found[0] if found else None))
+    return _RowWindows(windows, golds_N2, word_spans(row.text))
+
+
+def covering_tokens(offsets_L2: Positions, spans_N2: NDArray[Any]) -> NDArray[np.int64]:
+    """First and last token of the shortest run of a window's tokens that covers each span, (N, 2); -1 where none does.
+
+    Several tokens may stand for one character (its bytes, or a mark that a word begins): all of them are taken.
+
+    Args:
+        offsets_L2: Characters of each token; (0, 0) of what is not the text's.
+        spans_N2: Characters of each span; (0, 0) is none.
+    """
+    found_N2 = np.full((len(spans_N2), 2), -1, dtype=np.int64)
+    (text,) = np.nonzero(offsets_L2[:, 0] < offsets_L2[:, 1])
+    if len(text) == 0 or len(spans_N2) == 0:
+        return found_N2
+    starts, ends = offsets_L2[text].T
+    lefts, first_of = np.unique(starts, return_index=True)
+    rights, last_of = np.unique(ends[::-1], return_index=True)
+    before_N = np.searchsorted(lefts, spans_N2[:, 0], side="right") - 1
+    after_N = np.searchsorted(rights, spans_N2[:, 1], side="left")
+    fits_N = (spans_N2[:, 0] < spans_N2[:, 1]) & (before_N >= 0) & (after_N < len(rights))
+    first_N = first_of[before_N[fits_N]]
+    last_N = len(ends) - 1 - last_of[after_N[fits_N]]
+    for place in np.flatnonzero(first_N > last_N):  # tokens that overlap in part, each of which covers it
+        both = range(last_N[place], first_N[place] + 1)
+        first_N[place] = last_N[place] = min(both, key=lambda token: int(ends[token] - starts[token]))
+    found_N2[fits_N] = np.stack([text[first_N], text[last_N]], axis=1)
+    return found_N2
+
+
+def _check_stride(rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase, cut: Cut) -> None:
+    criteria = list(dict.fromkeys(row.criterion for row in rows if row.criterion is not None))
+    room = cut.max_length - tokenizer.num_special_tokens_to_add(pair=bool(criteria))
+    beside = ""
+    if criteria:
+        room -= max(map(len, tokenizer(criteria, add_special_tokens=False, verbose=False)["input_ids"]))
+        beside = " beside the longest criterion"
+    if cut.doc_stride >= room:
+        raise ConfigError(
+            "cutting texts into windows",
+            f"span.doc_stride is {cut.doc_stride}, and a window with train.max_length = {cut.max_length} has room "
+            f"for {room} tokens of a text{beside}",
+            allowed=f"span.doc_stride of at most {room - 1}, so that each window has something new",
+            hint="lower span.doc_stride or raise train.max_length",
+        )
+
+
+def _cls_last(window: _Window, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the classification token is the last one."""
+    cls = tokenizer.cls_token_id
+    return bool(window.ids_L[-1] == cls and window.ids_L[0] != cls)
+
+
+def _check_null(window: _Window, null: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    if window.offsets_L2[null].any():
+        raise ConfigError(
+            "cutting texts into windows",
+            f"{type(tokenizer).__name__} puts no token before the text, which would stand for no span at all",
+            allowed="an encoder's tokenizer, with a classification token, or rows with a criterion",
+        )

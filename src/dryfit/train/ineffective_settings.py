@@ -1,0 +1,32 @@
+"""Settings that would change nothing are errors, not silence."""
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.switches import TRIAL_NEEDS
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.trial import TrialConfig
+
+
+def check_effect(config: TrialConfig) -> None:
+    """Refuse keys that are set away from their default and act on nothing.
+
+    Where the switch itself is searched, an idle key is no mistake: it acts in other trials.
+
+    Raises:
+        ConfigError: Such a key is set.
+    """
+    defaults = TrialSettings()
+    for needs in TRIAL_NEEDS:
+        value, switched = _get(config.settings, needs.key), _get(config.settings, needs.switch)
+        if switched in needs.values or needs.switch in config.params or value == _get(defaults, needs.key):
+            continue
+        raise ConfigError(
+            f"checking {needs.key} = {value!r}",
+            f"it has no effect with {needs.switch} = {switched!r}",
+            allowed=f"{needs.key} only with {needs.condition}",
+            hint="leave the key out (in a search: give it a `when`)",
+        )
+
+
+def _get(settings: TrialSettings, key: str) -> object:
+    table, _, name = key.partition(".")
+    return getattr(getattr(settings, table), name)

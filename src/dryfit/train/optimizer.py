@@ -1,0 +1,309 @@
+"""Parameter groups, optimizers and schedules of a trial."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from transformers import PreTrainedModel, get_scheduler
+from transformers.optimization import Adafactor
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.choices import Precision
+from dryfit.core.settings.execution import DeviceKind, ExecutionPlan, ExecutionSettings, OptimizerImpl
+from dryfit.core.settings.tables import OptimSettings, SchedSettings, TrialSettings
+from dryfit.tasks.heads import encoder_parts
+from dryfit.train.extras import bitsandbytes, pytorch_optimizer
+from dryfit.train.offload import HostOptimizer
+from dryfit.train.rehearsal.optimizer_stand_ins import (
+    ModelledOptimizer,
+    StateOf,
+    adamw8bit_state,
+    momentum_state,
+    no_state,
+)
+
+_TORCH_HAS = (OptimizerImpl.FUSED, OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)
+IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
+    "adamw": _TORCH_HAS,
+    "sgd": _TORCH_HAS,
+    "lion": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
+    "radam": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
+    "nadam": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
+    "adafactor": (OptimizerImpl.PLAIN,),
+    "adamw8bit": (OptimizerImpl.FUSED,),
+}
+"""What each optimizer has, the fastest first."""
+_NOT_DIVIDED: Final = (("sgd", OptimizerImpl.FUSED),)
+"""torch 2.13: aten::_fused_sgd_ has no sharding strategy for DTensors."""
+
+_RECTIFIED_AFTER_STEPS: Final = 5
+"""Of RAdam: Liu et al. 2020, arXiv:1908.03265, algorithm 2, for any ``beta2`` from 0.9 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerPlan:
+    """How an optimizer's work is done; the part of an execution plan that it reads.
+
+    Attributes:
+        impl: How its arithmetic is done.
+        offload: Whether its state lies in host memory.
+        divided: Whether parameters are parts of divided ones (torch's DTensor).
+        modelled: Stand-ins that take the memory of the real ones and compute nothing, where a rehearsal without
+            data cannot run them.
+    """
+
+    impl: OptimizerImpl = OptimizerImpl.AUTO
+    offload: bool = False
+    divided: bool = False
+    modelled: bool = False
+
+
+def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
+    """What an optimizer reads of a trial's plan."""
+    return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer, divided=plan.dp > 1)
+
+
+_ELEMENT_BY_ELEMENT: Final = ("adamw", "sgd", "lion", "radam", "nadam")
+"""Optimizers that treat each number of a parameter by itself, so that a slice can be trained without the others."""
+
+
+def moments_of(optim: OptimSettings) -> int:
+    """Tensors of a parameter's shape that an optimizer keeps for it; of those that :func:`check_divided` lets pass."""
+    if optim.name == "sgd":
+        return int(optim.beta1 > 0)
+    return 1 if optim.name == "lion" else 2
+
+
+def check_divided(settings: TrialSettings, plan: ExecutionPlan | ExecutionSettings) -> None:
+    """Refuse to divide a trial among processes where that would change what it learns.
+
+    Raises:
+        ConfigError: Its optimizer looks at whole parameters, its state lies in host memory, or a loss scaler would
+            decide on each rank by itself.
+    """
+    if plan.processes == 1:
+        return
+    doing = f"training a trial on {plan.processes} processes"
+    if settings.optim.name not in _ELEMENT_BY_ELEMENT:
+        found = f"{settings.optim.name} computes with whole parameters, and each process has a part"
+        raise ConfigError(doing, found, allowed=", ".join(_ELEMENT_BY_ELEMENT), hint="set optim.name to one of them")
+    if plan.offload_optimizer:
+        raise ConfigError(doing, "execution.offload_optimizer is true", allowed="false: each process has a part of it")
+    if settings.train.precision is Precision.FP16:
+        found = 'train.precision is "fp16", whose loss scale each process would choose by itself'
+        raise ConfigError(doing, found, allowed="fp32 or bf16")
+
+
+def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
+    """Trainable parameters by learning rate and weight decay.
+
+    What is not pretrained, the head, has ``lr * head_lr_factor``; with depth ``n``, layer ``i`` (from 1) has
+    ``lr * layer_decay**(n + 1 - i)`` and the embeddings ``lr * layer_decay**(n + 1)`` (ELECTRA's rule, Clark et al.
+    2020, without its head exponent).
+    Norms and biases do not decay.
+
+    Raises:
+        ConfigError: Layers are to learn at different rates in a model that is no encoder with a head.
+    """
+    paths: tuple[str, ...] = getattr(model, "encoder_paths", ())
+    if optim.layer_decay < 1 and not paths:
+        raise ConfigError(f"setting optim.layer_decay = {optim.layer_decay}", "the model has no head", allowed="1")
+    parts = {
+        path: encoder_parts(cast("PreTrainedModel", model.get_submodule(path)))
+        for path in (paths if optim.layer_decay < 1 else ())
+    }
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        path = next((path for path in paths if name.startswith(f"{path}.")), None)
+        if path is not None and path in parts:
+            factor = optim.layer_decay ** (parts[path].depth + 1 - parts[path].depth_of[name.removeprefix(f"{path}.")])
+        else:
+            factor = optim.head_lr_factor if paths and path is None else 1.0
+        decays = parameter.ndim > 1 and "bias" not in name and "norm" not in name.lower()
+        groups.setdefault((factor, optim.weight_decay if decays else 0.0), []).append(parameter)
+    return [
+        {"params": params, "lr": optim.lr * factor, "weight_decay": decay} for (factor, decay), params in groups.items()
+    ]
+
+
+def make_optimizer(
+    model: nn.Module, optim: OptimSettings, plan: OptimizerPlan = OptimizerPlan()
+) -> torch.optim.Optimizer:
+    """The optimizer of a trial, over :func:`parameter_groups`.
+
+    Args:
+        model: On its device, which may be a pretended one.
+        optim: The ``[optim]`` table.
+        plan: How its work is done.
+
+    Raises:
+        ConfigError: It is not implemented so, or its state cannot lie in host memory.
+        MachineError: Its library is not installed.
+    """
+    groups = parameter_groups(model, optim)
+    device = next(model.parameters()).device.type
+    check_optimizer(optim, plan, DeviceKind(device))
+    state_of = _modelled_state(optim, plan, device) if plan.modelled else None
+    impl = _chosen(optim.name, plan.impl, device, divided=plan.divided)
+    if state_of is not None:
+        return ModelledOptimizer(groups, state_of)
+    if plan.offload:
+        return HostOptimizer(groups, lambda host_groups: _optimizer(host_groups, optim, plan.impl, "cpu"))
+    if plan.modelled and optim.name == "radam":
+        return _rectified(groups, optim, impl, device)
+    return _optimizer(groups, optim, impl, device)
+
+
+def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKind) -> None:
+    """Refuse a way to run an optimizer that it has not.
+
+    Raises:
+        ConfigError: It is not implemented so, or its state cannot lie in host memory.
+    """
+    has = _has(optim.name, divided=plan.divided)
+    if plan.impl is not OptimizerImpl.AUTO and plan.impl not in has:
+        raise ConfigError(
+            f'checking execution.optimizer_impl = "{plan.impl}"',
+            f"{optim.name} has no such implementation" + (" for divided parameters" if plan.divided else ""),
+            allowed=" or ".join(f'"{known}"' for known in (OptimizerImpl.AUTO, *has)),
+        )
+    reason = cannot_offload(optim, device) if plan.offload else None
+    if reason is not None:
+        raise ConfigError(
+            "checking execution.offload_optimizer = true",
+            reason,
+            allowed="true with a CUDA device and any optimizer but adamw8bit",
+            hint="leave it unset: it is then chosen where it helps",
+        )
+
+
+def cannot_offload(optim: OptimSettings, device: DeviceKind, *, processes: int = 1) -> str | None:
+    """Why an optimizer's state cannot lie in host memory; None where it can."""
+    if processes > 1:
+        return "each process of a trial has a part of it, on its own device"
+    if device is not DeviceKind.CUDA:
+        return "on the CPU it lies in host memory already"
+    if optim.name == "adamw8bit":
+        return "adamw8bit keeps its state in 8 bits on the device"
+    return None
+
+
+def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: OptimizerImpl, device: str) -> Optimizer:
+    betas = (optim.beta1, optim.beta2)
+    impl = _chosen(optim.name, impl, device)
+    # Both flags are always given: left out, torch decides by the tensors' type, and pretended tensors are of another.
+    flags = {"fused": impl is OptimizerImpl.FUSED, "foreach": impl is OptimizerImpl.FOREACH}
+    match optim.name:
+        case "adamw":
+            return torch.optim.AdamW(groups, lr=optim.lr, betas=betas, eps=optim.eps, **flags)
+        case "radam" | "nadam":
+            # Decoupled as AdamW's: one value of weight_decay then means the same for all of them.
+            adaptive = torch.optim.RAdam if optim.name == "radam" else torch.optim.NAdam
+            foreach = impl is OptimizerImpl.FOREACH
+            return adaptive(
+                groups, lr=optim.lr, betas=betas, eps=optim.eps, decoupled_weight_decay=True, foreach=foreach
+            )
+        case "sgd":
+            return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.beta1, **flags)
+        case "adafactor":
+            # With its own step sizes off, lr is what the study says (Shazeer and Stern 2018, section 8, the rest).
+            return Adafactor(groups, lr=optim.lr, scale_parameter=False, relative_step=False, warmup_init=False)
+        case "lion":
+            return pytorch_optimizer().Lion(groups, lr=optim.lr, betas=betas, foreach=impl is OptimizerImpl.FOREACH)
+        case "adamw8bit":
+            return bitsandbytes().optim.AdamW8bit(groups, lr=optim.lr, betas=betas, eps=optim.eps)
+
+
+def _rectified(groups: list[dict[str, Any]], optim: OptimSettings, impl: OptimizerImpl, device: str) -> Optimizer:
+    """RAdam with what it takes from its sixth step on, in the second already; before, it divides by no second moment.
+
+    With a small ``beta2`` it never does: the one that does is taken for all.
+    """
+    optimizer = _optimizer(groups, optim.model_copy(update={"beta2": 0.999}), impl, device)
+
+    def jump(stepped: Optimizer, args: Any, kwargs: Any) -> None:
+        for state in stepped.state.values():
+            state["step"] += _RECTIFIED_AFTER_STEPS
+
+    optimizer.register_step_post_hook(jump)
+    return optimizer
+
+
+def _modelled_state(optim: OptimSettings, plan: OptimizerPlan, device: str) -> StateOf | None:
+    """The state of an optimizer that takes no fake tensors; None for those that do."""
+    if plan.offload:
+        return no_state
+    if optim.name == "adamw8bit":
+        return adamw8bit_state
+    # torch 2.13: aten::_fused_sgd_ has no kernel for meta tensors.
+    if optim.name == "sgd" and _chosen(optim.name, plan.impl, device) is OptimizerImpl.FUSED:
+        return momentum_state if optim.beta1 > 0 else no_state
+    return None
+
+
+def _chosen(name: str, impl: OptimizerImpl, device: str, *, divided: bool = False) -> OptimizerImpl:
+    """What ``auto`` stands for: the fastest there is on this device."""
+    if impl is not OptimizerImpl.AUTO:
+        return impl
+    has = _has(name, divided=divided)
+    if has[0] is OptimizerImpl.FUSED and device in ("cpu", "cuda"):
+        return OptimizerImpl.FUSED
+    # On the CPU lists of tensors save no kernel launches, and take more memory.
+    return OptimizerImpl.FOREACH if OptimizerImpl.FOREACH in has and device == "cuda" else OptimizerImpl.PLAIN
+
+
+def _has(name: str, *, divided: bool) -> tuple[OptimizerImpl, ...]:
+    return tuple(impl for impl in IMPLEMENTATIONS[name] if not divided or (name, impl) not in _NOT_DIVIDED)
+
+
+def implementations(name: str, device: DeviceKind) -> tuple[OptimizerImpl, ...]:
+    """What an optimizer has on a device; what ``auto`` stands for comes first."""
+    first = _chosen(name, OptimizerImpl.AUTO, device)
+    return (first, *(other for other in IMPLEMENTATIONS[name] if other is not first))
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_steps: int) -> LRScheduler:
+    """The learning rate over a trial's steps; each group keeps its share of it.
+
+    ``one_cycle`` leaves the optimizer's momentum as the study has it.
+    """
+    if sched.name == "one_cycle":
+        return _one_cycle(optimizer, sched, total_steps)
+    name, specific = _IN_TRANSFORMERS[sched.name]
+    return get_scheduler(
+        name,
+        optimizer,
+        # At least one step is past the warm-up: else the only step of a short trial would learn at a rate of zero, and
+        # transformers 5.23 divides by zero in its polynomial.
+        num_warmup_steps=min(math.ceil(sched.warmup_ratio * total_steps), total_steps - 1),
+        num_training_steps=total_steps,
+        scheduler_specific_kwargs=specific(sched),
+    )
+
+
+_IN_TRANSFORMERS: Final[dict[str, tuple[str, Callable[[SchedSettings], dict[str, float]]]]] = {
+    "linear": ("linear", lambda _: {}),
+    "cosine": ("cosine", lambda _: {}),
+    "cosine_restarts": ("cosine_with_restarts", lambda sched: {"num_cycles": sched.cycles}),
+    "polynomial": ("polynomial", lambda sched: {"power": sched.power, "lr_end": 0.0}),
+    "constant": ("constant_with_warmup", lambda _: {}),
+}
+
+
+def _one_cycle(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_steps: int) -> LRScheduler:
+    # torch 2.13 divides by zero where the warm-up is just one step: it then starts at the peak, as without one.
+    warms_up = sched.warmup_ratio * total_steps > 1
+    return OneCycleLR(
+        optimizer,
+        max_lr=[group["lr"] for group in optimizer.param_groups],
+        total_steps=total_steps,
+        pct_start=sched.warmup_ratio if warms_up else 0.0,
+        cycle_momentum=False,
+    )

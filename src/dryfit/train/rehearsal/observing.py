@@ -1,0 +1,259 @@
+"""Runs a case for real, with made-up weights and rows, and reads what its device says of memory.
+
+The order of a run is that of a plan: loading, two steps, a validation, a third step, a checkpoint.
+"""
+
+import gc
+import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from dryfit.core.jobs.calibration import MemoryCase, Observation, PartPeak
+from dryfit.core.jobs.memory import StepPhase
+from dryfit.core.private_names import require
+from dryfit.core.settings.execution import Allocator, DeviceSpec
+from dryfit.memory.planning.timeline import BLOCK_BYTES
+from dryfit.memory.tracing.events import Shape
+from dryfit.meta.construction.walk import put_all
+from dryfit.meta.private_apis.torch_cuda import (
+    HISTORY,
+    begin_history,
+    clear_workspaces,
+    end_history,
+    note_phase,
+    set_allocator,
+    visible_devices,
+)
+from dryfit.tasks.base import Batch, Task
+from dryfit.train.optimizer import OptimizerPlan
+from dryfit.train.rehearsal.step_rehearsal import Rehearsal
+from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.train.validation import evaluation_rows
+
+_DEVICE = 0
+_TOKENS = (10, 30)
+"""Ids of made-up tokens: no padding, in every vocabulary."""
+_PADDING_TOKENS = 5
+_SCALE = 0.02
+_SMI_TIMEOUT_S = 20.0
+_MATRIX = 256
+ALLOCATOR_SETTINGS = {
+    Allocator.EXPANDABLE: "expandable_segments:True",
+    Allocator.NATIVE: "expandable_segments:False",
+}
+"""What the allocator is told, in the form of ``PYTORCH_ALLOC_CONF``."""
+
+
+class Meter(Protocol):
+    """Hears what runs, and looks at memory."""
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """A part of the run."""
+        ...
+
+    def phase(self, phase: StepPhase) -> None:
+        """A phase begins."""
+        ...
+
+
+@dataclass(slots=True)
+class CudaMeter:
+    """Peaks of each part by torch's own count; the phases go into the allocator's history."""
+
+    parts: list[PartPeak] = field(default_factory=list[PartPeak])
+
+    def __post_init__(self) -> None:
+        torch.cuda.init()  # the allocator of a device that was never used has no place for metadata
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A part of the run."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats(_DEVICE)
+        yield
+        torch.cuda.synchronize()
+        allocated, reserved = torch.cuda.max_memory_allocated(_DEVICE), torch.cuda.max_memory_reserved(_DEVICE)
+        self.parts.append(PartPeak(part=name, allocated_bytes=allocated, reserved_bytes=reserved))
+
+    def phase(self, phase: StepPhase) -> None:
+        """A phase begins."""
+        note_phase(phase.value)
+
+
+def observe(case: MemoryCase, history: Path | None = None) -> Observation:
+    """Run a case on the first CUDA device, in a process that has not used it yet.
+
+    Args:
+        case: What to run.
+        history: Where to put the allocator's history; None: none is kept.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: It does not fit.
+    """
+    others_bytes = used_before(_DEVICE)
+    require("observing the memory of a device", HISTORY)
+    set_allocator(ALLOCATOR_SETTINGS[case.allocator])
+    if history is not None:
+        begin_history()
+    meter = CudaMeter()
+    steps = run_case(case, "cuda", meter)
+    if history is not None:
+        end_history(str(history))
+    context_bytes = _outside_bytes() - others_bytes
+    return Observation(
+        case=case,
+        device=device_spec(),
+        torch=torch.__version__,
+        parts=tuple(meter.parts),
+        context_bytes=max(0, context_bytes),
+        workspace_bytes=cublas_workspaces(),
+        steps=steps,
+    )
+
+
+def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
+    """Load, step twice, validate, step, save.
+
+    Args:
+        case: What to run; its weights and rows are made up.
+        device: ``cuda`` or ``cpu``.
+        meter: Hears what runs.
+
+    Returns:
+        Optimizer steps that were done.
+    """
+    torch.manual_seed(0)
+    train, execution = case.subject.settings.train, case.execution
+    parts = step_parts(case.subject, checkpointing=execution.checkpointing, reentrant=case.reentrant)
+    meter.phase(StepPhase.LOAD)
+    with meter.part("load"):
+        fill(parts.model, device)
+    plan = OptimizerPlan(impl=execution.optimizer_impl, offload=execution.offload_optimizer)
+    rehearsal = Rehearsal(parts, device, plan)
+    if rehearsal.scaler is not None:
+        # The usual first scale of 65536 may overflow, and then the optimizer makes no state in that step.
+        rehearsal.scaler = torch.amp.GradScaler(device, init_scale=1.0)  # pyright: ignore
+    steps = 0
+    for name in ("first step", "second step", "validation", "third step", "checkpoint"):
+        with meter.part(name), _no_collection():
+            if name == "validation":
+                meter.phase(StepPhase.EVALUATE)
+                rows = evaluation_rows(execution.micro_batch)
+                rehearsal.evaluate(_rows(rehearsal, case, rows))
+                if measured := parts.task.measured_rows(rows):
+                    rehearsal.measure(Shape(measured, train.max_length))
+            elif name == "checkpoint":
+                meter.phase(StepPhase.SAVE)
+                rehearsal.save()
+            else:
+                meter.phase(StepPhase.FORWARD)
+                batch = _rows(rehearsal, case, train.batch_size)
+                for start in range(0, train.batch_size, execution.micro_batch):
+                    cut = slice(start, start + execution.micro_batch)
+                    rehearsal.micro({key: values[cut] for key, values in batch.items()}, meter.phase)
+                rehearsal.update(meter.phase)
+                del batch
+                steps += 1
+    return steps
+
+
+def fill(model: nn.Module, device: str) -> None:
+    """Give a model memory on a device: small random weights, zeros where numbers are whole. Ties stay ties."""
+    put_all(model, lambda old: _values(old, device))
+
+
+def device_spec() -> DeviceSpec:
+    """The first CUDA device, as its driver describes it."""
+    found = torch.cuda.get_device_properties(_DEVICE)
+    return DeviceSpec(name=found.name, capacity_bytes=found.total_memory, capability=(found.major, found.minor))
+
+
+def used_before(device: int) -> int:
+    """What is in use on a device before this process has a context there; 0 where the driver's tool is absent.
+
+    Args:
+        device: Index among all devices of the machine, or 0 where ``CUDA_VISIBLE_DEVICES`` names one.
+    """
+    visible = visible_devices()
+    name = str(visible[device]) if len(visible) > device else str(device)
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", name]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
+        return int(said.splitlines()[0]) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 0
+
+
+def cublas_workspaces() -> tuple[int, int]:
+    """What the first matrix product of this thread, and of autograd's, takes through the allocator and keeps."""
+    gc.collect()
+    clear_workspaces()
+    factor = torch.ones(_MATRIX, _MATRIX, device="cuda", requires_grad=True)
+    before = torch.cuda.memory_allocated(_DEVICE)
+    product = factor @ factor
+    forward = torch.cuda.memory_allocated(_DEVICE) - before - _blocks(product)
+    seed = torch.ones_like(product)
+    before = torch.cuda.memory_allocated(_DEVICE)
+    product.backward(seed)
+    assert factor.grad is not None
+    backward = torch.cuda.memory_allocated(_DEVICE) - before - _blocks(factor.grad)
+    return max(0, forward), max(0, backward)
+
+
+def _outside_bytes() -> int:
+    free_bytes, total_bytes = torch.cuda.mem_get_info(_DEVICE)
+    return total_bytes - free_bytes - torch.cuda.memory_reserved(_DEVICE)
+
+
+def _blocks(tensor: torch.Tensor) -> int:
+    return -(-tensor.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _values(old: torch.Tensor, device: str) -> torch.Tensor:
+    new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
+    return new.normal_(0, _SCALE) if old.is_floating_point() else new.zero_()
+
+
+def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:
+    """A batch with values; filled in place, so that nothing else is allocated."""
+    batch = rehearsal.batch(Shape(rows, case.subject.settings.train.max_length))
+    for name, values in batch.items():
+        match name:
+            case "attention_mask":
+                values.fill_(1)
+                if case.padded:
+                    values[1:, -_PADDING_TOKENS:].fill_(0)
+            case "input_ids":
+                values.random_(*_TOKENS)
+            case "labels":
+                values.random_(*_label_range(rehearsal.parts.task, batch))
+            case _ if name.endswith("_mask"):
+                values.fill_(1)
+            case _:
+                values.zero_()
+    return batch
+
+
+def _label_range(task: Task, batch: Batch) -> tuple[int, int]:
+    """From and below what labels lie: classes, tokens, or the first position of a row."""
+    labels = batch["labels"]
+    if task.classes is not None:
+        return 0, task.classes if labels.ndim == 1 else 2
+    return _TOKENS if labels.shape == batch["input_ids"].shape else (0, 1)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """As while tracing: an object dies when its last name goes."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

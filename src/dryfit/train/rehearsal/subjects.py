@@ -1,0 +1,113 @@
+"""What is planned, as the parts of a training step: the model without memory, its loss, its optimizer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from dryfit.core.settings.execution import PlanSubject
+from dryfit.core.settings.tables import DataSettings, LoraSettings, ModelSettings, RegularizationSettings, TrialSettings
+from dryfit.core.sharding.shard_plan import ShardPlan
+from dryfit.meta.construction.construction import build
+from dryfit.meta.loading.catalogue import planning_config
+from dryfit.meta.loading.configs import set_dropouts
+from dryfit.meta.loading.pretrained import STACKS, Kind, make_model, one_stack
+from dryfit.parallel.layout.proved_plans import over_ranks
+from dryfit.parallel.ranks.apply import connect, cut
+from dryfit.parallel.ranks.check import check_plan
+from dryfit.parallel.ranks.collectives import Ranks
+from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.tasks.base import Given, MakeBase, Task, TaskModel
+from dryfit.tasks.heads import freeze
+from dryfit.tasks.lm.decoder import frozen_in
+from dryfit.tasks.registry import make_task
+from dryfit.train.model import enable_checkpointing
+from dryfit.train.optimizer import OptimizerPlan, make_optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What a training step works on.
+
+    Attributes:
+        model: On the meta device.
+        task: Gives loss sum and normaliser, and the sizes of a batch.
+        optimizer: Makes the optimizer once the model is on its device.
+        plan: How the model is cut, of which it is rank 0's part; None: it is whole.
+    """
+
+    model: TaskModel
+    task: Task
+    optimizer: Callable[[OptimizerPlan], torch.optim.Optimizer]
+    settings: TrialSettings
+    plan: ShardPlan | None = None
+
+    def connected(self, ranks: Ranks) -> "StepParts":
+        """Let a model that is cut talk with other ranks; once its parameters are those that it will be trained with."""
+        if self.plan is None:
+            return self
+        connect(self.model, self.plan, ranks, CutScores.in_calls_of(self.model))
+        return replace(self, task=over_ranks(self.task, self.plan, ranks))
+
+    def batch_sizes(self, rows: int, length: int) -> dict[str, tuple[int, ...]]:
+        """The size of each entry of a batch of so many rows of so many tokens."""
+        return self.task.batch_sizes(rows, length, segments=self.model.takes_types)
+
+
+def subject_task(subject: PlanSubject) -> Task:
+    """The task that is planned; nothing is known of its rows."""
+    data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
+    adapted = subject.settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
+    return make_task(subject.task, Given(adapted, data))
+
+
+def whole_model(subject: PlanSubject) -> tuple[TaskModel, Task]:
+    """The whole model of a subject, on meta, and its task.
+
+    Raises:
+        ConfigError: The model is unknown.
+    """
+    task = subject_task(subject)
+    return task.model(_planned(subject.settings.regularization)), task
+
+
+def step_parts(
+    subject: PlanSubject, *, checkpointing: bool, reentrant: bool, plan: ShardPlan | None = None
+) -> StepParts:
+    """Build what is planned; nothing takes memory, no weight is read.
+
+    Args:
+        subject: What is trained.
+        checkpointing: Whether activations are computed again.
+        reentrant: How.
+        plan: Cuts the model; what is built is rank 0's part.
+
+    Raises:
+        ConfigError: The model is unknown, or has no part that a setting names.
+        ShardError: The plan is another model's.
+    """
+    settings = subject.settings
+    model, task = whole_model(subject)
+    if checkpointing:
+        for part in model.pretrained().values():
+            enable_checkpointing(part, reentrant=reentrant)
+    freeze(model, settings.regularization.freeze_layers)
+    if plan is not None:
+        check_plan(model, plan)
+        cut(model, plan, 0)
+    return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, plan)
+
+
+def _planned(regularization: RegularizationSettings) -> MakeBase:
+    """Makes models that are known by their config alone."""
+
+    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+        del part
+        config = one_stack(planning_config(source), source, allowed=STACKS[kind])
+        set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
+        model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+        return model if dtype is None else frozen_in(model, dtype)
+
+    return make

@@ -1,0 +1,149 @@
+"""What one training run is made of, and what it has come to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.jobs import StopReason, TrainRequest
+from dryfit.core.settings.trial import FoldScore, MetricPoint, mean
+from dryfit.parallel.layout.layout import Layout, OneProcess
+from dryfit.tasks.base import Task, TaskModel
+from dryfit.tasks.tokens.token_set import TokenSet
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLength:
+    """How long to train where no validation can say which weights are the best.
+
+    Attributes:
+        schedule_steps: Length of the learning rate's schedule.
+        last_step: The step to stop after; the schedule is left where it then is.
+    """
+
+    schedule_steps: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of its trial's trainings a run is.
+
+    Attributes:
+        folds: How many there are; 1: the trial trains once, and this is it.
+        done: What those before this one have come to.
+        reports: Numbers that each has for its reports.
+    """
+
+    folds: int = 1
+    done: tuple[FoldScore, ...] = ()
+    reports: int = 1
+
+    def __str__(self) -> str:
+        """Behind what is said of a step."""
+        return f" of fold {self.number} of {self.folds}" if self.number else ""
+
+    @property
+    def number(self) -> int:
+        """From 1; 0 where the trial trains once."""
+        return len(self.done) + 1 if self.folds > 1 else 0
+
+    @property
+    def steps_before(self) -> int:
+        """Optimizer steps that were done before it."""
+        return sum(fold.steps for fold in self.done)
+
+    def total_steps(self, own: int) -> int:
+        """Optimizer steps of the whole trial as far as they are known: of those to come, as many as of this one."""
+        return self.steps_before + own * (self.folds - len(self.done))
+
+    def reported(self, point: MetricPoint, best: float | None) -> MetricPoint:
+        """A validation as the control process hears of it.
+
+        Trials are compared by reports of one number, so a number must mean the same in each. Every fold has as many,
+        whatever it needs; its last validation has the last of them, after however many epochs that is. The value is
+        what the trial has come to: the mean of the folds before and of this one, which stands at its present value, and
+        in the end at its best.
+
+        Args:
+            point: As it is counted within this run.
+            best: The run's best value, where this is its last validation; else None.
+        """
+        if not self.number:
+            return point
+        first = len(self.done) * self.reports
+        now = point.value if best is None else best
+        return replace(
+            point,
+            n=first + (point.n if best is None else self.reports - 1),
+            step=self.steps_before + point.step,
+            value=mean([*(fold.value for fold in self.done), now]),
+            fold=self.number,
+        )
+
+
+ALONE = Place()
+"""The trial trains once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialParts:
+    """All that one training run is made of.
+
+    Attributes:
+        request: What was asked; with folds the seed in it is the fold's own.
+        tokenizer_folders: Of each pretrained model, by the folder that keeps it in a saved model's own.
+        epoch_rows: Rows of the training split that each epoch trains on.
+        length: None: all epochs, validated on the way.
+        place: Which of the trial's trainings it is.
+        layout: How the model lies on the processes that train it.
+    """
+
+    request: TrainRequest
+    channel: ChildChannel
+    model: TaskModel
+    task: Task
+    train: TokenSet
+    validation: TokenSet
+    tokenizer_folders: Mapping[str, Path]
+    epoch_rows: int
+    length: FixedLength | None = None
+    place: Place = ALONE
+    layout: Layout = field(default_factory=OneProcess)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes for all that train the trial."""
+        return self.layout.company.rank == 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one pass over the data."""
+        return -(-self.epoch_rows // self.request.plan.effective_batch)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole schedule."""
+        if self.length is not None:
+            return self.length.schedule_steps
+        return self.steps_per_epoch * self.request.config.settings.train.epochs
+
+    @property
+    def last_step(self) -> int:
+        """The step that training ends with, unless something ends it before."""
+        return self.total_steps if self.length is None else self.length.last_step
+
+
+@dataclass(slots=True)
+class RunState:
+    """What a run has come to; all is counted from its own beginning.
+
+    Attributes:
+        points: Validations so far, those before the checkpoint it went on from included.
+        stopped_by: Why it ended before its time.
+        step: Optimizer steps done.
+    """
+
+    points: tuple[MetricPoint, ...] = ()
+    stopped_by: StopReason | None = None
+    step: int = 0

@@ -1,0 +1,231 @@
+"""The training loop: Hugging Face's Trainer with our step, our batches and our way to stop and go on."""
+
+import math
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, TrainingArguments
+
+from dryfit.core.private_names import require
+from dryfit.core.seeds import derive_seed
+from dryfit.core.settings.choices import Precision
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.wire import Phase
+from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
+from dryfit.meta.private_apis.transformers_trainer import TRAINER, StateTrainer
+from dryfit.tasks.base import Batch, Outputs
+from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
+from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
+from dryfit.tasks.saved.saved_model import save_weights, weights_file
+from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
+from dryfit.train.checkpoint import Checkpoint, Reading
+from dryfit.train.error_context import Whereabouts
+from dryfit.train.nonfinite import loss_origin, non_finite
+from dryfit.train.optimizer import make_optimizer, make_schedule, optimizer_plan
+from dryfit.train.run import RunState, TrialParts
+from dryfit.train.step import backward_batch
+from dryfit.train.trial_callback import Steward
+
+
+@final
+class TrialTrainer(StateTrainer):
+    """The Trainer of one trial.
+
+    It sees effective batches only (``gradient_accumulation_steps=1``); :func:`backward_batch` cuts them. Clipping,
+    the optimizer call and mixed precision stay the Trainer's and Accelerate's.
+    """
+
+    def __init__(self, parts: TrialParts, sampler: EpochBatchSampler, guard: BatchGuard, at: Whereabouts) -> None:
+        self._parts = parts
+        self._sampler = sampler
+        self._guard = guard
+        self._at = at
+        self._batch: Batch = {}
+        self.step_loss = torch.tensor(0.0)
+        dataset = RowDataset(parts.train, parts.task, seed=derive_seed(parts.request.config.seed, "batches"))
+        super().__init__(model=parts.model, args=_arguments(parts), train_dataset=dataset)
+        self.remove_callback(PrinterCallback)
+        self._dataset = dataset
+
+    def get_train_dataloader(self) -> DataLoader[Batch]:
+        """Our loader as it is: Accelerate's wrapper would draw from the global random state."""
+        config = self._parts.request.config
+        workers = self._parts.request.plan.loader_workers
+        return train_loader(self._dataset, self._sampler, workers=workers, seed=derive_seed(config.seed, "loader"))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Choose the batches of an epoch."""
+        self._sampler.set_epoch(epoch)
+        self._dataset.set_epoch(epoch)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The study's optimizer over its own parameter groups."""
+        if self.optimizer is None:
+            request = self._parts.request
+            plan = optimizer_plan(request.plan)
+            self.optimizer = make_optimizer(self._parts.model, request.config.settings.optim, plan)
+            self._parts.layout.save_whole_state(self._parts.model, self.optimizer)
+            refuse_early_optimizer(self._parts.model, self.optimizer)
+        return self.optimizer
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """The study's schedule."""
+        if self.lr_scheduler is None:
+            sched = self._parts.request.config.settings.sched
+            self.lr_scheduler = make_schedule(optimizer or self.optimizer, sched, num_training_steps)
+        return self.lr_scheduler
+
+    def training_step(
+        self, model: nn.Module, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Gradients of one effective batch."""
+        model.train()
+        layout, plan = self._parts.layout, self._parts.request.plan
+        here = layout.portions(len(inputs["attention_mask"]), plan.micro_batch)
+        self._at.begin_batch(self.state.global_step + 1, here)
+        self._guard.check_batch(inputs, self._rows)
+        self._batch = inputs
+        with layout.drawing(self.args.device):
+            found = backward_batch(
+                model,
+                {name: values.to(self.args.device) for name, values in inputs.items()},
+                self._parts.task,
+                micro_batch=here,
+                backward=self.accelerator.backward,
+                autocast=self._around_forward,
+                check=self._check_outputs,
+            )
+        self._at.end_micro_batches()
+        self.step_loss = layout.batch_loss(found.loss)
+        return self.step_loss
+
+    def _around_forward(self) -> AbstractContextManager[object]:
+        self._at.begin_micro_batch()
+        self._parts.channel.beat()
+        return self.compute_loss_context_manager()
+
+    def _rows(self) -> list[int]:
+        """Rows of the batch of this step: the sampler says them again."""
+        return list(self._sampler)[self.state.global_step % self._parts.steps_per_epoch]
+
+    def _check_outputs(self, outputs: Outputs, first: int, count: int) -> None:
+        self._guard.check_outputs(outputs, count, lambda: self._rows()[first : first + count])
+
+    def clip(self, model: nn.Module, most: float | None) -> float:
+        """What Accelerate does for one device, with a look at the norm before gradients are multiplied by it."""
+        self.accelerator.unscale_gradients()
+        total = self._parts.layout.gradient_norm(model)
+        norm = float(total)  # the one wait for the device in a step, as the Trainer has it a moment later
+        self._refuse_non_finite(model, norm, float(self.step_loss))
+        nn.utils.clip_grads_with_norm_(model.parameters(), math.inf if most is None else most, total)
+        return norm
+
+    def _refuse_non_finite(self, model: nn.Module, norm: float, loss: float) -> None:
+        """End the trial before the optimizer spreads what is no number.
+
+        Raises:
+            NonFiniteError: The loss or a gradient is infinite or NaN.
+        """
+        if math.isfinite(norm) and math.isfinite(loss):
+            return
+        scaler = self.accelerator.scaler
+        scale = scaler.get_scale() if scaler is not None else None
+        if scale is not None and math.isfinite(loss) and scale >= 1:
+            return  # fp16: the scaler skips this step and tries a smaller scale
+        origin = ""
+        if not math.isfinite(loss):
+            batch = {name: values.to(self.args.device) for name, values in self._batch.items()}
+            origin = loss_origin(model, batch, self._parts.task, self._parts.request.plan.micro_batch)
+        doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}{self._parts.place}"
+        raise non_finite(doing, model, self.optimizer, loss=loss, norm=norm, scale=scale, origin=origin)
+
+    def load_weights(self, folder: Path) -> None:
+        """Strictly: the Trainer's own loading goes on with missing weights."""
+        with Reading(folder):
+            self._parts.layout.restore(self._parts.model, folder)
+
+    def reading(self, folder: str | None) -> AbstractContextManager[object]:
+        """A torn file is told from other faults."""
+        return Reading(folder)
+
+    def write_state(self, folder: Path) -> None:
+        """Write all the Trainer needs to go on from here, in its own files; rank 0's part of it."""
+        whole = self._parts.layout.whole(self._parts.model)
+        assert whole is not None  # on rank 0 it is
+        save_weights(whole, folder / weights_file(whole))
+        self.save_step_state(folder)
+        self.state.save_to_json(str(folder / "trainer_state.json"))
+
+    def help_write_state(self) -> None:
+        """Another rank's part: what it holds of the model and of the optimizer's state."""
+        self._parts.layout.whole(self._parts.model)
+        self.optimizer.state_dict()
+
+
+def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
+    """Train once, from the start, or go on from a checkpoint within this training, until the end or a stop.
+
+    Raises:
+        NonFiniteError: The loss or a gradient became infinite or NaN.
+        LoadError: Part of the model is offloaded or without data: its gradients would be wrong.
+        DataError: Tokens or a batch have values that the model has no place for.
+        ConfigError: The model's outputs are no scores of the rows.
+        CorruptCheckpointError: The checkpoint cannot be read; the next attempt does without it.
+        PoisonedError: Something has changed this process's torch.
+    """
+    require(f"training trial {parts.request.config.number}", TRAINER)
+    config = parts.request.config
+    bounds = model_bounds(parts.model)
+    for split, tokens in ((TRAIN, parts.train), (VALIDATION, parts.validation)):
+        check_tokens(split, tokens, bounds)
+    refuse_offload(parts.model, doing=f"training trial {config.number}")
+    run = RunState(points=checkpoint.points if checkpoint else (), step=checkpoint.fold_step if checkpoint else 0)
+    seed = derive_seed(config.seed, "batches")
+    sampler = EpochBatchSampler(
+        parts.train.lengths_R,
+        seed=seed,
+        batch_size=parts.request.plan.effective_batch,
+        group_by_length=config.settings.train.group_by_length,
+        chosen=lambda epoch: parts.task.epoch_rows(parts.train, seed=seed, epoch=epoch),
+    )
+    if run.step >= parts.last_step:
+        return run
+    guards = BatchGuard(TRAIN, parts.train, bounds), BatchGuard(VALIDATION, parts.validation, bounds)
+    at = Whereabouts(parts, *guards)
+    at.step = run.step
+    with at:
+        trainer = TrialTrainer(parts, sampler, guards[0], at)
+        trainer.add_callback(Steward(parts, run, trainer, guards[1], at))
+        parts.channel.send(Phase(name="train", step=parts.place.steps_before + run.step))
+        trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
+    return run
+
+
+def _arguments(parts: TrialParts) -> TrainingArguments:
+    settings = parts.request.config.settings
+    return TrainingArguments(
+        output_dir=parts.request.checkpoint_dir,
+        per_device_train_batch_size=parts.request.plan.effective_batch,
+        gradient_accumulation_steps=1,
+        num_train_epochs=settings.train.epochs,
+        max_steps=parts.total_steps if parts.length is not None else -1,
+        max_grad_norm=settings.regularization.max_grad_norm,
+        seed=derive_seed(parts.request.config.seed, "train"),
+        bf16=settings.train.precision is Precision.BF16,
+        fp16=settings.train.precision is Precision.FP16,
+        use_cpu=parts.request.plan.device is DeviceKind.CPU,
+        logging_strategy="no",
+        logging_nan_inf_filter=False,
+        eval_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )

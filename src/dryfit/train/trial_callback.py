@@ -1,0 +1,213 @@
+"""What happens between two steps of a trial: sign of life, validation, report, checkpoint, and whether to stop."""
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from dryfit.core.jobs import StopReason
+from dryfit.core.settings.task_facts import task_word
+from dryfit.core.settings.trial import MetricPoint, best_value, better
+from dryfit.core.wire import Checkpointed, Phase, Progress
+from dryfit.meta.sanity import check_process
+from dryfit.tasks.guard import BatchGuard
+from dryfit.tasks.saved.model_input import model_input
+from dryfit.tasks.saved.saved_model import save_trained
+from dryfit.train.checkpoint import save_checkpoint
+from dryfit.train.device import taken_of_device
+from dryfit.train.error_context import Whereabouts
+from dryfit.train.run import RunState, TrialParts
+from dryfit.train.validation import Evaluated, evaluate, evaluation_rows, evaluation_steps, stopped_early
+
+_PROGRESS_EVERY_S = 0.25
+
+
+class Training(Protocol):
+    """What is asked of the Trainer between two steps."""
+
+    step_loss: torch.Tensor
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Choose the batches of an epoch."""
+        ...
+
+    def write_state(self, folder: Path) -> None:
+        """Write all that is needed to go on from here; called on rank 0 alone."""
+        ...
+
+    def help_write_state(self) -> None:
+        """Give what is to be written to rank 0; called on all others, at the same time."""
+        ...
+
+
+@final
+class Steward(TrainerCallback):
+    """After every optimizer step: sign of life, validation, report, checkpoint, and whether to stop.
+
+    Args:
+        parts: What is trained.
+        run: What the run has come to; kept up to date.
+        trainer: Told which epoch begins; its state is written.
+        guard: Looks at the batches of the validation split.
+        at: Told what is worked on.
+    """
+
+    def __init__(
+        self,
+        parts: TrialParts,
+        run: RunState,
+        trainer: Training,
+        guard: BatchGuard,
+        at: Whereabouts,
+    ) -> None:
+        config = parts.request.config
+        self._parts = parts
+        self._run = run
+        self._trainer = trainer
+        self._guard = guard
+        self._at = at
+        self._eval_steps = frozenset[int]()
+        if parts.length is None:
+            self._eval_steps = evaluation_steps(
+                steps_per_epoch=parts.steps_per_epoch,
+                evals_per_epoch=config.settings.train.evals_per_epoch,
+                epochs=config.settings.train.epochs,
+            )
+        self._checkpointed_s = time.monotonic()
+        self._progress_s = -math.inf
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Choose the epoch's batches, also when going on within one."""
+        self._trainer.begin_epoch(state.global_step // self._parts.steps_per_epoch)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """All that happens between two steps."""
+        step = state.global_step
+        self._run.step = step
+        self._at.end_batch()
+        self._sign_of_life(step)
+        validated = step in self._eval_steps
+        if validated:
+            self._run.stopped_by = self._validate(step)
+        if self._run.stopped_by is None and step < self._parts.last_step:
+            asked = self._parts.channel.stop_requested()
+            may_be_due = validated or self._parts.length is not None
+            if asked is not None or (may_be_due and self._is_checkpoint_due()):
+                self._checkpoint(step)
+            self._run.stopped_by = asked
+        if self._run.stopped_by is not None or step == self._parts.last_step:
+            control.should_training_stop = True
+
+    def _is_checkpoint_due(self) -> bool:
+        """By the clock of rank 0: others' may be a moment behind."""
+        due = time.monotonic() - self._checkpointed_s >= self._parts.request.checkpoint_every_s
+        return self._parts.layout.company.share(due)
+
+    def _sign_of_life(self, step: int) -> None:
+        channel = self._parts.channel
+        channel.beat()
+        channel.stepped()
+        now_s = time.monotonic()
+        if now_s - self._progress_s >= _PROGRESS_EVERY_S:
+            self._progress_s = now_s
+            loss = float(self._trainer.step_loss)
+            epoch = step / self._parts.steps_per_epoch
+            channel.send(
+                Progress(
+                    step=self._of_trial(step),
+                    total_steps=self._parts.place.total_steps(self._parts.last_step),
+                    epoch=epoch,
+                    loss=loss,
+                    device_bytes=taken_of_device(self._parts.request.plan.device),
+                )
+            )
+
+    def _validate(self, step: int) -> StopReason | None:
+        parts, run = self._parts, self._run
+        config = parts.request.config
+        parts.channel.send(Phase(name="evaluate", step=self._of_trial(step)))
+        found = evaluate(
+            parts.model,
+            parts.validation,
+            parts.task,
+            batch_rows=evaluation_rows(parts.request.plan.micro_batch),
+            beat=parts.channel.beat,
+            guard=self._guard,
+        )
+        self._at.end_batch()
+        found = parts.layout.company.share(found)  # one number decides on all ranks
+        found.require((config.metric, *config.also), parts.task)
+        check_process(f"validating after step {step}")  # what is reported is never taken back
+        point = MetricPoint(
+            n=len(run.points),
+            step=step,
+            epoch=step / parts.steps_per_epoch,
+            value=found.metrics[config.metric],
+            metrics=found.metrics,
+        )
+        before = best_value(run.points, config.direction)
+        run.points = (*run.points, point)
+        # A fold's weights are nobody's: the others' are as good, and none has seen all rows.
+        if not parts.place.number and better(point.value, before, config.direction):
+            self._save_best(point, found)  # before the report: what the ledger knows of can be loaded
+        patience = config.settings.train.early_stopping
+        stalls = stopped_early(run.points, patience=patience, direction=config.direction)
+        is_last = stalls or step == parts.last_step
+        told = parts.place.reported(point, best_value(run.points, config.direction) if is_last else None)
+        proceed = parts.channel.report(told, timeout_s=parts.request.verdict_timeout_s)
+        parts.channel.send(Phase(name="train", step=self._of_trial(step)))
+        if not proceed:
+            return StopReason.VERDICT
+        return StopReason.EARLY_STOPPING if stalls and step < parts.total_steps else None
+
+    def _of_trial(self, step: int) -> int:
+        """A step of this run, counted over all of the trial's."""
+        return self._parts.place.steps_before + step
+
+    def _save_best(self, point: MetricPoint, found: Evaluated) -> None:
+        config = self._parts.request.config
+        given = replace(self._parts.task.given, fitted=found.fitted)
+        self._parts.channel.send(Phase(name="save", step=point.step))
+        whole = self._parts.layout.whole(self._parts.model)
+        if whole is None:
+            return
+        facts = {
+            "task": task_word(config.task),
+            "trial": config.number,
+            "metric": config.metric,
+            "value": point.value,
+            "step": point.step,
+            "metrics": point.metrics,
+            "input": model_input(config.task, given).model_dump(mode="json"),
+        }
+        save_trained(
+            Path(self._parts.request.best_dir),
+            whole,
+            tokenizer_folders=self._parts.tokenizer_folders,
+            facts=facts,
+        )
+
+    def _checkpoint(self, step: int) -> None:
+        check_process(f"writing a checkpoint after step {step}")
+        at = self._of_trial(step)
+        self._parts.channel.send(Phase(name="save", step=at))
+        if not self._parts.leads:
+            self._trainer.help_write_state()
+            return
+        save_checkpoint(
+            Path(self._parts.request.checkpoint_dir),
+            step=at,
+            fingerprint=self._parts.request.fingerprint,
+            points=self._run.points,
+            write=self._trainer.write_state,
+            folds=self._parts.place.done,
+        )
+        self._checkpointed_s = time.monotonic()
+        self._parts.channel.send(Checkpointed(step=at))
+        self._parts.channel.send(Phase(name="train", step=at))

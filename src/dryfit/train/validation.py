@@ -1,0 +1,174 @@
+"""Validation: when, over which batches, and what follows from its history."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, best_point
+from dryfit.tasks.base import Batch, Outputs, Task, TaskModel
+from dryfit.tasks.guard import BatchGuard
+from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.train.batches import evaluation_batches
+
+_MOST_ROWS = 64
+_ROWS_PER_TRAINING_ROW = 4
+
+
+def evaluation_steps(*, steps_per_epoch: int, evals_per_epoch: int, epochs: int) -> frozenset[int]:
+    """Optimizer steps (counted from 1) after which to validate: evenly spaced, the last at each epoch's end.
+
+    Raises:
+        ConfigError: More validations than steps are asked for.
+    """
+    if evals_per_epoch > steps_per_epoch:
+        raise ConfigError(
+            "planning the validations",
+            f"train.evals_per_epoch is {evals_per_epoch} and an epoch has {steps_per_epoch} steps",
+            allowed=f"1 to {steps_per_epoch} with this batch size and these rows",
+        )
+    within = [-(-steps_per_epoch * k // evals_per_epoch) for k in range(1, evals_per_epoch + 1)]
+    return frozenset(epoch * steps_per_epoch + step for epoch in range(epochs) for step in within)
+
+
+def evaluation_rows(micro_batch: int) -> int:
+    """Rows validated at once: several times the training rows, as no activation is kept for a backward pass."""
+    return min(_MOST_ROWS, _ROWS_PER_TRAINING_ROW * micro_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What an evaluation gave.
+
+    Attributes:
+        metrics: Of the split.
+        fitted: What the task chose by it, or was given.
+    """
+
+    metrics: dict[str, float]
+    fitted: Mapping[str, float]
+
+    def require(self, names: Sequence[str], task: Task) -> None:
+        """Refuse metrics that lack what a study asked for.
+
+        Raises:
+            ConfigError: They do.
+        """
+        missing = [name for name in names if name not in self.metrics]
+        if missing:
+            what = type(task).__name__
+            raise ConfigError(
+                "validating",
+                f"{what}.metrics gave {', '.join(self.metrics) or 'nothing'}, and not {', '.join(missing)}",
+                f"every name that {what}.metric_names says: {', '.join(task.metric_names())}",
+            )
+
+
+def evaluate(
+    model: TaskModel,
+    tokens: TokenSet,
+    task: Task,
+    *,
+    batch_rows: int,
+    beat: Callable[[], None],
+    guard: BatchGuard | None = None,
+    fitted: Mapping[str, float] | None = None,
+) -> Evaluated:
+    """Compute a task's metrics on a split. Draws no random number; leaves the model in eval mode.
+
+    Args:
+        model: On its device.
+        tokens: The split.
+        task: Makes batches and computes metrics.
+        batch_rows: Rows at once.
+        beat: Called once a batch, as a sign of life.
+        guard: Looks at each batch and at its outputs.
+        fitted: What was chosen on the validation split; None: this is that split, choose now.
+
+    Raises:
+        DataError: The guard finds a batch that the model has no place for.
+        ConfigError: It finds outputs that are no scores of the rows.
+    """
+    model.eval()
+    collate = partial(task.collate, tokens)
+    kept = kept_in_order(
+        model, tokens, task, collate, batch_rows=batch_rows, after=lambda *_: beat(), guard=guard
+    ).float()
+    fitted = task.fit(kept, tokens) if fitted is None else fitted
+    found = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, batch_rows=batch_rows, beat=beat)}
+    return Evaluated({name: float(value) for name, value in found.items()}, dict(fitted))
+
+
+def kept_in_order(
+    model: nn.Module,
+    tokens: TokenSet,
+    task: Task,
+    collate: Callable[[Sequence[int]], Batch],
+    *,
+    batch_rows: int,
+    after: Callable[[Sequence[int], Outputs, Batch], None],
+    guard: BatchGuard | None = None,
+) -> torch.Tensor:
+    """What a task keeps of a model's outputs for every row, with rows of similar length batched together.
+
+    Args:
+        model: On its device, in eval mode.
+        tokens: The rows.
+        task: Says what the model is called with, and what is kept.
+        collate: Makes the batch of some rows.
+        batch_rows: Rows at once.
+        after: Called once a batch, with its rows, what the model says of them, and the batch on the model's device.
+        guard: Looks at each batch and at its outputs.
+
+    Returns:
+        (rows, K), in the order of the rows, in the model's own number format, on the CPU.
+
+    Raises:
+        DataError: As :func:`evaluate`.
+        ConfigError: As :func:`evaluate`.
+    """
+    kept: list[torch.Tensor] = []
+    order: list[int] = []
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        for rows in evaluation_batches(tokens.lengths_R, batch_rows):
+            batch = collate(rows)
+            if guard is not None:
+                guard.check_batch(batch, lambda rows=rows: rows)
+            batch = {name: values.to(device) for name, values in batch.items()}
+            outputs = model(**{name: batch[name] for name in task.inputs if name in batch})
+            if guard is not None:
+                guard.check_outputs(outputs, len(rows), lambda rows=rows: rows)
+            kept.append(_kept(task.keep(outputs, batch), len(rows), kept, task).cpu())
+            order.extend(rows)
+            after(rows, outputs, batch)
+    in_order = torch.cat(kept)
+    in_order[torch.tensor(order)] = in_order.clone()
+    return in_order
+
+
+def _kept(found: torch.Tensor, rows: int, before: Sequence[torch.Tensor], task: Task) -> torch.Tensor:
+    """What a task keeps of a batch, once it is seen to be as wide as what it kept of the others.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    width = before[0].shape[1] if before else None
+    if found.ndim != 2 or len(found) != rows or width not in (None, found.shape[1]):
+        allowed = f"({rows}, K), with one K for all batches" if width is None else f"({rows}, {width}), as before"
+        hint = "what is kept may not depend on the batch's longest row"
+        raise ConfigError("validating", f"{type(task).__name__}.keep gave {tuple(found.shape)}", allowed, hint)
+    return found
+
+
+def stopped_early(points: tuple[MetricPoint, ...], *, patience: int, direction: Direction) -> bool:
+    """Whether the last ``patience`` validations brought nothing better; 0 never stops."""
+    if patience == 0:
+        return False
+    best = best_point(points, direction)
+    since_best = len(points) - 1 - best.n if best else len(points)
+    return since_best >= patience
