@@ -42,15 +42,15 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
 from dryfit.study.loop.context import StudyContext
-from dryfit.study.loop.finalizer import Endings
+from dryfit.study.loop.finalizer import AttemptFinalizer
 from dryfit.study.loop.loop import StudyLoop
-from dryfit.study.loop.messages import Hearing
+from dryfit.study.loop.messages import MessageHandler
 from dryfit.study.loop.stops import StopRequests
 
 PARTS: dict[str, tuple[type, str]] = {
     "ask": (StudyLoop, "_ask"),
-    "verdict": (Hearing, "_verdict"),
-    "tell": (Endings, "on_exit"),
+    "verdict": (MessageHandler, "_verdict"),
+    "tell": (AttemptFinalizer, "on_exit"),
 }
 
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.core.sharding.shard_plan import ShardPlan
@@ -20,7 +20,7 @@ from dryfit.memory.planning.timeline import end_bytes, peak_bytes
 from dryfit.memory.tracing.events import SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.parallel.layout import proved_plans as sharding
-from dryfit.parallel.layout.shard_plans import Cuts
+from dryfit.parallel.layout.shard_plans import ShardPlans
 from dryfit.train.rehearsal.step_tracer import StepTracer
 from dryfit.train.rehearsal.subjects import whole_model
 from dryfit.train.validation import evaluation_rows
@@ -38,14 +38,14 @@ def subject(name: str, rank: int) -> PlanSubject:
     """What is trained."""
     settings = TrialSettings.model_validate({"model": {"name": name}, "train": {"precision": "bf16"}}, strict=False)
     lora = LoraSettings(r=rank, base=BaseFormat.FP16) if rank else None
-    return PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=lora)
+    return PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=lora)
 
 
 def plans(what: PlanSubject, folder: Path) -> dict[str, ShardPlan]:
     """The plan of a trial, the same with its scores put together, and one that is made without its loss."""
-    apart = Cuts(folder, whole_model).plan(what, 2)
+    apart = ShardPlans(folder, whole_model).plan(what, 2)
     with mock.patch.object(sharding, "over_tokens", return_value=None):
-        before = Cuts(folder, whole_model).plan(what, 2)
+        before = ShardPlans(folder, whole_model).plan(what, 2)
     together = apart.model_copy(update={"scores": None})
     if apart.scores is None:
         raise SystemExit(f"the scores of {what.settings.model.name} do not stay cut")

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from dryfit.core.settings.tables import DataSettings, HeadSettings, OptimSettings, TrialSettings
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.pretrained import load_encoder
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import TaskContext
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
@@ -62,7 +62,7 @@ def measure(layers: int, width: int, rows: int, length: int, repeats: int) -> tu
     """Median seconds of a step without its checks, and of the checks of its batch."""
     with tempfile.TemporaryDirectory() as folder:
         model = encoder(layers, width, Path(folder)).train()
-    task = CriteriaTask(Given(TrialSettings(), DataSettings()))
+    task = CriteriaTask(TaskContext(TrialSettings(), DataSettings()))
     optimizer = make_optimizer(model, OptimSettings(), OptimizerPlan())
     tokens = split_of(4 * rows, length)
     guard = BatchGuard("train", tokens, model_bounds(model))

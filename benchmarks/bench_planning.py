@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs import PlanRequest
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.jobs.plan import plan
@@ -60,7 +60,9 @@ def request(model: str, folder: Path, *, every_rung: bool) -> PlanRequest:
     train = {"batch_size": 16, "max_length": 512, "precision": "fp16" if is_decoder else "bf16"}
     settings = TrialSettings.model_validate_json(json.dumps({"model": {"name": model}, "train": train}))
     lora = LoraSettings(r=128, alpha=256.0) if is_decoder else None
-    subject = PlanSubject(task=Task.CAUSAL_LM if is_decoder else Task.CRITERIA, settings=settings, lora=lora)
+    subject = PlanSubject(
+        task=BuiltInTask.CAUSAL_LM if is_decoder else BuiltInTask.CRITERIA, settings=settings, lora=lora
+    )
     wishes = ExecutionSettings(micro_batch=1, checkpointing=True) if is_decoder else ExecutionSettings()
     return PlanRequest(
         subjects=(subject,), device=DEVICE, wishes=wishes, trace_dir=str(folder / "traces"), every_rung=every_rung

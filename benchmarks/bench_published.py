@@ -28,12 +28,12 @@ from transformers.optimization import Adafactor
 
 from dryfit.core.jobs.memory import StepPhase
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
 from dryfit.memory.allocator.replay import Replay, replay
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import device_constants
 from dryfit.memory.tracing.events import Segment
 from dryfit.memory.tracing.fake_cuda import FakeDevice
-from dryfit.memory.tracing.recorder import Recorder
+from dryfit.memory.tracing.recorder import StorageRecorder
 from dryfit.memory.tracing.stand_ins import StandIns
 from dryfit.meta.construction.construction import build
 from dryfit.meta.construction.walk import put, slots
@@ -162,7 +162,7 @@ class Trace:
         assert config is not None
         config._attn_implementation = "eager"
         self.model: Any = build(lambda: make_model(config, kind)).train()
-        self.recorder = Recorder("cuda", kernels=True)
+        self.recorder = StorageRecorder("cuda", kernels=True)
         self.answers = StandIns()
 
     @contextmanager

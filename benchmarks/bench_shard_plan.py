@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrialSettings
 from dryfit.meta import build
@@ -57,13 +57,13 @@ def measured(name: str, module: nn.Module, degree: int) -> None:
 
 # Task and rank of adapters.
 WIDE = (
-    ("google-bert/bert-large-uncased", Task.CRITERIA, 0),
-    ("Qwen/Qwen2.5-0.5B", Task.CAUSAL_LM, 0),
-    ("Qwen/Qwen2.5-0.5B", Task.CAUSAL_LM, 8),
-    ("meta-llama/Llama-2-7b-hf", Task.CAUSAL_LM, 0),
-    ("meta-llama/Llama-2-7b-hf", Task.CAUSAL_LM, 8),
-    ("meta-llama/Llama-3.1-8B", Task.CAUSAL_LM, 0),
-    ("meta-llama/Llama-3.1-8B", Task.CAUSAL_LM, 8),
+    ("google-bert/bert-large-uncased", BuiltInTask.CRITERIA, 0),
+    ("Qwen/Qwen2.5-0.5B", BuiltInTask.CAUSAL_LM, 0),
+    ("Qwen/Qwen2.5-0.5B", BuiltInTask.CAUSAL_LM, 8),
+    ("meta-llama/Llama-2-7b-hf", BuiltInTask.CAUSAL_LM, 0),
+    ("meta-llama/Llama-2-7b-hf", BuiltInTask.CAUSAL_LM, 8),
+    ("meta-llama/Llama-3.1-8B", BuiltInTask.CAUSAL_LM, 0),
+    ("meta-llama/Llama-3.1-8B", BuiltInTask.CAUSAL_LM, 8),
 )
 
 

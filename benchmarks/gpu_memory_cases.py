@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dryfit.core.jobs.calibration import MemoryCase
 from dryfit.core.jobs.memory import ExecutionChoice
-from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask
 from dryfit.core.settings.execution import Allocator, OptimizerImpl, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 
@@ -129,7 +129,7 @@ def parse(line: str) -> Entry:
         rank = int(values["lora"])
         lora = LoraSettings(r=rank, alpha=2.0 * rank, base=BaseFormat(values.get("base", precision)))
     subject = PlanSubject(
-        task=Task.CAUSAL_LM if decoder else Task.CRITERIA,
+        task=BuiltInTask.CAUSAL_LM if decoder else BuiltInTask.CRITERIA,
         settings=TrialSettings.model_validate_json(json.dumps(tables)),
         lora=lora,
     )

@@ -13,7 +13,7 @@ from gpu_memory_cases import parse
 from dryfit.core.jobs.calibration import MemoryCase, Observation
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.jobs.calibrate import planned
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.allocator.snapshot import read_snapshot
 from dryfit.memory.planning.comparison import comparison
 from dryfit.memory.planning.constants import device_constants

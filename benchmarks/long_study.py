@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import ledgers
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import Outcome, TrialRecord
 from dryfit.search.sampling.suggest import Suggestion, suggest
 from dryfit.search.space.space import Space
@@ -86,8 +86,8 @@ def script(trials: int) -> ledgers.Script:
     """A study's story: reports, verdicts, rungs and checkpoints; every fifth trial is pruned, some begin twice."""
     made, draw, told = space(), random.Random(SEED), ledgers.Script()
     created = StudyCreated(
-        id="0123456789abcdef", name="long", task=Task.CRITERIA, metric=Metric.F1_MACRO, direction=Direction.MAXIMIZE,
-        seed=SEED, space=made.to_json(),
+        id="0123456789abcdef", name="long", task=BuiltInTask.CRITERIA, metric=Metric.F1_MACRO,
+        direction=Direction.MAXIMIZE, seed=SEED, space=made.to_json(),
     )  # fmt: skip
     told.say(created)
     told.open(total=trials)

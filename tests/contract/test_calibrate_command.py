@@ -14,7 +14,7 @@ from dryfit.core.errors import ChildError, ConfigError, MachineError
 from dryfit.core.jobs import ENTRY_POINTS, CalibrateRequest, Job
 from dryfit.core.jobs.calibration import MemoryCase
 from dryfit.core.jobs.memory import Confidence, ExecutionChoice
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.memory.planning.constants import device_constants, read_calibrations
@@ -55,7 +55,7 @@ def test_a_device_is_one_of_those_this_process_may_use() -> None:
 
 def case(folder: Path, name: str) -> MemoryCase:
     tables = {"model": {"name": str(tiny.model(folder, "bert"))}, "train": {"batch_size": 4, "max_length": 24}}
-    subject = PlanSubject(task=Task.CRITERIA, settings=TrialSettings.model_validate_json(json.dumps(tables)))
+    subject = PlanSubject(task=BuiltInTask.CRITERIA, settings=TrialSettings.model_validate_json(json.dumps(tables)))
     return MemoryCase(
         name=name, family="encoder", subject=subject, execution=ExecutionChoice(micro_batch=4, accumulation=1)
     )

@@ -10,7 +10,7 @@ import settings_act
 import spans
 import tiny
 import trials
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
 from dryfit.search.space.fields import searchable_keys
 from dryfit.tasks.spans.evidence import EvidenceTask
@@ -22,7 +22,7 @@ decoded = partial(settings_act.decoded, EvidenceTask, of_classes=False)
 
 
 def test_every_key_that_the_task_reads_has_a_case() -> None:
-    read = {key for key in searchable_keys() if reads(Task.EVIDENCE, key)}
+    read = {key for key in searchable_keys() if reads(BuiltInTask.EVIDENCE, key)}
     assert read == WINDOWS.keys() | HEAD.keys() | COMMON.keys() | DECODING.keys() | ELSEWHERE
 
 

@@ -25,7 +25,7 @@ from transformers import (
 
 import dryfit
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.jobs.load_report import Origin
+from dryfit.core.jobs.load_report import TensorOrigin
 from dryfit.meta.construction.walk import slots
 from loading import SMALL, assert_same, bert_config, config_of, fresh, llama_config, output, tokens, written
 
@@ -230,7 +230,7 @@ def test_a_new_head_on_the_file_of_a_base_must_be_allowed_by_name(tmp_path):
     assert "missing=" in caught.value.hint and str(tmp_path) in str(caught.value)
     model = dryfit.load(tmp_path, task="sequence-classification", missing=["classifier.*"])
     assert model.load_report.random == ("classifier.weight",)
-    assert model.load_report.origins()["classifier.bias"] is Origin.CONSTRUCTOR  # zeros
+    assert model.load_report.origins()["classifier.bias"] is TensorOrigin.CONSTRUCTOR  # zeros
     assert not model.classifier.bias.any()
     again = dryfit.load(tmp_path, task="sequence-classification", missing="init")
     assert_same(model, again)

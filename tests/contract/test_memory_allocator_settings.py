@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dryfit.core.errors import ConfigError
-from dryfit.memory.allocator.allocator_settings import INTERVALS, MIB, AllocatorSettings
+from dryfit.memory.allocator.settings import INTERVALS, MIB, AllocatorSettings
 
 # Torch keeps what an earlier text set, so each begins with the default.
 _RESET = "large_segment_size_mb:20,"

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig
 
 import tiny
-from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.memory.tracing.events import SegmentKind, Shape
@@ -41,7 +41,7 @@ def encoder(folder: Path, architecture: str, precision: str = "fp32", optimizer:
     name = "deberta-v2" if architecture == "deberta-v3" else architecture
     tiny.model(folder, name, **SIZES, **(V3 if architecture == "deberta-v3" else {}))
     settings = {"model": {"name": str(folder)}, "train": {"precision": precision}, "optim": {"name": optimizer}}
-    return PlanSubject(task=Task.CRITERIA, settings=TrialSettings.model_validate_json(json.dumps(settings)))
+    return PlanSubject(task=BuiltInTask.CRITERIA, settings=TrialSettings.model_validate_json(json.dumps(settings)))
 
 
 def decoder(folder: Path, architecture: str, precision: str = "fp32") -> PlanSubject:
@@ -52,7 +52,7 @@ def decoder(folder: Path, architecture: str, precision: str = "fp32") -> PlanSub
     settings = {"model": {"name": str(folder)}, "train": {"precision": precision}}
     lora = LoraSettings(r=8, alpha=16.0, base=BaseFormat(precision))
     parsed = TrialSettings.model_validate_json(json.dumps(settings))
-    return PlanSubject(task=Task.CAUSAL_LM, settings=parsed, lora=lora)
+    return PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=parsed, lora=lora)
 
 
 def measured_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> int:
@@ -116,7 +116,7 @@ def test_attention_pooling_and_several_labels_take_what_the_trace_says(tmp_path:
         "loss": {"name": "focal", "alpha": 0.25, "class_balance": "effective"},
     }
     settings = TrialSettings.model_validate_json(json.dumps(tables))
-    subject = PlanSubject(task=Task.CRITERIA, settings=settings, num_labels=400, multi_label=True)
+    subject = PlanSubject(task=BuiltInTask.CRITERIA, settings=settings, num_labels=400, multi_label=True)
     assert abs(difference(subject)) <= 0.001
 
 

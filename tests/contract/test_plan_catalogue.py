@@ -8,7 +8,7 @@ import pytest
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import PlanAnswer, PlanRequest
 from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.meta.loading.catalogue import catalogue_config, catalogue_names
@@ -21,13 +21,13 @@ HUGE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))
 FP32_BYTES, FP16_BYTES = 4, 2
 
 
-def task_of(name: str) -> Task | None:
+def task_of(name: str) -> BuiltInTask | None:
     """What a model is trained for; None for those with an encoder and a decoder."""
     config = catalogue_config(name)
     assert config is not None
     if config.is_encoder_decoder:
         return None
-    return Task.CAUSAL_LM if stored_kind(config) is Kind.CAUSAL_LM else Task.CRITERIA
+    return BuiltInTask.CAUSAL_LM if stored_kind(config) is Kind.CAUSAL_LM else BuiltInTask.CRITERIA
 
 
 def ends_of_kinds(names: list[str]) -> tuple[list[str], list[str]]:
@@ -41,19 +41,19 @@ def ends_of_kinds(names: list[str]) -> tuple[list[str], list[str]]:
     return smallest, [found[-1] for found in kinds.values() if found[-1] not in smallest]
 
 
-ENCODERS = [name for name in catalogue_names() if task_of(name) is Task.CRITERIA]
-DECODERS = [name for name in catalogue_names() if task_of(name) is Task.CAUSAL_LM]
+ENCODERS = [name for name in catalogue_names() if task_of(name) is BuiltInTask.CRITERIA]
+DECODERS = [name for name in catalogue_names() if task_of(name) is BuiltInTask.CAUSAL_LM]
 OTHERS = [name for name in catalogue_names() if task_of(name) is None]
 
 
-def asked(name: str, task: Task) -> PlanSubject:
+def asked(name: str, task: BuiltInTask) -> PlanSubject:
     """A small batch of a model, as most people fine-tune its kind."""
     tables = {"model": {"name": name}, "train": {"batch_size": 2, "max_length": 64, "precision": "bf16"}}
     settings = TrialSettings.model_validate_json(json.dumps(tables))
-    return PlanSubject(task=task, settings=settings, lora=LoraSettings(r=8) if task is Task.CAUSAL_LM else None)
+    return PlanSubject(task=task, settings=settings, lora=LoraSettings(r=8) if task is BuiltInTask.CAUSAL_LM else None)
 
 
-def answers(names: list[str], task: Task, folder: Path) -> dict[str, PlanAnswer]:
+def answers(names: list[str], task: BuiltInTask, folder: Path) -> dict[str, PlanAnswer]:
     """Plans of some models, made in one process."""
     subjects = tuple(asked(name, task) for name in names)
     request = PlanRequest(subjects=subjects, device=HUGE, wishes=ExecutionSettings(), trace_dir=str(folder / "traces"))
@@ -99,7 +99,7 @@ SMALLEST_DECODERS, LARGEST_DECODERS = ends_of_kinds(DECODERS)
 )
 def test_every_encoder_can_be_planned(tmp_path: Path, names: list[str]) -> None:
     assert len(names) >= 8
-    assert wrong(answers(names, Task.CRITERIA, tmp_path), FP32_BYTES) == {}
+    assert wrong(answers(names, BuiltInTask.CRITERIA, tmp_path), FP32_BYTES) == {}
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_every_encoder_can_be_planned(tmp_path: Path, names: list[str]) -> None:
 )
 def test_decoders_of_every_kind_can_be_planned_with_adapters(tmp_path: Path, names: list[str]) -> None:
     assert len(DECODERS) >= 25 and len(names) >= 3
-    found = answers(names, Task.CAUSAL_LM, tmp_path)
+    found = answers(names, BuiltInTask.CAUSAL_LM, tmp_path)
     assert wrong(found, FP16_BYTES) == {}
     for answer in found.values():
         assert answer.memory is not None
@@ -125,12 +125,12 @@ def test_decoders_of_every_kind_can_be_planned_with_adapters(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("task", [Task.CRITERIA, Task.CAUSAL_LM])
-def test_models_with_an_encoder_and_a_decoder_are_refused(name: str, task: Task) -> None:
+@pytest.mark.parametrize("task", [BuiltInTask.CRITERIA, BuiltInTask.CAUSAL_LM])
+def test_models_with_an_encoder_and_a_decoder_are_refused(name: str, task: BuiltInTask) -> None:
     with pytest.raises(ConfigError, match="is an encoder-decoder"):
         step_parts(asked(name, task), checkpointing=False, reentrant=False)
 
 
 def test_such_a_model_is_no_unknown_verdict_but_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="t5 is an encoder-decoder"):
-        answers(["google-t5/t5-small"], Task.CRITERIA, tmp_path)
+        answers(["google-t5/t5-small"], BuiltInTask.CRITERIA, tmp_path)

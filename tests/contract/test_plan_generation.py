@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs import PlanAnswer, PlanRequest
 from dryfit.core.jobs.memory import StepPhase
-from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.jobs.plan import plan
@@ -49,7 +49,7 @@ def subject(folder: Path, architecture: str, *, lora: bool, new: int = NEW) -> P
     tables = {"model": {"name": str(folder)}, "lm": {"max_new_tokens": new}}
     adapters = LoraSettings(r=4, base=BaseFormat.FP32) if lora else LoraSettings(r=0)
     return PlanSubject(
-        task=Task.CAUSAL_LM, settings=TrialSettings.model_validate_json(json.dumps(tables)), lora=adapters
+        task=BuiltInTask.CAUSAL_LM, settings=TrialSettings.model_validate_json(json.dumps(tables)), lora=adapters
     )
 
 

@@ -14,15 +14,15 @@ import torch
 from dryfit.core.errors import ConfigError, ShardError
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import Effect, MemoryCategory, VerdictKind
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import OptimizerImpl, PlanSubject
 from dryfit.core.sharding.shard_plan import ShardPlan
-from dryfit.core.sharding.shard_summary import CutSummary
+from dryfit.core.sharding.shard_summary import ShardSummary
 from dryfit.memory.planning.timeline import end_bytes, peak_bytes
 from dryfit.memory.tracing.events import SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.parallel.layout import proved_plans as sharding
-from dryfit.parallel.layout.shard_plans import Cuts
+from dryfit.parallel.layout.shard_plans import ShardPlans
 from dryfit.parallel.ranks.apply import cut
 from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
@@ -40,13 +40,13 @@ SUBJECTS: dict[str, Callable[[Path], PlanSubject]] = {
     "bert, frozen": lambda folder: subject(config(folder), regularization={"freeze_layers": 2}),
     "bert, bf16": lambda folder: subject(config(folder), train={"precision": "bf16"}),
     "bert, many words": lambda folder: subject(config(folder, vocab_size=8192), train={"max_length": 8}),
-    "evidence": lambda folder: subject(config(folder), Task.EVIDENCE),
-    "llama": lambda folder: subject(config(folder, "llama"), Task.CAUSAL_LM),
-    "llama, adapters": lambda folder: subject(config(folder, "llama"), Task.CAUSAL_LM, lora={"r": 4}),
-    "llama, words": lambda folder: subject(config(folder, "llama", **WORDS), Task.CAUSAL_LM, lora={"r": 4}),
+    "evidence": lambda folder: subject(config(folder), BuiltInTask.EVIDENCE),
+    "llama": lambda folder: subject(config(folder, "llama"), BuiltInTask.CAUSAL_LM),
+    "llama, adapters": lambda folder: subject(config(folder, "llama"), BuiltInTask.CAUSAL_LM, lora={"r": 4}),
+    "llama, words": lambda folder: subject(config(folder, "llama", **WORDS), BuiltInTask.CAUSAL_LM, lora={"r": 4}),
     "llama, words, bf16": lambda folder: subject(
         config(folder, "llama", tie_word_embeddings=True, **WORDS),
-        Task.CAUSAL_LM,
+        BuiltInTask.CAUSAL_LM,
         train={"precision": "bf16"},
         lm={"format": "both"},
     ),
@@ -159,7 +159,7 @@ def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
     answer = planned(what, tmp_path / "cache", tp=2, micro_batch=MICRO, checkpointing=checkpointing)
     assert answer.verdict is VerdictKind.FITS, answer.reasons
     assert answer.execution is not None and (answer.execution.micro_batch, answer.execution.accumulation) == (3, 3)
-    plan = Cuts(tmp_path / "other", whole_model).plan(what, 2)
+    plan = ShardPlans(tmp_path / "other", whole_model).plan(what, 2)
     modules = [step_parts(what, checkpointing=checkpointing, reentrant=False) for _ in range(2)]
     held = simulate(2, lambda ranks: real_step(what, modules[ranks.rank], plan, ranks))
     cut = of(answer)
@@ -179,8 +179,8 @@ def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
 
 @pytest.mark.slow
 def test_scores_that_stay_cut_take_less_and_send_less(tmp_path: Path) -> None:
-    what = subject(config(tmp_path / "model", "llama", **WORDS), Task.CAUSAL_LM)
-    plan = Cuts(tmp_path / "shards", whole_model).plan(what, 2)
+    what = subject(config(tmp_path / "model", "llama", **WORDS), BuiltInTask.CAUSAL_LM)
+    plan = ShardPlans(tmp_path / "shards", whole_model).plan(what, 2)
     assert plan.scores == "decoder.lm_head"
     assert plan.vocabulary == WORDS["vocab_size"]
     shape, table_bytes = Shape(MICRO, 32), MICRO * 32 * WORDS["vocab_size"] * 4
@@ -195,7 +195,7 @@ def test_scores_that_stay_cut_take_less_and_send_less(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_plan_has_its_peak_from_scores_that_stay_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    what = subject(config(tmp_path / "model", "llama", **WORDS), Task.CAUSAL_LM)
+    what = subject(config(tmp_path / "model", "llama", **WORDS), BuiltInTask.CAUSAL_LM)
     found = planned(what, tmp_path / "apart", tp=2, micro_batch=MICRO, checkpointing=False)
     monkeypatch.setattr(sharding, "over_tokens", lambda _: None)
     before = planned(what, tmp_path / "together", tp=2, micro_batch=MICRO, checkpointing=False)
@@ -205,7 +205,7 @@ def test_a_plan_has_its_peak_from_scores_that_stay_cut(tmp_path: Path, monkeypat
     assert "decoder.lm_head.weight" in {name for kept in of(before).kept_whole for name in kept.names}
 
 
-def of(answer: PlanAnswer) -> CutSummary:
+def of(answer: PlanAnswer) -> ShardSummary:
     """How the model is cut."""
     assert answer.cut is not None
     return answer.cut
@@ -237,7 +237,7 @@ def test_a_rank_takes_less_than_the_whole_and_neither_answers_for_the_other(tmp_
 def test_a_checkpoint_puts_whole_parameters_together(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", vocab_size=8192), train={"max_length": 8})
     table_bytes = 8192 * 64 * 4
-    plan = Cuts(tmp_path / "shards", whole_model).plan(what, 2)
+    plan = ShardPlans(tmp_path / "shards", whole_model).plan(what, 2)
     assert plan.parameters["encoder.embeddings.word_embeddings.weight"].dim == 0
     alone = StepTracer(what, CPU).trace(SegmentKind.SAVE, Variant(), None)
     rank = StepTracer(what, CPU, plan=plan).trace(SegmentKind.SAVE, Variant(), None)
@@ -284,7 +284,7 @@ def test_what_cannot_be_cut_so_is_refused_before_anything_is_traced(
 
 
 def test_a_base_in_8_bits_is_not_cut(tmp_path: Path) -> None:
-    what = subject(config(tmp_path / "model", "llama"), Task.CAUSAL_LM, lora={"r": 4, "base": "int8"})
+    what = subject(config(tmp_path / "model", "llama"), BuiltInTask.CAUSAL_LM, lora={"r": 4, "base": "int8"})
     with pytest.raises(ConfigError, match='lora.base is "int8"'):
         planned(what, tmp_path / "cache", tp=2)
     assert not list((tmp_path / "cache").glob("traces/*"))
@@ -292,7 +292,7 @@ def test_a_base_in_8_bits_is_not_cut(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_heads_of_keys_count_where_queries_share_them(tmp_path: Path) -> None:
-    what = subject(config(tmp_path / "model", "llama"), Task.CAUSAL_LM)
+    what = subject(config(tmp_path / "model", "llama"), BuiltInTask.CAUSAL_LM)
     with pytest.raises(ConfigError, match="4 does not divide 2") as refused:
         planned(what, tmp_path / "cache", tp=4)
     assert refused.value.allowed == "execution.tp of 2"

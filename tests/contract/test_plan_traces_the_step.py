@@ -12,7 +12,7 @@ import encoders
 import spans
 import tiny
 import tiny_lms
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject, adapters
 from dryfit.tasks.guard import BatchGuard
 from dryfit.train import trainer as loop
@@ -206,7 +206,9 @@ def test_so_it_does_for_language_models(tmp_path: Path, live: dict[str, Any], ta
     trial.run()
     parts = live["parts"]
     planned = step_parts(
-        PlanSubject(task=Task.CAUSAL_LM, settings=trial.settings, lora=adapters(Task.CAUSAL_LM, trial.settings)),
+        PlanSubject(
+            task=BuiltInTask.CAUSAL_LM, settings=trial.settings, lora=adapters(BuiltInTask.CAUSAL_LM, trial.settings)
+        ),
         checkpointing=trial.plan.checkpointing,
         reentrant=trial.plan.reentrant,
     )

@@ -11,7 +11,7 @@ from dryfit.config.schema import Isolation
 from dryfit.core.settings.tables import DataSettings, ModelSettings
 from dryfit.core.text.secrets import forget_secrets
 from dryfit.runtime.children import child
-from dryfit.runtime.children.result_reading import child_log_tail, harvest, read_messages
+from dryfit.runtime.children.result_reading import child_log_tail, read_messages, read_result
 from dryfit.runtime.failures.classify import classify
 from runtime_jobs import House, request
 
@@ -52,7 +52,7 @@ def test_what_a_child_could_not_know_to_be_secret_is_taken_out_by_its_reader(tmp
     messages = (folder / "messages.jsonl").read_text()
     (folder / "messages.jsonl").write_text(messages + f'{{"v":1,"type":"note","text":"see {TOKEN}"}}\n{{{TOKEN}\n')
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    result = harvest(folder)
+    result = read_result(folder)
     assert result is not None and result.fault is not None
     assert result.fault.message == "401 Unauthorized: <HF_TOKEN>"
     said = f"{result}{read_messages(folder)}{child_log_tail(folder)}"

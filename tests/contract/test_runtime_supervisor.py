@@ -16,7 +16,7 @@ from dryfit.core.wire import STACKS_FILE, Note, Report, Started, Verdict
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.children.child_spec import ChildExited, ChildLimits, ChildMessage
 from dryfit.runtime.children.log_limit import HEAD_BYTES, MOST_BYTES, TAIL_BYTES
-from dryfit.runtime.children.result_reading import harvest, read_messages
+from dryfit.runtime.children.result_reading import read_messages, read_result
 from dryfit.runtime.failures.classify import classify
 from runtime_jobs import PATIENCE_S, House, alive, until_dead
 
@@ -37,7 +37,7 @@ def test_a_child_starts_speaks_and_leaves_a_result(house):
     assert exit_event.evidence.exit_code == ChildStatus.RESULT
     started = read_messages(folder)[0]
     assert isinstance(started, Started) and started.overhead_ms > 0
-    assert harvest(folder) == exit_event.result
+    assert read_result(folder) == exit_event.result
     log = (folder / "log.txt").read_text()
     assert '"job": "noop"' in log and "dryfit 0." in log and "python 3." in log
 

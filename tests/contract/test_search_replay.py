@@ -12,7 +12,7 @@ from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 from dryfit.search.sampling.pruning import Rules, judge
 from dryfit.search.sampling.suggest import Suggestion, suggest
-from dryfit.search.space.enqueued import known_points
+from dryfit.search.space.enqueued import enqueued_points
 from dryfit.search.space.space import Space
 
 CONFIG = StudyConfig.model_validate_json(
@@ -50,7 +50,7 @@ class Setup:
 
     def suggest(self, history: list[TrialRecord], number: int) -> Suggestion:
         config = CONFIG.model_copy(update={"search": self.search})
-        points = known_points(SPACE, config, number)
+        points = enqueued_points(SPACE, config, number)
         args = {"search": self.search, "directions": self.directions, "points": points}
         return suggest(SPACE, history, seed=SEED, number=number, **args)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ import trials
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import PlanRequest
 from dryfit.core.jobs.memory import MemoryCategory, StepPhase, VerdictKind
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
 from dryfit.meta.files.source import FolderSource, local_folder
@@ -268,7 +268,7 @@ def test_the_memory_of_each_is_planned(folders: dict[str, Path], tmp_path: Path)
     for name in names:
         tables = {"model": {"name": str(folders[name])}, "train": {"batch_size": 64, "max_length": 64}}
         settings = TrialSettings.model_validate_json(json.dumps(tables))
-        subjects.append(PlanSubject(task=Task.CRITERIA, settings=settings))
+        subjects.append(PlanSubject(task=BuiltInTask.CRITERIA, settings=settings))
     request = PlanRequest(
         subjects=tuple(subjects), device=HUGE, wishes=ExecutionSettings(), trace_dir=str(tmp_path / "traces")
     )

@@ -28,7 +28,7 @@ from dryfit.core.settings.trial import MetricPoint, fold_spreads
 from dryfit.core.wire import Checkpointed, FirstStep, Note, Progress
 from dryfit.jobs import plan as planning
 from dryfit.jobs.train import fold_seed, train
-from dryfit.tasks.base import Given, Task
+from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import Fold, fold_splits, study_folds
 from dryfit.tasks.prepare import checked_splits
 from dryfit.tasks.registry import make_task
@@ -67,7 +67,7 @@ def in_folds(folder: Path, model: Path, *, folds: int = FOLDS, groups: int = 30,
 def plain_trials(folder: Path, trial: trials.Trial) -> list[trials.Trial]:
     """For each fold a plain trial on files that somebody wrote by hand, with the fold's own seed."""
     data = trial.data
-    splits = checked_splits(make_task(trial.task, Given(trial.settings, data)))
+    splits = checked_splits(make_task(trial.task, TaskContext(trial.settings, data)))
     sources = [Path(source) for source in (data.train, data.validation, data.file) if source is not None]
     lines = [json.loads(line) for source in sources for line in source.read_text("utf-8").splitlines()]
     by_id = {line["id"]: line for line in lines}

@@ -13,7 +13,7 @@ import tiny
 import trials
 from dryfit.core.errors import LoadError
 from dryfit.core.jobs import StopReason
-from dryfit.core.jobs.load_report import LoadReport, Origin
+from dryfit.core.jobs.load_report import LoadReport, TensorOrigin
 from dryfit.train.model import build_model
 
 
@@ -42,7 +42,10 @@ def test_start_validation_resume_and_best_weights_load_exactly(
     stored = load_file(model / "model.safetensors")
     kept = {f"encoder.{key}": key for key in stored if not key.startswith("pooler.")}
     assert report.from_file == kept
-    assert {name for name, origin in origins.items() if origin is Origin.RANDOM} == {"head.1.weight", "head.1.bias"}
+    assert {name for name, origin in origins.items() if origin is TensorOrigin.RANDOM} == {
+        "head.1.weight",
+        "head.1.bias",
+    }
     assert set(report.constructed) == {"encoder.embeddings.position_ids", "encoder.embeddings.token_type_ids"}
     assert len(origins) == len(report.from_file) + len(report.random) + len(report.constructed) + len(report.tied)
 

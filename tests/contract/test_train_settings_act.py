@@ -12,7 +12,7 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, DryfitError, LoadError
 from dryfit.core.jobs import StopReason
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
 from dryfit.search.space.fields import searchable_keys
 from dryfit.train import trainer as loop
@@ -124,7 +124,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, model: Path, watched: list[S
 
 
 def test_every_key_that_can_be_searched_has_a_case() -> None:
-    keys = {key for key in searchable_keys() if reads(Task.CRITERIA, key)}
+    keys = {key for key in searchable_keys() if reads(BuiltInTask.CRITERIA, key)}
     assert keys == CASES.keys() | ELSEWHERE
 
 

@@ -10,7 +10,7 @@ import settings_act
 import spans
 import tiny
 import trials
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
 from dryfit.search.space.fields import searchable_keys
 from dryfit.tasks.joint.share import ShareTask
@@ -40,8 +40,8 @@ LONG = [
 
 def test_every_key_that_the_tasks_read_has_a_case() -> None:
     of_both = OF_BOTH.keys() | OF_PARTS.keys() | DECODING.keys() | ELSEWHERE
-    assert {key for key in searchable_keys() if reads(Task.SHARE, key)} == of_both
-    assert {key for key in searchable_keys() if reads(Task.JOINT, key)} == of_both | OF_JOINT.keys()
+    assert {key for key in searchable_keys() if reads(BuiltInTask.SHARE, key)} == of_both
+    assert {key for key in searchable_keys() if reads(BuiltInTask.JOINT, key)} == of_both | OF_JOINT.keys()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 
 from dryfit.core.jobs import CalibrateRequest, CalibrateResult
 from dryfit.core.jobs.calibration import CaseComparison, MemoryCase
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Outcome
 from dryfit.memory.planning.constants import read_calibrations
@@ -28,8 +28,8 @@ pytestmark = [
 
 GIB = 2**30
 OF_TASKS = {
-    "share-bf16": (Task.SHARE, {}),
-    "joint-bf16": (Task.JOINT, {"joint": {"fusion": "attention", "share_ratio": 0.5}}),
+    "share-bf16": (BuiltInTask.SHARE, {}),
+    "joint-bf16": (BuiltInTask.JOINT, {"joint": {"fusion": "attention", "share_ratio": 0.5}}),
 }
 NAMES = ("encoder-bf16-fused", "encoder-fp32-checkpointed", "decoder-lora-bf16", "encoder-bf16-native", *OF_TASKS)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dryfit.core.settings.splits import SplitRule
 from dryfit.core.settings.tables import DataSettings
-from dryfit.importers.contractnli import Cutting, contractnli_rows
+from dryfit.importers.contractnli import PassageSettings, contractnli_rows
 from dryfit.importers.files import Record
 from dryfit.importers.items import ImportedRow, LeftOut, Rejected, drawn, fault_of, joined, trimmed
 from dryfit.importers.passages import passages_of
@@ -80,7 +80,7 @@ def contracts(draw):
 @given(contracts(), st.integers(1, 40), st.sampled_from([None, 1, 2]))
 def test_all_evidence_of_a_contract_is_in_its_rows(contract, enough, negatives) -> None:
     document = {"documents": [contract], "labels": {"h": {"hypothesis": "It is so."}}}
-    items = list(contractnli_rows(document, "x.json", Cutting(enough, negatives)))
+    items = list(contractnli_rows(document, "x.json", PassageSettings(enough, negatives)))
     rows = [item for item in items if isinstance(item, ImportedRow)]
     assert not [item for item in items if isinstance(item, Rejected)]
     assert all(fault_of(row) is None and row.label == bool(row.evidence) for row in rows)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocations import allocator_settings_values, columns
-from dryfit.memory.allocator.allocator_settings import MIB, AllocatorSettings
 from dryfit.memory.allocator.caching_allocator import CachingAllocator
 from dryfit.memory.allocator.replay import fragmentation, min_cap, replay, sequences
+from dryfit.memory.allocator.settings import MIB, AllocatorSettings
 from slow_allocator import Part, SlowAllocator
 from thinning import examples
 

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from dryfit.core.jobs.memory import Confidence, Effect, VerdictKind
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device, Lengths, Work, run_of
-from dryfit.memory.planning.fallbacks import Trial, execution_asked, rungs
+from dryfit.memory.planning.fallbacks import PlannedTrial, execution_asked, fallback_stages
 from dryfit.memory.planning.interpolate import fit, in_canonical_order, plan_fits
 from dryfit.memory.planning.ladder import capacity_bytes, plan
 from dryfit.memory.planning.segment_source import SegmentSource
@@ -19,7 +19,7 @@ from planning import MIB, ToyTracer
 IMPLS = (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)
 
 trials = st.builds(
-    Trial,
+    PlannedTrial,
     effective_batch=st.integers(1, 40),
     lengths=st.one_of(
         st.integers(8, 256).map(Lengths),
@@ -98,7 +98,7 @@ def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_
 @given(trials, wishes, tracers, st.integers(600, 2000), st.integers(0, 1000))
 def test_more_memory_is_never_worse(trial, wish, made, capacity_mib, more_mib):
     def place(found):
-        order = [rung for stage in rungs(trial, wish, execution_asked(trial, wish)) for rung in stage.choices]
+        order = [rung for stage in fallback_stages(trial, wish, execution_asked(trial, wish)) for rung in stage.choices]
         return [execution_asked(trial, wish), *order, None].index(found.execution)
 
     less = planned(trial, wish, made, device(capacity_mib))
@@ -149,5 +149,5 @@ def test_a_fit_gives_what_a_trace_gives(made, places):
 @given(trials, wishes)
 def test_no_choice_is_tried_twice(trial, wish):
     asked = execution_asked(trial, wish)
-    tried = [choice for stage in rungs(trial, wish, asked) for choice in stage.choices]
+    tried = [choice for stage in fallback_stages(trial, wish, asked) for choice in stage.choices]
     assert len(tried) == len({*tried, asked}) - 1

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocations import allocator_settings_texts, columns
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
 from dryfit.memory.allocator.replay import replay
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.allocator.snapshot import compare, read_snapshot
 from snapshots import snapshot_of
 from thinning import examples

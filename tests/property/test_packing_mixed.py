@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from dryfit.core.sharding.device_groups import devices_of, places_of
 from dryfit.runtime.machine.packing import (
     BYPASSED_MOST,
-    DeviceRoom,
+    Allocation,
+    Blocker,
+    Cluster,
+    DeviceCapacity,
     Fit,
-    Hindrance,
-    House,
     Limit,
     Need,
-    Occupant,
-    group_room,
+    group_capacity,
     pack,
 )
 
@@ -41,17 +41,17 @@ class Machine:
     running: dict[int, tuple[Need, str]] = field(default_factory=dict)
     bypassed: dict[int, int] = field(default_factory=dict)
 
-    def rooms(self, size: int) -> list[DeviceRoom]:
+    def rooms(self, size: int) -> list[DeviceCapacity]:
         taken = [place for _, place in self.running.values() if len(devices_of(place)) == size]
         places = places_of(self.devices, size, taken=taken)
-        return [group_room(place, [DeviceRoom(one, CAPACITY) for one in devices_of(place)]) for place in places]
+        return [group_capacity(place, [DeviceCapacity(one, CAPACITY) for one in devices_of(place)]) for place in places]
 
-    def house(self) -> House:
-        occupants = [Occupant(n, place, one.shared_bytes, one.exclusive) for n, (one, place) in self.running.items()]
+    def house(self) -> Cluster:
+        occupants = [Allocation(n, place, one.shared_bytes, one.exclusive) for n, (one, place) in self.running.items()]
         larger = {size: self.rooms(size) for size in (2, 4)}
-        return House(self.rooms(1), occupants, bypassed=dict(self.bypassed), larger=larger)
+        return Cluster(self.rooms(1), occupants, bypassed=dict(self.bypassed), larger=larger)
 
-    def step(self) -> Fit | Hindrance | None:
+    def step(self) -> Fit | Blocker | None:
         found = pack(self.waiting, self.house())
         assert found == pack(list(self.waiting), self.house())
         if not isinstance(found, Fit):
@@ -106,19 +106,19 @@ def test_a_stream_of_small_trials_keeps_a_group_waiting_only_so_long(data: st.Da
 
 
 def test_a_group_is_as_full_as_its_fullest_device() -> None:
-    rooms = {2: [DeviceRoom("0,1", CAPACITY)]}
-    house = House(
-        [DeviceRoom("0", CAPACITY), DeviceRoom("1", CAPACITY)],
-        [Occupant(3, "0", 6), Occupant(4, "1", 2)],
+    rooms = {2: [DeviceCapacity("0,1", CAPACITY)]}
+    house = Cluster(
+        [DeviceCapacity("0", CAPACITY), DeviceCapacity("1", CAPACITY)],
+        [Allocation(3, "0", 6), Allocation(4, "1", 2)],
         larger=rooms,
     )
     assert house.taken_bytes("0,1") == 6
     assert pack([Need(5, 4, 4, together=2)], house) == Fit(5, "0,1")
     found = pack([Need(5, 5, 5, together=2)], house)
-    assert isinstance(found, Hindrance) and found.limit is Limit.DEVICE_MEMORY
+    assert isinstance(found, Blocker) and found.limit is Limit.DEVICE_MEMORY
     assert found.text.startswith("trial 5 needs 0 MiB of each of devices 0, 1")
     assert pack([Need(5, 5, 5, together=1)], house) == Fit(5, "1")
     few = replace(house, larger={2: ()}, set_aside=("0",))
     found = pack([Need(5, 1, 1, together=2)], few)
-    assert isinstance(found, Hindrance) and found.limit is Limit.SET_ASIDE
+    assert isinstance(found, Blocker) and found.limit is Limit.SET_ASIDE
     assert found.text == "fewer than the 2 devices of a trial are left to run on: 0 set aside"

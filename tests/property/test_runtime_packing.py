@@ -9,14 +9,14 @@ from dryfit.core.sharding.device_groups import devices_of, left_over, places_of
 from dryfit.runtime.machine.packing import (
     BYPASSED_MOST,
     CPU,
-    DeviceRoom,
+    Allocation,
+    Blocker,
+    Cluster,
+    DeviceCapacity,
     Fit,
-    Hindrance,
-    House,
     Limit,
     Need,
-    Occupant,
-    group_room,
+    group_capacity,
     no_device_left,
     pack,
 )
@@ -49,12 +49,14 @@ class Machine:
     bypassed: dict[int, int] = field(default_factory=dict)
     neighbours: dict[str, int] = field(default_factory=dict)
 
-    def house(self) -> House:
-        rooms = [DeviceRoom(name, CAPACITY, self.neighbours.get(name, 0)) for name in self.devices]
-        occupants = [Occupant(n, device, one.shared_bytes, one.exclusive) for n, (one, device) in self.running.items()]
-        return House(rooms, occupants, bypassed=dict(self.bypassed))
+    def house(self) -> Cluster:
+        rooms = [DeviceCapacity(name, CAPACITY, self.neighbours.get(name, 0)) for name in self.devices]
+        occupants = [
+            Allocation(n, device, one.shared_bytes, one.exclusive) for n, (one, device) in self.running.items()
+        ]
+        return Cluster(rooms, occupants, bypassed=dict(self.bypassed))
 
-    def step(self) -> Fit | Hindrance | None:
+    def step(self) -> Fit | Blocker | None:
         """Let packing choose, check what it chose, and start it."""
         house = self.house()
         found = pack(self.waiting, house)
@@ -122,25 +124,25 @@ def test_neighbours_are_subtracted_and_waited_for(waiting: list[Need], held: int
     assert found is None and not machine.waiting
 
 
-SHARING = House((DeviceRoom("0", 24 * GIB, 2 * GIB),), (Occupant(3, "0", 9 * GIB),))
+SHARING = Cluster((DeviceCapacity("0", 24 * GIB, 2 * GIB),), (Allocation(3, "0", 9 * GIB),))
 
 
 def test_the_reasons_are_told_with_numbers() -> None:
     found = pack([Need(5, 14 * GIB, 13 * GIB)], SHARING)
-    assert isinstance(found, Hindrance) and found.limit is Limit.DEVICE_MEMORY
+    assert isinstance(found, Blocker) and found.limit is Limit.DEVICE_MEMORY
     assert found.text == (
         "trial 5 needs 14.0 GiB of device 0, which has 24.0 GiB, 9.0 GiB of them planned for trial 3, "
         "2.0 GiB of them held by others"
     )
-    held = House((DeviceRoom("0", 24 * GIB, 20 * GIB),))
+    held = Cluster((DeviceCapacity("0", 24 * GIB, 20 * GIB),))
     found = pack([Need(5, 14 * GIB, 13 * GIB)], held)
-    assert isinstance(found, Hindrance) and found.limit is Limit.NEIGHBOUR
+    assert isinstance(found, Blocker) and found.limit is Limit.NEIGHBOUR
     assert found.text == "trial 5 needs 13.0 GiB of device 0, which has 24.0 GiB, 20.0 GiB of them held by others"
 
 
 def test_what_fits_beside_is_placed_beside() -> None:
     assert pack([Need(5, 13 * GIB, 13 * GIB)], SHARING) == Fit(5, "0")
-    two = replace(SHARING, places=(*SHARING.places, DeviceRoom("1", 24 * GIB)))
+    two = replace(SHARING, places=(*SHARING.places, DeviceCapacity("1", 24 * GIB)))
     assert pack([Need(5, 13 * GIB, 13 * GIB)], two) == Fit(5, "1"), "the emptiest device first"
     assert pack([Need(5, 13 * GIB, 13 * GIB, avoid=frozenset("1"))], two) == Fit(5, "0")
     assert pack([Need(5, exclusive=True)], two) == Fit(5, "1")
@@ -150,7 +152,7 @@ def test_one_that_fits_goes_before_one_that_does_not_until_that_one_is_overdue()
     large, small = Need(5, 24 * GIB, 22 * GIB), Need(6, GIB, GIB)
     assert pack([large, small], SHARING) == Fit(6, "0")
     found = pack([large, small], replace(SHARING, bypassed={5: BYPASSED_MOST}))
-    assert isinstance(found, Hindrance) and found.number == 5
+    assert isinstance(found, Blocker) and found.number == 5
 
 
 def test_what_must_be_avoided_is_taken_where_nothing_else_is_left() -> None:
@@ -158,27 +160,27 @@ def test_what_must_be_avoided_is_taken_where_nothing_else_is_left() -> None:
 
 
 def test_a_device_that_waits_for_its_memory_takes_nobody() -> None:
-    blocked = House((DeviceRoom("0", 24 * GIB, 0, "1.0 GiB are not back"),))
+    blocked = Cluster((DeviceCapacity("0", 24 * GIB, 0, "1.0 GiB are not back"),))
     found = pack([Need(5)], blocked)
-    assert found == Hindrance(5, Limit.NOT_RETURNED, "1.0 GiB are not back")
+    assert found == Blocker(5, Limit.NOT_RETURNED, "1.0 GiB are not back")
 
 
 def test_without_a_device_nothing_is_placed() -> None:
-    found = pack([Need(5)], House((), set_aside=("0", "1")))
-    assert found == Hindrance(5, Limit.SET_ASIDE, no_device_left(("0", "1")))
+    found = pack([Need(5)], Cluster((), set_aside=("0", "1")))
+    assert found == Blocker(5, Limit.SET_ASIDE, no_device_left(("0", "1")))
     assert "0, 1 set aside" in found.text
 
 
 def test_the_host_bounds_all_but_the_first() -> None:
     one = Need(5, host_bytes=4 * GIB)
-    busy = House((CPU,), (Occupant(3, None),), host_room_bytes=3 * GIB)
+    busy = Cluster((CPU,), (Allocation(3, None),), host_room_bytes=3 * GIB)
     found = pack([one], busy)
-    assert isinstance(found, Hindrance) and found.limit is Limit.HOST_MEMORY
+    assert isinstance(found, Blocker) and found.limit is Limit.HOST_MEMORY
     assert "trial 5 takes 4.0 GiB of the host's memory, which has room for 3.0 GiB" in found.text
     assert pack([one], replace(busy, host_room_bytes=5 * GIB)) == Fit(5, None)
     assert pack([one], replace(busy, occupants=())) == Fit(5, None)
     unknown = replace(busy, host_room_bytes=9 * GIB, host_unknown="nobody knows")
-    assert pack([one], unknown) == Hindrance(5, Limit.HOST_MEMORY, "nobody knows")
+    assert pack([one], unknown) == Blocker(5, Limit.HOST_MEMORY, "nobody knows")
     assert pack([one], replace(unknown, occupants=())) == Fit(5, None)
 
 
@@ -197,17 +199,19 @@ class Groups:
     sizes: dict[str, int] = field(default_factory=dict)
     aside: dict[str, str] = field(default_factory=dict)
 
-    def house(self) -> House:
+    def house(self) -> Cluster:
         taken = [place for _, place in self.running.values()]
         places = places_of(self.devices, self.together, set_aside=self.aside, taken=taken)
         rooms = [
-            group_room(place, [DeviceRoom(one, self.sizes[one], self.neighbours[one]) for one in devices_of(place)])
+            group_capacity(
+                place, [DeviceCapacity(one, self.sizes[one], self.neighbours[one]) for one in devices_of(place)]
+            )
             for place in places
         ]
-        occupants = [Occupant(n, place, one.shared_bytes, one.exclusive) for n, (one, place) in self.running.items()]
-        return House(rooms, occupants, tuple(self.aside), together=self.together)
+        occupants = [Allocation(n, place, one.shared_bytes, one.exclusive) for n, (one, place) in self.running.items()]
+        return Cluster(rooms, occupants, tuple(self.aside), together=self.together)
 
-    def step(self) -> Fit | Hindrance | None:
+    def step(self) -> Fit | Blocker | None:
         found = pack(self.waiting, self.house())
         if isinstance(found, Fit):
             one = next(waiting for waiting in self.waiting if waiting.number == found.number)
@@ -248,7 +252,7 @@ def test_no_device_is_in_two_groups_where_one_trial_must_be_alone(
             break
     if machine.waiting and not machine.running:
         found = machine.step()
-        assert isinstance(found, Hindrance)
+        assert isinstance(found, Blocker)
         few_left = count - len(machine.aside) < together
         assert found.limit is (Limit.SET_ASIDE if few_left else Limit.NEIGHBOUR), found
 
@@ -278,38 +282,42 @@ def test_places_have_no_device_in_common_and_use_all_that_can_be_used(
 
 
 def test_a_group_has_the_room_of_its_device_with_the_least() -> None:
-    rooms = [DeviceRoom("0", 24 * GIB, 6 * GIB), DeviceRoom("1", 20 * GIB, GIB), DeviceRoom("2", None, 0, "late")]
-    assert group_room("0,1,2", rooms) == DeviceRoom("0,1,2", 24 * GIB, 6 * GIB, "late")
-    assert group_room("2", rooms[2:]) == rooms[2]
-    assert group_room("0", rooms[:1]) == rooms[0]
-    house = House([group_room("0,1", rooms[:2])], (Occupant(3, "0,1", 9 * GIB),), together=2)
+    rooms = [
+        DeviceCapacity("0", 24 * GIB, 6 * GIB),
+        DeviceCapacity("1", 20 * GIB, GIB),
+        DeviceCapacity("2", None, 0, "late"),
+    ]
+    assert group_capacity("0,1,2", rooms) == DeviceCapacity("0,1,2", 24 * GIB, 6 * GIB, "late")
+    assert group_capacity("2", rooms[2:]) == rooms[2]
+    assert group_capacity("0", rooms[:1]) == rooms[0]
+    house = Cluster([group_capacity("0,1", rooms[:2])], (Allocation(3, "0,1", 9 * GIB),), together=2)
     found = pack([Need(5, 14 * GIB, 13 * GIB)], house)
-    assert isinstance(found, Hindrance) and found.limit is Limit.DEVICE_MEMORY
+    assert isinstance(found, Blocker) and found.limit is Limit.DEVICE_MEMORY
     assert found.text == (
         "trial 5 needs 14.0 GiB of each of devices 0, 1, which has 24.0 GiB, 9.0 GiB of them planned for trial 3, "
         "6.0 GiB of them held by others"
     )
     found = pack([Need(5, exclusive=True)], house)
-    assert found == Hindrance(5, Limit.EXCLUSIVE, "trial 5 must be alone on devices 0, 1")
+    assert found == Blocker(5, Limit.EXCLUSIVE, "trial 5 must be alone on devices 0, 1")
 
 
 def test_whoever_shares_a_device_with_a_group_is_on_it() -> None:
     """However places were divided: what runs on one device of a group keeps a trial off that must be alone there."""
-    house = House([DeviceRoom("1,2", CAPACITY)], (Occupant(3, "0,1", 6),), together=2)
+    house = Cluster([DeviceCapacity("1,2", CAPACITY)], (Allocation(3, "0,1", 6),), together=2)
     assert house.taken_bytes("1,2") == 6 and house.on("2,3") == []
     found = pack([Need(5, exclusive=True)], house)
-    assert isinstance(found, Hindrance) and found.limit is Limit.EXCLUSIVE
-    assert isinstance(pack([Need(5, 5, 5)], house), Hindrance)
+    assert isinstance(found, Blocker) and found.limit is Limit.EXCLUSIVE
+    assert isinstance(pack([Need(5, 5, 5)], house), Blocker)
     assert pack([Need(5, 4, 4)], house) == Fit(5, "1,2")
 
 
 def test_a_group_is_avoided_for_any_of_its_devices() -> None:
-    house = House([DeviceRoom("0,1"), DeviceRoom("2,3")], together=2)
+    house = Cluster([DeviceCapacity("0,1"), DeviceCapacity("2,3")], together=2)
     assert pack([Need(5, avoid=frozenset({"1"}))], house) == Fit(5, "2,3")
     assert pack([Need(5, avoid=frozenset({"1", "2"}))], house) == Fit(5, "0,1"), "nothing else is left"
 
 
 def test_with_too_few_devices_for_a_group_nothing_is_placed() -> None:
-    found = pack([Need(5)], House((), set_aside=("1",), together=2))
-    assert isinstance(found, Hindrance) and found.limit is Limit.SET_ASIDE
+    found = pack([Need(5)], Cluster((), set_aside=("1",), together=2))
+    assert isinstance(found, Blocker) and found.limit is Limit.SET_ASIDE
     assert found.text == "fewer than the 2 devices of a trial are left to run on: 1 set aside"

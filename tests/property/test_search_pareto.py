@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dryfit.core.pareto import as_losses, dominates
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import Goal, Outcome
 from dryfit.search.sampling.pareto_front import best_spread, non_dominated
 from dryfit.store.events import StudyCreated, TrialAsked, TrialFinished
@@ -75,8 +75,8 @@ def test_the_front_of_a_ledger_is_that_of_the_definition(
     state = StudyState()
     state.apply(
         StudyCreated(
-            id="i", name="n", task=Task.CRITERIA, metric=Metric.F1_MACRO, direction=directions[0], also=also, seed=0,
-            space="[]",
+            id="i", name="n", task=BuiltInTask.CRITERIA, metric=Metric.F1_MACRO, direction=directions[0], also=also,
+            seed=0, space="[]",
         )
     )  # fmt: skip
     for number, (value, other) in enumerate(values):

@@ -9,7 +9,7 @@ from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.enqueued import known_points
+from dryfit.search.space.enqueued import enqueued_points
 from dryfit.search.space.fields import apply_params
 from dryfit.search.space.space import Space
 
@@ -67,7 +67,7 @@ def test_suggestions_lie_in_the_space(
         # Half way the study file changes: the rest of the history is of another space.
         space, config = made(table if number < 6 else later)
         base = config.trial_settings
-        points = known_points(space, config, number)
+        points = enqueued_points(space, config, number)
         directions = (Direction.MAXIMIZE,)
         given_ = {"search": search, "directions": directions, "points": points, "seed": seed, "number": number}
         point = suggest(space, history, **given_)  # type: ignore[arg-type]

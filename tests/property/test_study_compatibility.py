@@ -15,11 +15,11 @@ from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 from dryfit.search.changes import compare
-from dryfit.search.comparability import Ground, basis_of, is_trial_of, point_in
+from dryfit.search.comparability import SearchGround, comparability_key, is_trial_of, point_in
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.params import Distribution
 from dryfit.search.space.space import Space
-from dryfit.store.events import Basis, Compatibility
+from dryfit.store.events import ComparabilityKey, Compatibility
 from thinning import examples
 
 MODELS = ["a", "b", "c"]
@@ -105,11 +105,11 @@ def trial_of(point: dict[str, Scalar], own: dict[str, Scalar]) -> str:
     return json.dumps(whole, sort_keys=True)
 
 
-def made(document: dict[str, Any]) -> tuple[StudyConfig, Space, Basis, dict[str, Scalar]]:
+def made(document: dict[str, Any]) -> tuple[StudyConfig, Space, ComparabilityKey, dict[str, Scalar]]:
     config = StudyConfig.model_validate_json(json.dumps(document))
     space = Space.from_config(config)
-    basis = basis_of(config, space, data="", folder=Path("/here"))
-    own = {} if config.objective is not None else dict(Ground(basis).own)
+    basis = comparability_key(config, space, data="", folder=Path("/here"))
+    own = {} if config.objective is not None else dict(SearchGround(basis).own)
     return config, space, basis, own
 
 
@@ -130,7 +130,7 @@ def test_the_verdict_is_what_the_points_say(pair: tuple[dict[str, Any], dict[str
     assert change.comparable
     assert bool(change.reasons) or expected is Compatibility.SAME
     assert compare(before, before).verdict is Compatibility.SAME
-    ground = Ground(after)
+    ground = SearchGround(after)
     for point in itertools.islice(points_of(old), 200):
         fits = is_trial_of(ground, point, own_before)
         as_number = {"n": float(point["n"])} if isinstance(point.get("n"), int) else {}  # an integer is a number too
@@ -167,8 +167,8 @@ def test_a_history_from_before_never_stops_a_suggestion(
             if case is not None and case.internal in read:
                 assert case.contains(read[case.internal])
                 drawn[name] = read[case.internal]
-        if is_trial_of(Ground(after), point, own):
-            assert drawn == point_in(Ground(after), point, own), "what is told is the whole point"
+        if is_trial_of(SearchGround(after), point, own):
+            assert drawn == point_in(SearchGround(after), point, own), "what is told is the whole point"
     for number in range(8, 11):
         found = suggest(
             new, history, search=search, directions=(Direction.MAXIMIZE,), points=(), seed=seed, number=number

@@ -13,7 +13,7 @@ from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.wire import write_model
 from dryfit.jobs.calibrate import calibrate as real
 from dryfit.jobs.calibrate import planned
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device
 from snapshots import snapshot_of

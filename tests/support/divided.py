@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 from dryfit.core.jobs import TrainRequest
 from dryfit.core.seeds import derive_seed
 from dryfit.jobs.train import begin, trial_task
-from dryfit.parallel.layout.fsdp import DividedModel, Dividing, part_here
+from dryfit.parallel.layout.fsdp import FsdpBuilder, FsdpLayout, part_here
 from dryfit.parallel.layout.fsdp_bytes import HeldBytes, ParameterSize
 from dryfit.parallel.layout.model_slices import empty_model
-from dryfit.parallel.layout.processes import Company, Group, together
+from dryfit.parallel.layout.processes import ProcessGroup, RankGroup, run_in_process_group
 from dryfit.parallel.proof.stand_in import InDouble
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
@@ -33,7 +33,7 @@ class Sides:
     batches: list[Batch]
     whole: TaskModel
     divided: TaskModel
-    layout: DividedModel
+    layout: FsdpLayout
     request: TrainRequest
 
 
@@ -48,7 +48,7 @@ def on_ranks(trial: Trial, job: Callable[[Sides], Any], *, steps: int = 3) -> li
     request = trial.request()
     channel = ScriptedChannel(trial.folder / "sides")
 
-    def on_rank(company: Company) -> list[Any]:
+    def on_rank(company: ProcessGroup) -> list[Any]:
         tokens = begin(request, channel, only=(TRAIN, VALIDATION))
         task = trial_task(request.config, tokens)
         batch, rows = request.plan.effective_batch, tokens.splits[TRAIN]
@@ -59,21 +59,21 @@ def on_ranks(trial: Trial, job: Callable[[Sides], Any], *, steps: int = 3) -> li
 
     def attempt() -> tuple[Any, list[Any]]:
         try:
-            return together(request.plan, channel, on_rank), []
+            return run_in_process_group(request.plan, channel, on_rank), []
         except Exception as error:
             return error, getattr(error, "__notes__", [])
 
     return apart(attempt)[0]
 
 
-def _sides(request: TrainRequest, task: Task, batches: list[Batch], company: Company) -> Sides:
-    assert isinstance(company, Group)
+def _sides(request: TrainRequest, task: Task, batches: list[Batch], company: ProcessGroup) -> Sides:
+    assert isinstance(company, RankGroup)
     regularization = request.config.settings.regularization
 
     def build(make: MakeBase) -> TaskModel:
         return task.model(make, seed=derive_seed(request.config.seed, "head"))
 
-    dividing = Dividing(build, regularization, empty_model(build, regularization), company, "cpu")
+    dividing = FsdpBuilder(build, regularization, empty_model(build, regularization), company, "cpu")
     divided, _ = dividing.filled()
     freeze(divided.double(), regularization.freeze_layers)
     layout = dividing.connected(divided)

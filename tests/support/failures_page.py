@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dryfit.core.failure import PERMITTED, Action, FailureKind, Permission, Stage
 from dryfit.reporting.data.troubles import NO_FAULTS
-from dryfit.runtime.failures.classify import ROWS, Row
+from dryfit.runtime.failures.classify import ROWS, FaultRow
 from dryfit.runtime.failures.fault_texts import FATAL_XIDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
@@ -369,7 +369,7 @@ def texts_of(kind: FailureKind) -> list[str]:
     return list(dict.fromkeys(one.text for row in rows_of(kind) for one in row.texts))
 
 
-def rows_of(kind: FailureKind) -> list[Row]:
+def rows_of(kind: FailureKind) -> list[FaultRow]:
     """How a kind is recognised."""
     return [row for row in ROWS if row.kind is kind]
 

@@ -17,13 +17,13 @@ from torch import nn
 
 from dryfit.core.errors import TraceError
 from dryfit.core.jobs.memory import StepPhase
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.memory.planning.timeline import compose
 from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
 from dryfit.memory.tracing.fake_cuda import FakeDevice, why_not
-from dryfit.memory.tracing.recorder import Recorder
+from dryfit.memory.tracing.recorder import StorageRecorder
 from dryfit.memory.tracing.stand_ins import StandIns
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.meta.construction.walk import put_all
@@ -40,8 +40,8 @@ def subject(model: str, *, lora: bool = False, **tables: Any) -> PlanSubject:
     """What is to be trained."""
     settings = TrialSettings.model_validate_json(json.dumps({"model": {"name": model}, **tables}))
     if not lora:
-        return PlanSubject(task=Task.CRITERIA, settings=settings)
-    return PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=LoraSettings(r=128, alpha=256.0))
+        return PlanSubject(task=BuiltInTask.CRITERIA, settings=settings)
+    return PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=LoraSettings(r=128, alpha=256.0))
 
 
 def selftest() -> Any:
@@ -91,7 +91,7 @@ def composed(model: str, precision: str, checkpointing: str, optimizer: str) -> 
 def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
     """The peak of each phase of two steps of two micro-batches and a validation, run one after another."""
     parts = step_parts(asked, checkpointing=variant.checkpointing, reentrant=False)
-    recorder, stand_ins = Recorder("cuda", kernels=True), StandIns()
+    recorder, stand_ins = StorageRecorder("cuda", kernels=True), StandIns()
 
     def phase(now: StepPhase) -> None:
         recorder.phase = now
@@ -127,7 +127,7 @@ def refused(kind: str) -> Any:
     with torch.library._scoped_library("made_up", "DEF") as library:
         library.define("kernel(Tensor x) -> Tensor")
         library.impl("kernel", lambda x: x + 1, "CUDA")
-        device, recorder = FakeDevice("cuda"), Recorder("cuda", kernels=True)
+        device, recorder = FakeDevice("cuda"), StorageRecorder("cuda", kernels=True)
         try:
             with device.active(), StandIns(), recorder, recorder.segment():
                 Values()(torch.empty(8, device="cuda"))

@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Sequence
 from unittest import mock
 
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
 from dryfit.memory.allocator.replay import replay
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.interpolate import FitPlan, SegmentFit, fit
 from dryfit.memory.planning.timeline import compose
 from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
@@ -33,7 +33,7 @@ def subject(model: str) -> PlanSubject:
     settings = TrialSettings.model_validate_json(json.dumps({"model": {"name": model}, "train": {"precision": "bf16"}}))
     is_decoder = "Qwen" in model
     lora = LoraSettings(r=16) if is_decoder else None
-    return PlanSubject(task=Task.CAUSAL_LM if is_decoder else Task.CRITERIA, settings=settings, lora=lora)
+    return PlanSubject(task=BuiltInTask.CAUSAL_LM if is_decoder else BuiltInTask.CRITERIA, settings=settings, lora=lora)
 
 
 def sizes(tracer: StepTracer, micro: Segment, shape: Shape) -> tuple[int, int, int]:

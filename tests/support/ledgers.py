@@ -14,7 +14,7 @@ import plan_jobs
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer, PlanRequest, ResolveResult, SplitFacts
 from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Goal, MetricPoint, Outcome, Scalar
@@ -73,7 +73,7 @@ class Script:
         created = StudyCreated(
             id="0123456789abcdef",
             name=name,
-            task=Task.CRITERIA,
+            task=BuiltInTask.CRITERIA,
             metric=metric,
             direction=Direction.MAXIMIZE,
             also=tuple(also),
@@ -109,7 +109,7 @@ class Script:
 
     def plan(self, number: int, params: dict[str, Scalar]) -> PlanAnswer:
         """It is planned by the made-up memory model."""
-        subject = PlanSubject(task=Task.CRITERIA, settings=apply_params(TrialSettings(), params))
+        subject = PlanSubject(task=BuiltInTask.CRITERIA, settings=apply_params(TrialSettings(), params))
         request = PlanRequest(subjects=(subject,), device=DEVICE, wishes=ExecutionSettings(), trace_dir="")
         answer = plan_jobs.answer(subject, request)
         key = json.dumps([params.get("train.batch_size"), params.get("train.max_length")])

@@ -29,9 +29,9 @@ from dryfit.core.jobs import (
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
+    Fallback,
     MemoryPlan,
     PeakAt,
-    Rung,
     StepPhase,
     VerdictKind,
     WorstBatch,
@@ -120,7 +120,7 @@ def answer(subject: PlanSubject, body: PlanRequest) -> PlanAnswer:
     if not fitting:
         last = choices[-1]
         ladder = (
-            Rung(
+            Fallback(
                 change=f"checkpointing, micro-batch {batch} -> 1",
                 execution=last,
                 required_bytes=needed[-1],
@@ -129,7 +129,7 @@ def answer(subject: PlanSubject, body: PlanRequest) -> PlanAnswer:
                 effect=Effect.NUMERICS,
                 fits=False,
             ),
-            Rung(
+            Fallback(
                 change=f"max length {length} -> 8",
                 execution=None,
                 required_bytes=needs(1, 8, checkpointing=True),

@@ -9,10 +9,10 @@ from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
+    Fallback,
     MemoryCategory,
     MemoryPlan,
     PeakAt,
-    Rung,
     StepPhase,
     VerdictKind,
     WorstBatch,
@@ -60,9 +60,9 @@ def choices(subject: PlanSubject, wishes: ExecutionSettings) -> list[ExecutionCh
     ]
 
 
-def rung(subject: PlanSubject, choice: ExecutionChoice, asked: MemoryPlan, capacity_bytes: int) -> Rung:
+def rung(subject: PlanSubject, choice: ExecutionChoice, asked: MemoryPlan, capacity_bytes: int) -> Fallback:
     needs = memory(subject, choice).required_bytes
-    return Rung(
+    return Fallback(
         change=f"micro-batch {choice.micro_batch}, accumulate {choice.accumulation}",
         execution=choice,
         required_bytes=needs,
@@ -81,7 +81,7 @@ def answer(subject: PlanSubject, request: PlanRequest) -> PlanAnswer:
     ladder = tuple(rung(subject, choice, asked, capacity_bytes) for choice in others)
     fitting = [choice for choice in (first, *others) if memory(subject, choice).required_bytes <= capacity_bytes]
     if not fitting:
-        shorter = Rung(
+        shorter = Fallback(
             change="train.max_length 512 -> 64",
             execution=None,
             required_bytes=GIB,

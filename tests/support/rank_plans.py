@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from dryfit.core.jobs import PlanAnswer, PlanRequest
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, adapters
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.jobs.plan import plan
@@ -44,7 +44,7 @@ def config(folder: Path, kind: str = "bert", **changes: Any) -> Path:
     return folder
 
 
-def subject(model: Path, task: Task = Task.CRITERIA, **tables: Any) -> PlanSubject:
+def subject(model: Path, task: BuiltInTask = BuiltInTask.CRITERIA, **tables: Any) -> PlanSubject:
     """What is planned, with the keys of these tables; without adapters, unless they say so."""
     usual = {"train": {"batch_size": 8, "max_length": 32}, "lora": {"r": 0}}
     both = {name: {**usual.get(name, {}), **tables.get(name, {})} for name in (*usual, *tables)}

@@ -19,7 +19,7 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
 from dryfit.core.jobs import ChildResult, Job, StopReason, TrainRequest, TrainResult
 from dryfit.core.process import die_with_parent
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import DeviceKind, ExecutionPlan
 from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.core.settings.trial import MetricPoint, Scalar, TrialConfig
@@ -42,7 +42,7 @@ def request(job: str, **params: Scalar) -> TrainRequest:
     """A training request whose searched values say what the test job does."""
     config = TrialConfig(
         number=0,
-        task=Task.CRITERIA,
+        task=BuiltInTask.CRITERIA,
         metric=Metric.F1,
         direction=Direction.MAXIMIZE,
         data=DataSettings(train="a.jsonl", validation="b.jsonl"),

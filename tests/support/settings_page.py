@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import TABLES, key_description, legal_values
-from dryfit.core.settings.choices import Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Metric
 from dryfit.core.settings.switches import TRIAL_NEEDS
 from dryfit.core.settings.tables import Settings, TrialSettings
 from dryfit.core.settings.task_facts import OWN_TABLE, UNREAD, class_metrics, reads, task_metrics
@@ -171,7 +171,7 @@ def _readers(table: str) -> str:
 
 
 def _tasks(metric: Metric) -> str:
-    return ", ".join(task for task in Task if metric in task_metrics(task, 2, multi_label=False))
+    return ", ".join(task for task in BuiltInTask if metric in task_metrics(task, 2, multi_label=False))
 
 
 def _whose(metric: Metric) -> str:

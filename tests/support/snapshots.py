@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
 from dryfit.memory.allocator.caching_allocator import CachingAllocator
+from dryfit.memory.allocator.settings import AllocatorSettings
 
 BASE = 0x7F0000000000
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import (
     DataSettings,
     HeadSettings,
@@ -12,7 +12,7 @@ from dryfit.core.settings.tables import (
     TrainSettings,
     TrialSettings,
 )
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import TaskContext
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.saved.model_input import model_input
 from dryfit.tasks.tokens.token_set import TokenFacts
@@ -33,15 +33,15 @@ def criteria(
     """The task with this loss, as after its rows were tokenised."""
     facts = TokenFacts(pad_id=pad_id, train_rows=train_rows, label_counts=dict(train_counts or {}))
     data = DataSettings(num_labels=num_labels, multi_label=multi_label)
-    return CriteriaTask(Given(TrialSettings(loss=loss, train=TrainSettings(max_length=max_length)), data, facts))
+    return CriteriaTask(TaskContext(TrialSettings(loss=loss, train=TrainSettings(max_length=max_length)), data, facts))
 
 
 def reading(data: DataSettings, model: ModelSettings, max_length: int) -> CriteriaTask:
     """The task before its rows were tokenised: it knows its data, its model and its length."""
-    return CriteriaTask(Given(TrialSettings(model=model, train=TrainSettings(max_length=max_length)), data))
+    return CriteriaTask(TaskContext(TrialSettings(model=model, train=TrainSettings(max_length=max_length)), data))
 
 
 def saved_input(head: HeadSettings, num_labels: int) -> dict[str, Any]:
     """What ``dryfit.json`` says of the rows and the head of a model for ``criteria``."""
-    given = Given(TrialSettings(head=head), DataSettings(num_labels=num_labels))
-    return model_input(Task.CRITERIA, given).model_dump(mode="json")
+    given = TaskContext(TrialSettings(head=head), DataSettings(num_labels=num_labels))
+    return model_input(BuiltInTask.CRITERIA, given).model_dump(mode="json")

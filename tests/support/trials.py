@@ -21,7 +21,7 @@ from dryfit.core.jobs import (
     TrainRequest,
     TrainResult,
 )
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import DeviceKind, ExecutionPlan, OptimizerImpl
 from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.core.settings.task_facts import metric_of
@@ -126,7 +126,7 @@ class Trial:
         self.folder = folder
         study = tables.pop("study", {})
         task, metric = study.get("task", "criteria"), metric_of(study.get("metric", "loss"))
-        self.task = task if ":" in task else Task(task)
+        self.task = task if ":" in task else BuiltInTask(task)
         micro = tables.pop("execution", {})
         self.data = DataSettings(**data)
         usual = {

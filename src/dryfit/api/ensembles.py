@@ -7,12 +7,12 @@ from pathlib import Path
 from dryfit.api.training import do_runs, exit_status, none_completed, study_view
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
 from dryfit.core.jobs import EnsembleResult
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import AVERAGED, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.reporting.data.final_results import EnsembleMemberScores, TrainedEnsemble
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudyView, trial_settings
+from dryfit.study.loop.context import ReadStudy, trial_settings
 from dryfit.study.loop.final_runs import EnsembleRun, final_run
 from dryfit.study.loop.final_training import copy_model, finished, refuse_taken
 from dryfit.study.loop.next_step import End
@@ -94,7 +94,7 @@ def train_ensemble(
     return EnsembleOutcome(End.DONE, _trained(study, together, found, target or paths.model))
 
 
-def _check_task(study: StudyView) -> None:
+def _check_task(study: ReadStudy) -> None:
     """Refuse a study whose models have no mean.
 
     Raises:
@@ -104,15 +104,15 @@ def _check_task(study: StudyView) -> None:
     if task in AVERAGED:
         return
     hint = "it is not known what a mean of your task's outputs would be: train one model with --trial best"
-    if task is Task.OBJECTIVE:
+    if task is BuiltInTask.OBJECTIVE:
         hint = "dryfit trains no model there: your function does"
-    elif task is Task.CAUSAL_LM:
+    elif task is BuiltInTask.CAUSAL_LM:
         hint = "generated answers have no mean: train one model with --trial best"
     names = ", ".join(map(str, AVERAGED))
     raise ConfigError("averaging models", f'study.task is "{task_word(task)}"', f"one of {names}", hint)
 
 
-def _best_trials(study: StudyView, top: int) -> list[TrialState]:
+def _best_trials(study: ReadStudy, top: int) -> list[TrialState]:
     """The best completed trials; of those with the same settings the best, and of equals the earliest.
 
     Raises:
@@ -137,7 +137,7 @@ def _best_trials(study: StudyView, top: int) -> list[TrialState]:
     return found[:top]
 
 
-def _trained(study: StudyView, run: EnsembleRun, result: EnsembleResult, folder: Path) -> TrainedEnsemble:
+def _trained(study: ReadStudy, run: EnsembleRun, result: EnsembleResult, folder: Path) -> TrainedEnsemble:
     metric = study.config.study.metric
     return TrainedEnsemble(
         study=study.config.study.name,

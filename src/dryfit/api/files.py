@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dryfit.config.load import LoadedStudy
 from dryfit.core.errors import ConfigError
-from dryfit.search.space.enqueued import known_points
+from dryfit.search.space.enqueued import enqueued_points
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 
@@ -17,7 +17,7 @@ def space_of(loaded: LoadedStudy) -> Space:
     """
     try:
         space = Space.from_config(loaded.config)
-        known_points(space, loaded.config, number=0)
+        enqueued_points(space, loaded.config, number=0)
     except ConfigError as error:
         searched = [f"space.{name}" for name in loaded.config.space if error.doing.endswith(name)]
         places = [loaded.origins.get(key) for key in (error.doing.removeprefix("reading "), *searched)]

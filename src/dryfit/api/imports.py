@@ -11,7 +11,7 @@ from dryfit.core.jobs import RowsRequest
 from dryfit.core.settings.tables import HUB_DEFAULT_SPLIT, HUB_PREFIX
 from dryfit.core.wire import Message, Progress
 from dryfit.importers.columns import hub_rows, table_rows
-from dryfit.importers.contractnli import Cutting, contractnli_rows
+from dryfit.importers.contractnli import PassageSettings, contractnli_rows
 from dryfit.importers.files import base_name, csv_records, read_json, text_file_lines, tsv_records
 from dryfit.importers.items import Item
 from dryfit.importers.options import (
@@ -95,7 +95,7 @@ def _items(
             passage_chars = options.get("passage_chars", _PASSAGE_CHARS)
             if passage_chars < 1:
                 raise ConfigError("cutting contracts", f"passage_chars is {passage_chars}", "1 or more")
-            cutting = Cutting(passage_chars, negatives_of(options, default=1))
+            cutting = PassageSettings(passage_chars, negatives_of(options, default=1))
             yield contractnli_rows(read_json(source), source, cutting)
         case Format.SQUAD:
             yield squad_rows(read_json(source), source)

@@ -10,7 +10,7 @@ from dryfit.api.objectives import Objective, objective_study
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
 from dryfit.core.jobs import TinyLmRequest
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import write_text_atomic
 from dryfit.reporting.data.story import trial_story
@@ -50,7 +50,7 @@ class TuneResult:
 
 
 def init(
-    folder: Path | str, *, task: Task = Task.CRITERIA, force: bool = False, preset: str | None = None
+    folder: Path | str, *, task: BuiltInTask = BuiltInTask.CRITERIA, force: bool = False, preset: str | None = None
 ) -> list[Path]:
     """Write a commented ``study.toml`` and a small synthetic data set into ``folder``.
 
@@ -70,7 +70,7 @@ def init(
     """
     target = Path(folder)
     written = init_folder(target, task=task, force=force, preset=preset)
-    if task is not Task.CAUSAL_LM or preset is not None:
+    if task is not BuiltInTask.CAUSAL_LM or preset is not None:
         return written
     model = (target / MODEL_FOLDER).absolute()
     source = (target / DATA_FOLDER / "train.jsonl").absolute()

@@ -20,7 +20,7 @@ from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudyView
+from dryfit.study.loop.context import ReadStudy
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
 from dryfit.study.loop.final_training import FinalWork, copy_model, refuse_taken, run_lock, runs_at_once
 from dryfit.study.loop.generations import as_it_was
@@ -181,7 +181,7 @@ def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None 
     return [sys.executable, "-m", "dryfit.jobs.in_process", str(in_process_request(study, run))]
 
 
-def study_view(folder: Path | str) -> StudyView:
+def study_view(folder: Path | str) -> ReadStudy:
     """A study whose configurations are to be trained once more.
 
     Raises:
@@ -195,7 +195,7 @@ def study_view(folder: Path | str) -> StudyView:
             "its data was never checked: no run of it came so far",
             hint=f"run it with `dryfit tune {layout.study_file}`",
         )
-    return StudyView(load_study_file(layout.frozen_file).config, layout, state, state.resolved, available_cores())
+    return ReadStudy(load_study_file(layout.frozen_file).config, layout, state, state.resolved, available_cores())
 
 
 def _chosen(state: StudyState, trial: int | str) -> TrialState:
@@ -210,19 +210,19 @@ def _chosen(state: StudyState, trial: int | str) -> TrialState:
     return state.best
 
 
-def none_completed(study: StudyView) -> ConfigError:
+def none_completed(study: ReadStudy) -> ConfigError:
     """What is said where there is no best trial."""
     ended = study.state.counts[Outcome.PRUNED] + study.state.counts[Outcome.FAILED]
     return ConfigError("choosing the best trials", f"no trial has completed ({ended} ended otherwise)")
 
 
-def _other_data(study: StudyView, trial: TrialState) -> bool:
+def _other_data(study: ReadStudy, trial: TrialState) -> bool:
     """Whether the rows have changed since a trial."""
     return study.state.generations[trial.generation - 1].basis.data != study.resolved.data_fingerprint
 
 
 def do_runs(
-    study: StudyView, runs: Sequence[FinalRun], on_note: Callable[[str], None], together: EnsembleRun | None = None
+    study: ReadStudy, runs: Sequence[FinalRun], on_note: Callable[[str], None], together: EnsembleRun | None = None
 ) -> tuple[End, dict[str, Result | DryfitError]]:
     """Do runs under their locks; what is done already is taken as it is.
 
@@ -252,7 +252,7 @@ def do_runs(
     return stops.why or End.DONE, work.results
 
 
-def _trained(study: StudyView, run: FinalRun, result: FinalResult, folder: Path) -> TrainedModel:
+def _trained(study: ReadStudy, run: FinalRun, result: FinalResult, folder: Path) -> TrainedModel:
     metric = study.config.study.metric
     return TrainedModel(
         study=study.config.study.name,

@@ -1,6 +1,6 @@
 """A running study on a terminal: the panel, and the lines that stand for it where nobody looks.
 
-:class:`StudyPanel` draws a :class:`~dryfit.reporting.terminal.live.StudyView` at any width, wherever the view comes
+:class:`StudyPanel` draws a :class:`~dryfit.reporting.terminal.live.LiveView` at any width, wherever the view comes
 from.
 """
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.units import gib
-from dryfit.reporting.terminal.live import StudyView, TrialView
+from dryfit.reporting.terminal.live import LiveView, TrialView
 from dryfit.reporting.terminal.sparkline import sparkline
 from dryfit.reporting.terminal.tables import duration_text, number_text
 from dryfit.reporting.terminal.watch import Watched, watched_lines
@@ -52,12 +52,12 @@ def progress_line(trial: TrialView, goals: Sequence[str]) -> str:
     return f"trial {trial.number}: {', '.join(parts)}"
 
 
-def study_line(view: StudyView, turn: str = "") -> str:
+def study_line(view: LiveView, turn: str = "") -> str:
     """How far a study is, in one line; of several, which of them it is (``2 of 3``)."""
     return f"study{turn and ' '}{turn}: {', '.join(_study_parts(view))}"
 
 
-def _study_parts(view: StudyView) -> list[str]:
+def _study_parts(view: LiveView) -> list[str]:
     said = [f"{view.counts[outcome]} {outcome}" for outcome in Outcome if view.counts[outcome]]
     parts = [f"{view.counted}/{view.total} trials" + (f" ({', '.join(said)})" if said else "")]
     if view.front:
@@ -103,7 +103,7 @@ class StudyPanel:
         title: Which of several studies it is; empty of a lone one.
     """
 
-    view: StudyView
+    view: LiveView
     title: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

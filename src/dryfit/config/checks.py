@@ -13,7 +13,7 @@ from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Metric, Precision, Task
+from dryfit.core.settings.choices import BuiltInTask, Metric, Precision
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.switches import TRIAL_NEEDS, Needs
 from dryfit.core.settings.tables import Settings, TrialSettings
@@ -50,7 +50,7 @@ _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Everything that is wrong between the keys of a config whose single values are legal."""
-    if config.study.task is Task.OBJECTIVE:
+    if config.study.task is BuiltInTask.OBJECTIVE:
         own = objective_problems(config, planned=use is Use.PLAN)
         return [*own, *_unread(config), *_unread_by_patient(config)]
     own = own_task_problems(config) if is_own(config.study.task) else unread_own(config)
@@ -64,7 +64,7 @@ def _task(config: StudyConfig) -> list[Problem]:
     """Tables that the task does not read."""
     task = task_word(config.study.task)
     if config.objective is not None:
-        found = f"is read only with study.task = {Task.OBJECTIVE}, and it is {task}"
+        found = f"is read only with study.task = {BuiltInTask.OBJECTIVE}, and it is {task}"
         return [Problem(("objective",), found, hint='remove the table, or write study.task = "objective"')]
     keys = [f"{table}.{key}" for table in ("data", *TrialSettings.model_fields) for key in TABLES[table]]
     unread = [key for key in keys if not reads(config.study.task, key)]
@@ -135,7 +135,7 @@ def _metric(config: StudyConfig) -> list[Problem]:
         return []  # its metrics are asked of its class
     known = task_metrics(task, data.num_labels, multi_label=data.multi_label)
     classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
-    given = classes if task is Task.CRITERIA else f"study.task is {task}"
+    given = classes if task is BuiltInTask.CRITERIA else f"study.task is {task}"
     asked = {("study", "metric"): (config.study.metric,), ("study", "also"): config.study.also}
     return [
         Problem(path, f"is {metric}, and {given}", ", ".join(known), _nearest(metric, known))

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 from dryfit.config.objective import is_read
 from dryfit.config.schema import StudyConfig
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 
 _HEADER: Final = "# What this study was created from. Written by dryfit; edit study.toml instead.\n"
 _SOURCES: Final = ("train", "validation", "test", "file")
@@ -74,7 +74,7 @@ def _value(value: object) -> str:
 def _document(config: StudyConfig) -> dict[str, dict[str, Any]]:
     """Every table that is there, and that the study's task reads."""
     tables = {table: keys for table, keys in config.model_dump(mode="json").items() if keys is not None}
-    if config.study.task is not Task.OBJECTIVE:
+    if config.study.task is not BuiltInTask.OBJECTIVE:
         return tables
     read = {table: {key: keys[key] for key in keys if is_read(table, key)} for table, keys in tables.items()}
     return {table: keys for table, keys in read.items() if keys}

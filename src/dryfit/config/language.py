@@ -2,7 +2,7 @@
 
 from dryfit.config.problems import Problem
 from dryfit.config.schema import StudyConfig
-from dryfit.core.settings.choices import BaseFormat, Metric, Precision, Task
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Metric, Precision
 from dryfit.core.settings.execution import DeviceKind
 
 _SCALED = (BaseFormat.FP16, BaseFormat.INT8)
@@ -11,7 +11,7 @@ _ASKS_LABELS = ("criteria", "both")
 
 def language_problems(config: StudyConfig) -> list[Problem]:
     """What contradicts each other; values that are searched are looked at in each trial."""
-    if config.study.task is not Task.CAUSAL_LM:
+    if config.study.task is not BuiltInTask.CAUSAL_LM:
         return []
     return [*_searched(config), *_base(config), *_answers(config), *_generated(config)]
 

@@ -24,7 +24,7 @@ from dryfit.config.problems import Problem, config_error, explain, unknown_searc
 from dryfit.config.schema import StudyConfig, dotted
 from dryfit.config.schema_json import CASE_KEYS, TABLES
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import HUB_PREFIX
 from dryfit.core.settings.task_facts import OWN_TABLE
@@ -240,7 +240,7 @@ def _override_value(text: str) -> Any:
 
 def _has_own_function(document: Document) -> bool:
     study = document.get("study")
-    return isinstance(study, dict) and cast("Document", study).get("task") == Task.OBJECTIVE
+    return isinstance(study, dict) and cast("Document", study).get("task") == BuiltInTask.OBJECTIVE
 
 
 def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, str]) -> None:

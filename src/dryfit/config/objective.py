@@ -5,7 +5,7 @@ from typing import Final
 from dryfit.config.problems import Problem
 from dryfit.config.schema import PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import Settings
 
 # Tables, and where it is not all of them their keys, that such a study reads; a key that is not here is an error.
@@ -54,13 +54,16 @@ def objective_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
         planned: It is read for its memory, which nobody can tell.
     """
     if planned:
-        found = f"is {Task.OBJECTIVE}: what your own function takes of a device cannot be planned"
-        return [Problem(("study", "task"), found, f"{Task.CRITERIA} or {Task.CAUSAL_LM}")]
+        found = f"is {BuiltInTask.OBJECTIVE}: what your own function takes of a device cannot be planned"
+        return [Problem(("study", "task"), found, f"{BuiltInTask.CRITERIA} or {BuiltInTask.CAUSAL_LM}")]
     problems = _unread(config)
     own = config.objective
     if own is None:
         hint = 'add [objective] with function = "package.module:function"'
-        return [*problems, Problem(("study", "task"), f"is {Task.OBJECTIVE}, and there is no [objective]", hint=hint)]
+        return [
+            *problems,
+            Problem(("study", "task"), f"is {BuiltInTask.OBJECTIVE}, and there is no [objective]", hint=hint),
+        ]
     if not config.space:
         problems.append(Problem(("space",), "is empty", "at least one parameter of your function"))
     if len(set(own.goals)) != len(own.goals) or not all(own.goals):
@@ -78,7 +81,7 @@ def objective_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
 
 
 def _unread(config: StudyConfig) -> list[Problem]:
-    own = [Problem(("own", key), f"is not read by study.task = {Task.OBJECTIVE}") for key in config.own.knobs]
+    own = [Problem(("own", key), f"is not read by study.task = {BuiltInTask.OBJECTIVE}") for key in config.own.knobs]
     problems: list[Problem] = [*own]
     for table, keys in TABLES.items():
         settings: Settings | None = getattr(config, table)
@@ -88,6 +91,6 @@ def _unread(config: StudyConfig) -> list[Problem]:
             # A frozen study file spells out the defaults too, so only a value that differs was meant.
             default = type(settings).model_fields[key].default
             if not is_read(table, key) and getattr(settings, key) != default:
-                found = f"is not read by study.task = {Task.OBJECTIVE}"
+                found = f"is not read by study.task = {BuiltInTask.OBJECTIVE}"
                 problems.append(Problem((table, key), found, hint=_ELSEWHERE.get(f"{table}.{key}", "remove it")))
     return problems

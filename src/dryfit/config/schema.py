@@ -5,7 +5,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import ExecutionSettings
 from dryfit.core.settings.tables import DataSettings, ObjectiveSettings, Settings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName, TaskName
@@ -33,7 +33,7 @@ class StudySettings(Settings):
 
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of the study")
     task: TaskName = Field(
-        default=Task.CRITERIA,
+        default=BuiltInTask.CRITERIA,
         description="what the model learns; or a class of your own: `package.module:Class`, or `file.py:Class`",
     )
     task_version: int = Field(

@@ -1,9 +1,9 @@
 """Private names of other libraries: what dryfit needs of them, and a test of it before its first use.
 
 A library may rename or change a private name in any release. The modules of ``dryfit.meta.private_apis`` and
-``dryfit.search.private_apis`` are the only ones that touch such names. Each declares them as a :class:`Group`, and a
-feature that rests on a group calls :func:`require` where it begins, so that a library that has changed ends with a
-sentence and not with a wrong result.
+``dryfit.search.private_apis`` are the only ones that touch such names. Each declares them as a :class:`PrivateNames`,
+and a feature that rests on a group calls :func:`require` where it begins, so that a library that has changed ends with
+a sentence and not with a wrong result.
 """
 
 import inspect
@@ -44,7 +44,7 @@ class PrivateName:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class PrivateNames:
     """Private names of one library that are used together.
 
     Attributes:
@@ -59,7 +59,7 @@ class Group:
     misbehaves: Callable[[], str] = str
 
 
-def require(doing: str, *groups: Group) -> None:
+def require(doing: str, *groups: PrivateNames) -> None:
     """Test the private names that a feature rests on; once in a process for each group.
 
     Args:
@@ -104,7 +104,7 @@ def library_error(library: str, doing: str, found: str) -> LibraryError:
 
 
 @cache
-def _tested(group: Group) -> str:
+def _tested(group: PrivateNames) -> str:
     """What is wrong with a group; empty where nothing is."""
     missing = [name for name in group.names if not _exists(name.path)]
     if missing:
@@ -117,7 +117,7 @@ def _tested(group: Group) -> str:
     return said[0]
 
 
-def _behaviour(group: Group) -> str:
+def _behaviour(group: PrivateNames) -> str:
     try:
         return group.misbehaves()
     except Exception as error:  # noqa: BLE001  # whatever a changed library raises is what is wrong with it

@@ -46,7 +46,7 @@ class _Annotation(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
+class PassageSettings:
     """How contracts become rows.
 
     Attributes:
@@ -69,7 +69,7 @@ class _Contract:
     path: str
 
 
-def contractnli_rows(document: Any, source: str, cutting: Cutting) -> Iterator[Item]:
+def contractnli_rows(document: Any, source: str, cutting: PassageSettings) -> Iterator[Item]:
     """A row for each hypothesis and passage: label 1 where the passage holds evidence that decides the hypothesis.
 
     Args:
@@ -109,7 +109,7 @@ def contractnli_rows(document: Any, source: str, cutting: Cutting) -> Iterator[I
         yield from _contract_rows(parsed, annotation_sets[0], hypotheses, cutting)
 
 
-def _contract(raw: Any, path: str, cutting: Cutting) -> tuple[_Contract, list[_AnnotationSet]] | Rejected:
+def _contract(raw: Any, path: str, cutting: PassageSettings) -> tuple[_Contract, list[_AnnotationSet]] | Rejected:
     try:
         document = _Document.model_validate(raw)
     except ValidationError as error:
@@ -126,7 +126,7 @@ def _contract(raw: Any, path: str, cutting: Cutting) -> tuple[_Contract, list[_A
 
 
 def _contract_rows(
-    contract: _Contract, annotation_set: _AnnotationSet, hypotheses: dict[str, str], cutting: Cutting
+    contract: _Contract, annotation_set: _AnnotationSet, hypotheses: dict[str, str], cutting: PassageSettings
 ) -> Iterator[Item]:
     path = f"{contract.path}.annotation_sets[0].annotations"
     for key in annotation_set.annotations:
@@ -163,7 +163,7 @@ def _evidence(raw: Any, contract: _Contract, path: str) -> list[Span] | Rejected
 
 
 def _pair_rows(
-    contract: _Contract, key: str, hypothesis: str, evidence: list[Span], cutting: Cutting
+    contract: _Contract, key: str, hypothesis: str, evidence: list[Span], cutting: PassageSettings
 ) -> Iterator[ImportedRow | LeftOut]:
     """Rows of one hypothesis: every passage with evidence, and as many without as are asked for (but at least one)."""
     held = [

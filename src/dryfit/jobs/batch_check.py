@@ -19,13 +19,13 @@ from transformers import PreTrainedConfig
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError, DryfitError
 from dryfit.core.jobs import (
+    BatchCheckRequest,
+    BatchCheckResult,
     BatchWalk,
     ChildResult,
     PointFacts,
-    RehearseRequest,
-    RehearseResult,
+    ProbeFailure,
     StepFacts,
-    Stumble,
     TrainRequest,
 )
 from dryfit.core.settings.choices import Precision
@@ -53,7 +53,7 @@ _FP16_SCALE = 1024.0
 """What a loss is multiplied by in fp16, as GradScaler would, so that small gradients do not become zero."""
 
 
-def rehearse(body: RehearseRequest, channel: ChildChannel) -> ChildResult:
+def rehearse(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
     """Walk through every batch, then load the model and do one step of its largest batch and of each point."""
     trial = body.trial
     torch.set_num_threads(trial.plan.threads)
@@ -97,7 +97,7 @@ class _Findings:
         self.remarks: list[str] = []
         self.step: StepFacts | None = None
         self.points: list[PointFacts] = []
-        self.stumbles: list[Stumble] = []
+        self.stumbles: list[ProbeFailure] = []
 
     @contextmanager
     def stage(self, name: str) -> Generator[None, None, None]:
@@ -105,10 +105,10 @@ class _Findings:
         try:
             yield
         except DryfitError as error:
-            self.stumbles.append(Stumble(stage=name, error=ErrorParts.of(error)))
+            self.stumbles.append(ProbeFailure(stage=name, error=ErrorParts.of(error)))
 
-    def result(self) -> RehearseResult:
-        return RehearseResult(
+    def result(self) -> BatchCheckResult:
+        return BatchCheckResult(
             walks=tuple(self.walks),
             remarks=tuple(self.remarks),
             step=self.step,

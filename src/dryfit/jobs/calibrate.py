@@ -14,7 +14,7 @@ from dryfit.core.jobs import CalibrateRequest, CalibrateResult, ChildResult
 from dryfit.core.jobs.calibration import CaseComparison, MemoryCase, Observation
 from dryfit.core.jobs.memory import Confidence, MemoryPlan
 from dryfit.core.wire import Phase, read_model, write_model
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.allocator.snapshot import read_snapshot
 from dryfit.memory.planning.comparison import calibration_of, comparison, measured_workspace
 from dryfit.memory.planning.constants import DeviceConstants, write_calibration

@@ -14,14 +14,14 @@ from dryfit.core.settings.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Note, Phase
 from dryfit.jobs.train import begin, newest_good_of, train_result, trial_parts, trial_task
-from dryfit.parallel.layout.processes import Company, together
+from dryfit.parallel.layout.processes import ProcessGroup, run_in_process_group
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.rows.checked_rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.saved.model_input import DRYFIT_FILE, model_input, read_model_input
 from dryfit.tasks.saved.saved_model import save_trained
 from dryfit.tasks.tokens.token_set import Tokens, joined
 from dryfit.train.batches import epoch_size
-from dryfit.train.error_context import Whereabouts
+from dryfit.train.error_context import ErrorContext
 from dryfit.train.export.model_card import EXAMPLE_FILE, README_FILE, Trained, example, model_card
 from dryfit.train.run import FixedLength, TrialParts
 from dryfit.train.trainer import run_training
@@ -37,10 +37,10 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
     Raises:
         DryfitError: As for a trial; or no validation gave a number, so that no weights are the best.
     """
-    return together(body.training.plan, channel, lambda company: _final(body, channel, company))
+    return run_in_process_group(body.training.plan, channel, lambda company: _final(body, channel, company))
 
 
-def _final(body: FinalRequest, channel: ChildChannel, company: Company) -> ChildResult:
+def _final(body: FinalRequest, channel: ChildChannel, company: ProcessGroup) -> ChildResult:
     tokens = begin(body.training, channel, only=(TRAIN, VALIDATION, TEST))
     rows = {name: split.sources for name, split in tokens.splits.items()}
     length, fitted = None, dict[str, float]()
@@ -118,7 +118,7 @@ def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, f
     split, beat = tokens.splits[TEST], parts.channel.beat
     rows = evaluation_rows(parts.request.plan.micro_batch)
     guard = BatchGuard(TEST, split, model_bounds(parts.model))
-    at = Whereabouts(parts, guard)
+    at = ErrorContext(parts, guard)
     at.step = step
     with at:
         found = evaluate(parts.model, split, parts.task, batch_rows=rows, beat=beat, guard=guard, fitted=fitted)

@@ -15,14 +15,14 @@ from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult, S
 from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.core.settings.memory_key import any_shape, memory_key
 from dryfit.core.settings.tables import DataSettings, ModelSettings
-from dryfit.core.sharding.rank_search import AUTO, Found, next_ranks, ranks_taken
-from dryfit.core.sharding.shard_summary import CutSummary, Sent
+from dryfit.core.sharding.rank_search import AUTO, RankOutcome, next_ranks, ranks_taken
+from dryfit.core.sharding.shard_summary import Sent, ShardSummary
 from dryfit.core.text.units import gib
 from dryfit.core.wire import Phase
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.memory.planning.estimate import Device, Lengths
-from dryfit.memory.planning.fallbacks import Change, ChangeKind, Trial, execution_asked
+from dryfit.memory.planning.fallbacks import ChangeKind, PlannedTrial, SettingChange, execution_asked
 from dryfit.memory.planning.ladder import plan as climb
 from dryfit.memory.planning.segment_source import SegmentSource
 from dryfit.memory.planning.trace_store import TraceStore
@@ -34,8 +34,8 @@ from dryfit.meta.loading.pretrained import cannot_checkpoint
 from dryfit.parallel.layout.device_counts import cut_answer, judged, why_not, with_divided, with_more_ranks, with_tried
 from dryfit.parallel.layout.fsdp_bytes import ParameterSize, held_bytes
 from dryfit.parallel.layout.proved_plans import FOLDER
-from dryfit.parallel.layout.shard_plans import Cuts
-from dryfit.tasks.base import Given, Task
+from dryfit.parallel.layout.shard_plans import ShardPlans
+from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import Fold, study_folds
 from dryfit.tasks.own import own_source
 from dryfit.tasks.prepare import prepared_tokens
@@ -62,7 +62,7 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
     for subject in body.subjects:
         check_divided(subject.settings, body.wishes)
-    cuts = Cuts(Path(body.trace_dir).parent / FOLDER, whole_model)
+    cuts = ShardPlans(Path(body.trace_dir).parent / FOLDER, whole_model)
     planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)), cuts)
     trials = [planner.trial(subject) for subject in body.subjects]
     planner.prepare(trials)
@@ -101,13 +101,13 @@ class _Planner:
 
     body: PlanRequest
     store: TraceStore
-    cuts: Cuts
+    cuts: ShardPlans
     sources: dict[_Step, SegmentSource] = field(default_factory=dict[_Step, SegmentSource])
     lengths: dict[tuple[str, int, str], Lengths] = field(default_factory=dict[tuple[str, int, str], Lengths])
     tracers: dict[_Step, StepTracer] = field(default_factory=dict[_Step, StepTracer])
     ranks: dict[int, "_Planner"] = field(default_factory=dict[int, "_Planner"])
 
-    def prepare(self, trials: Sequence[Trial]) -> None:
+    def prepare(self, trials: Sequence[PlannedTrial]) -> None:
         """Say which batches will be asked for, so that a whole space needs few traces."""
         if len(trials) == 1:
             return
@@ -121,7 +121,7 @@ class _Planner:
                 source.prepare(SegmentKind.MICRO_FIRST, [Shape(rows, length)])
                 source.prepare(SegmentKind.EVALUATE, [Shape(trial.evaluation_rows(rows), length)])
 
-    def answer(self, subject: PlanSubject, trial: Trial) -> PlanAnswer:
+    def answer(self, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
         """Plan one subject.
 
         Raises:
@@ -141,7 +141,7 @@ class _Planner:
             found = found.model_copy(update={"reasons": (*found.reasons, _held_text(subject, wishes.dp))})
         return found.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})
 
-    def climbed(self, subject: PlanSubject, trial: Trial) -> PlanAnswer:
+    def climbed(self, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
         """What the ladder says of a subject on the ranks of the wishes."""
         return climb(
             trial,
@@ -152,13 +152,15 @@ class _Planner:
             every_rung=self.body.every_rung,
         )
 
-    def with_cut(self, subject: PlanSubject, trial: Trial, answer: PlanAnswer, cut: CutSummary | None) -> PlanAnswer:
+    def with_cut(
+        self, subject: PlanSubject, trial: PlannedTrial, answer: PlanAnswer, cut: ShardSummary | None
+    ) -> PlanAnswer:
         """An answer about a rank, with how the model is cut and what is sent."""
         if cut is None:
             return answer
         return answer.model_copy(update={"cut": cut.model_copy(update={"sent": self.sent(subject, trial, answer)})})
 
-    def fewest(self, subject: PlanSubject, trial: Trial) -> PlanAnswer:
+    def fewest(self, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
         """Plan a subject on the fewest ranks by which it fits; where none does, the refusal on one device.
 
         Raises:
@@ -168,7 +170,7 @@ class _Planner:
         degrees = () if exact or not self.body.several else self.body.degrees
         reasons = ['execution.allow is "exact": ranks add up in another order'] if exact else list[str]()
         answers: dict[int, PlanAnswer] = {}
-        found: dict[int, Found] = {}
+        found: dict[int, RankOutcome] = {}
         while (ranks := next_ranks(found, degrees)) is not None:
             try:
                 answers[ranks] = self.climbed(subject, trial) if ranks == 1 else self.on_ranks(ranks).rank_of(subject)
@@ -176,7 +178,7 @@ class _Planner:
             except (ConfigError, ShardError, TraceError) as error:
                 if ranks == 1:
                     raise
-                found[ranks] = Found.NOT_POSSIBLE
+                found[ranks] = RankOutcome.NOT_POSSIBLE
                 reasons.append(why_not(ranks, error))
         one, taken = answers.pop(1), ranks_taken(found)
         one = one.model_copy(update={"cannot_cut": reasons[0]}) if reasons and not one.verdict.fits else one
@@ -204,7 +206,9 @@ class _Planner:
         check_divided(subject.settings, self.body.wishes)
         trial, ranks = self.trial(subject), self.body.wishes.ranks
         answer = self.climbed(subject, trial)
-        cut = self.cuts.prove(subject, ranks) if judged(answer, ranks, self.body.host_bytes) is Found.FITS else None
+        cut = (
+            self.cuts.prove(subject, ranks) if judged(answer, ranks, self.body.host_bytes) is RankOutcome.FITS else None
+        )
         return self.with_cut(subject, trial, answer, cut)
 
     def with_fallback(self, subject: PlanSubject, answer: PlanAnswer, taken: int, degrees: Sequence[int]) -> PlanAnswer:
@@ -228,7 +232,7 @@ class _Planner:
         check_divided(subject.settings, planner.body.wishes)
         return planner.source(subject)
 
-    def sent(self, subject: PlanSubject, trial: Trial, answer: PlanAnswer) -> Sent | None:
+    def sent(self, subject: PlanSubject, trial: PlannedTrial, answer: PlanAnswer) -> Sent | None:
         """What a rank sends in an optimizer step of the worst batch; None where the step cannot be traced."""
         if answer.memory is None:
             return None
@@ -257,7 +261,7 @@ class _Planner:
             self.store.put_sent(found, question)
         return found
 
-    def trial(self, subject: PlanSubject) -> Trial:
+    def trial(self, subject: PlanSubject) -> PlannedTrial:
         """What the ladder must know of a subject.
 
         Raises:
@@ -278,7 +282,7 @@ class _Planner:
         place = (settings.model.name, max_length, task.token_key() if tokens is not None else "")
         if place not in self.lengths:
             self.lengths[place] = Lengths.of(max_length, _row_lengths(tokens, task))
-        return Trial(
+        return PlannedTrial(
             effective_batch=settings.train.batch_size,
             lengths=self.lengths[place],
             optimizer_impls=implementations(settings.optim.name, spec.kind),
@@ -324,7 +328,7 @@ class _Planner:
             self.tracers[step] = StepTracer(subject, self.body.device, reentrant=wishes.reentrant, plan=plan)
         return self.tracers[step]
 
-    def changed(self, subject: PlanSubject, change: Change) -> SegmentSource | None:
+    def changed(self, subject: PlanSubject, change: SettingChange) -> SegmentSource | None:
         """Segments after a change of the experiment; None where it has no such part."""
         settings = subject.settings
         match change.kind:
@@ -359,7 +363,7 @@ def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]
 def _task(tokens: StudyTokens | None, subject: PlanSubject) -> Task:
     """What a subject learns, from the study's data where there is any."""
     dummy = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
-    return make_task(subject.task, Given(subject.settings, dummy if tokens is None else tokens.data))
+    return make_task(subject.task, TaskContext(subject.settings, dummy if tokens is None else tokens.data))
 
 
 def _row_lengths(tokens: StudyTokens | None, task: Task) -> list[int] | None:

@@ -30,7 +30,7 @@ from dryfit.core.wire import Phase
 from dryfit.meta.construction.construction import build
 from dryfit.meta.files.source import model_identity
 from dryfit.meta.loading.pretrained import Kind, make_model, pretrained_config, stack_bytes
-from dryfit.tasks.base import Given, Task
+from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import checked_fold, study_folds
 from dryfit.tasks.metrics import check_metrics
 from dryfit.tasks.own import check_settings, own_source
@@ -55,7 +55,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         check_enough(count, body.processes)
     check_precisions(body.precisions, device)
     channel.send(Phase(name="load"))
-    task = make_task(body.task, Given(body.settings, body.data))
+    task = make_task(body.task, TaskContext(body.settings, body.data))
     if is_own(body.task):
         check_settings(type(task), body.settings, body.searched)
     check_metrics(task, body.metrics)
@@ -70,7 +70,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     for model, max_length in body.pairs:
         train = body.settings.train.model_copy(update={"max_length": max_length})
         settings = body.settings.model_copy(update={"model": model, "train": train})
-        task = make_task(body.task, Given(settings, body.data))
+        task = make_task(body.task, TaskContext(settings, body.data))
         cache = partial(cache_tokens, task, cache_dir=Path(body.cache_dir), data_fingerprint=found)
         remarks += task.remarks(cache(splits))
         for fold, rows in folds.items():

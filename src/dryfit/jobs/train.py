@@ -26,8 +26,8 @@ from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import FoldScore, TrialConfig, best_point, fold_means
 from dryfit.core.wire import Checkpointed, Note, Phase
 from dryfit.meta.files.source import model_folder
-from dryfit.parallel.layout.processes import BY_ITSELF, Company, together
-from dryfit.tasks.base import Given, Task
+from dryfit.parallel.layout.processes import BY_ITSELF, ProcessGroup, run_in_process_group
+from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import Fold, study_folds
 from dryfit.tasks.metrics import check_metrics
 from dryfit.tasks.prepare import prepared_tokens
@@ -40,7 +40,7 @@ from dryfit.train.device import observed_memory, prepare_device
 from dryfit.train.ineffective_settings import check_effect
 from dryfit.train.model import lay_out
 from dryfit.train.optimizer import check_divided, check_optimizer, optimizer_plan
-from dryfit.train.run import ALONE, FixedLength, Place, RunState, TrialParts
+from dryfit.train.run import ALONE, FixedLength, FoldPosition, RunState, TrialParts
 from dryfit.train.trainer import run_training
 
 # Compiles a thousand patterns on its first call (0.1 s) and keeps them: once before the fork, not in each trial.
@@ -60,13 +60,13 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     Raises:
         DryfitError: A setting, the data, the model's weights or a checkpoint is wrong, or the loss is not finite.
     """
-    result = together(body.plan, channel, lambda company: _train(body, channel, company))
+    result = run_in_process_group(body.plan, channel, lambda company: _train(body, channel, company))
     if body.diagnostic:
         channel.send(Note(text="what ended the attempt before did not come back, although every kernel was waited for"))
     return ChildResult(train=result, error=None)
 
 
-def _train(body: TrainRequest, channel: ChildChannel, company: Company) -> TrainResult:
+def _train(body: TrainRequest, channel: ChildChannel, company: ProcessGroup) -> TrainResult:
     if body.config.data.folds > 1:
         return _train_folds(body, channel, company)
     tokens = begin(body, channel, only=(TRAIN, VALIDATION))
@@ -74,7 +74,7 @@ def _train(body: TrainRequest, channel: ChildChannel, company: Company) -> Train
     return train_result(body, run_training(parts, newest_good_of(body, channel)), company)
 
 
-def _train_folds(body: TrainRequest, channel: ChildChannel, company: Company) -> TrainResult:
+def _train_folds(body: TrainRequest, channel: ChildChannel, company: ProcessGroup) -> TrainResult:
     """Train once for each fold that is not done yet, each time on the rows of the others.
 
     Every fold has a seed of its own and draws nothing that depends on those before, so that it is the same training
@@ -82,7 +82,7 @@ def _train_folds(body: TrainRequest, channel: ChildChannel, company: Company) ->
     """
     folds = study_folds(body.config.data)
     checkpoint = newest_good_of(body, channel)
-    place = Place(len(folds), checkpoint.folds if checkpoint is not None else (), _fold_reports(body))
+    place = FoldPosition(len(folds), checkpoint.folds if checkpoint is not None else (), _fold_reports(body))
     tokens = begin(body, channel, only=(TRAIN, VALIDATION), fold=folds[len(place.done)])
     while True:
         within = checkpoint if checkpoint is not None and checkpoint.fold_step else None
@@ -137,7 +137,7 @@ def _let_go(device: DeviceKind) -> None:
         torch.cuda.empty_cache()
 
 
-def _checkpoint_between(body: TrainRequest, channel: ChildChannel, place: Place) -> None:
+def _checkpoint_between(body: TrainRequest, channel: ChildChannel, place: FoldPosition) -> None:
     """Keep what the folds have come to; the next one begins with nothing else."""
     step = place.steps_before
     channel.send(Phase(name="save", step=step))
@@ -220,7 +220,7 @@ def newest_good_of(body: TrainRequest, channel: ChildChannel) -> Checkpoint | No
     return newest_good(Path(body.checkpoint_dir), body.fingerprint, told, computed=body.config.fingerprint)
 
 
-def train_result(body: TrainRequest, run: RunState, company: Company) -> TrainResult:
+def train_result(body: TrainRequest, run: RunState, company: ProcessGroup) -> TrainResult:
     """What a run has come to, as the control process hears it."""
     best = best_point(run.points, body.config.direction)
     return TrainResult(
@@ -234,7 +234,7 @@ def train_result(body: TrainRequest, run: RunState, company: Company) -> TrainRe
 
 
 def _folds_result(
-    body: TrainRequest, place: Place, stopped_by: StopReason | None, company: Company, *, steps: int
+    body: TrainRequest, place: FoldPosition, stopped_by: StopReason | None, company: ProcessGroup, *, steps: int
 ) -> TrainResult:
     """What a trial of several folds has come to, whether all of them are done or not."""
     value, *also = fold_means(place.done) if len(place.done) == place.folds else (None,)
@@ -251,7 +251,7 @@ def _folds_result(
     )
 
 
-def _peaks(device: DeviceKind, company: Company) -> dict[str, Any]:
+def _peaks(device: DeviceKind, company: ProcessGroup) -> dict[str, Any]:
     """Of a device that of the rank that took most; of the host that of all ranks together."""
     peaks = company.collect(observed_memory(device))
     return {
@@ -268,7 +268,7 @@ def _of_all(combine: Callable[[list[int]], int], peaks: Iterable[int | None]) ->
 
 def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:
     """What the trial learns: its batches, model, loss and metrics; of its tokens it knows what it is told."""
-    given = Given(config.settings, config.data, metric=config.metric)
+    given = TaskContext(config.settings, config.data, metric=config.metric)
     given = given if tokens is None else given.knowing(tokens.facts(config.data.num_labels))
     return make_task(config.task, given)
 
@@ -278,8 +278,8 @@ def trial_parts(
     channel: ChildChannel,
     tokens: Tokens,
     length: FixedLength | None = None,
-    place: Place = ALONE,
-    company: Company = BY_ITSELF,
+    place: FoldPosition = ALONE,
+    company: ProcessGroup = BY_ITSELF,
 ) -> TrialParts:
     """Build the model, and put together what one training run is made of.
 

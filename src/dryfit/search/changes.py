@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from dryfit.core.settings.switches import TRIAL_NEEDS
 from dryfit.core.settings.task_facts import is_own
 from dryfit.core.settings.trial import Scalar
-from dryfit.search.comparability import FOLDS, Fixed, Ground, whole
+from dryfit.search.comparability import FOLDS, Fixed, SearchGround, whole
 from dryfit.search.space.params import (
     Distribution,
     Param,
@@ -26,7 +26,7 @@ from dryfit.search.space.params import (
     only_value,
 )
 from dryfit.search.space.space import Space
-from dryfit.store.events import Basis, Compatibility
+from dryfit.store.events import ComparabilityKey, Compatibility
 
 _NEAR = 1e-8
 """How far a ratio of steps may be from an integer."""
@@ -48,7 +48,7 @@ class Change:
     comparable: bool = True
 
 
-def compare(old: Basis, new: Basis) -> Change:
+def compare(old: ComparabilityKey, new: ComparabilityKey) -> Change:
     """Compare what trials so far rest on with what new ones would.
 
     EXTENDS: every trial so far could be one of today. SAME: and the other way round. Anything else FORKS.
@@ -57,7 +57,7 @@ def compare(old: Basis, new: Basis) -> Change:
         return Change(Compatibility.FORKS, ("nobody wrote down what the trials so far were run with",), False)
     old = moved(old, new.folder)
     apart = tuple(_not_comparable(old, new))
-    before, after = Ground(old), Ground(new)
+    before, after = SearchGround(old), SearchGround(new)
     reasons: list[str] = []
     lost = gained = False
     if old.task == new.task:  # keys of another task are other keys
@@ -72,12 +72,12 @@ def compare(old: Basis, new: Basis) -> Change:
     return Change(verdict, (*apart, *reasons), not apart)
 
 
-def comparable(old: Basis, new: Basis) -> bool:
+def comparable(old: ComparabilityKey, new: ComparabilityKey) -> bool:
     """Whether values of trials that rest on one may stand beside those of the other."""
     return old.own is not None and not any(_not_comparable(moved(old, new.folder), new))
 
 
-def moved(basis: Basis, folder: str) -> Basis:
+def moved(basis: ComparabilityKey, folder: str) -> ComparabilityKey:
     """The same with paths below the study's folder as they are now that it lies elsewhere."""
     if not basis.folder or basis.folder == folder:
         return basis
@@ -93,7 +93,7 @@ def moved(basis: Basis, folder: str) -> Basis:
     return basis.model_copy(update={"task": task, "own": own, "space": space, "folder": folder})
 
 
-def _not_comparable(old: Basis, new: Basis) -> Iterator[str]:
+def _not_comparable(old: ComparabilityKey, new: ComparabilityKey) -> Iterator[str]:
     if old.task != new.task:
         yield f"study.task was {old.task}, is now {new.task}"
     elif old.function != new.function:
@@ -119,7 +119,7 @@ def _other_folds(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> Iterat
 # ---- whether all that a key can be on one side it can be on the other
 
 
-def _covered(name: str, inner: Ground, outer: Ground) -> bool:
+def _covered(name: str, inner: SearchGround, outer: SearchGround) -> bool:
     """Whether a key can be, on the outer side, all that it can be on the inner one beside the same other values."""
     for values in _branches(name, inner, outer):
         drawn = _drawn(outer, values)
@@ -148,8 +148,8 @@ class _Elsewhere:
     known: Mapping[str, Scalar]
     others: frozenset[str]
 
-    def is_read(self, ground: Ground, name: str) -> bool:
-        """As :meth:`Ground.is_read`; a switch at a value that nobody names counts as one under which it is read."""
+    def is_read(self, ground: SearchGround, name: str) -> bool:
+        """As :meth:`SearchGround.is_read`; a switch whose value is unknown counts as one that reads it."""
         switches = {need.switch for need in TRIAL_NEEDS if need.key == name}
         return bool(switches & self.others) or ground.is_read(name, self.known)
 
@@ -157,7 +157,7 @@ class _Elsewhere:
 _Value = Scalar | _Other
 
 
-def _branches(name: str, inner: Ground, outer: Ground) -> list[dict[str, _Value]]:
+def _branches(name: str, inner: SearchGround, outer: SearchGround) -> list[dict[str, _Value]]:
     """All values that the inner side can give the keys on which a key hangs, on either side."""
     branches: list[dict[str, _Value]] = [{}]
     for key in _closure(name, inner, outer):
@@ -170,7 +170,7 @@ def _branches(name: str, inner: Ground, outer: Ground) -> list[dict[str, _Value]
     return branches
 
 
-def _closure(name: str, inner: Ground, outer: Ground) -> list[str]:
+def _closure(name: str, inner: SearchGround, outer: SearchGround) -> list[str]:
     """The keys on which a key hangs, on either side; in an order in which the inner side can draw them."""
     needed, waiting = set[str](), [name]
     while waiting:
@@ -183,7 +183,7 @@ def _closure(name: str, inner: Ground, outer: Ground) -> list[str]:
     return [*drawn, *sorted(needed - set(drawn))]
 
 
-def _asked(key: str, grounds: Iterable[Ground]) -> Iterator[Scalar]:
+def _asked(key: str, grounds: Iterable[SearchGround]) -> Iterator[Scalar]:
     """The values of a key that conditions name."""
     for ground in grounds:
         for param in ground.space.params:
@@ -205,7 +205,7 @@ def _classes(values: Fixed | Distribution, asked: tuple[Scalar, ...]) -> list[_V
     return [*named] if whole else [*named, _Other(values)]
 
 
-def _drawn(ground: Ground, values: Mapping[str, _Value]) -> dict[str, Scalar] | None:
+def _drawn(ground: SearchGround, values: Mapping[str, _Value]) -> dict[str, Scalar] | None:
     """The part of some keys' values that a side draws; None where it cannot draw one of them.
 
     A value that no condition asks for is left out: no condition holds by it.
@@ -257,7 +257,7 @@ def _grid_covers(outer: FloatDistribution, inner: FloatDistribution) -> bool:
 # ---- in words
 
 
-def _sentences(name: str, before: Ground, after: Ground) -> list[str]:
+def _sentences(name: str, before: SearchGround, after: SearchGround) -> list[str]:
     was, now = before.space.cases(name), after.space.cases(name)
     if not was and not now:
         return [f"{name} was {_text(before.fixed(name))}, is now {_text(after.fixed(name))}"]
@@ -311,7 +311,7 @@ def _kind(distribution: Distribution) -> str:
             return "one of "
 
 
-def _redrawn(name: str, before: Ground, after: Ground) -> list[str]:
+def _redrawn(name: str, before: SearchGround, after: SearchGround) -> list[str]:
     """Where all values stay, and are drawn in another way."""
     was = {param.when: param.distribution for param in before.space.cases(name)}
     now = {param.when: param.distribution for param in after.space.cases(name)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from dryfit.config.schema import StudyConfig
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.switches import TRIAL_NEEDS
 from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.core.settings.task_facts import OWN_TABLE, TaskName, is_own, reads, task_word
@@ -15,7 +15,7 @@ from dryfit.core.settings.trial import Scalar
 from dryfit.search.space.fields import searchable_keys, setting
 from dryfit.search.space.params import Distribution, is_one_of
 from dryfit.search.space.space import Space
-from dryfit.store.events import Basis
+from dryfit.store.events import ComparabilityKey
 
 _OF_DATA: Final = ("num_labels", "multi_label", "folds")
 """Keys of ``[data]`` that the rows' fingerprint does not hold: a model's head does, and what a value is the mean of."""
@@ -35,7 +35,7 @@ class Fixed:
     known: bool = True
 
 
-def basis_of(config: StudyConfig, space: Space, *, data: str, folder: Path) -> Basis:
+def comparability_key(config: StudyConfig, space: Space, *, data: str, folder: Path) -> ComparabilityKey:
     """What trials of a study file rest on.
 
     Args:
@@ -46,7 +46,7 @@ def basis_of(config: StudyConfig, space: Space, *, data: str, folder: Path) -> B
     """
     own, task = config.objective, config.study.task
     function = f"{own.function}, version {own.version}" if own is not None else ""
-    return Basis(
+    return ComparabilityKey(
         task=task,
         goals=config.goals,
         space=space.to_json(),
@@ -75,10 +75,10 @@ def whole(own: Mapping[str, Scalar], task: TaskName) -> Mapping[str, Scalar]:
 
     A new key leaves everything as it was unless it is set.
     """
-    return own if task is Task.OBJECTIVE else {**_defaults(), **own}
+    return own if task is BuiltInTask.OBJECTIVE else {**_defaults(), **own}
 
 
-class Ground:
+class SearchGround:
     """A basis, ready to be asked.
 
     Attributes:
@@ -87,7 +87,7 @@ class Ground:
         own: The study file's own values, see :func:`whole`.
     """
 
-    def __init__(self, basis: Basis) -> None:
+    def __init__(self, basis: ComparabilityKey) -> None:
         self.basis = basis
         self.space = Space.from_json(basis.space)
         self.own = whole(basis.own or {}, basis.task)
@@ -108,7 +108,7 @@ class Ground:
             name: The key.
             values: Of all keys that differ from the file's own.
         """
-        if self.basis.task is Task.OBJECTIVE:
+        if self.basis.task is BuiltInTask.OBJECTIVE:
             return True  # of a function of the user's own nobody knows
         needs = [need for need in TRIAL_NEEDS if need.key == name]
         if not reads(self.basis.task, name):
@@ -116,7 +116,7 @@ class Ground:
         return all(is_one_of(values.get(need.switch, self.own.get(need.switch)), need.values) for need in needs)
 
 
-def point_in(ground: Ground, params: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> dict[str, Scalar] | None:
+def point_in(ground: SearchGround, params: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> dict[str, Scalar] | None:
     """The values that a trial has of the searched keys; None where one of them cannot be drawn.
 
     Args:
@@ -137,7 +137,7 @@ def point_in(ground: Ground, params: Mapping[str, Scalar], own: Mapping[str, Sca
     return drawn
 
 
-def is_trial_of(ground: Ground, params: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> bool:
+def is_trial_of(ground: SearchGround, params: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> bool:
     """Whether a trial could be one of this basis: its point can be drawn, and everything else is what is fixed here.
 
     Args:

@@ -9,7 +9,7 @@ from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 from dryfit.core.settings.choices import Direction
 from dryfit.search.sampling.pareto_front import Floats
 from dryfit.search.sampling.scratch_study import Sealed, ThrowAway, sealed
@@ -78,6 +78,6 @@ def _halving_misbehaves() -> str:
     return "" if found == [f"{RUNG_PREFIX}0"] else f"SuccessiveHalvingPruner writes down its first rung as {found}"
 
 
-TPE: Final = Group("optuna", NAMES[:1], _tpe_misbehaves)
-NSGA2: Final = Group("optuna", NAMES[1:], _nsga2_misbehaves)
-HALVING: Final = Group("optuna", (), _halving_misbehaves)
+TPE: Final = PrivateNames("optuna", NAMES[:1], _tpe_misbehaves)
+NSGA2: Final = PrivateNames("optuna", NAMES[1:], _nsga2_misbehaves)
+HALVING: Final = PrivateNames("optuna", (), _halving_misbehaves)

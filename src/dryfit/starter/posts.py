@@ -35,7 +35,7 @@ _DENIED_SHARE: Final = 0.6
 """Of the rows with label 0: the writer says the opposite."""
 
 
-class Row(TypedDict):
+class PostRow(TypedDict):
     """One row of a data set of the task *criteria*."""
 
     id: str
@@ -142,7 +142,9 @@ def _post(writer: _Writer, criterion: Criterion, label: int) -> tuple[str, list[
     return text, spans
 
 
-def generate(n_rows: int, seed: int, difficulty: float = DEFAULT_DIFFICULTY, *, held_out: bool = False) -> list[Row]:
+def generate(
+    n_rows: int, seed: int, difficulty: float = DEFAULT_DIFFICULTY, *, held_out: bool = False
+) -> list[PostRow]:
     """Make rows of the task *criteria*; the same arguments always give the same rows.
 
     Args:
@@ -159,7 +161,7 @@ def generate(n_rows: int, seed: int, difficulty: float = DEFAULT_DIFFICULTY, *, 
     return _rows(n_rows, derive_seed("posts", seed), _Knobs.of(difficulty), held_out=held_out)
 
 
-def _rows(n_rows: int, seed: int, knobs: _Knobs, *, held_out: bool, earlier: Sequence[Row] = ()) -> list[Row]:
+def _rows(n_rows: int, seed: int, knobs: _Knobs, *, held_out: bool, earlier: Sequence[PostRow] = ()) -> list[PostRow]:
     """Rows that share no id, author or text with the earlier ones; the first begins with a new author."""
     rng = random.Random(seed)
     writer = _Writer(rng, knobs, held_out)
@@ -167,7 +169,7 @@ def _rows(n_rows: int, seed: int, knobs: _Knobs, *, held_out: bool, earlier: Seq
     rng.shuffle(labels)
     seen = {row["text"] for row in earlier}
     authors = len({row["group"] for row in earlier})
-    rows: list[Row] = []
+    rows: list[PostRow] = []
     while len(rows) < n_rows:
         label = labels[len(rows)]
         criterion = rng.choice(CRITERIA)
@@ -177,7 +179,7 @@ def _rows(n_rows: int, seed: int, knobs: _Knobs, *, held_out: bool, earlier: Seq
         seen.add(text)
         number = authors * _POSTS_PER_AUTHOR + len(rows)
         rows.append(
-            Row(
+            PostRow(
                 id=f"post-{number:05d}",
                 group=f"author-{number // _POSTS_PER_AUTHOR:04d}",
                 criterion=criterion.text,
@@ -204,7 +206,7 @@ def write_splits(
         The files written.
     """
     knobs = _Knobs.of(difficulty)
-    earlier: list[Row] = []
+    earlier: list[PostRow] = []
     paths: list[Path] = []
     for name, size in zip(("train", "validation", "test"), sizes, strict=True):
         rows = _rows(size, derive_seed("posts", seed, name), knobs, held_out=name != "train", earlier=earlier)

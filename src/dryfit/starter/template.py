@@ -9,7 +9,7 @@ from typing import Final
 
 from dryfit.config.schema_json import key_description, legal_values
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
 from dryfit.core.wire import write_text_atomic
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
@@ -115,12 +115,12 @@ _SPACE: Final = """\
 """
 
 # Where the starter file of another task differs, what it has more, and what it searches.
-_INSTEAD: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
-    Task.EVIDENCE: {"study": {"metric": "token_f1"}},
-    Task.SHARE: {"study": {"metric": "combined"}},
-    Task.JOINT: {"study": {"metric": "combined"}},
+_INSTEAD: Final[Mapping[BuiltInTask, Mapping[str, Mapping[str, Written | None]]]] = {
+    BuiltInTask.EVIDENCE: {"study": {"metric": "token_f1"}},
+    BuiltInTask.SHARE: {"study": {"metric": "combined"}},
+    BuiltInTask.JOINT: {"study": {"metric": "combined"}},
     # The model is a toy, drawn at random: it learns fast, and from nothing.
-    Task.CAUSAL_LM: {
+    BuiltInTask.CAUSAL_LM: {
         "study": {"trials": 3, "metric": "loss"},
         "data": {"num_labels": 2},
         "model": {"name": MODEL_FOLDER},
@@ -142,14 +142,14 @@ _OF_BOTH: Final[Mapping[str, Mapping[str, Written | None]]] = {
     **_OF_SPANS,
     "multitask": {"criteria_weight": 0.5, "weighting": "fixed", "criteria_share": None},
 }
-_MORE: Final[Mapping[Task, Mapping[str, Mapping[str, Written | None]]]] = {
-    Task.EVIDENCE: _OF_SPANS,
-    Task.SHARE: _OF_BOTH,
-    Task.JOINT: {
+_MORE: Final[Mapping[BuiltInTask, Mapping[str, Mapping[str, Written | None]]]] = {
+    BuiltInTask.EVIDENCE: _OF_SPANS,
+    BuiltInTask.SHARE: _OF_BOTH,
+    BuiltInTask.JOINT: {
         **_OF_BOTH,
         "joint": {"criteria_model": None, "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0},
     },
-    Task.CAUSAL_LM: {
+    BuiltInTask.CAUSAL_LM: {
         "lora": {"r": 8, "alpha": 16.0, "dropout": 0.05, "targets": "all-linear", "base": None},
         "lm": {
             "format": "criteria",
@@ -166,8 +166,8 @@ _SPACE_OF_BOTH: Final = f"""\
 {_SPACE.replace("[regularization]", "[multitask]")}\
 "multitask.criteria_weight" = {{low = 0.3, high = 0.7, step = 0.1}}
 """
-_SPACES: Final[Mapping[Task, str]] = {
-    Task.EVIDENCE: """\
+_SPACES: Final[Mapping[BuiltInTask, str]] = {
+    BuiltInTask.EVIDENCE: """\
 # What is searched: any key of the tables from [model] to [span], by dotted name. A list is categorical; low and high
 # are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
 [space]
@@ -180,12 +180,12 @@ _SPACES: Final[Mapping[Task, str]] = {
 "head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
 "span.negatives" = [1.0, 3.0]  # windows without a span for each with one
 """,
-    Task.SHARE: _SPACE_OF_BOTH,
-    Task.JOINT: f"""\
+    BuiltInTask.SHARE: _SPACE_OF_BOTH,
+    BuiltInTask.JOINT: f"""\
 {_SPACE_OF_BOTH.replace("[multitask]", "[joint]")}\
 "joint.fusion" = ["concat", "add", "gate", "attention"]
 """,
-    Task.CAUSAL_LM: """\
+    BuiltInTask.CAUSAL_LM: """\
 # What is searched: any key of the tables from [model] to [lm] but lm.format, by dotted name. A list is categorical; low
 # and high are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
 [space]
@@ -199,7 +199,7 @@ _WIDTH: Final = 116
 _COMMENT_COLUMN: Final = 34
 
 
-def study_toml(task: Task, name: str) -> str:
+def study_toml(task: BuiltInTask, name: str) -> str:
     """The text of a starter study file: every table, each key with what it means and what it takes.
 
     Args:
@@ -219,7 +219,7 @@ def study_toml(task: Task, name: str) -> str:
     return "\n".join(parts)
 
 
-def _tables(task: Task) -> Mapping[str, Mapping[str, Written | None]]:
+def _tables(task: BuiltInTask) -> Mapping[str, Mapping[str, Written | None]]:
     """What the starter file of a task sets, table by table: nothing that it does not read."""
     tables: dict[str, Mapping[str, Written | None]] = {}
     for table, keys in _KEYS.items():
@@ -250,7 +250,7 @@ def _line(table: str, key: str, value: Written | None) -> list[str]:
 def init_folder(
     folder: Path,
     *,
-    task: Task = Task.CRITERIA,
+    task: BuiltInTask = BuiltInTask.CRITERIA,
     sizes: SplitSizes = SplitSizes(),
     seed: int = 1,
     difficulty: float = DEFAULT_DIFFICULTY,
@@ -275,16 +275,16 @@ def init_folder(
         ConfigError: One of the files exists and ``force`` is not set, there is no such preset, or the task is a
             function of the user's own.
     """
-    if task is Task.OBJECTIVE:
+    if task is BuiltInTask.OBJECTIVE:
         raise ConfigError(
             f"writing a study to {folder}",
             f"a study of the task {task} is about a function of your own",
-            str(Task.CRITERIA),
+            str(BuiltInTask.CRITERIA),
             "call dryfit.tune(objective=..., space=...); docs/objective.md has an example",
         )
     if preset is None:
         text = study_toml(task, _name(folder))
-        if task is Task.CAUSAL_LM and (folder / MODEL_FOLDER).exists() and not force:
+        if task is BuiltInTask.CAUSAL_LM and (folder / MODEL_FOLDER).exists() and not force:
             found = f"{folder / MODEL_FOLDER} exists"
             raise ConfigError(
                 f"writing a study to {folder}", found, "a new or an empty folder", "another one, or --force"

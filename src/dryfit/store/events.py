@@ -35,7 +35,7 @@ class Compatibility(StrEnum):
     """Some of them, or all, are no trials of the study as it is now."""
 
 
-class Basis(Wire):
+class ComparabilityKey(Wire):
     """What trials rest on: the goals, the data and everything that is not drawn, and what is drawn from."""
 
     task: TaskName
@@ -61,14 +61,14 @@ class StudyCreated(LedgerEvent):
     also: tuple[Goal, ...] = Field(default=(), description="what is optimised beside the metric")
     seed: int
     space: str = Field(description="JSON of the search space the study began with")
-    own: dict[str, Scalar] | None = Field(default=None, description="as in ``Basis``")
-    function: str = Field(default="", description="as in ``Basis``")
-    folder: str = Field(default="", description="as in ``Basis``")
+    own: dict[str, Scalar] | None = Field(default=None, description="as in ``ComparabilityKey``")
+    function: str = Field(default="", description="as in ``ComparabilityKey``")
+    folder: str = Field(default="", description="as in ``ComparabilityKey``")
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> ComparabilityKey:
         """What its first trials rest on, before anybody has looked at the data."""
-        return Basis(
+        return ComparabilityKey(
             task=self.task,
             goals=self.goals,
             space=self.space,
@@ -113,7 +113,7 @@ class StudyRevised(LedgerEvent):
     """The study file has changed, and every trial so far counts as before."""
 
     type: Literal["study_revised"] = "study_revised"
-    basis: Basis
+    basis: ComparabilityKey
     compatibility: Compatibility
     reasons: tuple[str, ...] = ()
 
@@ -127,7 +127,7 @@ class GenerationBegan(LedgerEvent):
     type: Literal["generation_began"] = "generation_began"
     generation: int = Field(description="from 1; the first begins with the study")
     name: str = Field(description="what its Optuna mirror is called")
-    basis: Basis
+    basis: ComparabilityKey
     reasons: tuple[str, ...] = ()
     told: tuple[int, ...] = Field(default=(), description="earlier trials that samplers and pruners still learn from")
     points: tuple[dict[str, Scalar], ...] = Field(default=(), description="of earlier trials, to be tried again")

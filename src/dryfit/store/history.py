@@ -1,7 +1,7 @@
 """The trials of a study as samplers and pruners see them, with what these read of the ended ones at hand.
 
 What a decider says is a function of the trials alone. What it costs would grow with them, were everything read anew
-each time; so each keeps a :class:`Fold` here, which hears of every ended trial once. Drop the folds, and the next
+each time; so each keeps a :class:`Projection` here, which hears of every ended trial once. Drop the folds, and the next
 question makes them again.
 """
 
@@ -14,7 +14,7 @@ from dryfit.core.errors import InternalError
 from dryfit.core.settings.trial import Outcome, TrialRecord
 
 
-class Fold(Protocol):
+class Projection(Protocol):
     """What somebody wants to know of all ended trials; it must not depend on the order in which they ended."""
 
     def take(self, record: TrialRecord) -> None:
@@ -22,7 +22,7 @@ class Fold(Protocol):
         ...
 
 
-FoldT = TypeVar("FoldT", bound=Fold)
+FoldT = TypeVar("FoldT", bound=Projection)
 
 
 class History(Sequence[TrialRecord]):
@@ -37,7 +37,7 @@ class History(Sequence[TrialRecord]):
         self._places: dict[int, int] = {}
         self._open: dict[int, TrialRecord] = {}
         self._ended: list[TrialRecord] = []
-        self._folds: dict[Hashable, tuple[Fold, int]] = {}
+        self._folds: dict[Hashable, tuple[Projection, int]] = {}
         for record in sorted(records, key=lambda record: record.number):
             self.put(record)
 

@@ -12,8 +12,8 @@ from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptStarted,
-    Basis,
     CheckpointMade,
+    ComparabilityKey,
     DeviceSetAside,
     Event,
     FirstStepDone,
@@ -217,7 +217,7 @@ class StudyState:
         told = [self.trials[number] for number in self.generation.told]
         self._history = History(trial.record() for trial in (*told, *self.present))
 
-    def _rest_on(self, basis: Basis) -> None:
+    def _rest_on(self, basis: ComparabilityKey) -> None:
         """From here on trials rest on something else; those so far keep what they had."""
         assert self.created is not None
         old = self.generation.basis

@@ -7,7 +7,7 @@ from dryfit.core.failure import PERMITTED, Action, PastFailure
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import ExecutionChoice
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
-from dryfit.store.events import Basis, FailureFacts, Observed
+from dryfit.store.events import ComparabilityKey, FailureFacts, Observed
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class GenerationState:
 
     number: int
     name: str
-    basis: Basis
+    basis: ComparabilityKey
     began_at_s: float
     first: int = 0
     session: int = 0

@@ -11,7 +11,7 @@ import torch
 
 from dryfit.core.settings.task_facts import class_metrics
 from dryfit.tasks.averaging import Averaged, Said, mean_scores
-from dryfit.tasks.base import Batch, Given, Outputs
+from dryfit.tasks.base import Batch, Outputs, TaskContext
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.losses import ScoreLoss, make_loss
 from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
@@ -32,7 +32,7 @@ class CriteriaTask(EncoderTask):
         ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
     """
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: TaskContext) -> None:
         super().__init__(given)
         self._loss = class_loss(given)
 
@@ -127,7 +127,7 @@ class ClassAnswers:
         return said_of_classes(self.scores_RC, multi_label=self.multi_label)
 
 
-def class_loss(given: Given) -> ScoreLoss:
+def class_loss(given: TaskContext) -> ScoreLoss:
     """The loss of classes that a task's settings ask for.
 
     Raises:

@@ -11,7 +11,7 @@ from dryfit.core.errors import DataError
 from dryfit.core.settings.tables import ModelSettings
 from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.pretrained import Kind
-from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, MakeBase, Outputs, Task, TaskModel, pad_rows
+from dryfit.tasks.base import MODEL_INPUTS, Batch, MakeBase, Outputs, Task, TaskContext, TaskModel, pad_rows
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, UnlabelledRow
 from dryfit.tasks.tokens.token_set import Tokens, TokenSet, crowded_criteria, token_set, tokenise
@@ -36,7 +36,7 @@ class EncoderTask(Task):
     inputs: ClassVar[tuple[str, ...]] = MODEL_INPUTS
     padded: ClassVar[tuple[str, ...]] = MODEL_INPUTS
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: TaskContext) -> None:
         self.given = given
 
     @property

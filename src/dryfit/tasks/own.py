@@ -14,7 +14,7 @@ from dryfit.core.settings.tables import Knob, OwnSettings, TrialSettings
 from dryfit.core.settings.task_facts import OWN_TABLE
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.user_code import Search, source_file, source_hash
-from dryfit.tasks.base import Given, Loss, Task
+from dryfit.tasks.base import Loss, Task, TaskContext
 from dryfit.tasks.encoder import EncoderTask
 
 _WANTED: Final = "a class that is a Task, such as a subclass of dryfit.tasks.encoder.EncoderTask"
@@ -86,7 +86,7 @@ def saved_name(task: str, folder: Path, *, trust: bool) -> str:
     return str(name)
 
 
-def made_with_own(made: Any, given: Given) -> Task:
+def made_with_own(made: Any, given: TaskContext) -> Task:
     """Make a task of the user's own; what the study file leaves unset has the class's own default.
 
     Raises:
@@ -95,7 +95,7 @@ def made_with_own(made: Any, given: Given) -> Task:
     knobs = _declared(made, given.settings.own.knobs)
     own = OwnSettings.model_validate({**made.knobs, **knobs})
     task = made(replace(given, settings=given.settings.model_copy(update={OWN_TABLE: own})))
-    if not isinstance(getattr(task, "given", None), Given):
+    if not isinstance(getattr(task, "given", None), TaskContext):
         raise ConfigError(
             f"making {made.__name__}", "it has no attribute given", "what __init__ got", "call super().__init__(given)"
         )

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dryfit.core.errors import InternalError
-from dryfit.core.settings.choices import Task as BuiltIn
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import TaskName
-from dryfit.tasks.base import Given, Task
+from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.joint.joint import JointTask
 from dryfit.tasks.joint.share import ShareTask
@@ -14,33 +14,33 @@ from dryfit.tasks.lm.causal_lm import CausalLmTask
 from dryfit.tasks.own import made_with_own, own_class
 from dryfit.tasks.spans.evidence import EvidenceTask
 
-_CLASSES: Final[Mapping[BuiltIn, Any]] = {
-    BuiltIn.CRITERIA: CriteriaTask,
-    BuiltIn.EVIDENCE: EvidenceTask,
-    BuiltIn.SHARE: ShareTask,
-    BuiltIn.JOINT: JointTask,
-    BuiltIn.CAUSAL_LM: CausalLmTask,
+_CLASSES: Final[Mapping[BuiltInTask, Any]] = {
+    BuiltInTask.CRITERIA: CriteriaTask,
+    BuiltInTask.EVIDENCE: EvidenceTask,
+    BuiltInTask.SHARE: ShareTask,
+    BuiltInTask.JOINT: JointTask,
+    BuiltInTask.CAUSAL_LM: CausalLmTask,
 }
 
 
 def task_class(name: TaskName) -> Any:
-    """The class of a task: made from a :class:`~dryfit.tasks.base.Given`, it is a :class:`~dryfit.tasks.base.Task`.
+    """Return the class of a task, to be called with a :class:`~dryfit.tasks.base.TaskContext`.
 
     Raises:
         ConfigError: It is one of the user's own, and cannot be imported, or is no task.
     """
-    if not isinstance(name, BuiltIn):
+    if not isinstance(name, BuiltInTask):
         return own_class(name)
     if name not in _CLASSES:
         raise InternalError(f"looking for the task {name}", "it has no model")
     return _CLASSES[name]
 
 
-def make_task(name: TaskName, given: Given) -> Task:
+def make_task(name: TaskName, given: TaskContext) -> Task:
     """A task, made from the settings of one trial.
 
     Raises:
         ConfigError: As :func:`task_class`; or a setting is none that it takes.
     """
     made = task_class(name)
-    return made(given) if isinstance(name, BuiltIn) else made_with_own(made, given)
+    return made(given) if isinstance(name, BuiltInTask) else made_with_own(made, given)

@@ -11,7 +11,7 @@ from dryfit.train.run import TrialParts
 
 
 @final
-class Whereabouts(AbstractContextManager[None]):
+class ErrorContext(AbstractContextManager[None]):
     """A run's place, kept up to date as it goes; an exception that leaves the block takes it along as a note.
 
     The batch is kept on the host, so telling of it never asks a device, which may be dead by then.

@@ -14,25 +14,25 @@ from dryfit.core.wire import write_text_atomic
 from dryfit.meta.loading.configs import set_dropouts
 from dryfit.meta.loading.filling import materialise
 from dryfit.meta.loading.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
-from dryfit.parallel.layout.fsdp import Dividing
+from dryfit.parallel.layout.fsdp import FsdpBuilder
 from dryfit.parallel.layout.layout import Layout, OneProcess
 from dryfit.parallel.layout.model_slices import empty_model
-from dryfit.parallel.layout.processes import Company, Group
+from dryfit.parallel.layout.processes import ProcessGroup, RankGroup
 from dryfit.parallel.layout.proved_plans import FOLDER, proved_plan
-from dryfit.parallel.layout.tensor_parallel import Cutting
+from dryfit.parallel.layout.tensor_parallel import TensorParallelBuilder
 from dryfit.tasks.base import MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.lm.decoder import load_int8
 
 
-def lay_out(body: TrainRequest, task: Task, company: Company) -> tuple[TaskModel, Layout]:
+def lay_out(body: TrainRequest, task: Task, company: ProcessGroup) -> tuple[TaskModel, Layout]:
     """The trial's model, or this process's part of it, ready to train, and how it lies on the processes.
 
     Raises:
         ConfigError: It cannot be divided so.
         ShardError: The plan by which it would be cut is wrong, or the ranks are not alike.
     """
-    if not isinstance(company, Group):
+    if not isinstance(company, RankGroup):
         return build_model(body, task), OneProcess()
     regularization = body.config.settings.regularization
 
@@ -43,13 +43,13 @@ def lay_out(body: TrainRequest, task: Task, company: Company) -> tuple[TaskModel
 
     whole, device = empty_model(build, regularization), device_of(body.plan)
     if body.plan.dp > 1:
-        making = Dividing(build, regularization, whole, company, device)
+        making = FsdpBuilder(build, regularization, whole, company, device)
     else:
         folder = Path(body.cache_dir) / FOLDER
         # Rank 0 plans and proves, for all.
         plan = company.share(proved_plan(whole, task, company.size, folder).plan if company.rank == 0 else None)
         assert plan is not None
-        making = Cutting(build, regularization, whole, plan, company, device)
+        making = TensorParallelBuilder(build, regularization, whole, plan, company, device)
     model, report = making.filled()
     if company.rank == 0:
         write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)

@@ -26,7 +26,7 @@ class FixedLength:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FoldPosition:
     """Which of its trial's trainings a run is.
 
     Attributes:
@@ -82,7 +82,7 @@ class Place:
         )
 
 
-ALONE = Place()
+ALONE = FoldPosition()
 """The trial trains once."""
 
 
@@ -108,7 +108,7 @@ class TrialParts:
     tokenizer_folders: Mapping[str, Path]
     epoch_rows: int
     length: FixedLength | None = None
-    place: Place = ALONE
+    place: FoldPosition = ALONE
     layout: Layout = field(default_factory=OneProcess)
 
     @property

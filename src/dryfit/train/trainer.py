@@ -23,12 +23,12 @@ from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.tasks.saved.saved_model import save_weights, weights_file
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, Reading
-from dryfit.train.error_context import Whereabouts
+from dryfit.train.error_context import ErrorContext
 from dryfit.train.nonfinite import loss_origin, non_finite
 from dryfit.train.optimizer import make_optimizer, make_schedule, optimizer_plan
 from dryfit.train.run import RunState, TrialParts
 from dryfit.train.step import backward_batch
-from dryfit.train.trial_callback import Steward
+from dryfit.train.trial_callback import TrialCallback
 
 
 @final
@@ -39,7 +39,7 @@ class TrialTrainer(StateTrainer):
     the optimizer call and mixed precision stay the Trainer's and Accelerate's.
     """
 
-    def __init__(self, parts: TrialParts, sampler: EpochBatchSampler, guard: BatchGuard, at: Whereabouts) -> None:
+    def __init__(self, parts: TrialParts, sampler: EpochBatchSampler, guard: BatchGuard, at: ErrorContext) -> None:
         self._parts = parts
         self._sampler = sampler
         self._guard = guard
@@ -197,11 +197,11 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
     if run.step >= parts.last_step:
         return run
     guards = BatchGuard(TRAIN, parts.train, bounds), BatchGuard(VALIDATION, parts.validation, bounds)
-    at = Whereabouts(parts, *guards)
+    at = ErrorContext(parts, *guards)
     at.step = run.step
     with at:
         trainer = TrialTrainer(parts, sampler, guards[0], at)
-        trainer.add_callback(Steward(parts, run, trainer, guards[1], at))
+        trainer.add_callback(TrialCallback(parts, run, trainer, guards[1], at))
         parts.channel.send(Phase(name="train", step=parts.place.steps_before + run.step))
         trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
     return run

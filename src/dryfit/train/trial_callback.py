@@ -19,7 +19,7 @@ from dryfit.tasks.saved.model_input import model_input
 from dryfit.tasks.saved.saved_model import save_trained
 from dryfit.train.checkpoint import save_checkpoint
 from dryfit.train.device import taken_of_device
-from dryfit.train.error_context import Whereabouts
+from dryfit.train.error_context import ErrorContext
 from dryfit.train.run import RunState, TrialParts
 from dryfit.train.validation import Evaluated, evaluate, evaluation_rows, evaluation_steps, stopped_early
 
@@ -45,7 +45,7 @@ class Training(Protocol):
 
 
 @final
-class Steward(TrainerCallback):
+class TrialCallback(TrainerCallback):
     """After every optimizer step: sign of life, validation, report, checkpoint, and whether to stop.
 
     Args:
@@ -62,7 +62,7 @@ class Steward(TrainerCallback):
         run: RunState,
         trainer: Training,
         guard: BatchGuard,
-        at: Whereabouts,
+        at: ErrorContext,
     ) -> None:
         config = parts.request.config
         self._parts = parts

@@ -12,13 +12,13 @@ from dryfit.api import ensembles, train_ensemble
 from dryfit.api.training import study_view, train
 from dryfit.core.errors import ChildError, ConfigError, LedgerError
 from dryfit.core.jobs import EnsembleRequest, EnsembleResult, FinalRequest
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.trial import MetricPoint, Outcome
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudyView
+from dryfit.study.loop.context import ReadStudy
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, final_run
 from dryfit.study.loop.final_training import FinalWork
 from dryfit.study.loop.next_step import End
@@ -37,12 +37,12 @@ def trial(number: int, value: float | None, *, outcome: Outcome = Outcome.COMPLE
     return made
 
 
-def view(folder: Path, trials: Sequence[TrialState], **tables: Any) -> StudyView:
+def view(folder: Path, trials: Sequence[TrialState], **tables: Any) -> ReadStudy:
     state = StudyState()
     state.trials.extend(trials)
     tables = {"execution": {"memory_limit": "64GiB"}} | tables
     study = instant.config(space={"optim.lr": {"low": 1e-4, "high": 1.0, "log": True}}, **tables)
-    return StudyView(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1)
+    return ReadStudy(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1)
 
 
 class Called:
@@ -52,7 +52,7 @@ class Called:
         self.runs: list[FinalRun] = []
         self.together: EnsembleRun | None = None
 
-    def __call__(self, _study: StudyView, runs: list[FinalRun], _told: object, together: EnsembleRun) -> Any:
+    def __call__(self, _study: ReadStudy, runs: list[FinalRun], _told: object, together: EnsembleRun) -> Any:
         self.runs, self.together = runs, together
         return End.STOPPED, {}
 
@@ -61,7 +61,7 @@ class Called:
         return [run.trial.number for run in self.runs]
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, study: StudyView, top: int, **wishes: Any) -> tuple[Called, list[str]]:
+def asked(monkeypatch: pytest.MonkeyPatch, study: ReadStudy, top: int, **wishes: Any) -> tuple[Called, list[str]]:
     called, told = Called(), list[str]()
     monkeypatch.setattr(ensembles, "study_view", lambda _: study)
     monkeypatch.setattr(ensembles, "do_runs", called)
@@ -146,8 +146,8 @@ def test_a_study_without_a_completed_trial_has_no_best_ones(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("task", "hint"),
     [
-        (Task.CAUSAL_LM, "generated answers have no mean"),
-        (Task.OBJECTIVE, "your function does"),
+        (BuiltInTask.CAUSAL_LM, "generated answers have no mean"),
+        (BuiltInTask.OBJECTIVE, "your function does"),
         ("file.py:Own", "what a mean of your task's outputs would be"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_task_without_a_mean_is_refused_before_anything_is_trained(
 ) -> None:
     study = view(tmp_path, [trial(0, 0.5), trial(1, 0.6)])
     named = study.config.study.model_copy(update={"task": task})
-    own = StudyView(
+    own = ReadStudy(
         study.config.model_copy(update={"study": named}), study.layout, study.state, study.resolved, cores=1
     )
     monkeypatch.setattr(ensembles, "study_view", lambda _: own)
@@ -183,7 +183,7 @@ def test_one_model_is_no_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         study_view(tmp_path)
 
 
-def work_on(study: StudyView, supervisor: instant.InstantSupervisor) -> FinalWork:
+def work_on(study: ReadStudy, supervisor: instant.InstantSupervisor) -> FinalWork:
     stops = StopRequests(study.layout.stop_request, supervisor.wake)
     return FinalWork(study, cast(Supervisor, supervisor), stops, lambda _: None)
 

@@ -16,7 +16,7 @@ from dryfit.cli.live import LivePanel, PlainLines, watching
 from dryfit.cli.panel import StudyPanel, left_text
 from dryfit.core.errors import DataError
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.choices import Direction, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction
 from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
 from dryfit.core.wire import Message, Note, Phase, Progress
 from dryfit.reporting.terminal.live import LiveStudy, Vitals, read_vitals
@@ -46,7 +46,7 @@ class Script:
             events.StudyCreated,
             id="x",
             name="toy",
-            task=Task.CRITERIA,
+            task=BuiltInTask.CRITERIA,
             metric="f1_macro",
             direction=Direction.MAXIMIZE,
             also=also,

@@ -8,11 +8,11 @@ from dryfit.config.freeze import dump_toml
 from dryfit.config.load import LoadedStudy, load_study_text
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.reporting.data.summary import summarise
 from dryfit.search.changes import compare
-from dryfit.search.comparability import basis_of
+from dryfit.search.comparability import comparability_key
 from dryfit.search.space.space import Space
 from dryfit.store.events import Compatibility, StudyCreated
 from dryfit.store.replay import StudyState
@@ -118,19 +118,19 @@ def config_of(task: str, **more: object) -> StudyConfig:
 
 
 def test_another_version_forks_and_another_folder_does_not() -> None:
-    old = basis_of(config_of("/old/a.py:X"), Space(()), data="rows", folder=Path("/old"))
-    moved = basis_of(config_of("/new/a.py:X"), Space(()), data="rows", folder=Path("/new"))
+    old = comparability_key(config_of("/old/a.py:X"), Space(()), data="rows", folder=Path("/old"))
+    moved = comparability_key(config_of("/new/a.py:X"), Space(()), data="rows", folder=Path("/new"))
     assert compare(old, moved).verdict is Compatibility.SAME
     version = compare(
-        old, basis_of(config_of("/old/a.py:X", task_version=2), Space(()), data="rows", folder=Path("/old"))
+        old, comparability_key(config_of("/old/a.py:X", task_version=2), Space(()), data="rows", folder=Path("/old"))
     )
     assert not version.comparable and version.reasons == ("the task was a.py:X, version 1, is now a.py:X, version 2",)
-    other = compare(old, basis_of(config_of("/old/b.py:X"), Space(()), data="rows", folder=Path("/old")))
+    other = compare(old, comparability_key(config_of("/old/b.py:X"), Space(()), data="rows", folder=Path("/old")))
     assert not other.comparable and other.verdict is Compatibility.FORKS
 
 
 def test_the_task_goes_through_the_ledger_and_a_trials_request() -> None:
-    basis = basis_of(config_of("/old/a.py:X"), Space(()), data="", folder=Path("/old"))
+    basis = comparability_key(config_of("/old/a.py:X"), Space(()), data="", folder=Path("/old"))
     created = StudyCreated(
         id="0", name="s", task=basis.task, metric="mse", direction=Direction.MINIMIZE, seed=0, space=basis.space
     )
@@ -139,7 +139,7 @@ def test_the_task_goes_through_the_ledger_and_a_trials_request() -> None:
     assert state.created is not None and state.created.task == "/old/a.py:X"
     assert summarise(state).task == "a.py:X"
     trial = {"number": 0, "metric": "mse", "direction": "minimize", "data": {}, "settings": {}, "params": {}, "seed": 0}
-    for task, wanted in (("/old/a.py:X", "/old/a.py:X"), ("criteria", Task.CRITERIA)):
+    for task, wanted in (("/old/a.py:X", "/old/a.py:X"), ("criteria", BuiltInTask.CRITERIA)):
         config = TrialConfig.model_validate_json(json.dumps({**trial, "task": task}))
-        assert config.task == wanted and isinstance(config.task, Task) == isinstance(wanted, Task)
+        assert config.task == wanted and isinstance(config.task, BuiltInTask) == isinstance(wanted, BuiltInTask)
         assert TrialConfig.model_validate_json(config.model_dump_json()) == config

@@ -6,7 +6,7 @@ import pytest
 
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, InternalError
 from dryfit.core.seeds import derive_seed
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
 from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.core.settings.trial import (
@@ -83,7 +83,7 @@ def test_only_finished_work_counts():
 
 def config(**changes):
     fields = {
-        "number": 1, "task": Task.CRITERIA, "metric": Metric.F1_MACRO, "direction": Direction.MAXIMIZE,
+        "number": 1, "task": BuiltInTask.CRITERIA, "metric": Metric.F1_MACRO, "direction": Direction.MAXIMIZE,
         "data": DataSettings(), "settings": TrialSettings(), "params": {"optim.lr": 1.0}, "seed": 1,
     }  # fmt: skip
     return TrialConfig(**(fields | changes))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.memory_key import IRRELEVANT, NEUTRAL, SET_OR_UNSET, memory_key
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
@@ -77,7 +77,7 @@ def key_of(*changes: tuple[str, Any], lora: bool = True) -> str:
         tables.setdefault(table, {})[key] = value
     adapters = LoraSettings.model_validate_json(json.dumps(tables.pop("lora")))
     settings = TrialSettings.model_validate_json(json.dumps(tables))
-    return memory_key(PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=adapters if lora else None))
+    return memory_key(PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=adapters if lora else None))
 
 
 def every_key() -> set[str]:
@@ -115,10 +115,10 @@ def test_unset_dropout_is_the_pretrained_one() -> None:
 def test_task_labels_and_adapters_count() -> None:
     settings = TrialSettings()
     subjects = [
-        PlanSubject(task=Task.CRITERIA, settings=settings),
-        PlanSubject(task=Task.CRITERIA, settings=settings, num_labels=3),
-        PlanSubject(task=Task.CRITERIA, settings=settings, num_labels=3, multi_label=True),
-        PlanSubject(task=Task.CAUSAL_LM, settings=settings),
-        PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=LoraSettings()),
+        PlanSubject(task=BuiltInTask.CRITERIA, settings=settings),
+        PlanSubject(task=BuiltInTask.CRITERIA, settings=settings, num_labels=3),
+        PlanSubject(task=BuiltInTask.CRITERIA, settings=settings, num_labels=3, multi_label=True),
+        PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings),
+        PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=LoraSettings()),
     ]
     assert len({memory_key(subject) for subject in subjects}) == 5

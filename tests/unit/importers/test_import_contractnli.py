@@ -1,12 +1,12 @@
 import pytest
 
 from dryfit.core.errors import DataError
-from dryfit.importers.contractnli import Cutting, contractnli_rows
+from dryfit.importers.contractnli import PassageSettings, contractnli_rows
 from dryfit.importers.items import ImportedRow, LeftOut, Rejected, fault_of
 from dryfit.importers.passages import passages_of
 from import_files import HYPOTHESES, SENTENCES, contract, contractnli
 
-ALL = Cutting(passage_chars=60, negatives=None)
+ALL = PassageSettings(passage_chars=60, negatives=None)
 """Passages: the first two sentences (90 characters), the next two (91), the last one."""
 
 
@@ -51,7 +51,7 @@ def test_evidence_that_nothing_but_white_space_parts_is_one_span() -> None:
 
 
 def test_as_many_without_evidence_as_with_it_and_at_least_one() -> None:
-    items = rows_of(contract(1), contract(2), cutting=Cutting(60, negatives=1))
+    items = rows_of(contract(1), contract(2), cutting=PassageSettings(60, negatives=1))
     rows = [item for item in items if isinstance(item, ImportedRow)]
     for key in HYPOTHESES:
         for number in (1, 2):
@@ -59,7 +59,7 @@ def test_as_many_without_evidence_as_with_it_and_at_least_one() -> None:
             assert labels.count(0) == 1 and labels.count(1) == (key != "nda-3")
     everything = rows_of(contract(1), contract(2))
     assert sum(item.rows for item in items if isinstance(item, LeftOut)) == len(everything) - len(rows) == 8
-    assert items == rows_of(contract(1), contract(2), cutting=Cutting(60, negatives=1))
+    assert items == rows_of(contract(1), contract(2), cutting=PassageSettings(60, negatives=1))
 
 
 def test_a_passage_ends_at_the_first_span_from_which_it_is_long_enough() -> None:
@@ -119,7 +119,7 @@ def test_a_contract_twice_and_a_second_set_of_annotations() -> None:
 
 
 def test_half_of_a_surrogate_pair_is_a_fault_of_its_rows_and_stops_nothing() -> None:
-    items = rows_of(contract(1) | {"id": "a\ud800"}, contract(2), cutting=Cutting(60, negatives=1))
+    items = rows_of(contract(1) | {"id": "a\ud800"}, contract(2), cutting=PassageSettings(60, negatives=1))
     faults = [fault_of(item) for item in items if isinstance(item, ImportedRow) and item.group != "2"]
     assert faults and all("surrogate" in (fault or "") for fault in faults)
 

@@ -6,9 +6,9 @@ Sizes are in MiB unless they say otherwise.
 import pytest
 
 from dryfit.core.errors import InternalError
-from dryfit.memory.allocator.allocator_settings import MIB, AllocatorSettings
 from dryfit.memory.allocator.caching_allocator import CachingAllocator
 from dryfit.memory.allocator.replay import Replay, fragmentation, min_cap, replay, sequences
+from dryfit.memory.allocator.settings import MIB, AllocatorSettings
 
 NATIVE = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)

@@ -16,7 +16,7 @@ from dryfit.core.jobs.memory import (
     StepPhase,
     WorstBatch,
 )
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, PlanSubject
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.memory.allocator.snapshot import SnapshotTrace, read_snapshot
@@ -67,7 +67,7 @@ def observation(allocated: int = 42 * MIB, name: str = "a", context: int = 500 *
     case = MemoryCase(
         name=name,
         family="encoder",
-        subject=PlanSubject(task=Task.CRITERIA, settings=settings),
+        subject=PlanSubject(task=BuiltInTask.CRITERIA, settings=settings),
         execution=ExecutionChoice(micro_batch=16, accumulation=1),
     )
     parts = tuple(

@@ -4,8 +4,8 @@ import pytest
 
 from dryfit.core.jobs.memory import Confidence, MemoryCategory, StepPhase
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
 from dryfit.memory.allocator.replay import replay
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, layer_of, run_of, with_fragmentation
 from dryfit.memory.planning.segment_source import SegmentSource

@@ -5,24 +5,24 @@ import pytest
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.memory import Confidence, Effect, ExecutionChoice, VerdictKind
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, OptimizerImpl
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device, Lengths
 from dryfit.memory.planning.fallbacks import (
-    Change,
     ChangeKind,
-    Trial,
+    PlannedTrial,
+    SettingChange,
     describe,
     execution_asked,
+    fallback_stages,
     halvings,
-    rungs,
     time_factor,
 )
 from dryfit.memory.planning.ladder import plan
 from dryfit.memory.planning.segment_source import SegmentSource
 from planning import MIB, ToyTracer
 
-TRIAL = Trial(
+TRIAL = PlannedTrial(
     effective_batch=16,
     lengths=Lengths(512),
     optimizer_impls=(OptimizerImpl.FUSED,),
@@ -83,7 +83,7 @@ def test_then_smaller_micro_batches_the_faster_choice_first():
         *(choice(8), choice(4), choice(2), choice(8, True), choice(1)),
         *(choice(4, True), choice(2, True), choice(1, True)),
     ]
-    (stage,) = rungs(TRIAL, ExecutionSettings(), choice(16))
+    (stage,) = fallback_stages(TRIAL, ExecutionSettings(), choice(16))
     assert list(stage.choices) == wanted
     found = planned(2200)
     assert (found.verdict, found.execution) == (VerdictKind.FITS_WITH, choice(4))
@@ -179,7 +179,7 @@ def test_every_rung_is_told_where_that_is_asked():
 
 def test_suggestions_change_the_experiment_and_are_computed():
     adapters = replace(TRIAL, lora_rank=128)
-    asked_for: list[Change] = []
+    asked_for: list[SettingChange] = []
 
     def resubject(change):
         asked_for.append(change)

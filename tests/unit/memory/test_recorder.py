@@ -5,7 +5,7 @@ from torch import nn
 
 from dryfit.core.jobs.memory import MemoryCategory, StepPhase
 from dryfit.memory.tracing.events import Segment
-from dryfit.memory.tracing.recorder import Recorder
+from dryfit.memory.tracing.recorder import StorageRecorder
 
 
 def live_bytes(segment: Segment) -> list[int]:
@@ -18,7 +18,7 @@ def live_bytes(segment: Segment) -> list[int]:
 
 
 def test_views_and_in_place_operators_take_nothing() -> None:
-    recorder = Recorder("cpu", kernels=False)
+    recorder = StorageRecorder("cpu", kernels=False)
     with recorder, recorder.segment() as record:
         tensor = torch.empty(1000)
         tensor.view(10, 100).t()[3:].add_(1)
@@ -31,7 +31,7 @@ def test_views_and_in_place_operators_take_nothing() -> None:
 
 
 def test_a_storage_lives_as_long_as_its_last_view() -> None:
-    recorder = Recorder("cpu", kernels=False)
+    recorder = StorageRecorder("cpu", kernels=False)
     with recorder, recorder.segment() as record:
         view = torch.empty(1000)[:1]
         torch.empty(10)
@@ -40,7 +40,7 @@ def test_a_storage_lives_as_long_as_its_last_view() -> None:
 
 
 def test_what_has_no_name_ends_with_its_segment_and_what_has_one_lives_on() -> None:
-    recorder = Recorder("cpu", kernels=False)
+    recorder = StorageRecorder("cpu", kernels=False)
     with recorder:
         with recorder.segment() as first:
             kept, left = torch.empty(100), torch.empty(7)
@@ -55,7 +55,7 @@ def test_what_has_no_name_ends_with_its_segment_and_what_has_one_lives_on() -> N
 
 
 def test_forward_temporaries_and_activations_are_told_apart_and_gradients_named() -> None:
-    recorder = Recorder("cpu", kernels=False)
+    recorder = StorageRecorder("cpu", kernels=False)
     layer = nn.Linear(64, 64)
     model = nn.Sequential(layer, nn.Tanh())
     with recorder, recorder.watching(model):
@@ -87,7 +87,7 @@ def test_forward_temporaries_and_activations_are_told_apart_and_gradients_named(
 
 
 def test_sums_of_gradients_are_made_in_place_where_autograd_would_do_it() -> None:
-    recorder = Recorder("cpu", kernels=False)
+    recorder = StorageRecorder("cpu", kernels=False)
     leaf = torch.randn(1000, requires_grad=True)
     with recorder, recorder.segment() as record:
         recorder.phase = StepPhase.FORWARD
@@ -104,7 +104,7 @@ def test_sums_of_gradients_are_made_in_place_where_autograd_would_do_it() -> Non
 
 
 def test_tensors_of_other_devices_do_not_count() -> None:
-    recorder = Recorder("cuda", kernels=True)
+    recorder = StorageRecorder("cuda", kernels=True)
     with recorder, recorder.segment() as record:
         torch.empty(1000)
     assert record.result.deltas == ()

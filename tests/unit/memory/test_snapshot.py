@@ -8,8 +8,8 @@ import pytest
 from torch.cuda import _memory_viz
 
 from dryfit.core.errors import ConfigError
-from dryfit.memory.allocator.allocator_settings import MIB, AllocatorSettings
 from dryfit.memory.allocator.replay import replay
+from dryfit.memory.allocator.settings import MIB, AllocatorSettings
 from dryfit.memory.allocator.snapshot import compare, read_snapshot
 from snapshots import BASE, snapshot_of
 

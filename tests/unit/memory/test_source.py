@@ -5,7 +5,7 @@ import pytest
 from dryfit.core.errors import TraceError
 from dryfit.core.jobs.memory import Confidence
 from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, with_fragmentation
 from dryfit.memory.planning.interpolate import in_canonical_order

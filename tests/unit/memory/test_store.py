@@ -8,7 +8,7 @@ import pytest
 
 from dryfit.core.jobs.memory import Confidence
 from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate
 from dryfit.memory.planning.interpolate import FitPlan, fit, regime

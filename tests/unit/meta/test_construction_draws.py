@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from transformers import BertModel
 
-from dryfit.core.jobs.load_report import Origin
+from dryfit.core.jobs.load_report import TensorOrigin
 from dryfit.meta import build, leaks, materialise
 from loading import From, assert_same, bert_config, dirty, fresh, made, perturb, several
 
@@ -67,7 +67,7 @@ def test_layers_of_torch_drawn_anew():
         else:
             assert torch.equal(ours, theirs), name
         if ours.std() > 0 and "original" not in name and name != "gain":
-            assert report.origins()[name] is Origin.RANDOM, name
+            assert report.origins()[name] is TensorOrigin.RANDOM, name
     # Copies of a layer begin alike, as they do plainly.
     first, second = module.body.layers
     assert torch.equal(first.linear1.weight, second.linear1.weight)

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import BertForSequenceClassification, BertModel, LlamaForCausalLM
 
 from dryfit.core.errors import LoadError, MachineError
-from dryfit.core.jobs.load_report import LoadReport, Origin
+from dryfit.core.jobs.load_report import LoadReport, TensorOrigin
 from dryfit.meta import build, leaks, materialise
 from dryfit.meta.construction.walk import slots
 from dryfit.meta.files.reading import ReadMode
@@ -127,7 +127,7 @@ def keeps_the_guarantee(plan, lost, tmp_path_factory):
     assert_covers(report, module)
     assert not leaks(module)
     if gone and state:
-        allowed = {name for name, origin in report.origins().items() if origin is Origin.RANDOM}
+        allowed = {name for name, origin in report.origins().items() if origin is TensorOrigin.RANDOM}
         assert allowed <= tied_to
 
 

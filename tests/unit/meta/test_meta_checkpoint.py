@@ -19,14 +19,14 @@ from transformers import AutoModel
 import tiny
 from dryfit.core.errors import LoadError
 from dryfit.meta.files import reading
-from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, Checkpoint, CheckpointFormat, open_checkpoint
+from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, CheckpointFiles, CheckpointFormat, open_checkpoint
 from dryfit.meta.files.reading import CheckpointReader, ReadMode
 
 WEIGHTS = {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(5, dtype=torch.int16), "c": torch.tensor(2.5)}
 MODES = list(ReadMode)
 
 
-def read(checkpoint: Checkpoint, mode: ReadMode = ReadMode.PRIVATE) -> dict[str, torch.Tensor]:
+def read(checkpoint: CheckpointFiles, mode: ReadMode = ReadMode.PRIVATE) -> dict[str, torch.Tensor]:
     with CheckpointReader(checkpoint, mode) as reader:
         return dict(reader.tensors(checkpoint.tensors))
 

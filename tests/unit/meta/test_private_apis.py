@@ -17,7 +17,7 @@ from torch import nn
 
 from dryfit.core import private_names
 from dryfit.core.errors import LibraryError
-from dryfit.core.private_names import Group, PrivateName, require
+from dryfit.core.private_names import PrivateName, PrivateNames, require
 from dryfit.meta import build
 from dryfit.meta.private_apis import (
     accelerate_hooks,
@@ -74,7 +74,7 @@ def test_the_tests_know_every_group():
     modules = (torch_modes, torch_modules, torch_tensors, torch_fakes, torch_operators, torch_recording, torch_capture)
     modules += (torch_cuda, transformers_auto, transformers_files, transformers_loading, transformers_models)
     modules += (transformers_trainer, accelerate_hooks, search_apis)
-    groups = [one for module in modules for one in vars(module).values() if isinstance(one, Group)]
+    groups = [one for module in modules for one in vars(module).values() if isinstance(one, PrivateNames)]
     assert set(groups) - set(GROUPS.values()) == {torch_cuda.HISTORY}  # which only builds for CUDA have
 
 
@@ -85,7 +85,7 @@ RESOLVED = [(group, name) for group in GROUPS.values() for name in group.names]
 def test_a_name_that_is_gone_is_told(group, name):
     gone = PrivateName(f"{name.path.partition('(')[0]}_gone", name.needed, name.until)
     with pytest.raises(LibraryError) as caught:
-        require("using it", Group(group.library, (gone,)))
+        require("using it", PrivateNames(group.library, (gone,)))
     said = str(caught.value)
     assert said.startswith(f"using it: {group.library} ") and f"{gone.path} is missing" in said
     assert private_names.TESTED[group.library] in caught.value.allowed and "pip install" in caught.value.hint
@@ -191,7 +191,7 @@ def test_what_a_self_test_raises_is_told():
     def misbehaves():
         raise ZeroDivisionError("of the library")
 
-    group = Group("torch", (PrivateName("torch.Tensor._use_count", "it", "then"),), misbehaves)
+    group = PrivateNames("torch", (PrivateName("torch.Tensor._use_count", "it", "then"),), misbehaves)
     with pytest.raises(LibraryError, match=r"one of torch.Tensor._use_count raised ZeroDivisionError: of the library"):
         require("using it", group)
 
@@ -230,7 +230,7 @@ def test_self_tests_leave_the_random_state_alone():
 def test_a_group_is_tested_once(monkeypatch):
     monkeypatch.undo()
     calls = []
-    group = Group("torch", (), lambda: calls.append(1) or "")
+    group = PrivateNames("torch", (), lambda: calls.append(1) or "")
     for _ in range(3):
         require("using it", group)
     assert calls == [1]

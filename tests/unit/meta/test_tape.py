@@ -15,7 +15,7 @@ from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise, on_meta
 from dryfit.meta.construction import construction
 from dryfit.meta.construction import construction_recorder as recorder
-from dryfit.meta.construction.construction_recorder import Recorder
+from dryfit.meta.construction.construction_recorder import ConstructionRecorder
 from dryfit.meta.construction.tape import Tape, is_deferred, tape_of
 from loading import dirty
 from thinning import examples
@@ -318,7 +318,7 @@ def test_filling_lets_go_of_the_tape():
 def test_tensors_of_plain_meta_have_no_history():
     assert tape_of(torch.empty(3, device="meta")) is None
     own = Tape(0)
-    with Recorder(own):
+    with ConstructionRecorder(own):
         tensor = torch.empty(3, device="cpu")
     assert is_deferred(tensor) and tape_of(tensor) is own
     with pytest.raises(LoadError, match="before the constructor ran"):

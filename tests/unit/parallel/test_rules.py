@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from dryfit.parallel.planning.solve import Solved, solve
 from dryfit.parallel.trace.capture import capture
-from dryfit.parallel.trace.graph import Ref, Role
+from dryfit.parallel.trace.graph import LeafRole, Ref
 
 RANKS = 2
 
@@ -143,6 +143,6 @@ def test_a_rule_says_what_its_operator_does(name):
 
 def test_what_holds_an_axis_is_named_with_its_place():
     _, solved = solved_of("unknown")
-    assert all(leaf.role is not Role.TABLE for leaf in solved.graph.parameters())
+    assert all(leaf.role is not LeafRole.TABLE for leaf in solved.graph.parameters())
     axis = solved.axes_of(Ref("given.0"))[0][0]
     assert "linalg_svdvals in the model itself has no rule here" in solved.axes.reasons(axis)[0].text

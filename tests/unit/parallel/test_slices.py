@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 import reads
 import shard_plans as made
 from dryfit.core.errors import LoadError, ShardError
-from dryfit.core.jobs.load_report import Origin
+from dryfit.core.jobs.load_report import TensorOrigin
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
 from dryfit.meta import build, leaks, materialise
 from dryfit.meta.construction.walk import slots
@@ -106,7 +106,7 @@ def test_a_new_head_is_drawn_once_for_all_ranks(tmp_path: Path):
         module = made.on_meta("llama")
         plan = made.llama_plan(module, 2, vocabulary=True)
         report = load(module, plan, rank, None, missing="init")
-        assert report.origins()["lm_head.weight"] is Origin.RANDOM
+        assert report.origins()["lm_head.weight"] is TensorOrigin.RANDOM
         drawn.append(module.lm_head.weight.detach())  # pyright: ignore
     expected = made.on_meta("llama")
     materialise(expected, missing="init")

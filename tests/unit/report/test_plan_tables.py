@@ -6,17 +6,17 @@ from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
+    Fallback,
     MemoryCategory,
     MemoryPlan,
     PeakAt,
-    Rung,
     StepPhase,
     VerdictKind,
     WorstBatch,
 )
 from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
 from dryfit.core.settings.trial import Scalar
-from dryfit.core.sharding.shard_summary import CutRow, CutSummary, KeptWhole, Sent
+from dryfit.core.sharding.shard_summary import KeptWhole, Sent, ShardRow, ShardSummary
 from dryfit.reporting.data.observed_memory import choice_text
 from dryfit.reporting.data.plan_view import plan_view, space_view
 from dryfit.reporting.terminal.plan_tables import (
@@ -58,9 +58,9 @@ def memory(required: float = 31.4, *, from_data: bool = True) -> MemoryPlan:
     )
 
 
-def rung(change: str, needs: float, effect: Effect, *, fits: bool = True, note: str = "") -> Rung:
+def rung(change: str, needs: float, effect: Effect, *, fits: bool = True, note: str = "") -> Fallback:
     own = effect is not Effect.SEMANTICS
-    return Rung(
+    return Fallback(
         change=change,
         execution=ExecutionChoice(micro_batch=16, accumulation=2) if own else None,
         required_bytes=int(needs * GIB),
@@ -84,7 +84,7 @@ def answer(
     *,
     plan: MemoryPlan | None = None,
     execution: ExecutionChoice | None = None,
-    ladder: Sequence[Rung] = (),
+    ladder: Sequence[Fallback] = (),
     reasons: tuple[str, ...] = (),
 ) -> PlanAnswer:
     return PlanAnswer(
@@ -120,7 +120,7 @@ def test_a_refusal_without_a_way_out_names_the_nearest() -> None:
     assert refusal_lines(answer(VerdictKind.REFUSED)) == []
 
 
-CUT = CutSummary(
+CUT = ShardSummary(
     degree=2,
     weight_bytes=3 * GIB,
     whole_weight_bytes=5 * GIB,
@@ -130,8 +130,8 @@ CUT = CutSummary(
     output_error=2.2e-15,
     gradient_error=0.0,
     rows=(
-        CutRow(name="layer.*.query.weight", count=3, shape=(384, 384), local_shape=(192, 384), how="column"),
-        CutRow(name="norm.weight", count=2, shape=(384,), local_shape=(384,), how="whole"),
+        ShardRow(name="layer.*.query.weight", count=3, shape=(384, 384), local_shape=(192, 384), how="column"),
+        ShardRow(name="norm.weight", count=2, shape=(384,), local_shape=(384,), how="whole"),
     ),
     kept_whole=(KeptWhole(reason="too many words", names=("table", "head")),),
 )

@@ -15,7 +15,7 @@ from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs import ChildResult
 from dryfit.runtime.children.child import ChildStatus, _last_word
 from dryfit.runtime.children.child_spec import SupervisorSettings
-from dryfit.runtime.children.result_reading import harvest
+from dryfit.runtime.children.result_reading import read_result
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.classify import ROWS, classify, render
 from dryfit.runtime.failures.fault_detail import fault_detail
@@ -111,7 +111,7 @@ def channel(folder: Path) -> ChildChannel:
 )
 def test_a_child_always_has_a_last_word(tmp_path, error):
     assert _last_word(channel(tmp_path), error, {}) is ChildStatus.FAULT
-    result = harvest(tmp_path)
+    result = read_result(tmp_path)
     assert result is not None and result.fault is not None
     assert result.fault.type_names[0].endswith(type(error).__name__)
 
@@ -122,7 +122,7 @@ def test_less_is_said_of_an_exception_that_cannot_be_described(tmp_path, monkeyp
 
     monkeypatch.setattr("dryfit.runtime.children.child._fault_result", fails)
     assert _last_word(channel(tmp_path), KeyError("a"), {}) is ChildStatus.FAULT
-    result = harvest(tmp_path)
+    result = read_result(tmp_path)
     assert result is not None and result.fault is not None
     assert result.fault.type_names == ("builtins.KeyError",)
 

@@ -10,7 +10,7 @@ import pytest
 from dryfit.core.failure import Evidence
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.runtime.children.processes import carries_marker, lives
-from dryfit.runtime.failures.evidence import Surroundings
+from dryfit.runtime.failures.evidence import EvidenceCollector
 from dryfit.runtime.failures.fault_case import lost_devices
 from dryfit.runtime.machine.gpus import FALLEN_OFF, DeviceLook, DeviceProcess, NoDevices, NvmlDevices, Whose
 from nvml import GIB, Board, FakeNvml, ScriptedDevices
@@ -181,7 +181,7 @@ def test_ours_are_known_by_their_marker() -> None:
 def test_the_surroundings_of_a_child_that_ends(tmp_path: Path) -> None:
     seen = ScriptedDevices(reported={"0": [13]})
     seen.set("0", 24 * GIB, (OURS, 2 * GIB, Whose.OURS), (OTHER, 5 * GIB, Whose.OTHER), extra=GIB)
-    around = Surroundings(seen, tmp_path, tmp_path / "nowhere")
+    around = EvidenceCollector(seen, tmp_path, tmp_path / "nowhere")
     around.placed("one", "0", 7 * GIB)
     around.placed("two", "0", 3 * GIB)
     seen.reported["0"].append(79)
@@ -198,7 +198,7 @@ def test_the_surroundings_of_a_child_with_several_devices(tmp_path: Path) -> Non
     seen = ScriptedDevices(reported={"0": [13], "1": [], "2": []})
     seen.set("0", 24 * GIB, (OURS, 2 * GIB, Whose.OURS), (OTHER, GIB, Whose.OTHER))
     seen.set("1", 40 * GIB, (OURS, 2 * GIB, Whose.OURS), (OTHER, 30 * GIB, Whose.OTHER))
-    around = Surroundings(seen, tmp_path, tmp_path / "nowhere")
+    around = EvidenceCollector(seen, tmp_path, tmp_path / "nowhere")
     for device in ("0", "1", "2"):
         around.placed("one", device, 7 * GIB)
     around.placed("two", "1", 3 * GIB)
@@ -218,7 +218,7 @@ def test_the_surroundings_of_a_child_with_several_devices(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("seen", [NoDevices(), ScriptedDevices()])
 def test_where_nothing_is_known_nothing_is_said(tmp_path: Path, seen: NoDevices | ScriptedDevices) -> None:
-    around = Surroundings(seen, tmp_path)
+    around = EvidenceCollector(seen, tmp_path)
     around.placed("one", "0", None)
     found = around.probe("one", Evidence())
     assert (found.device, found.device_free_bytes, found.neighbour_bytes, found.xids) == ("0", None, None, ())

@@ -9,7 +9,7 @@ from dryfit.core.failure import ChildFault, Evidence, FailureKind
 from dryfit.core.jobs import ChildResult, Job, PlanResult, StopReason, TrainResult
 from dryfit.runtime.children.child import ChildStatus, describe_fault
 from dryfit.runtime.failures.classify import ROWS, classify
-from dryfit.runtime.failures.fault_case import Case
+from dryfit.runtime.failures.fault_case import FaultCase
 
 OOM_HOST = FailureKind.OOM_HOST
 
@@ -333,7 +333,7 @@ def test_every_text_has_a_source_and_is_found_by_its_row():
             evidence = Evidence(
                 exit_code=1, device="0", fault=ChildFault(("builtins.RuntimeError",), "", one.text, trace)
             )
-            assert row.matches(Case(evidence, None, evidence.fault)) or row.kind in NEEDS_MORE, one
+            assert row.matches(FaultCase(evidence, None, evidence.fault)) or row.kind in NEEDS_MORE, one
 
 
 NEEDS_MORE = {FailureKind.OOM_NEIGHBOUR, FailureKind.OOM_DEVICE}

@@ -8,12 +8,12 @@ from dryfit.core.jobs import ChildResult, TrainResult
 from dryfit.core.wire import MARKER_VARIABLE, Note, Phase, write_model
 from dryfit.runtime.children.environment import child_environment
 from dryfit.runtime.children.protocol import LineBuffer
-from dryfit.runtime.children.result_reading import child_log_tail, clear, harvest, read_messages
+from dryfit.runtime.children.result_reading import child_log_tail, clear, read_messages, read_result
 from dryfit.runtime.machine.cgroup import memory_limit_bytes, oom_kills, rose
 
 
 def test_an_empty_folder_says_nothing(tmp_path):
-    assert read_messages(tmp_path) == [] and harvest(tmp_path) is None and child_log_tail(tmp_path) == ""
+    assert read_messages(tmp_path) == [] and read_result(tmp_path) is None and child_log_tail(tmp_path) == ""
 
 
 def test_torn_and_foreign_lines_do_not_hide_the_others(tmp_path):
@@ -27,9 +27,9 @@ def test_torn_and_foreign_lines_do_not_hide_the_others(tmp_path):
 def test_a_result_is_read_back_and_a_newer_one_is_none(tmp_path):
     result = ChildResult(train=TrainResult(value=0.5, best=1, steps=2))
     write_model(tmp_path / "result.json", result)
-    assert harvest(tmp_path) == result
+    assert read_result(tmp_path) == result
     (tmp_path / "result.json").write_text('{"v": 2}')
-    assert harvest(tmp_path) is None
+    assert read_result(tmp_path) is None
 
 
 def test_a_log_of_a_gigabyte_is_read_from_its_end(tmp_path):

@@ -7,22 +7,22 @@ import pytest
 from changing import config, own_function, space_of
 from dryfit.config.schema import StudyConfig
 from dryfit.search.changes import compare
-from dryfit.search.comparability import Ground, basis_of, is_trial_of, point_in
+from dryfit.search.comparability import SearchGround, comparability_key, is_trial_of, point_in
 from dryfit.search.space.space import Space
-from dryfit.store.events import Basis, Compatibility
+from dryfit.store.events import ComparabilityKey, Compatibility
 
 SAME, EXTENDS, FORKS = Compatibility
 
 
-def basis(study: StudyConfig, data: str = "rows", folder: Any = "/here") -> Basis:
-    return basis_of(study, Space.from_config(study), data=data, folder=folder)
+def basis(study: StudyConfig, data: str = "rows", folder: Any = "/here") -> ComparabilityKey:
+    return comparability_key(study, Space.from_config(study), data=data, folder=folder)
 
 
-def searched(space: dict[str, Any], **tables: dict[str, Any]) -> Basis:
+def searched(space: dict[str, Any], **tables: dict[str, Any]) -> ComparabilityKey:
     return basis(config(space=space, **tables))
 
 
-def called(space: dict[str, Any], **tables: dict[str, Any]) -> Basis:
+def called(space: dict[str, Any], **tables: dict[str, Any]) -> ComparabilityKey:
     return basis(own_function(space, **tables))
 
 
@@ -203,7 +203,7 @@ def test_which_trials_are_trials_of_another_basis() -> None:
             {"choices": [16, 32], "when": {"model.name": "b"}},
         ],
     }
-    ground = Ground(searched(space, train={"epochs": 3}))
+    ground = SearchGround(searched(space, train={"epochs": 3}))
     own = {"train.epochs": 3, "train.batch_size": 8}
 
     def fits(params: dict[str, Any], own: dict[str, Any]) -> bool:
@@ -226,7 +226,7 @@ def test_other_folds_are_other_values() -> None:
     """A mean over other parts of the rows; of a study without folds, their seed is none."""
     study = config()
 
-    def of(**data: int) -> Basis:
+    def of(**data: int) -> ComparabilityKey:
         return basis(study.model_copy(update={"data": study.data.model_copy(update=data)}))
 
     once, five = of(), of(folds=5)
@@ -238,7 +238,7 @@ def test_other_folds_are_other_values() -> None:
     ):
         change = compare(old, new)
         assert (change.verdict, change.comparable, change.reasons) == (FORKS, False, (said,))
-        assert not is_trial_of(Ground(new), {}, old.own or {})
+        assert not is_trial_of(SearchGround(new), {}, old.own or {})
     assert compare(once, of(split_seed=3)).verdict is SAME
     before = once.model_copy(update={"own": {k: v for k, v in (once.own or {}).items() if not k.startswith("data.")}})
     assert compare(before, once).verdict is SAME, "an older dryfit had no folds"

@@ -9,7 +9,7 @@ from dryfit.config.freeze import dump_toml
 from dryfit.config.load import LoadedStudy, load_study_text
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.trial import TrialRecord
-from dryfit.search.space.enqueued import known_points, next_known
+from dryfit.search.space.enqueued import enqueued_points, next_known
 
 STUDY = """
 [data]
@@ -38,13 +38,13 @@ def test_the_defaults_come_first_and_the_enqueued_follow_in_order() -> None:
     study = loaded("[[search.enqueue]]\noptim.lr = 1\n[[search.enqueue]]\n'model.name' = 'huge'\nhead.layers = 2\n")
     space = space_of(study)
     enqueued = ({"optim.lr": 1.0}, {"model.name": "huge", "head.layers": 2})
-    first, *rest = known_points(space, study.config, 0)
+    first, *rest = enqueued_points(space, study.config, 0)
     assert (first["optim.lr"], first["model.name"], tuple(rest)) == (5e-5, "minilm", enqueued)
-    assert known_points(space, study.config, 1) == enqueued
+    assert enqueued_points(space, study.config, 1) == enqueued
     again = load_study_text(dump_toml(study.config), Path("/studies/frozen.toml"))
-    assert known_points(space, again.config, 1) == enqueued
+    assert enqueued_points(space, again.config, 1) == enqueued
     no_defaults = loaded("[[search.enqueue]]\noptim.lr = 1\n", "search.defaults_first=false")
-    assert known_points(space, no_defaults.config, 0) == ({"optim.lr": 1.0},)
+    assert enqueued_points(space, no_defaults.config, 0) == ({"optim.lr": 1.0},)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_a_point_on_the_command_line_is_checked_too() -> None:
     with pytest.raises(ConfigError, match="outside the space"):
         space_of(loaded("", 'search.enqueue=[{"optim.lr"=7.0}]'))
     study = loaded("", "search.enqueue=[{optim = {lr = 0.5}}]")
-    assert known_points(space_of(study), study.config, 1) == ({"optim.lr": 0.5},)
+    assert enqueued_points(space_of(study), study.config, 1) == ({"optim.lr": 0.5},)
 
 
 def test_a_folder_of_a_model_is_the_same_in_a_point_and_in_the_space(tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
     text = STUDY.replace('["small", "large", "huge"]', '["small", "large", "./encoder"]')
     study = load_study_text(text + "[[search.enqueue]]\nmodel.name = './encoder'\n", tmp_path / "study.toml")
-    assert known_points(space_of(study), study.config, 1) == ({"model.name": str(tmp_path / "encoder")},)
+    assert enqueued_points(space_of(study), study.config, 1) == ({"model.name": str(tmp_path / "encoder")},)
 
 
 def test_each_point_is_taken_once_whatever_order_they_stand_in() -> None:

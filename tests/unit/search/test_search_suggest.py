@@ -15,7 +15,7 @@ from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 from dryfit.search.sampling.pareto_front import best_spread
 from dryfit.search.sampling.samplers import TpeMemory
 from dryfit.search.sampling.suggest import Suggestion, suggest
-from dryfit.search.space.enqueued import known_points
+from dryfit.search.space.enqueued import enqueued_points
 from dryfit.search.space.space import Space
 from dryfit.store.history import History
 
@@ -180,7 +180,7 @@ def test_defaults_first_where_the_space_allows() -> None:
     config = StudyConfig()
 
     def asked(number: int) -> dict[str, Scalar]:
-        return ask(made, [], settings(), number=number, points=known_points(made, config, number)).params
+        return ask(made, [], settings(), number=number, points=enqueued_points(made, config, number)).params
 
     assert asked(0)["optim.lr"] == TrialSettings().optim.lr
     assert asked(0)["train.epochs"] in (5, 7)

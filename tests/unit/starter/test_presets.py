@@ -10,7 +10,7 @@ from dryfit.config.load import LoadedStudy, load_study_file, load_study_text
 from dryfit.config.problems import SEARCHABLE
 from dryfit.config.schema import SamplerName, SearchSettings
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BaseFormat, Direction, Task
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Direction
 from dryfit.core.settings.switches import TRIAL_NEEDS
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.task_facts import reads
@@ -75,7 +75,7 @@ def test_what_the_presets_promise() -> None:
 
 def test_supermax_searches_every_key_but_a_few() -> None:
     config = load("supermax", Use.TRAIN, DATA).config
-    read = {key for key in SEARCHABLE if reads(Task.CRITERIA, key)}
+    read = {key for key in SEARCHABLE if reads(BuiltInTask.CRITERIA, key)}
     assert read - set(config.space) == NOT_SEARCHED.keys()
     space = Space.from_config(config)
     names = ("model.name", "train.max_length", "train.batch_size")
@@ -139,7 +139,7 @@ def test_init_refuses_presets_that_are_not_there(tmp_path: Path) -> None:
 
 def test_the_seven_billion_preset() -> None:
     config = load("lora-7b-24gb", Use.TRAIN, DATA).config
-    assert config.study.task is Task.CAUSAL_LM
+    assert config.study.task is BuiltInTask.CAUSAL_LM
     assert (config.study.trials, config.study.metric) == (1, "loss")
     assert (config.lora.r, config.lora.alpha, config.lora.base) == (128, 256.0, BaseFormat.FP16)
     assert (config.train.batch_size, config.train.max_length, config.execution.micro_batch) == (16, 512, 1)

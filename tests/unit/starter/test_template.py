@@ -5,7 +5,7 @@ import pytest
 from dryfit.config.load import load_study_file
 from dryfit.config.schema_json import TABLES
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
 from dryfit.starter.template import SplitSizes, init_folder, study_toml
 
@@ -28,7 +28,7 @@ def test_a_new_folder_holds_a_study_that_loads(tmp_path):
 
 
 def test_a_study_of_evidence_sets_what_its_task_reads(tmp_path):
-    init_folder(tmp_path, task=Task.EVIDENCE, sizes=SMALL)
+    init_folder(tmp_path, task=BuiltInTask.EVIDENCE, sizes=SMALL)
     config = load_study_file(tmp_path).config
     assert (config.study.task, config.study.metric) == ("evidence", "token_f1")
     text = (tmp_path / "study.toml").read_text("utf-8")
@@ -54,9 +54,9 @@ def test_nothing_is_overwritten_without_force(tmp_path):
 
 
 def test_every_table_is_there_and_what_is_commented_out_is_legal_too(tmp_path):
-    text = study_toml(Task.CRITERIA, "x")
+    text = study_toml(BuiltInTask.CRITERIA, "x")
     # What is not there is read by other tasks alone.
-    read = {table for table in TABLES if reads(Task.CRITERIA, table)} - {"objective"}
+    read = {table for table in TABLES if reads(BuiltInTask.CRITERIA, table)} - {"objective"}
     assert set(tomllib.loads(text)) == {"space", *read}
     assert max(map(len, text.splitlines())) <= 120
     lines = text.splitlines()

@@ -11,13 +11,19 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.errors import LedgerError, StudyBusyError
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.store.events import Event, ReportMade, SessionClosed, StudyCreated
 from dryfit.store.ledger import Ledger, LedgerTail, StudyLock, lock_owner, read_ledger
 
 CREATED = StudyCreated(
-    id="abc", name="s", task=Task.CRITERIA, metric=Metric.F1_MACRO, direction=Direction.MAXIMIZE, seed=1, space="{}"
+    id="abc",
+    name="s",
+    task=BuiltInTask.CRITERIA,
+    metric=Metric.F1_MACRO,
+    direction=Direction.MAXIMIZE,
+    seed=1,
+    space="{}",
 )
 
 

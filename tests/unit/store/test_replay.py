@@ -8,7 +8,7 @@ from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import FoldScore, Goal, MetricPoint, Outcome
 from dryfit.store.events import (
@@ -40,7 +40,7 @@ def fold(*events: Event) -> StudyState:
 
 def created(direction: Direction = Direction.MAXIMIZE) -> StudyCreated:
     return StudyCreated(
-        id="i", name="n", task=Task.CRITERIA, metric=Metric.F1_MACRO, direction=direction, seed=0, space="{}"
+        id="i", name="n", task=BuiltInTask.CRITERIA, metric=Metric.F1_MACRO, direction=direction, seed=0, space="{}"
     )
 
 

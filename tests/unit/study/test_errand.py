@@ -13,7 +13,7 @@ from dryfit.core.jobs.checkpoint_health import Health, Subject
 from dryfit.core.wire import ErrorParts
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
 from dryfit.runtime.children.supervisor import Supervisor
-from dryfit.study.loop.child_jobs import Errand, run_errand, run_side_by_side
+from dryfit.study.loop.child_jobs import ChildJob, run_job, run_side_by_side
 
 ANSWER = ChildResult(check=CheckResult(health=Health(folder="f", subject=Subject.MODEL, healthy=True)))
 KILLED = Evidence(signal=9)
@@ -43,7 +43,7 @@ class Scripted:
 def send(script: Scripted, folder: Path, **more: Any) -> ChildResult | None:
     body = CheckRequest(folder="f", task=None, trust=False)
     limits = ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1)
-    return run_errand(Errand("looking at f", body, folder, limits), cast(Supervisor, script), **more)
+    return run_job(ChildJob("looking at f", body, folder, limits), cast(Supervisor, script), **more)
 
 
 def test_a_child_that_was_killed_is_sent_again(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_several_jobs_run_side_by_side_and_one_death_spoils_no_other(tmp_path: P
     script = Several({"a": [good], "b": [(None, KILLED)] * 4, "c": [(None, KILLED), good], "d": [good]})
     body = CheckRequest(folder="f", task=None, trust=False)
     limits = ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1)
-    errands = [Errand("looking", body, tmp_path / name, limits) for name in "abcd"]
+    errands = [ChildJob("looking", body, tmp_path / name, limits) for name in "abcd"]
     told: list[int] = []
     answers = run_side_by_side(errands, cast(Supervisor, script), most=2, told=told.append)
     assert [isinstance(answer, ChildError) for answer in answers] == [False, True, False, False]
@@ -118,6 +118,6 @@ def test_what_a_child_of_several_raises_ends_them_all(tmp_path: Path) -> None:
     fault = ChildFault(type_names=("dryfit.core.errors.DataError",), code="DATA", message="")
     script = Several({"a": [(ChildResult(fault=fault, error=parts), Evidence(exit_code=1))]})
     body = CheckRequest(folder="f", task=None, trust=False)
-    errand = Errand("looking", body, tmp_path / "a", ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1))
+    errand = ChildJob("looking", body, tmp_path / "a", ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1))
     with pytest.raises(DataError):
         run_side_by_side([errand], cast(Supervisor, script), most=2, told=lambda _: None)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
-from dryfit.core.settings.choices import Direction, Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import FoldScore, Outcome
-from dryfit.runtime.machine.packing import House, Occupant
+from dryfit.runtime.machine.packing import Allocation, Cluster
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -22,15 +22,15 @@ from dryfit.store.events import (
 )
 from dryfit.store.replay import StudyState
 from dryfit.study.loop.next_step import (
-    Ask,
+    AskTrial,
     End,
     Leave,
     Limits,
     Live,
-    Place,
-    Plan,
+    PlaceTrial,
+    PlanTrial,
     Readiness,
-    Refuse,
+    RefuseTrial,
     StopRunning,
     Wait,
     finish_trial,
@@ -46,7 +46,13 @@ def study(*outcomes: Outcome | None, values: Mapping[int, float] | None = None) 
     state = StudyState()
     state.apply(
         StudyCreated(
-            id="i", name="n", task=Task.CRITERIA, metric=Metric.F1_MACRO, direction=Direction.MAXIMIZE, seed=0, space=""
+            id="i",
+            name="n",
+            task=BuiltInTask.CRITERIA,
+            metric=Metric.F1_MACRO,
+            direction=Direction.MAXIMIZE,
+            seed=0,
+            space="",
         )
     )
     state.apply(SessionOpened(pid=1, host="h", version="0", total=4, at=100.0))
@@ -60,9 +66,9 @@ def study(*outcomes: Outcome | None, values: Mapping[int, float] | None = None) 
     return state
 
 
-def house(*running: int, alone: Collection[int] = ()) -> House:
+def house(*running: int, alone: Collection[int] = ()) -> Cluster:
     """A machine without a device on which trials run, some of them alone."""
-    return House(occupants=[Occupant(number, None, exclusive=number in alone) for number in running])
+    return Cluster(occupants=[Allocation(number, None, exclusive=number in alone) for number in running])
 
 
 def live(*running: int, stopping: End | None = None, waiting: Mapping[int, float] | None = None) -> Live:
@@ -73,18 +79,18 @@ C, P, F, R = Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED, Outcome.REFUSED
 
 
 def test_new_trials_are_asked_for_while_a_process_is_free() -> None:
-    assert next_step(study(), LIMITS, live()) == Ask(0)
-    assert next_step(study(None), LIMITS, live(0)) == Ask(1)
+    assert next_step(study(), LIMITS, live()) == AskTrial(0)
+    assert next_step(study(None), LIMITS, live(0)) == AskTrial(1)
     assert next_step(study(None, None), LIMITS, live(0, 1)) == Wait()
 
 
 def test_trials_that_exist_come_first() -> None:
-    assert next_step(study(C, None, None), LIMITS, live()) == Place(1)
-    assert next_step(study(C, None, None), LIMITS, live(1)) == Place(2)
+    assert next_step(study(C, None, None), LIMITS, live()) == PlaceTrial(1)
+    assert next_step(study(C, None, None), LIMITS, live(1)) == PlaceTrial(2)
 
 
 def test_a_refused_trial_costs_no_budget_a_failed_one_does() -> None:
-    assert next_step(study(C, R, F, P), LIMITS, live()) == Ask(4)
+    assert next_step(study(C, R, F, P), LIMITS, live()) == AskTrial(4)
     assert next_step(study(C, C, F, P), LIMITS, live()) == Leave(End.DONE)
 
 
@@ -95,8 +101,8 @@ def test_never_more_than_the_total_is_open() -> None:
 
 def test_a_waiting_trial_is_waited_for() -> None:
     assert next_step(study(C, C, C, None), LIMITS, live(waiting={3: 107.0})) == Wait(107.0)
-    assert next_step(study(C, None), LIMITS, live(waiting={1: 107.0})) == Ask(2)
-    assert next_step(study(C, C, C, None), LIMITS, live(waiting={3: 99.0})) == Place(3)
+    assert next_step(study(C, None), LIMITS, live(waiting={1: 107.0})) == AskTrial(2)
+    assert next_step(study(C, C, C, None), LIMITS, live(waiting={3: 99.0})) == PlaceTrial(3)
 
 
 def test_a_stop_starts_nothing_and_leaves_when_all_have_gone() -> None:
@@ -110,10 +116,10 @@ def test_hours_failures_and_patience_end_a_study() -> None:
     assert next_step(study(F, F, F), LIMITS, live()) == Leave(End.TOO_MANY_FAILURES)
     assert next_step(study(F, F, F, None), LIMITS, live(3)) == Wait()
     patient = Limits(9, 2, None, patience=2, max_failed_in_a_row=9, max_refused_in_a_row=9)
-    assert next_step(study(C, C, values={1: 0.4}), patient, live()) == Ask(2)
+    assert next_step(study(C, C, values={1: 0.4}), patient, live()) == AskTrial(2)
     assert next_step(study(C, C, P), patient, live()) == Leave(End.NO_IMPROVEMENT)
     assert next_step(study(C, C, P, None), patient, live(3)) == Wait()
-    assert next_step(study(C, C, P, None), patient, live()) == Place(3)
+    assert next_step(study(C, C, P, None), patient, live()) == PlaceTrial(3)
 
 
 def failing(*facts: FailureFacts, well: int = 0, after: int = 0) -> StudyState:
@@ -181,15 +187,15 @@ def planned(
 
 def test_a_trial_is_planned_before_it_is_placed_and_nothing_is_asked_meanwhile() -> None:
     alone = replace(LIMITS, parallel=1)
-    assert next_step(study(None), alone, planned(readiness={0: U})) == Plan(0)
+    assert next_step(study(None), alone, planned(readiness={0: U})) == PlanTrial(0)
     assert next_step(study(None), alone, planned(planning=(0,), readiness={0: U})) == Wait()
-    assert next_step(study(None), alone, planned()) == Place(0)
-    assert next_step(study(None), LIMITS, planned(planning=(0,), readiness={0: U})) == Ask(1)
+    assert next_step(study(None), alone, planned()) == PlaceTrial(0)
+    assert next_step(study(None), LIMITS, planned(planning=(0,), readiness={0: U})) == AskTrial(1)
 
 
 def test_planning_runs_beside_a_full_house_but_only_so_many_at_once() -> None:
     full = planned(0, 1, readiness={2: U, 3: U})
-    assert next_step(study(None, None, None, None), LIMITS, full) == Plan(2)
+    assert next_step(study(None, None, None, None), LIMITS, full) == PlanTrial(2)
     busy = planned(0, 1, planning=(2, 3), readiness={2: U, 3: U})
     assert next_step(study(None, None, None, None), LIMITS, busy) == Wait()
     three = planned(planning=(0, 1), readiness={0: U, 1: U, 2: U})
@@ -199,30 +205,30 @@ def test_planning_runs_beside_a_full_house_but_only_so_many_at_once() -> None:
 def test_a_planner_that_must_wait_is_waited_for() -> None:
     later = planned(readiness={0: U}, waiting={0: 107.0})
     assert next_step(study(None), replace(LIMITS, parallel=1), later) == Wait(107.0)
-    assert next_step(study(None), LIMITS, planned(readiness={0: U}, waiting={0: 99.0})) == Plan(0)
+    assert next_step(study(None), LIMITS, planned(readiness={0: U}, waiting={0: 99.0})) == PlanTrial(0)
 
 
 def test_what_does_not_fit_is_refused_at_once_and_costs_no_budget() -> None:
-    assert next_step(study(None, None, None), LIMITS, planned(0, 1, readiness={2: X})) == Refuse(2)
-    assert next_step(study(C, R, C, C), LIMITS, planned()) == Ask(4)
+    assert next_step(study(None, None, None), LIMITS, planned(0, 1, readiness={2: X})) == RefuseTrial(2)
+    assert next_step(study(C, R, C, C), LIMITS, planned()) == AskTrial(4)
 
 
 def test_refusals_in_a_row_end_a_study_in_which_nothing_else_is_left() -> None:
-    assert next_step(study(R, R, R, R), LIMITS, planned()) == Ask(4)
+    assert next_step(study(R, R, R, R), LIMITS, planned()) == AskTrial(4)
     assert next_step(study(R, R, R, R, R), LIMITS, planned()) == Leave(End.REFUSED)
     assert next_step(study(C, R, R, R, R, R), LIMITS, planned()) == Leave(End.REFUSED)
-    assert next_step(study(R, R, R, R, R, None), LIMITS, planned()) == Place(5)
+    assert next_step(study(R, R, R, R, R, None), LIMITS, planned()) == PlaceTrial(5)
     assert next_step(study(R, R, R, R, R, None), LIMITS, planned(5)) == Wait()
-    assert next_step(study(R, R, R, R, R, C), LIMITS, planned()) == Ask(6)
+    assert next_step(study(R, R, R, R, R, C), LIMITS, planned()) == AskTrial(6)
 
 
 def test_an_exclusive_trial_waits_for_the_others_and_they_for_it() -> None:
     assert next_step(study(None, None), LIMITS, planned(0, readiness={1: E})) == Wait()
-    assert next_step(study(C, None), LIMITS, planned(readiness={1: E})) == Place(1)
+    assert next_step(study(C, None), LIMITS, planned(readiness={1: E})) == PlaceTrial(1)
     assert next_step(study(C, None), LIMITS, planned(1, readiness={1: E})) == Wait()
     assert next_step(study(None, None), LIMITS, planned(0, readiness={0: E})) == Wait()
-    assert next_step(study(None, None), LIMITS, planned(readiness={1: E})) == Place(0)
-    assert next_step(study(None, None), LIMITS, planned(0, readiness={0: E, 1: U})) == Plan(1)
+    assert next_step(study(None, None), LIMITS, planned(readiness={1: E})) == PlaceTrial(0)
+    assert next_step(study(None, None), LIMITS, planned(0, readiness={0: E, 1: U})) == PlanTrial(1)
 
 
 @given(
@@ -240,9 +246,9 @@ def test_whatever_has_happened_the_study_ends_with_exactly_its_total(
     running: set[int] = set()
     for _ in range(500):
         match next_step(state, limits, live(*running)):
-            case Ask(number):
+            case AskTrial(number):
                 state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
-            case Place(number):
+            case PlaceTrial(number):
                 assert number not in running
                 running.add(number)
                 assert len(running) <= parallel
@@ -254,7 +260,7 @@ def test_whatever_has_happened_the_study_ends_with_exactly_its_total(
             case Leave(why):
                 assert why is End.DONE
                 break
-            case StopRunning() | Plan() | Refuse():
+            case StopRunning() | PlanTrial() | RefuseTrial():
                 raise AssertionError
     else:
         raise AssertionError("no end")
@@ -287,19 +293,19 @@ def test_whatever_plans_say_the_study_ends(
         alone = [number for number, ready in readiness.items() if ready is E]
         now = Live(house(*running, alone=alone), {}, None, 100.0, frozenset(planning), dict(readiness))
         match next_step(state, limits, now):
-            case Ask(number):
+            case AskTrial(number):
                 assert len(running | planning) < parallel
                 state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
                 readiness[number] = U
-            case Plan(number):
+            case PlanTrial(number):
                 assert readiness[number] is U and number not in planned_once
                 planning.add(number)
                 planned_once.add(number)
                 assert len(planning) <= limits.planners
-            case Refuse(number):
+            case RefuseTrial(number):
                 assert readiness[number] is X
                 state.apply(TrialFinished(number=number, outcome=R))
-            case Place(number):
+            case PlaceTrial(number):
                 assert readiness[number] in (Readiness.PLANNED, E)
                 running.add(number)
                 assert len(running) <= parallel

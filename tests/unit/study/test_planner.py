@@ -7,7 +7,7 @@ import pytest
 import plan_jobs
 from dryfit.core.jobs import PlanAnswer, PlanRequest, ResolveResult
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import (
     Allocator,
     DeviceKind,
@@ -47,7 +47,7 @@ WISHES = ExecutionSettings()
 
 
 def request(wishes: ExecutionSettings = WISHES, **tables: Any) -> PlanRequest:
-    subject = PlanSubject(task=Task.CRITERIA, settings=TrialSettings(**tables))
+    subject = PlanSubject(task=BuiltInTask.CRITERIA, settings=TrialSettings(**tables))
     return PlanRequest(subjects=(subject,), device=CARD, wishes=wishes, trace_dir="somewhere")
 
 

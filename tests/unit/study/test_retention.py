@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.settings.choices import Direction, Task
+from dryfit.core.settings.choices import BuiltInTask, Direction
 from dryfit.core.settings.trial import Goal, Outcome
 from dryfit.store.events import GenerationBegan, StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.layout import StudyLayout
@@ -17,7 +17,14 @@ def begun() -> StudyState:
     state = StudyState()
     state.apply(
         StudyCreated(
-            id="i", name="n", task=Task.CRITERIA, metric="f1", direction=Direction.MAXIMIZE, seed=0, space="[]", own={}
+            id="i",
+            name="n",
+            task=BuiltInTask.CRITERIA,
+            metric="f1",
+            direction=Direction.MAXIMIZE,
+            seed=0,
+            space="[]",
+            own={},
         )
     )
     return state

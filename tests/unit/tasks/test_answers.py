@@ -11,7 +11,7 @@ import tiny_lms
 from dryfit.core.settings.tables import LmSettings
 from dryfit.tasks.lm.generation import answer, exact_match, matches, sampled
 from dryfit.tasks.lm.tiny_lm import write_tiny_lm
-from dryfit.tasks.rows.prompts import Part
+from dryfit.tasks.rows.prompts import PromptPart
 from dryfit.tasks.tokens.prompt_tokens import Example, PromptTokenizer, sequences
 
 
@@ -52,7 +52,7 @@ def test_the_exact_match_of_a_split_compares_answers_as_text(tmp_path: Path) -> 
     right = [greedy(model, ids, prompts.end_id, 6) for ids in asked]
     wrong = [[*tokenizer("not ")["input_ids"], *ids] for ids in right]
     examples = [
-        Example(str(number), (*ids, *(good if number % 3 else bad), prompts.end_id), len(ids), Part.CRITERIA)
+        Example(str(number), (*ids, *(good if number % 3 else bad), prompts.end_id), len(ids), PromptPart.CRITERIA)
         for number, (ids, good, bad) in enumerate(zip(asked, right, wrong, strict=True))
     ]
     tokens = sequences(examples)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.tasks.averaging import averaging, mean_scores
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import TaskContext
 from dryfit.tasks.classification import CriteriaTask, metrics_of_classes
 from dryfit.tasks.lm.causal_lm import CausalLmTask
 
@@ -53,6 +53,6 @@ def test_a_task_without_a_mean_is_refused() -> None:
     def made(task: object) -> object:
         return averaging(task)  # type: ignore[arg-type]
 
-    assert made(CriteriaTask(Given(TrialSettings(), DATA)))
+    assert made(CriteriaTask(TaskContext(TrialSettings(), DATA)))
     with pytest.raises(ConfigError, match="CausalLmTask does not say what their mean is"):
-        made(CausalLmTask(Given(TrialSettings(), DATA)))
+        made(CausalLmTask(TaskContext(TrialSettings(), DATA)))

@@ -16,11 +16,11 @@ import tiny_lms
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import BaseFormat, Precision
 from dryfit.core.settings.tables import DataSettings, LmSettings, TrialSettings
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import TaskContext
 from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
 from dryfit.tasks.lm.decoder import check_base, check_packing
 from dryfit.tasks.lm.token_loss import over_tokens, whole_token_loss
-from dryfit.tasks.rows.prompts import Part
+from dryfit.tasks.rows.prompts import PromptPart
 from dryfit.tasks.tokens.packs import pack
 from dryfit.tasks.tokens.prompt_tokens import Example, sequences
 from dryfit.tasks.tokens.token_set import TokenFacts
@@ -34,7 +34,7 @@ def task_of(*, learn_prompt: bool = False, mix: float | None = None, packing: bo
     lm = LmSettings(
         format="criteria" if mix is None else "both", mix=mix or 0.5, learn_prompt=learn_prompt, packing=packing
     )
-    return CausalLmTask(Given(TrialSettings(lm=lm), DataSettings(), TokenFacts(pad_id=1)))
+    return CausalLmTask(TaskContext(TrialSettings(lm=lm), DataSettings(), TokenFacts(pad_id=1)))
 
 
 def examples(*, count: int = EXAMPLES, seed: int = 5) -> list[Example]:
@@ -44,7 +44,7 @@ def examples(*, count: int = EXAMPLES, seed: int = 5) -> list[Example]:
         length = int(torch.randint(2, 30, (1,), generator=draw))
         ids = tuple(torch.randint(2, 300, (length,), generator=draw).tolist())
         prompt = int(torch.randint(0, length, (1,), generator=draw))
-        found.append(Example(f"e{number}", ids, prompt, Part.CRITERIA if number % 3 else Part.EVIDENCE))
+        found.append(Example(f"e{number}", ids, prompt, PromptPart.CRITERIA if number % 3 else PromptPart.EVIDENCE))
     return found
 
 
@@ -94,7 +94,7 @@ def alone(model: CausalLm, found: list[Example], *, learn_prompt: bool, mix: flo
     total, weights = torch.zeros((), dtype=torch.float64), 0.0
     for example in found:
         ids, prompt = torch.tensor(example.ids), example.prompt_tokens
-        weight = 1.0 if mix is None else mix if example.part is Part.CRITERIA else 1 - mix
+        weight = 1.0 if mix is None else mix if example.part is PromptPart.CRITERIA else 1 - mix
         log_p = F.log_softmax(model.decoder(input_ids=ids[None], use_cache=False).logits[0], dim=-1)
         for place in range(1 if learn_prompt else max(1, prompt), len(ids)):
             total = total - weight * log_p[place - 1, ids[place]]

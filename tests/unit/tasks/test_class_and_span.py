@@ -8,10 +8,10 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import spans
 from dryfit.core.errors import DataError
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.core.settings.task_facts import task_metrics
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import TaskContext
 from dryfit.tasks.guard import BatchGuard, Bounds
 from dryfit.tasks.joint.class_and_span import row_means
 from dryfit.tasks.joint.share import ShareTask
@@ -29,7 +29,7 @@ def drawn(*, several: bool):
     labels_R = torch.randint(0, 2 if several else 3, size, generator=rng)
     labels_R = labels_R.to(torch.uint8) if several else labels_R
     tokens = replace(windows.tokens, extra={**windows.tokens.extra, CLASSES: labels_R[windows.rows_W]})
-    task = ShareTask(Given(TrialSettings(), DataSettings(num_labels=3, multi_label=several)))
+    task = ShareTask(TaskContext(TrialSettings(), DataSettings(num_labels=3, multi_label=several)))
     scores_WC = torch.randn(len(windows), 3, generator=rng) * 2
     kept = task.keep((scores_WC, logits), spans.span_batch(windows))
     return task, tokens, kept, scores_WC, labels_R
@@ -44,11 +44,11 @@ def test_classes_are_scored_by_row(several: bool) -> None:
     assert torch.allclose(row_means(scores_WC.double(), tokens.source_R, ROWS), means, rtol=0, atol=1e-12)
     fitted = task.fit(kept, tokens)
     found = task.metrics(kept, tokens, fitted)
-    assert tuple(sorted(found)) == tuple(sorted(task_metrics(Task.SHARE, 3, multi_label=several)))
+    assert tuple(sorted(found)) == tuple(sorted(task_metrics(BuiltInTask.SHARE, 3, multi_label=several)))
     guess = (means > 0).int() if several else means.argmax(dim=-1)
     assert found["f1_macro"] == pytest.approx(f1_score(labels_R, guess, average="macro"), abs=1e-12)
     assert found["accuracy"] == pytest.approx(accuracy_score(labels_R, guess), abs=1e-12)
-    alone = EvidenceTask(Given(TrialSettings(), DataSettings())).metrics(kept[:, 3:], tokens, fitted)
+    alone = EvidenceTask(TaskContext(TrialSettings(), DataSettings())).metrics(kept[:, 3:], tokens, fitted)
     assert found["combined"] == pytest.approx((found["f1_macro"] + alone["token_f1"]) / 2, abs=1e-12)
     if not several:
         plain = log_loss(labels_R, means.softmax(dim=-1), labels=[0, 1, 2])

@@ -11,12 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import tiny_lms
 from dryfit.core.errors import ConfigError, LoadError, MachineError, TraceError
 from dryfit.core.jobs.load_report import LoadReport
-from dryfit.core.settings.choices import BaseFormat, Precision, Task
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Precision
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import DataSettings, LoraSettings, ModelSettings, TrainSettings, TrialSettings
 from dryfit.meta.loading.filling import materialise
 from dryfit.meta.loading.pretrained import Kind, load_stack
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import TaskContext
 from dryfit.tasks.lm import decoder as module
 from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
 from dryfit.tasks.lm.decoder import check_packing, load_int8
@@ -38,7 +38,7 @@ def loaded(folder: Path, lora: LoraSettings, *, seed: int = 1) -> tuple[CausalLm
     settings = TrialSettings(
         model=ModelSettings(name=str(folder)), train=TrainSettings(precision=Precision.BF16), lora=lora
     )
-    task = CausalLmTask(Given(settings, DataSettings(), TokenFacts(pad_id=1)))
+    task = CausalLmTask(TaskContext(settings, DataSettings(), TokenFacts(pad_id=1)))
 
     def make(source: Any, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> Any:
         return load_stack(source, kind, dtype=dtype)[0]
@@ -156,7 +156,7 @@ def test_the_memory_of_an_int8_base_is_unknown(folders: dict[str, Path]) -> None
     settings = TrialSettings(
         model=ModelSettings(name=str(folders["qwen2"])), train=TrainSettings(precision=Precision.BF16), lora=lora
     )
-    subject = PlanSubject(task=Task.CAUSAL_LM, settings=settings, lora=lora)
+    subject = PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=lora)
     with pytest.raises(TraceError, match="int8"):
         step_parts(subject, checkpointing=False, reentrant=False)
 

@@ -4,7 +4,7 @@ import pytest
 
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.settings.tables import DataSettings, OwnSettings, TrialSettings
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import TaskContext
 from dryfit.tasks.own import check_settings, made_with_own, own_class, own_source, saved_name
 from own_tasks import example_file, wrong_file
 
@@ -61,9 +61,9 @@ def test_what_a_module_raises_is_passed_on(tmp_path: Path) -> None:
 
 def test_its_own_keys_have_its_defaults_and_their_types(tmp_path: Path) -> None:
     made = own_class(f"{example_file(tmp_path, 'own_keys')}:ScoreTask")
-    unset = made_with_own(made, Given(TrialSettings(), DataSettings()))
+    unset = made_with_own(made, TaskContext(TrialSettings(), DataSettings()))
     assert unset.given.own == {"delta": 1.0}
-    whole = made_with_own(made, Given(with_own(delta=2), DataSettings())).given.own["delta"]
+    whole = made_with_own(made, TaskContext(with_own(delta=2), DataSettings())).given.own["delta"]
     assert whole == 2.0 and isinstance(whole, float)
     for knobs, message in (
         ({"delta": "much"}, "own.delta is 'much'.*a number, as its default, 1.0"),
@@ -71,13 +71,13 @@ def test_its_own_keys_have_its_defaults_and_their_types(tmp_path: Path) -> None:
         ({"delt": 1.0}, "there is no key own.delt.*did you mean delta"),
     ):
         with pytest.raises(ConfigError, match=f"(?s){message}"):
-            made_with_own(made, Given(with_own(**knobs), DataSettings()))
+            made_with_own(made, TaskContext(with_own(**knobs), DataSettings()))
 
 
 def test_a_class_that_keeps_nothing_of_what_it_is_given_is_refused(tmp_path: Path) -> None:
     made = own_class(f"{wrong_file(tmp_path, 'own_careless')}:Careless")
     with pytest.raises(ConfigError, match="(?s)no attribute given.*super"):
-        made_with_own(made, Given(TrialSettings(), DataSettings()))
+        made_with_own(made, TaskContext(TrialSettings(), DataSettings()))
 
 
 def test_settings_that_it_does_not_read_are_refused(tmp_path: Path) -> None:

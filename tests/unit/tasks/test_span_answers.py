@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import spans
-from dryfit.core.settings.choices import Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Metric
 from dryfit.core.settings.tables import DataSettings, LossSettings, SpanSettings, TrialSettings
 from dryfit.core.settings.task_facts import task_metrics
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import TaskContext
 from dryfit.tasks.joint.share import ShareTask
 from dryfit.tasks.spans.evidence import EvidenceTask
 from dryfit.tasks.spans.span_answers import NULL_THRESHOLD, SpanAnswers
@@ -57,7 +57,7 @@ def test_no_threshold_is_better_by_the_metric_it_is_chosen_by(metric: Metric) ->
     assert won, "whichever metric it is chosen by, it is the same one"
 
 
-@pytest.mark.parametrize("metric", [None, *task_metrics(Task.SHARE, 2, multi_label=False)])
+@pytest.mark.parametrize("metric", [None, *task_metrics(BuiltInTask.SHARE, 2, multi_label=False)])
 def test_by_any_other_metric_it_is_that_of_the_words(metric: Metric | None) -> None:
     """Some do not depend on it; the best by the others alone would answer every row with none, or none of them."""
     if metric not in MEANS:
@@ -85,7 +85,7 @@ def test_scores_of_a_model_may_be_rounded_otherwise(reranker: str) -> None:
     for end in (0, 1):
         logits[at_W, windows.tokens.labels_R[:, end], end] += 8.0 * (windows.rows_W % 2)
     logits[at_W, windows.nulls_W] += 3 + windows.rows_W.unsqueeze(1) % 7
-    given = Given(TrialSettings(span=SpanSettings.model_validate({"reranker": reranker})), DataSettings())
+    given = TaskContext(TrialSettings(span=SpanSettings.model_validate({"reranker": reranker})), DataSettings())
     task = EvidenceTask(replace(given, metric=Metric.EXACT_MATCH))
     batch = spans.span_batch(windows)
     fitted = task.fit(task.keep(logits, batch), windows.tokens)
@@ -104,7 +104,7 @@ def test_a_task_of_classes_and_spans_hands_the_metric_on() -> None:
     tokens = replace(windows.tokens, extra={**windows.tokens.extra, CLASSES: windows.rows_W % 2})
     for end in (0, 1):
         logits[torch.arange(len(windows)), tokens.labels_R[:, end] // 2 * 2, end] += 9.0
-    given = Given(TrialSettings(loss=LossSettings()), DataSettings())
+    given = TaskContext(TrialSettings(loss=LossSettings()), DataSettings())
     found: dict[str, float] = {}
     for metric in (Metric.TOKEN_F1, Metric.EXACT_MATCH):
         alone, both = (cls(replace(given, metric=metric)) for cls in (EvidenceTask, ShareTask))

@@ -13,7 +13,7 @@ import tiny
 import tiny_lms
 from dryfit.core.jobs.calibration import MemoryCase
 from dryfit.core.jobs.memory import ExecutionChoice, StepPhase
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import OptimizerImpl, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.study.planning.calibration import calibration_cases
@@ -46,7 +46,9 @@ def case(
     tables.setdefault("train", {"batch_size": 4, "max_length": 24})
     settings = TrialSettings.model_validate_json(json.dumps({"model": {"name": str(model)}, **tables}))
     subject = PlanSubject(
-        task=Task.CAUSAL_LM if lora else Task.CRITERIA, settings=settings, lora=LoraSettings(r=4) if lora else None
+        task=BuiltInTask.CAUSAL_LM if lora else BuiltInTask.CRITERIA,
+        settings=settings,
+        lora=LoraSettings(r=4) if lora else None,
     )
     choice = ExecutionChoice.model_validate({"micro_batch": 4, "accumulation": 1, **(execution or {})})
     return MemoryCase(name="a", family="encoder", subject=subject, execution=choice)
@@ -67,8 +69,8 @@ def test_a_case_runs_all_its_parts(tmp_path: Path, architecture: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.every(2)
-@pytest.mark.parametrize("task", [Task.SHARE, Task.JOINT])
-def test_two_heads_run_too(tmp_path: Path, task: Task) -> None:
+@pytest.mark.parametrize("task", [BuiltInTask.SHARE, BuiltInTask.JOINT])
+def test_two_heads_run_too(tmp_path: Path, task: BuiltInTask) -> None:
     """Windows with all entries of a batch; of two encoders both recompute."""
     tiny.model(tmp_path)
     meter = Listening()

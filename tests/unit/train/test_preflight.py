@@ -9,7 +9,7 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError, MachineError
 from dryfit.core.jobs import ResolveRequest
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.jobs.resolve import check_precisions, resolve, smallest_device
@@ -56,7 +56,7 @@ def test_more_processes_than_devices_are_refused_before_a_row_is_read(
     monkeypatch.setattr("dryfit.jobs.resolve.find_device", lambda _: (DeviceKind.CUDA, 3))
     nowhere = tmp_path / "nowhere.jsonl"
     body = ResolveRequest(
-        task=Task.CRITERIA,
+        task=BuiltInTask.CRITERIA,
         data=DataSettings(train=str(nowhere), validation=str(nowhere)),
         settings=TrialSettings(),
         pairs=(),

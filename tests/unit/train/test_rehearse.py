@@ -12,7 +12,7 @@ import sick
 import tiny
 import trials
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import ProbeRequest, RehearseRequest, RehearseResult
+from dryfit.core.jobs import BatchCheckRequest, BatchCheckResult, ProbeRequest
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.jobs import batch_check as rehearsing
 from dryfit.jobs.batch_check import rehearse
@@ -22,7 +22,7 @@ from trials import ScriptedChannel, Trial
 
 def rehearsed(
     trial: Trial, *, lengths: tuple[int, ...] = (32,), points: tuple[dict[str, Any], ...] = ()
-) -> RehearseResult:
+) -> BatchCheckResult:
     request = trial.request()
     tables = [json.loads(trial.settings.model_dump_json()) for _ in points]
     for table, changes in zip(tables, points, strict=True):
@@ -34,7 +34,7 @@ def rehearsed(
         )
         for table, changes in zip(tables, points, strict=True)
     )
-    body = RehearseRequest(trial=request, lengths=lengths, points=configs)
+    body = BatchCheckRequest(trial=request, lengths=lengths, points=configs)
     result = rehearse(body, ScriptedChannel(trial.folder / "rehearsal")).rehearse
     assert result is not None
     return result
@@ -109,7 +109,7 @@ def test_errors_are_part_of_the_answer(tmp_path: Path, make: Callable[[Path], Pa
     request = trial.request()
     settings = trial.settings.model_copy(update={"model": model})
     request = request.model_copy(update={"config": request.config.model_copy(update={"settings": settings})})
-    body = RehearseRequest(trial=request, lengths=(32,))
+    body = BatchCheckRequest(trial=request, lengths=(32,))
     found = rehearse(body, ScriptedChannel(tmp_path / "rehearsal")).rehearse
     assert found is not None and found.step is None
     assert [one.stage for one in found.stumbles] == [stage]

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoConfig
 
 from dryfit.core.errors import ShardError
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrialSettings
 from dryfit.parallel.layout.proved_plans import FOLDER, proved_plan
@@ -30,13 +30,13 @@ GPT2: dict[str, Any] = {"n_embd": 512, "n_layer": 3, "n_head": 16, "bos_token_id
 MIXTRAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2}
 
 # Task, rank of adapters, settings beside STREAM.
-MODELS: dict[str, tuple[Task, int, dict[str, Any]]] = {
-    "bert": (Task.CRITERIA, 0, {"num_attention_heads": 16}),
-    "qwen2": (Task.CAUSAL_LM, 4, {**HEADS, "max_window_layers": 3}),
-    "llama": (Task.CAUSAL_LM, 0, HEADS),
-    "gpt2": (Task.CAUSAL_LM, 0, GPT2),
-    "mixtral": (Task.CAUSAL_LM, 0, {**HEADS, **MIXTRAL}),
-    "deberta-v2": (Task.EVIDENCE, 0, {**DEBERTA, "num_attention_heads": 16, "pooler_hidden_size": 512}),
+MODELS: dict[str, tuple[BuiltInTask, int, dict[str, Any]]] = {
+    "bert": (BuiltInTask.CRITERIA, 0, {"num_attention_heads": 16}),
+    "qwen2": (BuiltInTask.CAUSAL_LM, 4, {**HEADS, "max_window_layers": 3}),
+    "llama": (BuiltInTask.CAUSAL_LM, 0, HEADS),
+    "gpt2": (BuiltInTask.CAUSAL_LM, 0, GPT2),
+    "mixtral": (BuiltInTask.CAUSAL_LM, 0, {**HEADS, **MIXTRAL}),
+    "deberta-v2": (BuiltInTask.EVIDENCE, 0, {**DEBERTA, "num_attention_heads": 16, "pooler_hidden_size": 512}),
 }
 
 

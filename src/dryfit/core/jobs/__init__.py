@@ -2,16 +2,16 @@
 
 from dryfit.core.jobs.child import Body, ChildRequest, ChildResult
 from dryfit.core.jobs.diagnostics import (
+    BatchCheckRequest,
+    BatchCheckResult,
     BatchWalk,
     CheckRequest,
     CheckResult,
     PointFacts,
+    ProbeFailure,
     ProbeRequest,
     ProbeResult,
-    RehearseRequest,
-    RehearseResult,
     StepFacts,
-    Stumble,
 )
 from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.names import ENTRY_POINTS, Job
@@ -47,6 +47,8 @@ from dryfit.core.jobs.train import (
 
 __all__ = [
     "ENTRY_POINTS",
+    "BatchCheckRequest",
+    "BatchCheckResult",
     "BatchWalk",
     "Body",
     "CalibrateRequest",
@@ -72,10 +74,9 @@ __all__ = [
     "PointFacts",
     "PredictRequest",
     "PredictResult",
+    "ProbeFailure",
     "ProbeRequest",
     "ProbeResult",
-    "RehearseRequest",
-    "RehearseResult",
     "ResolveRequest",
     "ResolveResult",
     "RowsRequest",
@@ -84,7 +85,6 @@ __all__ = [
     "StepFacts",
     "StopReason",
     "StudyTokens",
-    "Stumble",
     "TinyLmRequest",
     "TinyLmResult",
     "TrainRequest",

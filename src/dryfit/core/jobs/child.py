@@ -6,12 +6,12 @@ from pydantic import Field
 
 from dryfit.core.failure import ChildFault
 from dryfit.core.jobs.diagnostics import (
+    BatchCheckRequest,
+    BatchCheckResult,
     CheckRequest,
     CheckResult,
     ProbeRequest,
     ProbeResult,
-    RehearseRequest,
-    RehearseResult,
 )
 from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult, PlanRequest, PlanResult
@@ -46,7 +46,7 @@ class ChildResult(Wire):
     plan: PlanResult | None = None
     calibrate: CalibrateResult | None = None
     probe: ProbeResult | None = None
-    rehearse: RehearseResult | None = None
+    rehearse: BatchCheckResult | None = None
     imported: ImportResult | None = None
     final: FinalResult | None = None
     ensemble: EnsembleResult | None = None
@@ -65,7 +65,7 @@ Body: TypeAlias = (
     | PlanRequest
     | CalibrateRequest
     | ProbeRequest
-    | RehearseRequest
+    | BatchCheckRequest
     | ImportRequest
     | ObjectiveRequest
     | FinalRequest

@@ -50,7 +50,7 @@ class ProbeResult(Wire):
     trouble: str = ""
 
 
-class RehearseRequest(Wire):
+class BatchCheckRequest(Wire):
     """Walk through one model's batches and do one step of them; nothing is learned, and nothing is kept.
 
     Attributes:
@@ -103,7 +103,7 @@ class StepFacts(Wire):
     untouched: tuple[str, ...] = ()
 
 
-class Stumble(Wire):
+class ProbeFailure(Wire):
     """A dryfit error that a rehearsal met on its way; it went on with what it could.
 
     Attributes:
@@ -122,7 +122,7 @@ class PointFacts(Wire):
     error: ErrorParts | None = None
 
 
-class RehearseResult(Wire):
+class BatchCheckResult(Wire):
     """What REHEARSE found. A model that cannot be trained is a finding, not an error.
 
     Attributes:
@@ -133,4 +133,4 @@ class RehearseResult(Wire):
     remarks: tuple[str, ...] = Field(default=(), description="what should be known of the rows, and is no error")
     step: StepFacts | None = None
     points: tuple[PointFacts, ...] = ()
-    stumbles: tuple[Stumble, ...] = ()
+    stumbles: tuple[ProbeFailure, ...] = ()

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 
-class Origin(StrEnum):
+class TensorOrigin(StrEnum):
     """Where one tensor came from."""
 
     FILE = "file"
@@ -49,13 +49,13 @@ class LoadReport(BaseModel):
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
-    def origins(self) -> dict[str, Origin]:
+    def origins(self) -> dict[str, TensorOrigin]:
         """The origin of every tensor, by name."""
         return (
-            dict.fromkeys(self.from_file, Origin.FILE)
-            | dict.fromkeys(self.tied, Origin.TIED)
-            | dict.fromkeys(self.constructed, Origin.CONSTRUCTOR)
-            | dict.fromkeys(self.random, Origin.RANDOM)
+            dict.fromkeys(self.from_file, TensorOrigin.FILE)
+            | dict.fromkeys(self.tied, TensorOrigin.TIED)
+            | dict.fromkeys(self.constructed, TensorOrigin.CONSTRUCTOR)
+            | dict.fromkeys(self.random, TensorOrigin.RANDOM)
         )
 
     def summary(self) -> str:

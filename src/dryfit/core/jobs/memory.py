@@ -155,7 +155,7 @@ class ExecutionChoice(Settings):
         return ExecutionPlan(**kept, **chosen)
 
 
-class Rung(Settings):
+class Fallback(Settings):
     """One step of the fit ladder.
 
     Attributes:

@@ -5,11 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from dryfit.core.jobs.calibration import Calibration, CaseComparison, MemoryCase, Observation
-from dryfit.core.jobs.memory import Confidence, ExecutionChoice, MemoryPlan, Rung, VerdictKind
+from dryfit.core.jobs.memory import Confidence, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
 from dryfit.core.jobs.names import Job
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import DataSettings, Settings
-from dryfit.core.sharding.shard_summary import CutSummary
+from dryfit.core.sharding.shard_summary import ShardSummary
 from dryfit.core.wire import Wire
 
 
@@ -57,9 +57,9 @@ class PlanAnswer(Wire):
     execution: ExecutionChoice | None = None
     fallbacks: tuple[ExecutionChoice, ...] = ()
     shortfall_bytes: int = 0
-    ladder: tuple[Rung, ...] = ()
+    ladder: tuple[Fallback, ...] = ()
     reasons: tuple[str, ...] = ()
-    cut: CutSummary | None = None
+    cut: ShardSummary | None = None
     cannot_cut: str = ""
     confidence: Confidence = Confidence.UNCALIBRATED
     torch: str

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Task(StrEnum):
+class BuiltInTask(StrEnum):
     """What a model learns to do."""
 
     CRITERIA = "criteria"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dryfit.core.settings.choices import BaseFormat, Task
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask
 from dryfit.core.settings.tables import LoraSettings, Settings, TrialSettings
 from dryfit.core.settings.task_facts import TaskName
 from dryfit.core.sharding.rank_search import AUTO
@@ -78,7 +78,7 @@ class PlanSubject(Settings):
 
 def adapters(task: TaskName, settings: TrialSettings) -> LoraSettings | None:
     """The adapters that a trial trains, with the format of their base; None where it trains the model's own weights."""
-    if task is not Task.CAUSAL_LM or not settings.lora.r:
+    if task is not BuiltInTask.CAUSAL_LM or not settings.lora.r:
         return None
     return settings.lora.model_copy(update={"base": settings.lora.base or BaseFormat(settings.train.precision)})
 

@@ -5,12 +5,12 @@ from typing import Annotated, Final, TypeAlias
 
 from pydantic import Field
 
-from dryfit.core.settings.choices import Metric, Task
+from dryfit.core.settings.choices import BuiltInTask, Metric
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import OWN_KEY
 
 TaskName: TypeAlias = Annotated[
-    Task
+    BuiltInTask
     | Annotated[
         str, Field(pattern=r"^.+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", description="package.module:Class or file.py:Class")
     ],
@@ -52,29 +52,29 @@ _SPANS: Final = frozenset({"span"})
 _BOTH: Final = frozenset({"multitask"})
 _TWO_ENCODERS: Final = frozenset({"joint"})
 
-UNREAD: Final[Mapping[Task, frozenset[str]]] = {
-    Task.CRITERIA: _DECODER | _SPANS | _BOTH | _TWO_ENCODERS,
-    Task.EVIDENCE: _DECODER
+UNREAD: Final[Mapping[BuiltInTask, frozenset[str]]] = {
+    BuiltInTask.CRITERIA: _DECODER | _SPANS | _BOTH | _TWO_ENCODERS,
+    BuiltInTask.EVIDENCE: _DECODER
     | _BOTH
     | _TWO_ENCODERS
     | {"head.pooling", "loss.alpha", "loss.class_balance", "loss.effective_beta"}
     | {"data.label", "data.num_labels", "data.multi_label"},
-    Task.SHARE: _DECODER | _TWO_ENCODERS,
-    Task.JOINT: _DECODER,
-    Task.CAUSAL_LM: _SPANS
+    BuiltInTask.SHARE: _DECODER | _TWO_ENCODERS,
+    BuiltInTask.JOINT: _DECODER,
+    BuiltInTask.CAUSAL_LM: _SPANS
     | _BOTH
     | _TWO_ENCODERS
     | {"head", "loss", "optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"},
 }
 """Of a trial's tables, their keys and those of ``[data]``, what a task does not read. Set there, it is an error."""
 
-AVERAGED: Final = (Task.CRITERIA, Task.EVIDENCE, Task.SHARE, Task.JOINT)
+AVERAGED: Final = (BuiltInTask.CRITERIA, BuiltInTask.EVIDENCE, BuiltInTask.SHARE, BuiltInTask.JOINT)
 """Tasks of which several models have a mean: their classes, or the characters of their spans, are the same ones."""
 
 
 def is_own(task: TaskName) -> bool:
     """Whether a task is a class of the user's own."""
-    return not isinstance(task, Task)
+    return not isinstance(task, BuiltInTask)
 
 
 def metric_of(name: str) -> MetricName:
@@ -90,14 +90,14 @@ def is_own_key(key: str) -> bool:
 
 def task_word(task: TaskName) -> str:
     """What a person calls a task: of a class of the user's own, without the folder it lies in."""
-    return task.value if isinstance(task, Task) else FunctionName.parse(task).short
+    return task.value if isinstance(task, BuiltInTask) else FunctionName.parse(task).short
 
 
 def reads(task: TaskName, key: str) -> bool:
     """Whether a task reads a key of a trial's tables; what the user's own code reads, that code says."""
     if key.partition(".")[0] == OWN_TABLE:
         return is_own(task)
-    unread = UNREAD.get(task, frozenset[str]()) if isinstance(task, Task) else frozenset[str]()
+    unread = UNREAD.get(task, frozenset[str]()) if isinstance(task, BuiltInTask) else frozenset[str]()
     return key not in unread and key.partition(".")[0] not in unread
 
 
@@ -115,16 +115,16 @@ def class_metrics(num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
 
 def task_metrics(task: TaskName, num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
     """The metrics that a task gives, the usual one first; none where the user's own code decides it."""
-    if not isinstance(task, Task):
+    if not isinstance(task, BuiltInTask):
         return ()
     match task:
-        case Task.CRITERIA:
+        case BuiltInTask.CRITERIA:
             return class_metrics(num_labels, multi_label=multi_label)
-        case Task.EVIDENCE:
+        case BuiltInTask.EVIDENCE:
             return (*SPAN_METRICS, Metric.LOSS)
-        case Task.SHARE | Task.JOINT:
+        case BuiltInTask.SHARE | BuiltInTask.JOINT:
             return (Metric.COMBINED, *class_metrics(num_labels, multi_label=multi_label), *SPAN_METRICS)
-        case Task.CAUSAL_LM:
+        case BuiltInTask.CAUSAL_LM:
             return _OF_TEXT
-        case Task.OBJECTIVE:
+        case BuiltInTask.OBJECTIVE:
             return ()

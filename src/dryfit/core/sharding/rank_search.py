@@ -9,7 +9,7 @@ DEGREES: Final = (2, 4, 8)
 """How many ranks are looked at, the fewest first."""
 
 
-class Found(StrEnum):
+class RankOutcome(StrEnum):
     """What was found of a trial on so many ranks."""
 
     FITS = "fits"
@@ -24,7 +24,7 @@ def degrees_within(most: int) -> tuple[int, ...]:
     return tuple(degree for degree in DEGREES if degree <= most)
 
 
-def next_ranks(found: Mapping[int, Found], degrees: Sequence[int]) -> int | None:
+def next_ranks(found: Mapping[int, RankOutcome], degrees: Sequence[int]) -> int | None:
     """On how many ranks a trial is to be looked at next; None: enough is known.
 
     Args:
@@ -33,11 +33,11 @@ def next_ranks(found: Mapping[int, Found], degrees: Sequence[int]) -> int | None
     """
     if 1 not in found:
         return 1
-    if found[1] is not Found.TOO_LARGE or Found.FITS in found.values():
+    if found[1] is not RankOutcome.TOO_LARGE or RankOutcome.FITS in found.values():
         return None
     return next((degree for degree in sorted(degrees) if degree not in found), None)
 
 
-def ranks_taken(found: Mapping[int, Found]) -> int | None:
+def ranks_taken(found: Mapping[int, RankOutcome]) -> int | None:
     """The fewest ranks with which a trial fits; None: with none that was looked at."""
-    return min((ranks for ranks, one in found.items() if one is Found.FITS), default=None)
+    return min((ranks for ranks, one in found.items() if one is RankOutcome.FITS), default=None)

@@ -23,7 +23,7 @@ class Sent(Settings):
         )
 
 
-class CutRow(Settings):
+class ShardRow(Settings):
     """Parameters of one kind, those of all layers together.
 
     Attributes:
@@ -48,7 +48,7 @@ class KeptWhole(Settings):
     names: tuple[str, ...]
 
 
-class CutSummary(Settings):
+class ShardSummary(Settings):
     """A cut model in numbers.
 
     Attributes:
@@ -74,5 +74,5 @@ class CutSummary(Settings):
     sent: Sent | None = None
     output_error: float
     gradient_error: float
-    rows: tuple[CutRow, ...]
+    rows: tuple[ShardRow, ...]
     kept_whole: tuple[KeptWhole, ...] = ()

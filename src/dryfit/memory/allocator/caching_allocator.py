@@ -17,12 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dryfit.core.errors import InternalError
-from dryfit.memory.allocator.allocator_settings import (
-    MIN_BLOCK_BYTES,
-    SMALL_BYTES,
-    SMALL_SEGMENT_BYTES,
-    AllocatorSettings,
-)
+from dryfit.memory.allocator.settings import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorSettings
 
 _SHIFT = 60
 """A free block is kept as ``size << _SHIFT | address``: integers sort by size, then by address, and compare fast."""

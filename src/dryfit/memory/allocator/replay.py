@@ -10,8 +10,8 @@ from functools import cache
 from random import Random
 
 from dryfit.core.errors import InternalError
-from dryfit.memory.allocator.allocator_settings import MIB, AllocatorSettings
 from dryfit.memory.allocator.caching_allocator import CachingAllocator
+from dryfit.memory.allocator.settings import MIB, AllocatorSettings
 
 _CLIMBS = 4
 """Capacities tried upwards from the peak, each as large as the failure before asked for, before halving begins."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import cast
 
 from dryfit.core.errors import ConfigError
-from dryfit.memory.allocator.allocator_settings import SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorSettings
 from dryfit.memory.allocator.caching_allocator import BlockState, CachingAllocator, SegmentState
+from dryfit.memory.allocator.settings import SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorSettings
 from dryfit.memory.allocator.snapshot_file import Item, integer, items, load, pair, text
 
 _NEXT = "record again with torch.cuda.memory._record_memory_history(), without skip_actions"

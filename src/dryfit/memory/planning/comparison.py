@@ -41,7 +41,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ErrorSpread:
     """Sizes of errors, without their signs."""
 
     median: float
@@ -126,14 +126,14 @@ def first_deviation(
     return None
 
 
-def spread(errors: Sequence[float]) -> Spread:
+def spread(errors: Sequence[float]) -> ErrorSpread:
     """Median, 95th percentile (the smallest error that at least 95 % do not exceed) and the worst.
 
     Args:
         errors: At least one, of either sign.
     """
     sizes = sorted(abs(error) for error in errors)
-    return Spread(median(sizes), sizes[math.ceil(0.95 * len(sizes)) - 1], sizes[-1])
+    return ErrorSpread(median(sizes), sizes[math.ceil(0.95 * len(sizes)) - 1], sizes[-1])
 
 
 def comparison(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from dryfit.core.jobs.memory import MemoryCategory, MemoryPlan, PeakAt, WorstBatch
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.memory.allocator.allocator_settings import AllocatorSettings
 from dryfit.memory.allocator.replay import Replay, min_cap, replay, sequences
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants, margin_bytes
 from dryfit.memory.planning.segment_source import SegmentSource
 from dryfit.memory.planning.timeline import Timeline, compose, end_bytes

@@ -2,7 +2,7 @@
 
 As asked; activation checkpointing; smaller micro-batches, each without and with it, the faster first; another
 implementation of the optimizer; its state in host memory. The effective batch never changes. What would change the
-experiment is a :class:`Change`, and only ever suggested.
+experiment is a :class:`SettingChange`, and only ever suggested.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ class ChangeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SettingChange:
     """One such change: of the optimizer state's bits, ``train.max_length``, ``train.batch_size`` or ``lora.r``."""
 
     kind: ChangeKind
@@ -53,7 +53,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PlannedTrial:
     """What the ladder must know of a trial.
 
     Attributes:
@@ -76,7 +76,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FallbackStage:
     """Choices of one kind, in the order to try.
 
     Attributes:
@@ -87,7 +87,7 @@ class Stage:
     is_brief: bool = False
 
 
-def execution_asked(trial: Trial, wishes: ExecutionSettings) -> ExecutionChoice:
+def execution_asked(trial: PlannedTrial, wishes: ExecutionSettings) -> ExecutionChoice:
     """The wishes as they stand, and the fastest where they are silent.
 
     Raises:
@@ -121,7 +121,9 @@ def execution_asked(trial: Trial, wishes: ExecutionSettings) -> ExecutionChoice:
     )
 
 
-def rungs(trial: Trial, wishes: ExecutionSettings, asked: ExecutionChoice) -> tuple[Stage, ...]:
+def fallback_stages(
+    trial: PlannedTrial, wishes: ExecutionSettings, asked: ExecutionChoice
+) -> tuple[FallbackStage, ...]:
     """All that may be tried after ``asked``, in order."""
     may_round = wishes.allow == "numerics"
     may_checkpoint = wishes.checkpointing is None and trial.cannot_checkpoint is None
@@ -144,9 +146,9 @@ def rungs(trial: Trial, wishes: ExecutionSettings, asked: ExecutionChoice) -> tu
     may_offload = wishes.offload_optimizer is None and trial.cannot_offload is None
     on_host = [choice.model_copy(update={"offload_optimizer": True}) for choice in grid] if may_offload else []
     stages = (
-        Stage(tuple(choice for choice in grid if choice != asked)),
-        *(Stage(tuple(choices), is_brief=True) for choices in by_impl),
-        Stage(tuple(on_host), is_brief=True),
+        FallbackStage(tuple(choice for choice in grid if choice != asked)),
+        *(FallbackStage(tuple(choices), is_brief=True) for choices in by_impl),
+        FallbackStage(tuple(on_host), is_brief=True),
     )
     return tuple(stage for stage in stages if stage.choices)
 
@@ -171,7 +173,7 @@ def effect(choice: ExecutionChoice, asked: ExecutionChoice) -> Effect:
     return Effect.EXACT if same else Effect.NUMERICS
 
 
-def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, trial: Trial) -> float:
+def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, trial: PlannedTrial) -> float:
     """Rough factor on the time of a step."""
     factor = 1.0
     if choice.checkpointing and not asked.checkpointing:
@@ -201,18 +203,18 @@ def describe(choice: ExecutionChoice, asked: ExecutionChoice) -> str:
     return " + ".join(words)
 
 
-def changes(trial: Trial) -> Iterator[Change]:
+def changes(trial: PlannedTrial) -> Iterator[SettingChange]:
     """The changes of the experiment that are worth a look, each by half."""
-    yield Change(ChangeKind.EIGHT_BIT_OPTIMIZER, 32, 8)
+    yield SettingChange(ChangeKind.EIGHT_BIT_OPTIMIZER, 32, 8)
     if trial.lora_rank and trial.lora_rank > 1:
-        yield Change(ChangeKind.SMALLER_RANK, trial.lora_rank, trial.lora_rank // 2)
+        yield SettingChange(ChangeKind.SMALLER_RANK, trial.lora_rank, trial.lora_rank // 2)
     if trial.lengths.longest > 1:
-        yield Change(ChangeKind.SHORTER, trial.lengths.longest, -(-trial.lengths.longest // 2))
+        yield SettingChange(ChangeKind.SHORTER, trial.lengths.longest, -(-trial.lengths.longest // 2))
     if trial.effective_batch > 1:
-        yield Change(ChangeKind.SMALLER_BATCH, trial.effective_batch, trial.effective_batch // 2)
+        yield SettingChange(ChangeKind.SMALLER_BATCH, trial.effective_batch, trial.effective_batch // 2)
 
 
-def changed(trial: Trial, base: ExecutionChoice, change: Change) -> tuple[Trial, ExecutionChoice]:
+def changed(trial: PlannedTrial, base: ExecutionChoice, change: SettingChange) -> tuple[PlannedTrial, ExecutionChoice]:
     """The trial and its execution after a change; what the model is made of is the changed source's matter."""
     match change.kind:
         case ChangeKind.SHORTER:

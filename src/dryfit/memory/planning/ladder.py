@@ -6,22 +6,22 @@ from dataclasses import dataclass, field
 
 from dryfit.core.errors import TraceError
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.jobs.memory import Effect, ExecutionChoice, MemoryPlan, Rung, VerdictKind
+from dryfit.core.jobs.memory import Effect, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
 from dryfit.core.settings.execution import ExecutionSettings
 from dryfit.core.text.units import gib, parse_bytes
 from dryfit.memory.planning.estimate import Device, Work, estimate, with_fragmentation
 from dryfit.memory.planning.fallbacks import (
-    Change,
     ChangeKind,
-    Stage,
-    Trial,
+    FallbackStage,
+    PlannedTrial,
+    SettingChange,
     changed,
     changes,
     describe,
     effect,
     execution_asked,
+    fallback_stages,
     is_below,
-    rungs,
     time_factor,
 )
 from dryfit.memory.planning.segment_source import SegmentSource
@@ -32,12 +32,12 @@ _ORDER_SEED = 0
 """Of the shuffled orders of batches: the same question gets the same answer."""
 
 
-Resubject = Callable[[Change], SegmentSource | None]
+Resubject = Callable[[SettingChange], SegmentSource | None]
 """The segments of the trial after a change of optimizer or adapters; None where it has none such."""
 
 
 def plan(
-    trial: Trial,
+    trial: PlannedTrial,
     wishes: ExecutionSettings,
     source: SegmentSource,
     device: Device,
@@ -69,7 +69,7 @@ def plan(
     except TraceError as error:
         verdict = _Verdict(VerdictKind.UNKNOWN, reasons=(str(error),))
         return _answer(verdict, (), device, clock() - began_s)
-    stages = rungs(trial, wishes, asked)
+    stages = fallback_stages(trial, wishes, asked)
     chosen = asked if climb.fits(as_asked) else None
     for stage in stages:
         if chosen is None or every_rung:
@@ -110,7 +110,7 @@ def variant_of(choice: ExecutionChoice) -> Variant:
     return Variant(choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer)
 
 
-def work_of(trial: Trial, choice: ExecutionChoice) -> Work:
+def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
     """What a trial does with memory when it is run by a choice."""
     return Work(
         variant=variant_of(choice),
@@ -138,7 +138,7 @@ def memory_of(source: SegmentSource, work: Work, device: Device, most_bytes: int
 class _Climb:
     """What was found on the way; the only thing here that changes."""
 
-    trial: Trial
+    trial: PlannedTrial
     source: SegmentSource
     device: Device
     capacity_bytes: int
@@ -155,7 +155,9 @@ class _Climb:
             self.tried[choice] = memory_of(self.source, work, self.device, self.capacity_bytes)
         return self.tried[choice]
 
-    def try_stage(self, stage: Stage, chosen: ExecutionChoice | None, *, every_rung: bool) -> ExecutionChoice | None:
+    def try_stage(
+        self, stage: FallbackStage, chosen: ExecutionChoice | None, *, every_rung: bool
+    ) -> ExecutionChoice | None:
         """Try the choices of a stage; the first that fits is chosen where nothing was yet."""
         choices = stage.choices[:1] if stage.is_brief and chosen is not None else stage.choices
         if every_rung:
@@ -170,7 +172,7 @@ class _Climb:
                 chosen = choice
         return chosen
 
-    def _try(self, choice: ExecutionChoice, stage: Stage) -> MemoryPlan | None:
+    def _try(self, choice: ExecutionChoice, stage: FallbackStage) -> MemoryPlan | None:
         """The plan of a choice; None where it cannot be traced."""
         if choice in self.untraceable:
             return None
@@ -196,9 +198,9 @@ class _Climb:
         ):
             self.source.prepare(kind, [Shape(row, length) for row in wanted for length in longest])
 
-    def rung(self, choice: ExecutionChoice, asked: ExecutionChoice) -> Rung:
+    def rung(self, choice: ExecutionChoice, asked: ExecutionChoice) -> Fallback:
         memory = self.tried[choice]
-        return Rung(
+        return Fallback(
             change=describe(choice, asked),
             execution=choice,
             required_bytes=memory.required_bytes,
@@ -208,10 +210,12 @@ class _Climb:
             fits=self.fits(memory),
         )
 
-    def suggestions(self, asked: ExecutionChoice, chosen: ExecutionChoice | None, resubject: Resubject) -> list[Rung]:
+    def suggestions(
+        self, asked: ExecutionChoice, chosen: ExecutionChoice | None, resubject: Resubject
+    ) -> list[Fallback]:
         """Changes of the experiment, on the plan as asked; where nothing fits, on the smallest that was found."""
         base = asked if chosen else min(self.tried, key=lambda choice: self.tried[choice].required_bytes)
-        found: list[Rung] = []
+        found: list[Fallback] = []
         for change in changes(self.trial):
             of_batch = change.kind in (ChangeKind.SHORTER, ChangeKind.SMALLER_BATCH)
             source = self.source if of_batch else resubject(change)
@@ -223,7 +227,7 @@ class _Climb:
             except TraceError:
                 continue
             found.append(
-                Rung(
+                Fallback(
                     change=str(change),
                     execution=None,
                     required_bytes=memory.required_bytes,
@@ -236,7 +240,7 @@ class _Climb:
             )
         return found
 
-    def fallbacks(self, chosen: ExecutionChoice, stages: Sequence[Stage]) -> tuple[ExecutionChoice, ...]:
+    def fallbacks(self, chosen: ExecutionChoice, stages: Sequence[FallbackStage]) -> tuple[ExecutionChoice, ...]:
         """What takes less than the chosen: each change only takes memory away, and what was planned says so."""
         most_bytes = self.tried[chosen].required_bytes
         return tuple(
@@ -268,7 +272,7 @@ class _Verdict:
     reasons: tuple[str, ...] = ()
 
 
-def _answer(verdict: _Verdict, ladder: tuple[Rung, ...], device: Device, planner_s: float) -> PlanAnswer:
+def _answer(verdict: _Verdict, ladder: tuple[Fallback, ...], device: Device, planner_s: float) -> PlanAnswer:
     return PlanAnswer(
         verdict=verdict.kind,
         device=device.spec,

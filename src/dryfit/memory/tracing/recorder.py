@@ -24,7 +24,7 @@ from dryfit.meta.private_apis.torch_recording import RECORDING, running_node_num
 from dryfit.meta.private_apis.torch_tensors import TENSORS, key_of, storage_key
 
 
-class Recorder(TorchDispatchMode):
+class StorageRecorder(TorchDispatchMode):
     """Sees every operator below autograd, and records the storages on one device.
 
     Enter it inside of the fake mode, so that it sees operators first. One segment is recorded at a time::

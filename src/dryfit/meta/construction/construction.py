@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from dryfit.core.errors import LoadError
 from dryfit.core.private_names import require
-from dryfit.meta.construction.construction_recorder import DEFERRED_ABOVE_BYTES, Recorder
+from dryfit.meta.construction.construction_recorder import DEFERRED_ABOVE_BYTES, ConstructionRecorder
 from dryfit.meta.construction.tape import Tape, is_deferred, tape_of
 from dryfit.meta.construction.walk import SlotKind, is_plain, put, slots
 from dryfit.meta.inputs import is_mapped, refuse_real_inputs
@@ -46,7 +46,7 @@ _VALUE_READS = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.
 class _Overrides(TorchFunctionMode):
     """What the dispatcher does not show: devices asked for, and values read behind its back."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: ConstructionRecorder) -> None:
         super().__init__()
         self.recorder = recorder
 
@@ -118,7 +118,7 @@ def on_meta(*, seed: int = 0) -> Iterator[None]:
     tape = Tape(seed)
     around = next((mode for mode in function_modes() if isinstance(mode, _Overrides)), None)
     if around is None:
-        recorder = Recorder(tape)
+        recorder = ConstructionRecorder(tape)
         with _Overrides(recorder), recorder:
             yield
         return

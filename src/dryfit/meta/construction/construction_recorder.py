@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 _ONLY_VALUES = frozenset({_aten.fill_.Scalar, _aten.normal_.default, _aten.uniform_.default, _aten.zero_.default})
 
 
-class Recorder(TorchDispatchMode):
+class ConstructionRecorder(TorchDispatchMode):
     """Sends uninitialised allocations of this thread to the meta device and writes down what happens to them.
 
     Args:

@@ -1,10 +1,10 @@
 """What constructors do to tensors without memory: written down, and done again for real where it is needed.
 
-While a :class:`dryfit.meta.construction.construction_recorder.Recorder` is active in a thread, an uninitialised
-allocation gives a tensor on the meta device, and every operation on such a tensor is written on the :class:`Tape`.
-:meth:`Tape.realise` repeats just the steps that lead to one tensor. The idea of a deferred initialisation is
-torchdistx's (``torchdistx.deferred_init``); here values that a constructor *computes* are never deferred, so that it
-may read them.
+While a :class:`dryfit.meta.construction.construction_recorder.ConstructionRecorder` is active in a thread, an
+uninitialised allocation gives a tensor on the meta device, and every operation on such a tensor is written on the
+:class:`Tape`. :meth:`Tape.realise` repeats just the steps that lead to one tensor. The idea of a deferred
+initialisation is torchdistx's (``torchdistx.deferred_init``); here values that a constructor *computes* are never
+deferred, so that it may read them.
 
 A tensor is named by the number of its storage on the tape, which is kept on the storage object itself: it survives
 wrapping in a Parameter, views and ties, and needs no table that could outlive the model.

@@ -40,7 +40,7 @@ _SUFFIXES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointFiles:
     """A checkpoint on disk.
 
     Attributes:
@@ -73,7 +73,7 @@ class _Part:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def open_checkpoint(path: Path, *, stem: str = MODEL_STEM) -> Checkpoint:
+def open_checkpoint(path: Path, *, stem: str = MODEL_STEM) -> CheckpointFiles:
     """Find the tensors of a folder or of a single file, reading headers only.
 
     In a folder, ``<stem>.safetensors`` or ``<stem>.safetensors.index.json`` with its shards are taken, else the
@@ -106,7 +106,7 @@ def open_checkpoint(path: Path, *, stem: str = MODEL_STEM) -> Checkpoint:
     )
 
 
-def _open_folder(folder: Path, stem: str) -> Checkpoint:
+def _open_folder(folder: Path, stem: str) -> CheckpointFiles:
     names = {CheckpointFormat.SAFETENSORS: f"{stem}.safetensors", CheckpointFormat.PICKLE: f"{_pickle_stem(stem)}.bin"}
     present = sorted(os.listdir(folder))
     for kind, name in names.items():
@@ -150,9 +150,9 @@ def _unused(present: Sequence[str], used: set[str], names: Mapping[CheckpointFor
     return (f"not used: {few(over)}",) if over else ()
 
 
-def _whole(where: Path, path: Path, kind: CheckpointFormat, notes: tuple[str, ...]) -> Checkpoint:
+def _whole(where: Path, path: Path, kind: CheckpointFormat, notes: tuple[str, ...]) -> CheckpointFiles:
     part = _part(path, kind)
-    return Checkpoint(
+    return CheckpointFiles(
         where=where,
         format=kind,
         files=(path,),
@@ -175,7 +175,7 @@ def _part(path: Path, kind: CheckpointFormat) -> _Part:
 
 def _sharded(
     folder: Path, index: Path, kind: CheckpointFormat, around: tuple[Sequence[str], Mapping[CheckpointFormat, str]]
-) -> Checkpoint:
+) -> CheckpointFiles:
     present, names = around
     weight_map, stamp = _read_index(index, kind)
     shards = sorted(set(weight_map.values()))
@@ -184,7 +184,7 @@ def _sharded(
         raise _disagree(index, f"{len(missing)} of {len(shards)} shards are missing: {few(missing)}")
     parts = [_part(folder / name, kind) for name in shards]
     _check_shards(index, weight_map, dict(zip(shards, parts, strict=True)))
-    return Checkpoint(
+    return CheckpointFiles(
         where=folder,
         format=kind,
         files=tuple(part.path for part in parts),

@@ -17,10 +17,10 @@ import torch
 
 from dryfit.core.errors import LoadError
 from dryfit.core.text.words import few
-from dryfit.meta.files.checkpoint_files import Checkpoint
+from dryfit.meta.files.checkpoint_files import CheckpointFiles
 from dryfit.meta.files.file_guard import FileGuard, changed, open_file
 from dryfit.meta.files.safetensors_file import StoredTensor
-from dryfit.meta.files.stored_slices import Part, spans
+from dryfit.meta.files.stored_slices import StoredSlice, spans
 from dryfit.meta.private_apis.torch_modes import without_function_modes
 
 _CHUNK_BYTES: Final = 1 << 30  # one read of Linux moves at most 2 GiB less a page
@@ -54,7 +54,7 @@ class CheckpointReader:
         threads: How many threads read ahead in private mode.
     """
 
-    def __init__(self, checkpoint: Checkpoint, mode: ReadMode, *, threads: int = 2) -> None:
+    def __init__(self, checkpoint: CheckpointFiles, mode: ReadMode, *, threads: int = 2) -> None:
         self._checkpoint = checkpoint
         self._mode = mode
         self._threads = threads
@@ -92,7 +92,7 @@ class CheckpointReader:
         return self._checkpoint.guard
 
     def tensors(
-        self, keys: Iterable[str], parts: Mapping[str, Part] | None = None
+        self, keys: Iterable[str], parts: Mapping[str, StoredSlice] | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield tensors by key, in the order in which they lie on the disk.
 
@@ -183,7 +183,7 @@ class _Wanted:
     """
 
     stored: StoredTensor
-    part: Part | None
+    part: StoredSlice | None
 
     @property
     def size_bytes(self) -> int:
@@ -198,7 +198,7 @@ class _Wanted:
         return spans(self.stored, self.part)
 
 
-def _copy_of(value: torch.Tensor, part: Part | None) -> torch.Tensor:
+def _copy_of(value: torch.Tensor, part: StoredSlice | None) -> torch.Tensor:
     return value.clone(memory_format=torch.contiguous_format) if part is None else part.of(value)
 
 

@@ -13,7 +13,7 @@ from dryfit.meta.loading.keys import Conversion
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredSlice:
     """Some slices of a tensor along one dimension, put side by side in the order they are named.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
         )
 
 
-def spans(stored: StoredTensor, part: Part) -> Iterator[tuple[int, int]]:
+def spans(stored: StoredTensor, part: StoredSlice) -> Iterator[tuple[int, int]]:
     """Where the bytes of a part lie in the file, offset and length, in the order the part has them.
 
     The tensor lies in the file in row-major order.
@@ -51,8 +51,8 @@ def spans(stored: StoredTensor, part: Part) -> Iterator[tuple[int, int]]:
 
 
 def parts_of_sources(
-    conversion: Conversion, stored: Mapping[str, StoredTensor], part: Part
-) -> dict[str, Part | None] | None:
+    conversion: Conversion, stored: Mapping[str, StoredTensor], part: StoredSlice
+) -> dict[str, StoredSlice | None] | None:
     """Which parts of its sources a part of a converted tensor is made of.
 
     Args:
@@ -77,7 +77,7 @@ def parts_of_sources(
         needed = _apart(patterns, sizes, rest[0].dim, part)
     elif rest or len(patterns) != 1:
         return None
-    found: dict[str, Part | None] = {}
+    found: dict[str, StoredSlice | None] = {}
     for pattern, wanted in needed.items():
         if merged is None and len(by_pattern[pattern]) != 1:
             return None
@@ -92,25 +92,25 @@ def _size(stored: Mapping[str, StoredTensor], keys: Sequence[str], merged: int |
     return len(keys) if dim == merged else stored[keys[0]].shape[dim - (dim > merged)]
 
 
-def _apart(patterns: Sequence[str], sizes: Sequence[int], dim: int, part: Part) -> dict[str, Part]:
+def _apart(patterns: Sequence[str], sizes: Sequence[int], dim: int, part: StoredSlice) -> dict[str, StoredSlice]:
     """Which part of each pattern's tensors a part of what they are put side by side to is."""
     if part.dim != dim:
         return dict.fromkeys(patterns, part)
-    found: dict[str, Part] = {}
+    found: dict[str, StoredSlice] = {}
     offset = 0
     for pattern, size in zip(patterns, sizes, strict=True):
         cut = [(max(begin - offset, 0), min(end - offset, size)) for begin, end in part.ranges]
         ranges = tuple((begin, end) for begin, end in cut if begin < end)
         if ranges:
-            found[pattern] = Part(dim, ranges)
+            found[pattern] = StoredSlice(dim, ranges)
         offset += size
     return found
 
 
-def _unstacked(keys: Sequence[str], merged: int | None, part: Part) -> dict[str, Part | None]:
+def _unstacked(keys: Sequence[str], merged: int | None, part: StoredSlice) -> dict[str, StoredSlice | None]:
     """Which parts of the tensors that are stacked a part of the stack is."""
     if merged is None:
         return dict.fromkeys(keys, part)
     if part.dim == merged:
         return {keys[index]: None for begin, end in part.ranges for index in range(begin, end)}
-    return dict.fromkeys(keys, Part(part.dim - (part.dim > merged), part.ranges))
+    return dict.fromkeys(keys, StoredSlice(part.dim - (part.dim > merged), part.ranges))

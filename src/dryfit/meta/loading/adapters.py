@@ -13,10 +13,10 @@ from torch import nn
 
 from dryfit.core.errors import ConfigError, LoadError, MachineError
 from dryfit.meta.construction.construction import build
-from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, Checkpoint, open_checkpoint
+from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, CheckpointFiles, open_checkpoint
 from dryfit.meta.files.source import FolderSource, ModelSource
 from dryfit.meta.loading.filling import fill
-from dryfit.meta.loading.matching import Wishes, memory_of, places
+from dryfit.meta.loading.matching import LoadOptions, memory_of, places
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
@@ -57,7 +57,7 @@ def attach_adapter(
     return adapted.eval()
 
 
-def fill_adapter(adapted: nn.Module, stored: Checkpoint, *, device: torch.device | str) -> None:
+def fill_adapter(adapted: nn.Module, stored: CheckpointFiles, *, device: torch.device | str) -> None:
     """Give the adapters of PEFT's model the tensors of a file; the base is left alone.
 
     Raises:
@@ -65,7 +65,7 @@ def fill_adapter(adapted: nn.Module, stored: Checkpoint, *, device: torch.device
     """
     names = {memory_of(place.tensor): place.name for place in places(adapted)}
     aliases = {key: names[memory_of(tensor)] for key, tensor in adapter_state(adapted).items()}
-    fill(adapted, stored, Wishes(torch.device(device), aliases=aliases, partial=True))
+    fill(adapted, stored, LoadOptions(torch.device(device), aliases=aliases, partial=True))
 
 
 def save_adapter(adapted: nn.Module, path: Path) -> None:

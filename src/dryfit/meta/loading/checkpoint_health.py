@@ -16,12 +16,12 @@ from dryfit.core.text.words import few
 from dryfit.meta.construction.construction import build
 from dryfit.meta.construction.construction_recorder import DEFERRED_ABOVE_BYTES
 from dryfit.meta.construction.tape import is_deferred
-from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, Checkpoint, open_checkpoint
+from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, CheckpointFiles, open_checkpoint
 from dryfit.meta.files.safetensors_file import StoredTensor, parse_json
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.adapters import ADAPTER_FILE
 from dryfit.meta.loading.configs import load_config
-from dryfit.meta.loading.matching import Complaints, Match, Wishes, examine, places
+from dryfit.meta.loading.matching import Complaints, LoadOptions, Match, examine, places
 from dryfit.meta.loading.pretrained import Kind, make_model, may_lack, stored_kind
 
 FoundT = TypeVar("FoundT")
@@ -46,7 +46,7 @@ class Candidate:
     task: str
     why: str
     make: Callable[[], nn.Module]
-    wishes: Wishes
+    wishes: LoadOptions
 
 
 def pretrained_candidate(source: FolderSource, kind: Kind | None) -> Candidate:
@@ -72,7 +72,7 @@ def pretrained_candidate(source: FolderSource, kind: Kind | None) -> Candidate:
         kind.value,
         why,
         make=lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code),
-        wishes=Wishes(torch.device("cpu"), missing=may_lack(kind)),
+        wishes=LoadOptions(torch.device("cpu"), missing=may_lack(kind)),
     )
 
 
@@ -177,7 +177,7 @@ def _judged(found: Health) -> Health:
     return found.model_copy(update={"healthy": not found.errors and not found.faults()})
 
 
-def _stored(checkpoint: Checkpoint) -> Stored:
+def _stored(checkpoint: CheckpointFiles) -> Stored:
     sizes = {stamp.path: stamp.size_bytes for stamp in checkpoint.guard.files}
     counts = Counter(tensor.file for tensor in checkpoint.tensors.values())
     by_dtype: Counter[str] = Counter()

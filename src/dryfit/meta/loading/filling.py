@@ -12,18 +12,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import InternalError, LoadError
-from dryfit.core.jobs.load_report import LoadReport, Origin
+from dryfit.core.jobs.load_report import LoadReport, TensorOrigin
 from dryfit.core.private_names import require
 from dryfit.core.text.words import few
 from dryfit.meta.construction.tape import is_deferred, tape_of
 from dryfit.meta.construction.walk import current, put
-from dryfit.meta.files.checkpoint_files import Checkpoint, open_checkpoint
+from dryfit.meta.files.checkpoint_files import CheckpointFiles, open_checkpoint
 from dryfit.meta.files.file_guard import FileGuard
 from dryfit.meta.files.reading import CheckpointReader, ReadMode
-from dryfit.meta.files.stored_slices import Part, parts_of_sources
+from dryfit.meta.files.stored_slices import StoredSlice, parts_of_sources
 from dryfit.meta.inputs import allow_real_inputs, is_mapped, watch_files
 from dryfit.meta.loading.keys import Conversion
-from dryfit.meta.loading.matching import Match, Missing, Place, Wishes, match
+from dryfit.meta.loading.matching import LoadOptions, Match, Missing, Target, match
 from dryfit.meta.moves import existing_device
 from dryfit.meta.offload import refuse_early_optimizers
 from dryfit.meta.private_apis.torch_modes import MODES, without_dispatch_modes, without_function_modes
@@ -70,11 +70,11 @@ def materialise(
         MachineError: There is no such device.
     """
     stored = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
-    wishes = Wishes(torch.device(device), dtype, missing, tuple(unexpected), mode)
+    wishes = LoadOptions(torch.device(device), dtype, missing, tuple(unexpected), mode)
     return fill(module, stored, wishes)
 
 
-def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:
+def fill(module: nn.Module, stored: CheckpointFiles | None, wishes: LoadOptions) -> LoadReport:
     """Fill a module from an opened checkpoint; see :func:`materialise`."""
     # A constructor that is being built may load its part in this way: our own modes must not reach in here.
     require("giving a model its weights", MODES, MODULES, TENSORS, MODELS)
@@ -83,7 +83,7 @@ def fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadRe
         return _fill(module, stored, replace(wishes, device=device))
 
 
-def _fill(module: nn.Module, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:
+def _fill(module: nn.Module, stored: CheckpointFiles | None, wishes: LoadOptions) -> LoadReport:
     started = time.perf_counter()
     if wishes.device.type == "meta":
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
@@ -117,7 +117,7 @@ class _Filler:
     """The state of one materialisation."""
 
     module: nn.Module
-    wishes: Wishes
+    wishes: LoadOptions
     in_fp32: list[re.Pattern[str]]
     random: list[str] = field(default_factory=list)
     casts: Counter[str] = field(default_factory=Counter)
@@ -151,7 +151,7 @@ class _Filler:
 
     def read(self, matched: Match, reader: CheckpointReader) -> None:
         """Fill every place the file has a tensor for."""
-        fresh: list[tuple[Place, torch.Tensor]] = []
+        fresh: list[tuple[Target, torch.Tensor]] = []
         for key, tensor in reader.tensors(matched.from_file, self._parts(matched)):
             self._fill(matched.from_file[key], tensor, fresh)
         for conversion in matched.conversions:
@@ -160,7 +160,7 @@ class _Filler:
         for place, tensor in fresh:
             _replace(place, tensor)
 
-    def _parts(self, matched: Match) -> dict[str, Part]:
+    def _parts(self, matched: Match) -> dict[str, StoredSlice]:
         """What is wanted of each key that is not wanted whole."""
         keys = {key: place for key, place in matched.from_file.items() if self.wishes.part_of(place) is not None}
         keys |= {key: keys[first] for key, first in matched.duplicates.items() if first in keys}
@@ -168,10 +168,10 @@ class _Filler:
 
     def _convert(
         self, conversion: Conversion, matched: Match, reader: CheckpointReader
-    ) -> Iterator[tuple[Place, torch.Tensor]]:
+    ) -> Iterator[tuple[Target, torch.Tensor]]:
         """What a conversion makes, from no more than the parts of its sources that are wanted."""
         assert isinstance(self.module, PreTrainedModel)
-        keys: dict[str, Part | None] = {key: None for _, key in conversion.sources}
+        keys: dict[str, StoredSlice | None] = {key: None for _, key in conversion.sources}
         place = matched.converted.get(conversion.target)
         part = self.wishes.part_of(place) if place is not None else None
         if part is not None and (needed := parts_of_sources(conversion, reader.stored, part)) is not None:
@@ -188,7 +188,7 @@ class _Filler:
                 self.whole.append(name)
                 yield place, part.of(tensor)
 
-    def _fill(self, place: Place, tensor: torch.Tensor, fresh: list[tuple[Place, torch.Tensor]]) -> None:
+    def _fill(self, place: Target, tensor: torch.Tensor, fresh: list[tuple[Target, torch.Tensor]]) -> None:
         wanted = self._dtype_of(place)
         if tensor.dtype != wanted:
             self.casts[f"{_name(tensor.dtype)} to {_name(wanted)}"] += 1
@@ -203,9 +203,9 @@ class _Filler:
             here = tensor.dtype is wanted and tensor.device == self.wishes.device
             fresh.append((place, tensor if here else tensor.to(device=self.wishes.device, dtype=wanted)))
 
-    def construct(self, matched: Match) -> list[tuple[Place, torch.Tensor]]:
+    def construct(self, matched: Match) -> list[tuple[Target, torch.Tensor]]:
         """Make what all other places get: what their constructor computed, or would have."""
-        made: list[tuple[Place, torch.Tensor]] = []
+        made: list[tuple[Target, torch.Tensor]] = []
         for place in matched.constructed:
             tensor, drawn = place.tensor, False
             if is_deferred(tensor):
@@ -219,7 +219,7 @@ class _Filler:
                 made.append((place, tensor))
         return made
 
-    def _dtype_of(self, place: Place) -> torch.dtype:
+    def _dtype_of(self, place: Target) -> torch.dtype:
         """Floating parameters take the type asked for; tables keep the one they were computed in."""
         old = place.tensor.dtype
         if self.wishes.dtype is None or not place.is_parameter or not old.is_floating_point:
@@ -230,18 +230,18 @@ class _Filler:
     def _notes(self) -> tuple[str, ...]:
         return (f"read whole and cut here, for their conversion: {few(self.whole)}",) if self.whole else ()
 
-    def report(self, matched: Match, stored: Checkpoint | None, seconds: float) -> LoadReport:
+    def report(self, matched: Match, stored: CheckpointFiles | None, seconds: float) -> LoadReport:
         """Say where everything came from; what an earlier loading of a part said stays said."""
         earlier = _earlier(self.module)
         from_file = {place.name: key for key, place in matched.from_file.items()} | matched.made_of
         drawn = set(self.random)
         random, constructed = list(self.random), []
         for name in (place.name for place in matched.constructed if place.name not in drawn):
-            origin, key = earlier.get(unwrapped(name), (Origin.CONSTRUCTOR, ""))
-            if origin is Origin.FILE:
+            origin, key = earlier.get(unwrapped(name), (TensorOrigin.CONSTRUCTOR, ""))
+            if origin is TensorOrigin.FILE:
                 from_file[name] = key
             else:
-                (random if origin is Origin.RANDOM else constructed).append(name)
+                (random if origin is TensorOrigin.RANDOM else constructed).append(name)
         looking = {name: whole.name for place, whole in matched.views for name in place.names}
         filled = [*matched.from_file.values(), *matched.converted.values(), *matched.constructed]
         return LoadReport.model_construct(  # each value is of its type: we made it
@@ -260,9 +260,9 @@ class _Filler:
         )
 
 
-def _earlier(module: nn.Module) -> dict[str, tuple[Origin, str]]:
+def _earlier(module: nn.Module) -> dict[str, tuple[TensorOrigin, str]]:
     """What reports of the module's parts say, by the names in the whole."""
-    found: dict[str, tuple[Origin, str]] = {}
+    found: dict[str, tuple[TensorOrigin, str]] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
         report = vars(part).get(REPORT)
         if isinstance(report, LoadReport):
@@ -277,7 +277,7 @@ def unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in ("base_layer", "original_module"))
 
 
-def _constructed(place: Place) -> tuple[torch.Tensor, bool]:
+def _constructed(place: Target) -> tuple[torch.Tensor, bool]:
     """A deferred tensor's value as its constructor would have made it, and whether that is random."""
     tape = tape_of(place.tensor)
     hint = "build the whole model with dryfit.meta.build or inside dryfit.meta.on_meta()"
@@ -294,7 +294,7 @@ def _constructed(place: Place) -> tuple[torch.Tensor, bool]:
         raise LoadError("filling a model", f"{place.name}: {error.found}", error.allowed, error.hint) from error
 
 
-def _replace(place: Place, value: torch.Tensor) -> None:
+def _replace(place: Target, value: torch.Tensor) -> None:
     """Put a new tensor into every slot of a place; what were different objects on one memory stay different ones."""
     made: dict[int, torch.Tensor] = {}
     for slot in place.slots:
@@ -314,7 +314,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _refuse_views_of_parts(matched: Match, wishes: Wishes) -> None:
+def _refuse_views_of_parts(matched: Match, wishes: LoadOptions) -> None:
     views = [f"{place.name} of {whole.name}" for place, whole in matched.views if wishes.part_of(whole) is not None]
     if views:
         raise LoadError(

@@ -13,10 +13,10 @@ from dryfit.core.errors import LoadError
 from dryfit.core.text.words import few
 from dryfit.meta.construction.tape import is_deferred
 from dryfit.meta.construction.walk import Slot, SlotKind, is_plain, slots
-from dryfit.meta.files.checkpoint_files import Checkpoint
+from dryfit.meta.files.checkpoint_files import CheckpointFiles
 from dryfit.meta.files.reading import ReadMode
 from dryfit.meta.files.safetensors_file import StoredTensor
-from dryfit.meta.files.stored_slices import Part
+from dryfit.meta.files.stored_slices import StoredSlice
 from dryfit.meta.loading.keys import Conversion, KeyMap, map_keys
 from dryfit.meta.private_apis.torch_tensors import storage_key
 from dryfit.meta.private_apis.transformers_models import computed_keys
@@ -26,7 +26,7 @@ Missing = Literal["error", "init"] | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class LoadOptions:
     """How to fill a module; see :func:`dryfit.meta.materialise`.
 
     Attributes:
@@ -45,15 +45,15 @@ class Wishes:
     aliases: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
     exact: bool = False
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, StoredSlice] = field(default_factory=dict)
 
-    def part_of(self, place: "Place") -> Part | None:
+    def part_of(self, place: "Target") -> StoredSlice | None:
         """Which part of a place's weight is wanted; None: all of it."""
         return next((self.parts[name] for name in place.names if name in self.parts), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Target:
     """One tensor of a module, with every slot it is tied into.
 
     Attributes:
@@ -93,15 +93,15 @@ class Match:
         keys: How keys became names.
     """
 
-    places: list[Place]
-    from_file: dict[str, Place] = field(default_factory=dict)
+    places: list[Target]
+    from_file: dict[str, Target] = field(default_factory=dict)
     duplicates: dict[str, str] = field(default_factory=dict)
     conversions: list[Conversion] = field(default_factory=list)
-    converted: dict[str, Place] = field(default_factory=dict)
+    converted: dict[str, Target] = field(default_factory=dict)
     made_of: dict[str, str] = field(default_factory=dict)
-    constructed: list[Place] = field(default_factory=list)
-    views: list[tuple[Place, Place]] = field(default_factory=list)
-    redundant: dict[str, Place] = field(default_factory=dict)
+    constructed: list[Target] = field(default_factory=list)
+    views: list[tuple[Target, Target]] = field(default_factory=list)
+    redundant: dict[str, Target] = field(default_factory=dict)
     keys: KeyMap = field(default_factory=KeyMap)
 
 
@@ -123,12 +123,12 @@ class Complaints:
     strays: list[str] = field(default_factory=list)
     named: set[int] = field(default_factory=set)
 
-    def shape_of(self, place: Place, stored: StoredTensor | torch.Tensor) -> None:
+    def shape_of(self, place: Target, stored: StoredTensor | torch.Tensor) -> None:
         """Note a tensor of another shape."""
         self.shapes.append(f"{place.name}: {list(stored.shape)} in the file, not {list(place.tensor.shape)}")
         self.named.add(id(place))
 
-    def raise_if_any(self, checkpoint: Checkpoint | None) -> None:
+    def raise_if_any(self, checkpoint: CheckpointFiles | None) -> None:
         """Raise one error that names everything.
 
         Raises:
@@ -168,7 +168,7 @@ class Complaints:
         return "check that config.json and the weights belong together; missing=['NAME*'] allows a new head"
 
 
-def places(module: nn.Module) -> list[Place]:
+def places(module: nn.Module) -> list[Target]:
     """Every tensor of a module once, ties gathered: one tensor object, or one piece of memory seen alike.
 
     Raises:
@@ -191,18 +191,18 @@ def places(module: nn.Module) -> list[Place]:
     return [_place(group) for group in groups.values()]
 
 
-def _place(group: list[Slot]) -> Place:
+def _place(group: list[Slot]) -> Target:
     first = group[0]
     if len(group) == 1:
-        return Place((first,), first.names, first.tensor, first.persistent, first.kind is SlotKind.PARAMETER)
+        return Target((first,), first.names, first.tensor, first.persistent, first.kind is SlotKind.PARAMETER)
     group.sort(key=lambda slot: slot.kind is not SlotKind.PARAMETER)
     first = group[0]
     names = tuple(dict.fromkeys(name for slot in group for name in slot.names))
     persistent = any(slot.persistent for slot in group)
-    return Place(tuple(group), names, first.tensor, persistent, first.kind is SlotKind.PARAMETER)
+    return Target(tuple(group), names, first.tensor, persistent, first.kind is SlotKind.PARAMETER)
 
 
-def match(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> Match:
+def match(module: nn.Module, checkpoint: CheckpointFiles | None, wishes: LoadOptions) -> Match:
     """Decide what each place of a module will be.
 
     Args:
@@ -218,7 +218,7 @@ def match(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> M
     return found
 
 
-def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) -> tuple[Match, Complaints]:
+def examine(module: nn.Module, checkpoint: CheckpointFiles | None, wishes: LoadOptions) -> tuple[Match, Complaints]:
     """As :func:`match`, with everything that is wrong as a value.
 
     Raises:
@@ -252,7 +252,7 @@ def examine(module: nn.Module, checkpoint: Checkpoint | None, wishes: Wishes) ->
     return found, complaints
 
 
-def _wholes(every: Sequence[Place]) -> dict[int, Place]:
+def _wholes(every: Sequence[Target]) -> dict[int, Target]:
     """Each place without data that is all of its storage, by that storage."""
     return {
         storage_key(place.tensor): place
@@ -280,7 +280,7 @@ def memory_of(tensor: torch.Tensor) -> object:
 
 def _take_direct(
     found: Match,
-    by_name: Mapping[str, Place],
+    by_name: Mapping[str, Target],
     stored: Mapping[str, StoredTensor],
     missing: Missing,
     complaints: Complaints,
@@ -309,7 +309,7 @@ def _take_direct(
 def _take_converted(
     found: Match,
     module: nn.Module,
-    by_name: Mapping[str, Place],
+    by_name: Mapping[str, Target],
     stored: Mapping[str, StoredTensor],
     complaints: Complaints,
 ) -> None:
@@ -336,7 +336,7 @@ def _take_converted(
         found.conversions.append(conversion)
 
 
-def _may_lack(place: Place, missing: Missing, module: nn.Module) -> bool:
+def _may_lack(place: Target, missing: Missing, module: nn.Module) -> bool:
     """Whether a place that a checkpoint usually fills may keep the constructor's value."""
     if allowed_by(place.names, missing):
         return True
@@ -347,7 +347,7 @@ def _may_lack(place: Place, missing: Missing, module: nn.Module) -> bool:
 
 
 def _judge_strays(
-    found: Match, by_name: Mapping[str, Place], unexpected: Sequence[str], complaints: Complaints
+    found: Match, by_name: Mapping[str, Target], unexpected: Sequence[str], complaints: Complaints
 ) -> None:
     for key in found.keys.stray:
         table = by_name.get(key)

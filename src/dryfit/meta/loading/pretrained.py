@@ -30,7 +30,7 @@ from dryfit.meta.files.reading import ReadMode
 from dryfit.meta.files.source import ModelSource, local_folder, weights_folder
 from dryfit.meta.loading.configs import load_config, set_dropouts
 from dryfit.meta.loading.filling import fill
-from dryfit.meta.loading.matching import Missing, Wishes
+from dryfit.meta.loading.matching import LoadOptions, Missing
 from dryfit.meta.private_apis.transformers_auto import AUTO, classes_of
 
 # Relative embeddings, normalised once and used by every layer.
@@ -145,11 +145,11 @@ def load_pretrained(
     """
     config = config if config is not None else load_config(source)
     model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
-    wishes = Wishes(torch.device(device), dtype, missing, mode=mode)
+    wishes = LoadOptions(torch.device(device), dtype, missing, mode=mode)
     return model, fill_pretrained(model, source, kind, wishes)
 
 
-def fill_pretrained(model: PreTrainedModel, source: ModelSource, kind: Kind, wishes: Wishes) -> LoadReport:
+def fill_pretrained(model: PreTrainedModel, source: ModelSource, kind: Kind, wishes: LoadOptions) -> LoadReport:
     """Give a model that was built from a source's config the source's weights, or parts of them.
 
     Args:
@@ -211,7 +211,7 @@ def load_stack(
         ConfigError: The architecture has no such dropout, or is an encoder-decoder.
     """
     model = empty_stack(source, kind, dropout=dropout, attention_dropout=attention_dropout)
-    return model, fill_pretrained(model, source, kind, Wishes(torch.device("cpu"), dtype))
+    return model, fill_pretrained(model, source, kind, LoadOptions(torch.device("cpu"), dtype))
 
 
 def stack_bytes(source: ModelSource, kind: Kind) -> int:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 
 NAMES: Final = (
     PrivateName(
@@ -34,5 +34,5 @@ def _misbehaves() -> str:
 
 
 _MODULE: Final = "accelerate.hooks"
-HOOKS: Final = Group("accelerate", (), _misbehaves)
+HOOKS: Final = PrivateNames("accelerate", (), _misbehaves)
 """For when :func:`is_loaded`. Its one name is an attribute of modules that have a hook: only using it shows it."""

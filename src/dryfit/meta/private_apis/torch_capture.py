@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from dryfit.core.private_names import Group, PrivateName, importing
+from dryfit.core.private_names import PrivateName, PrivateNames, importing
 
 with importing("torch", "following a module's forward pass"):
     from torch._dynamo.exc import TorchDynamoException
@@ -34,4 +34,4 @@ def _misbehaves() -> str:
     return ""
 
 
-CAPTURE: Final = Group("torch", NAMES, _misbehaves)
+CAPTURE: Final = PrivateNames("torch", NAMES, _misbehaves)

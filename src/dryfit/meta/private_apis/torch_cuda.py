@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 
 _PLAIN: Final = "torch can fake a device that is absent (pytorch issues 113441 and 122081 ask for parts of it)"
 _HISTORY: Final = "torch.cuda.memory has it without an underscore; its documentation describes it as it is"
@@ -87,6 +87,6 @@ def clear_workspaces() -> None:
 
 
 # How they behave needs a device: what fakes one is tested whole by memory/fake_cuda, the rest is only looked for.
-FAKE_DEVICE: Final = Group("torch", FAKED)
-ALLOCATOR: Final = Group("torch", SET)
-HISTORY: Final = Group("torch", (*SET, *READ))
+FAKE_DEVICE: Final = PrivateNames("torch", FAKED)
+ALLOCATOR: Final = PrivateNames("torch", SET)
+HISTORY: Final = PrivateNames("torch", (*SET, *READ))

@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from dryfit.core.private_names import Group, PrivateName, importing
+from dryfit.core.private_names import PrivateName, PrivateNames, importing
 
 with importing("torch", "computing with tensors that have no values"):
     from torch._subclasses.fake_tensor import (
@@ -68,4 +68,4 @@ def _misbehaves() -> str:
     return ""
 
 
-FAKES: Final = Group("torch", NAMES, _misbehaves)
+FAKES: Final = PrivateNames("torch", NAMES, _misbehaves)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dryfit.core.private_names import Group, PrivateName, importing
+from dryfit.core.private_names import PrivateName, PrivateNames, importing
 
 with importing("torch", "seeing what code does to tensors"):
     from torch._ops import OpOverload
@@ -188,4 +188,4 @@ def _schemas_misbehave() -> str:
     return ""
 
 
-MODES: Final = Group("torch", NAMES, _misbehaves)
+MODES: Final = PrivateNames("torch", NAMES, _misbehaves)

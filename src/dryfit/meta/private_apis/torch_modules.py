@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 
 _TABLES: Final = "a public way to read and replace one entry, None and ties included"
 _HOOKS: Final = "torch takes hooks off by the function that was registered"
@@ -94,4 +94,4 @@ def _misbehaves() -> str:
     return ""
 
 
-MODULES: Final = Group("torch", NAMES[:-1], _misbehaves)
+MODULES: Final = PrivateNames("torch", NAMES[:-1], _misbehaves)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 from dryfit.meta.private_apis.torch_modes import schema_of
 
 _ATTENTION: Final = "tracing attention with the kernel that a device would take"
@@ -63,4 +63,4 @@ def _misbehaves() -> str:
     return ""
 
 
-OPERATORS: Final = Group("torch", NAMES, _misbehaves)
+OPERATORS: Final = PrivateNames("torch", NAMES, _misbehaves)

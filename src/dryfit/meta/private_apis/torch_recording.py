@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
 from dryfit.meta.private_apis.torch_tensors import storage_key
 
@@ -104,4 +104,4 @@ def _numbers_misbehave() -> str:
     return ""
 
 
-RECORDING: Final = Group("torch", NAMES, _misbehaves)
+RECORDING: Final = PrivateNames("torch", NAMES, _misbehaves)

@@ -5,7 +5,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 
 NAMES: Final = (
     PrivateName(
@@ -71,4 +71,4 @@ def _misbehaves() -> str:
     return ""
 
 
-TENSORS: Final = Group("torch", NAMES, _misbehaves)
+TENSORS: Final = PrivateNames("torch", NAMES, _misbehaves)

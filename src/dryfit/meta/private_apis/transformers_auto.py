@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from dryfit.core.private_names import Group, PrivateName, library_error
+from dryfit.core.private_names import PrivateName, PrivateNames, library_error
 
 NAMES: Final = (
     PrivateName(
@@ -36,4 +36,4 @@ def _misbehaves() -> str:
     return ""
 
 
-AUTO: Final = Group("transformers", NAMES, _misbehaves)
+AUTO: Final = PrivateNames("transformers", NAMES, _misbehaves)

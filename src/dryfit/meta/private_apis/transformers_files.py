@@ -4,7 +4,7 @@ from typing import Final
 
 from transformers.utils.hub import cached_file
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 
 NAMES: Final = (
     PrivateName(
@@ -14,7 +14,7 @@ NAMES: Final = (
     ),
 )
 
-FILES: Final = Group("transformers", NAMES)
+FILES: Final = PrivateNames("transformers", NAMES)
 
 
 def cached_or_none(name: str, file: str, *, revision: str | None) -> str | None:

@@ -4,7 +4,7 @@ import inspect
 import sys
 from typing import Any, Final
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 
 NAMES: Final = (
     PrivateName(
@@ -32,5 +32,5 @@ def _misbehaves() -> str:
     return ""
 
 
-LOADING: Final = Group("transformers", NAMES, _misbehaves)
+LOADING: Final = PrivateNames("transformers", NAMES, _misbehaves)
 """For when :func:`is_loaded`."""

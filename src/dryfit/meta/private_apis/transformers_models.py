@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 
 _LISTS: Final = "models say by a public name which keys they compute themselves"
 
@@ -75,4 +75,4 @@ def _misbehaves() -> str:
     return ""
 
 
-MODELS: Final = Group("transformers", NAMES, _misbehaves)
+MODELS: Final = PrivateNames("transformers", NAMES, _misbehaves)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from dryfit.core.private_names import Group, PrivateName
+from dryfit.core.private_names import PrivateName, PrivateNames
 
 _STATE: Final = "the Trainer writes and reads its state by public methods"
 _CLIPPING: Final = "the Trainer asks a callback for the norm before the optimizer's step"
@@ -96,4 +96,4 @@ def _misbehaves() -> str:
     return ""
 
 
-TRAINER: Final = Group("transformers", NAMES, _misbehaves)
+TRAINER: Final = PrivateNames("transformers", NAMES, _misbehaves)

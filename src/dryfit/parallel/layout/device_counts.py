@@ -5,12 +5,12 @@ from typing import Final
 
 from dryfit.core.errors import ConfigError, ShardError, TraceError
 from dryfit.core.jobs import PlanAnswer, PlanRequest
-from dryfit.core.jobs.memory import Effect, ExecutionChoice, Rung, VerdictKind
+from dryfit.core.jobs.memory import Effect, ExecutionChoice, Fallback, VerdictKind
 from dryfit.core.settings.execution import ExecutionSettings
-from dryfit.core.sharding.rank_search import Found
+from dryfit.core.sharding.rank_search import RankOutcome
 from dryfit.core.text.units import gib
 from dryfit.memory.planning.estimate import Device
-from dryfit.memory.planning.fallbacks import Trial, describe, execution_asked, time_factor
+from dryfit.memory.planning.fallbacks import PlannedTrial, describe, execution_asked, time_factor
 from dryfit.memory.planning.ladder import capacity_bytes, memory_of, work_of
 from dryfit.memory.planning.segment_source import SegmentSource
 
@@ -21,7 +21,9 @@ Divided = Callable[[int], SegmentSource]
 """The segments of one rank of so many; raises ConfigError, ShardError or TraceError where the model cannot be cut."""
 
 
-def with_divided(answer: PlanAnswer, trial: Trial, body: PlanRequest, device: Device, divided: Divided) -> PlanAnswer:
+def with_divided(
+    answer: PlanAnswer, trial: PlannedTrial, body: PlanRequest, device: Device, divided: Divided
+) -> PlanAnswer:
     """Add to a ladder what each of several devices would need, and to a refusal how many would do.
 
     Where not every rung is asked for, that is a refusal's matter alone, and of each degree only the smallest that was
@@ -44,7 +46,7 @@ def with_divided(answer: PlanAnswer, trial: Trial, body: PlanRequest, device: De
     smallest = _smallest(answer, asked)
     choices = list(dict.fromkeys((asked, smallest))) if every_rung else [smallest]
     known = max(wishes.ranks, *(rung.devices for rung in answer.ladder), 1)
-    found: list[Rung] = []
+    found: list[Fallback] = []
     cannot_cut = answer.cannot_cut
     for degree in NAMED:
         if degree <= known:
@@ -73,7 +75,7 @@ def with_divided(answer: PlanAnswer, trial: Trial, body: PlanRequest, device: De
     return answer.model_copy(update={"ladder": (*answer.ladder, *found), "reasons": reasons, "cannot_cut": cannot_cut})
 
 
-def judged(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> Found:
+def judged(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> RankOutcome:
     """What an answer about a trial on so many ranks comes to.
 
     Args:
@@ -82,14 +84,16 @@ def judged(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> Found:
         host_bytes: What all ranks together may take of the host; None: that is not counted.
     """
     if answer.verdict is VerdictKind.UNKNOWN:
-        return Found.NOT_POSSIBLE
+        return RankOutcome.NOT_POSSIBLE
     if not answer.verdict.fits or answer.memory is None:
-        return Found.TOO_LARGE
+        return RankOutcome.TOO_LARGE
     fits = ranks == 1 or _host_has(ranks * answer.memory.required_bytes, host_bytes)
-    return Found.FITS if fits else Found.TOO_LARGE
+    return RankOutcome.FITS if fits else RankOutcome.TOO_LARGE
 
 
-def cut_answer(one: PlanAnswer, several: PlanAnswer, ranks: int, trial: Trial, wishes: ExecutionSettings) -> PlanAnswer:
+def cut_answer(
+    one: PlanAnswer, several: PlanAnswer, ranks: int, trial: PlannedTrial, wishes: ExecutionSettings
+) -> PlanAnswer:
     """The answer about a trial that does not fit on one device and is run on several.
 
     Args:
@@ -139,7 +143,7 @@ def with_tried(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_bytes: int
         tried: The answers about one of the ranks, by how many there are.
         host_bytes: As in :func:`judged`.
     """
-    found: list[Rung] = []
+    found: list[Fallback] = []
     for ranks, answer in tried.items():
         if answer.memory is None:
             continue
@@ -176,9 +180,11 @@ def _host_has(needed_bytes: int, host_bytes: int | None) -> bool:
     return host_bytes is None or needed_bytes <= host_bytes
 
 
-def _rung(ranks: int, required_bytes: int, alone_bytes: int, *, fits: bool, time: float = 1.0, also: str = "") -> Rung:
+def _rung(
+    ranks: int, required_bytes: int, alone_bytes: int, *, fits: bool, time: float = 1.0, also: str = ""
+) -> Fallback:
     """A rung of so many ranks, of which each needs so much in place of what one device would need alone."""
-    return Rung(
+    return Fallback(
         change=_ranks(ranks),
         execution=None,
         required_bytes=required_bytes,
@@ -196,7 +202,7 @@ def _ranks(degree: int) -> str:
 
 
 def _first_that_fits(
-    choices: Sequence[ExecutionChoice], trial: Trial, source: SegmentSource, device: Device, most_bytes: int
+    choices: Sequence[ExecutionChoice], trial: PlannedTrial, source: SegmentSource, device: Device, most_bytes: int
 ) -> tuple[ExecutionChoice, int]:
     """The first choice that fits with what it needs, or the one that needs least."""
     priced: list[tuple[ExecutionChoice, int]] = []

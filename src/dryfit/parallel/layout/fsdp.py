@@ -25,7 +25,7 @@ from dryfit.core.private_names import require
 from dryfit.core.settings.tables import RegularizationSettings
 from dryfit.core.text.words import few
 from dryfit.meta.construction.walk import SlotKind, put, slots
-from dryfit.meta.files.stored_slices import Part
+from dryfit.meta.files.stored_slices import StoredSlice
 from dryfit.meta.private_apis.torch_modes import MODES, tree_map_only
 from dryfit.meta.private_apis.torch_tensors import TENSORS, is_view
 from dryfit.parallel.layout.fsdp_bytes import share_of
@@ -38,7 +38,7 @@ from dryfit.parallel.layout.model_slices import (
     whole_model,
 )
 from dryfit.parallel.layout.portions import Portion, portions
-from dryfit.parallel.layout.processes import Group
+from dryfit.parallel.layout.processes import RankGroup
 from dryfit.parallel.ranks.collectives import agree
 from dryfit.parallel.ranks.streams import RegionStream
 from dryfit.tasks.base import Task, TaskModel
@@ -47,7 +47,7 @@ _ROWS: Final = Shard(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Dividing:
+class FsdpBuilder:
     """How a process's part of the model is made.
 
     Attributes:
@@ -61,7 +61,7 @@ class Dividing:
     build: Build
     regularization: RegularizationSettings
     whole: TaskModel
-    group: Group
+    group: RankGroup
     device: str
 
     def filled(self) -> tuple[TaskModel, LoadReport]:
@@ -78,13 +78,14 @@ class Dividing:
             raise ConfigError("dividing a trial's model among processes", found, allowed="vectors and matrices")
         return filled_slices(self.build, self.whole, self.parts(shapes), self.regularization, self.device)
 
-    def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:
+    def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredSlice]:
         """What is here of parameters of these shapes."""
         return {
-            name: Part(0, (share_of(shape[0], self.group.rank, self.group.size),)) for name, shape in shapes.items()
+            name: StoredSlice(0, (share_of(shape[0], self.group.rank, self.group.size),))
+            for name, shape in shapes.items()
         }
 
-    def connected(self, model: TaskModel) -> "DividedModel":
+    def connected(self, model: TaskModel) -> "FsdpLayout":
         """Make the processes' models compute together; it must be known which parameters are trained."""
         require("dividing a trial's model among processes", MODES, TENSORS)
         shapes = shapes_of(self.whole)
@@ -104,7 +105,7 @@ class Dividing:
             divided = cast("FSDPModule", unit)
             divided.unshard()
             divided.reshard()
-        return DividedModel(self)
+        return FsdpLayout(self)
 
 
 def shapes_of(whole: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -180,14 +181,14 @@ def _take_parts(model: nn.Module, held: Mapping[str, torch.Tensor], mesh: Device
 
 
 @final
-class DividedModel:
+class FsdpLayout:
     """A process's part of a divided model that computes with the others.
 
     Args:
         dividing: How it was made.
     """
 
-    def __init__(self, dividing: Dividing) -> None:
+    def __init__(self, dividing: FsdpBuilder) -> None:
         self._dividing = dividing
         self._stream = RegionStream(dividing.group.rank)
         self.company = dividing.group
@@ -252,7 +253,7 @@ class DividedModel:
             if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
                 return value
             assert isinstance(parameter, DTensor)
-            part = Part(0, (share_of(len(value), rank, size),)).of(value).to(parameter.device)
+            part = StoredSlice(0, (share_of(len(value), rank, size),)).of(value).to(parameter.device)
             mesh, whole = parameter.device_mesh, parameter
             return DTensor.from_local(part, mesh, (_ROWS,), run_check=False, shape=whole.shape, stride=whole.stride())
 

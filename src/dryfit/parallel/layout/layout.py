@@ -7,9 +7,9 @@ from typing import Protocol, final
 import torch
 from torch import nn
 
-from dryfit.meta.loading.matching import Wishes
+from dryfit.meta.loading.matching import LoadOptions
 from dryfit.parallel.layout.portions import Portion, portions
-from dryfit.parallel.layout.processes import Alone, Company
+from dryfit.parallel.layout.processes import ProcessGroup, SingleProcess
 from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.saved.saved_model import restore
 
@@ -18,7 +18,7 @@ class Layout(Protocol):
     """What a process of a trial asks of the others about the model. All make the same calls in the same order."""
 
     @property
-    def company(self) -> Company:
+    def company(self) -> ProcessGroup:
         """The processes."""
         ...
 
@@ -83,7 +83,7 @@ class OneProcess(AllRows):
     """All of the model is here."""
 
     def __init__(self) -> None:
-        self.company = Alone()
+        self.company = SingleProcess()
 
     def task_here(self, task: Task) -> Task:
         """The task itself."""
@@ -99,7 +99,7 @@ class OneProcess(AllRows):
 
     def restore(self, model: TaskModel, folder: Path) -> None:
         """In place."""
-        restore(model, folder, Wishes(next(model.parameters()).device))
+        restore(model, folder, LoadOptions(next(model.parameters()).device))
 
     def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
         """It is."""

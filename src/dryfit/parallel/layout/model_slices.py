@@ -17,10 +17,10 @@ from dryfit.meta.construction.tape import is_deferred
 from dryfit.meta.construction.walk import put, slots
 from dryfit.meta.files.checkpoint_files import open_checkpoint
 from dryfit.meta.files.reading import CheckpointReader, ReadMode
-from dryfit.meta.files.stored_slices import Part
+from dryfit.meta.files.stored_slices import StoredSlice
 from dryfit.meta.loading.adapters import adapter_state
 from dryfit.meta.loading.filling import fill, unwrapped
-from dryfit.meta.loading.matching import Wishes
+from dryfit.meta.loading.matching import LoadOptions
 from dryfit.meta.loading.pretrained import Kind, empty_stack, fill_pretrained
 from dryfit.tasks.base import MakeBase, TaskModel
 from dryfit.tasks.saved.saved_model import weights_file
@@ -38,7 +38,11 @@ def empty_model(build: Build, regularization: RegularizationSettings) -> TaskMod
 
 
 def filled_slices(
-    build: Build, whole: TaskModel, parts: Mapping[str, Part], regularization: RegularizationSettings, device: str
+    build: Build,
+    whole: TaskModel,
+    parts: Mapping[str, StoredSlice],
+    regularization: RegularizationSettings,
+    device: str,
 ) -> tuple[TaskModel, LoadReport]:
     """The trial's model with a part of some parameters: pretrained ones read from their files, others drawn and cut.
 
@@ -59,7 +63,7 @@ def filled_slices(
         base = whole.pretrained()[part]
         prefix = next(f"{path}." for path, one in whole.named_modules() if one is base)
         own = {unwrapped(name.removeprefix(prefix)): one for name, one in parts.items() if name.startswith(prefix)}
-        fill_pretrained(model, source, kind, Wishes(torch.device(device), dtype, parts=own))
+        fill_pretrained(model, source, kind, LoadOptions(torch.device(device), dtype, parts=own))
         return model
 
     model = build(make)
@@ -68,7 +72,7 @@ def filled_slices(
     _refuse_other_shapes([name for name, one in named.items() if is_deferred(one) and one.shape != shapes[name]])
     # Whole as yet: what is still to be drawn, and what its constructor has given its numbers.
     left = {name: part for name, part in parts.items() if named[name].shape == shapes[name]}
-    return model, fill(model, None, Wishes(torch.device(device), missing=model.drawn, parts=left))
+    return model, fill(model, None, LoadOptions(torch.device(device), missing=model.drawn, parts=left))
 
 
 def _empty(
@@ -157,7 +161,7 @@ def _as(old: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def restore_slices(
     model: TaskModel,
     folder: Path,
-    parts: Mapping[str, Part],
+    parts: Mapping[str, StoredSlice],
     shape_of: Callable[[str, torch.Tensor], tuple[int, ...]],
     local: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> None:

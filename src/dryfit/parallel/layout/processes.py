@@ -41,7 +41,7 @@ _LOST: Final = ("gloo/transport/", "NCCL error", "Connection closed by peer", "C
 message; torch torch/csrc/distributed/c10d/NCCLUtils.hpp; c10d's own socket, and libuv, what the system said."""
 
 
-class Company(Peers, Protocol):
+class ProcessGroup(Peers, Protocol):
     """The processes that train a trial, as one of them sees them."""
 
     def collect(self, value: T) -> list[T]:
@@ -50,7 +50,7 @@ class Company(Peers, Protocol):
 
 
 @final
-class Alone:
+class SingleProcess:
     """One process trains the trial."""
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class Alone:
         return [value]
 
 
-BY_ITSELF: Final = Alone()
+BY_ITSELF: Final = SingleProcess()
 
 
 @final
-class Group:
+class RankGroup:
     """One of several processes of a torch.distributed group.
 
     Attributes:
@@ -105,7 +105,7 @@ class Group:
 ResultT = TypeVar("ResultT")
 
 
-def together(plan: ExecutionPlan, channel: ChildChannel, job: Callable[[Company], ResultT]) -> ResultT:
+def run_in_process_group(plan: ExecutionPlan, channel: ChildChannel, job: Callable[[ProcessGroup], ResultT]) -> ResultT:
     """Do a job on as many processes as its plan says; this one is rank 0, and its result is the job's.
 
     Args:
@@ -141,10 +141,10 @@ def together(plan: ExecutionPlan, channel: ChildChannel, job: Callable[[Company]
 
 
 def _joined(
-    rank: int, plan: ExecutionPlan, folder: Path, channel: ChildChannel, job: Callable[[Company], ResultT]
+    rank: int, plan: ExecutionPlan, folder: Path, channel: ChildChannel, job: Callable[[ProcessGroup], ResultT]
 ) -> ResultT:
     _see_one_device(rank, os.environ)
-    group = Group(rank, plan.processes, folder, plan.device)
+    group = RankGroup(rank, plan.processes, folder, plan.device)
     channel.join(group)
     result = job(group)
     dist.barrier()  # nobody leaves while another still waits for it

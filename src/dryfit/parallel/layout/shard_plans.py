@@ -14,7 +14,7 @@ from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.memory_key import any_shape, memory_key
 from dryfit.core.settings.tables import ModelSettings
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
-from dryfit.core.sharding.shard_summary import CutRow, CutSummary, KeptWhole
+from dryfit.core.sharding.shard_summary import KeptWhole, ShardRow, ShardSummary
 from dryfit.parallel.layout.proved_plans import ProvedPlan, kept_plan, proved_plan
 from dryfit.parallel.ranks.check import shards_of
 from dryfit.tasks.base import Task, TaskModel
@@ -23,7 +23,7 @@ _Place = tuple[ModelSettings, str, int]
 
 
 @dataclass(slots=True)
-class Cuts:
+class ShardPlans:
     """Plans by subject and degree.
 
     Attributes:
@@ -34,9 +34,9 @@ class Cuts:
     folder: Path
     whole_model: Callable[[PlanSubject], tuple[TaskModel, Task]]
     _plans: dict[_Place, ShardPlan] = field(default_factory=dict[_Place, ShardPlan])
-    _proved: dict[_Place, CutSummary] = field(default_factory=dict[_Place, CutSummary])
+    _proved: dict[_Place, ShardSummary] = field(default_factory=dict[_Place, ShardSummary])
 
-    def prove(self, subject: PlanSubject, degree: int) -> CutSummary:
+    def prove(self, subject: PlanSubject, degree: int) -> ShardSummary:
         """Prove a subject's plan; what is sent is not known yet.
 
         Raises:
@@ -49,7 +49,7 @@ class Cuts:
             model, task = self._model(subject)
             found = proved_plan(model, task, degree, self.folder)
             self._plans[place] = found.plan
-            self._proved[place] = cut_summary(model, found)
+            self._proved[place] = shard_summary(model, found)
         return self._proved[place]
 
     def plan(self, subject: PlanSubject, degree: int) -> ShardPlan:
@@ -79,7 +79,7 @@ def _place(subject: PlanSubject, degree: int) -> _Place:
     return (subject.settings.model, memory_key(any_shape(subject)), degree)
 
 
-def cut_summary(model: nn.Module, proved: ProvedPlan) -> CutSummary:
+def shard_summary(model: nn.Module, proved: ProvedPlan) -> ShardSummary:
     """Sum up how a model is cut.
 
     Args:
@@ -95,7 +95,7 @@ def cut_summary(model: nn.Module, proved: ProvedPlan) -> CutSummary:
         kinds.setdefault(place, []).append(name)
     cut = [name for name in every if shards[name].dim is not None]
     whole_bytes = sum(one.nbytes for one in every.values())
-    return CutSummary(
+    return ShardSummary(
         degree=plan.degree,
         weight_bytes=whole_bytes - sum(every[name].nbytes for name in cut) * (plan.degree - 1) // plan.degree,
         whole_weight_bytes=whole_bytes,
@@ -104,7 +104,7 @@ def cut_summary(model: nn.Module, proved: ProvedPlan) -> CutSummary:
         output_error=proved.proof.output_error,
         gradient_error=proved.proof.gradient_error,
         rows=tuple(
-            CutRow(
+            ShardRow(
                 name=name if len(names) > 1 else names[0],
                 count=len(names),
                 shape=shape,

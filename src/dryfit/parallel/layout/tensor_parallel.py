@@ -11,7 +11,7 @@ from torch import nn
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.settings.tables import RegularizationSettings
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
-from dryfit.meta.files.stored_slices import Part
+from dryfit.meta.files.stored_slices import StoredSlice
 from dryfit.parallel.layout.layout import AllRows
 from dryfit.parallel.layout.model_slices import (
     Build,
@@ -21,7 +21,7 @@ from dryfit.parallel.layout.model_slices import (
     restore_slices,
     whole_model,
 )
-from dryfit.parallel.layout.processes import Group
+from dryfit.parallel.layout.processes import RankGroup
 from dryfit.parallel.layout.proved_plans import over_ranks
 from dryfit.parallel.ranks.apply import check_ranks, connect, mark_cut, part_of
 from dryfit.parallel.ranks.check import shards_of
@@ -32,7 +32,7 @@ from dryfit.tasks.base import Task, TaskModel
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
+class TensorParallelBuilder:
     """How a rank's model is made.
 
     Attributes:
@@ -48,7 +48,7 @@ class Cutting:
     regularization: RegularizationSettings
     whole: TaskModel
     plan: ShardPlan
-    group: Group
+    group: RankGroup
     device: str
 
     def filled(self) -> tuple[TaskModel, LoadReport]:
@@ -75,7 +75,7 @@ class Cutting:
         check_ranks(model, self.plan, self.group.tensors)
         return CutModel(self)
 
-    def parts(self, whole: nn.Module) -> dict[str, Part]:
+    def parts(self, whole: nn.Module) -> dict[str, StoredSlice]:
         """What this rank holds, by every name of each parameter that is cut."""
         return {
             name: part
@@ -92,7 +92,7 @@ class CutModel(AllRows):
         cutting: How it was made.
     """
 
-    def __init__(self, cutting: Cutting) -> None:
+    def __init__(self, cutting: TensorParallelBuilder) -> None:
         self._cutting = cutting
         self.company = cutting.group
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from dryfit.parallel.planning.rules import RULES
 from dryfit.parallel.planning.rules.base import Meeting, Partial, Sum
 from dryfit.parallel.planning.solve import Solved
-from dryfit.parallel.trace.graph import ENTER, LEAVE, MARKS, Graph, Leaf, Node, Ref, Role
+from dryfit.parallel.trace.graph import ENTER, LEAVE, MARKS, Graph, Leaf, LeafRole, Node, Ref
 
 Place = tuple[str, str]
 """A module and the name of one of its inputs or outputs."""
@@ -162,7 +162,7 @@ class _Forward:
     def _own(self, node: Node, ref: Ref | None, name: str, axis: int) -> None:
         """What is done to a tensor is done by its module, which must be the one that uses it."""
         leaf = self.solved.graph.leaves.get(ref.name) if ref else None
-        if leaf is None or leaf.role is not Role.PARAMETER or f"{node.module}.{name}" not in leaf.names:
+        if leaf is None or leaf.role is not LeafRole.PARAMETER or f"{node.module}.{name}" not in leaf.names:
             self.cannot([axis], f"{node.op} in {node.module or 'the model itself'} uses a {name} of another module")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from dryfit.parallel.planning.axes import Axes, Dim, Hold, Reason
 from dryfit.parallel.planning.rules import RULES
 from dryfit.parallel.planning.rules.base import State, Step, Sum, unknown
-from dryfit.parallel.trace.graph import Graph, Leaf, Ref, Role, Value
+from dryfit.parallel.trace.graph import Graph, Leaf, LeafRole, Ref, Value
 
 
 @dataclass(slots=True)
@@ -74,9 +74,9 @@ def solve(graph: Graph, opened: Iterable[str] = ()) -> Solved:
 
 def _held(leaf: Leaf) -> Reason | None:
     match leaf.role:
-        case Role.PARAMETER:
+        case LeafRole.PARAMETER:
             return None
-        case Role.TABLE:
+        case LeafRole.TABLE:
             return Reason(Hold.TABLE, f"{leaf.name} is a table that each rank has all of")
-        case Role.INPUT:
+        case LeafRole.INPUT:
             return Reason(Hold.ROWS, "each rank has the same tokens")

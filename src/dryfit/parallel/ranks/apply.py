@@ -12,7 +12,7 @@ from dryfit.core.private_names import require
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
 from dryfit.core.text.words import few
 from dryfit.meta.construction.walk import SlotKind, put, slots
-from dryfit.meta.files.stored_slices import Part
+from dryfit.meta.files.stored_slices import StoredSlice
 from dryfit.meta.private_apis.torch_modules import MODULES, parameters_of
 from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory
 from dryfit.parallel.ranks.boundary_hooks import connect_module
@@ -87,9 +87,9 @@ def slices_of(module: nn.Module, plan: ShardPlan, rank: int) -> dict[int, nn.Par
     }
 
 
-def part_of(shard: ParameterShard, rank: int, degree: int) -> Part | None:
+def part_of(shard: ParameterShard, rank: int, degree: int) -> StoredSlice | None:
     """Which part of a parameter a rank holds; None: all of it."""
-    return None if shard.dim is None else Part(shard.dim, tuple(shard.slices(rank, degree)))
+    return None if shard.dim is None else StoredSlice(shard.dim, tuple(shard.slices(rank, degree)))
 
 
 def slice_tensor(tensor: torch.Tensor, shard: ParameterShard, rank: int, degree: int) -> torch.Tensor:

@@ -14,10 +14,10 @@ from torch import nn
 from dryfit.core.errors import ShardError
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.sharding.shard_plan import ShardPlan
-from dryfit.meta.files.checkpoint_files import Checkpoint, open_checkpoint
+from dryfit.meta.files.checkpoint_files import CheckpointFiles, open_checkpoint
 from dryfit.meta.files.reading import ReadMode
 from dryfit.meta.loading.filling import fill
-from dryfit.meta.loading.matching import Missing, Wishes
+from dryfit.meta.loading.matching import LoadOptions, Missing
 from dryfit.parallel.ranks.apply import CUT, mark_cut, part_of
 from dryfit.parallel.ranks.check import check_plan, shards_of
 
@@ -52,12 +52,14 @@ def load(
         ShardError: The plan is not this module's, or the module is cut already.
         MachineError: There is no such device.
     """
-    wishes = Wishes(torch.device(device), dtype, missing, mode=ReadMode.PRIVATE)
+    wishes = LoadOptions(torch.device(device), dtype, missing, mode=ReadMode.PRIVATE)
     stored = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
     return fill_slices(module, plan, rank, stored, wishes)
 
 
-def fill_slices(module: nn.Module, plan: ShardPlan, rank: int, stored: Checkpoint | None, wishes: Wishes) -> LoadReport:
+def fill_slices(
+    module: nn.Module, plan: ShardPlan, rank: int, stored: CheckpointFiles | None, wishes: LoadOptions
+) -> LoadReport:
     """Fill a module with a rank's slices from an opened checkpoint; see :func:`load`."""
     if CUT in vars(module):
         raise ShardError("loading slices of a model", "it is cut already", allowed="a whole model")

@@ -24,7 +24,7 @@ class Ref:
 Arg: TypeAlias = "Ref | int | float | bool | str | tuple[Arg, ...] | None"
 
 
-class Role(StrEnum):
+class LeafRole(StrEnum):
     """What a leaf is to the module."""
 
     PARAMETER = "parameter"
@@ -55,7 +55,7 @@ class Leaf:
     """
 
     name: str
-    role: Role
+    role: LeafRole
     value: Value
     names: tuple[str, ...] = ()
 
@@ -161,7 +161,7 @@ class Graph:
 
     def parameters(self) -> Iterator[Leaf]:
         """The leaves that are parameters."""
-        return (leaf for leaf in self.leaves.values() if leaf.role is Role.PARAMETER)
+        return (leaf for leaf in self.leaves.values() if leaf.role is LeafRole.PARAMETER)
 
 
 def refs_in(value: Arg) -> Iterator[Ref]:

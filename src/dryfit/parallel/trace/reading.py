@@ -14,7 +14,7 @@ from dryfit.core.errors import TraceError
 from dryfit.meta.private_apis.torch_capture import HigherOrderOperator
 from dryfit.meta.private_apis.torch_modes import OpOverload, schema_of
 from dryfit.parallel.trace import marks
-from dryfit.parallel.trace.graph import ENTER, LEAVE, Arg, Graph, Leaf, Node, Origin, Ref, Role, Value, refs_in
+from dryfit.parallel.trace.graph import ENTER, LEAVE, Arg, Graph, Leaf, LeafRole, Node, Origin, Ref, Value, refs_in
 
 _MARK: Final = torch.ops.dryfit.mark.default
 _SAYS_NOTHING: Final = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::sym_size"})
@@ -49,7 +49,7 @@ def _leaves(program: ExportedProgram, module: nn.Module) -> dict[str, Leaf]:
         names.setdefault(id(parameter), []).append(name)
     leaves: dict[str, Leaf] = {}
     for name, parameter in module.named_parameters():
-        leaves[name] = Leaf(name, Role.PARAMETER, _value(parameter), tuple(names[id(parameter)]))
+        leaves[name] = Leaf(name, LeafRole.PARAMETER, _value(parameter), tuple(names[id(parameter)]))
     return leaves
 
 
@@ -66,7 +66,7 @@ class _Reader:
         """The name of the leaf that a placeholder is."""
         if kind is InputKind.PARAMETER:
             return self._first[target]
-        role = Role.INPUT if kind is InputKind.USER_INPUT else Role.TABLE
+        role = LeafRole.INPUT if kind is InputKind.USER_INPUT else LeafRole.TABLE
         value = node.meta.get("val")
         self.leaves[target] = Leaf(target, role, _value(value) if isinstance(value, Tensor) else Value((), False, 0))
         return target
@@ -89,7 +89,7 @@ class _Reader:
         held = operator.attrgetter(str(node.target))(module)
         if isinstance(held, Tensor):
             name = f"constant {len(self.leaves)}"
-            self.leaves[name] = Leaf(name, Role.TABLE, _value(held))
+            self.leaves[name] = Leaf(name, LeafRole.TABLE, _value(held))
             self.bound[node] = Ref(name)
         else:
             self.bound[node] = held

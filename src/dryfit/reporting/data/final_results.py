@@ -69,7 +69,7 @@ class TrainedEnsemble(Answer):
     folder: str
 
 
-class Spread(View):
+class SeedSpread(View):
     """Values of some seeds; ``std`` is that of a sample (n - 1), None for a single value."""
 
     count: int
@@ -95,8 +95,8 @@ class TopConfiguration(View):
     trial: int
     params: dict[str, Scalar]
     searched: float
-    validation: Spread | None
-    test: Spread | None
+    validation: SeedSpread | None
+    test: SeedSpread | None
     runs: tuple[SeedRun, ...]
 
 
@@ -110,12 +110,12 @@ class TopTable(Answer):
     configurations: tuple[TopConfiguration, ...]
 
 
-def spread(values: Sequence[float | None]) -> Spread | None:
+def spread(values: Sequence[float | None]) -> SeedSpread | None:
     """Mean, spread and range of the values that are there and numbers; None without any."""
     found = [value for value in values if value is not None and math.isfinite(value)]
     if not found:
         return None
-    return Spread(
+    return SeedSpread(
         count=len(found),
         mean=statistics.fmean(found),
         std=statistics.stdev(found) if len(found) > 1 else None,
@@ -184,7 +184,7 @@ def top_table(table: TopTable) -> Table:
     )
 
 
-def _spread_cells(found: Spread | None) -> tuple[str, str, str]:
+def _spread_cells(found: SeedSpread | None) -> tuple[str, str, str]:
     if found is None:
         return "-", "-", "-"
     mean = number_text(found.mean) + (f" ± {found.std:.4f}" if found.std is not None else "")

@@ -4,16 +4,16 @@ from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import (
     Confidence,
     ExecutionChoice,
+    Fallback,
     MemoryCategory,
     PeakAt,
-    Rung,
     StepPhase,
     VerdictKind,
     WorstBatch,
 )
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import Scalar
-from dryfit.core.sharding.shard_summary import CutSummary
+from dryfit.core.sharding.shard_summary import ShardSummary
 from dryfit.reporting.data.json_view import Answer, View
 from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
 
@@ -38,13 +38,13 @@ class PlanView(Answer):
     worst_batch: WorstBatch | None
     execution: ExecutionChoice | None
     fallbacks: tuple[ExecutionChoice, ...]
-    ladder: tuple[Rung, ...]
+    ladder: tuple[Fallback, ...]
     shortfall_bytes: int
     reasons: tuple[str, ...]
     confidence: Confidence
     torch: str
     planner_s: float
-    cut: CutSummary | None
+    cut: ShardSummary | None
     cannot_cut: str
 
 

@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStub
 from dryfit.core.version import VERSION
 from dryfit.reporting.html.plots import Figure
 from dryfit.reporting.html.sections import Section
-from dryfit.reporting.html.verdict import Verdict
+from dryfit.reporting.html.verdict import StudyVerdict
 from dryfit.reporting.terminal.tables import moment
 
 MARK = '<meta name="generator" content="dryfit report">'
@@ -44,7 +44,7 @@ class Page:
 
     title: str
     subtitle: str
-    verdict: Verdict
+    verdict: StudyVerdict
     tiles: tuple[tuple[str, str], ...]
     sections: tuple[Section, ...]
     source: str

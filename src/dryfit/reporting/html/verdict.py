@@ -14,7 +14,7 @@ _FEW = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StudyVerdict:
     """Two sentences.
 
     Attributes:
@@ -26,7 +26,7 @@ class Verdict:
     sureness: str
 
 
-def verdict_of(records: StudyRecords, *, defaults_first: bool) -> Verdict:
+def verdict_of(records: StudyRecords, *, defaults_first: bool) -> StudyVerdict:
     """The verdict on a study, however little it has done.
 
     Args:
@@ -35,8 +35,8 @@ def verdict_of(records: StudyRecords, *, defaults_first: bool) -> Verdict:
     """
     ranked = records.ranked
     if not ranked:
-        return Verdict(_nothing(records), "Nothing can be compared yet.")
-    return Verdict(_found(records, ranked, defaults_first=defaults_first), _sureness(records, ranked))
+        return StudyVerdict(_nothing(records), "Nothing can be compared yet.")
+    return StudyVerdict(_found(records, ranked, defaults_first=defaults_first), _sureness(records, ranked))
 
 
 def _nothing(records: StudyRecords) -> str:

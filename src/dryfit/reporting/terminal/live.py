@@ -1,7 +1,7 @@
 """A running study as it is now: events and messages folded into what a panel, or a line, shows.
 
 Feed :class:`LiveStudy` with events and messages as they come, from an observer or from the study's files, and ask it
-for a :class:`StudyView`. It prints nothing and knows of no terminal.
+for a :class:`LiveView`. It prints nothing and knows of no terminal.
 """
 
 import time
@@ -92,7 +92,7 @@ class TrialView:
 
 
 @dataclass(frozen=True, slots=True)
-class StudyView:
+class LiveView:
     """A study that runs.
 
     Attributes:
@@ -208,14 +208,14 @@ class LiveStudy:
         """Keep what the control process is doing."""
         self._note = text
 
-    def view(self) -> StudyView:
+    def view(self) -> LiveView:
         """The study as it is now."""
         now_s, state = self._clock(), self._state
         trials = tuple(self._trial_view(number, now_s) for number in sorted(self._trials))
         if state is None or not state.sessions:
-            return StudyView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, 0, self._note)
+            return LiveView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, 0, self._note)
         best = state.best
-        return StudyView(
+        return LiveView(
             goals=goal_names(state),
             trials=trials,
             total=state.sessions[-1].total,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.jobs.memory import Effect, MemoryPlan, Rung, VerdictKind
+from dryfit.core.jobs.memory import Effect, Fallback, MemoryPlan, VerdictKind
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.text.units import gib
@@ -95,7 +95,7 @@ def requirement_table(answer: PlanAnswer, memory: MemoryPlan) -> Table:
     return Table(("what", "memory", "meaning"), tuple((name, gib(size), meaning) for name, size, meaning in rows))
 
 
-def ladder_table(ladder: Sequence[Rung]) -> Table:
+def ladder_table(ladder: Sequence[Fallback]) -> Table:
     """Changes, each with what it saves."""
     noted = any(rung.note for rung in ladder)
     rows = [
@@ -154,7 +154,7 @@ def space_lines(plan: SpacePlan) -> list[str]:
     return lines + [f"unknown: {reason}" for reason in reasons]
 
 
-def _named(name: str, rungs: Sequence[Rung]) -> Iterator[str]:
+def _named(name: str, rungs: Sequence[Fallback]) -> Iterator[str]:
     width = max((len(rung.change) for rung in rungs), default=0)
     for index, rung in enumerate(rungs):
         head = name if index == 0 else ""

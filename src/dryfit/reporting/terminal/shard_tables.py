@@ -2,19 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 
-from dryfit.core.sharding.shard_summary import CutRow, CutSummary, Sent
+from dryfit.core.sharding.shard_summary import Sent, ShardRow, ShardSummary
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.reporting.terminal.tables import Table
 
 
-def cut_table(cut: CutSummary) -> Table:
+def cut_table(cut: ShardSummary) -> Table:
     """One row for each kind of parameter, those of all layers together."""
     rows = [(row.name, str(row.count), _shapes(row), row.how) for row in cut.rows]
     return Table(("parameter", "count", "whole -> of a rank", "cut by"), tuple(rows))
 
 
-def cut_lines(cut: CutSummary) -> list[str]:
+def cut_lines(cut: ShardSummary) -> list[str]:
     """What a rank holds and sends, what the proof found, and why the rest is whole."""
     share = cut.weight_bytes / cut.whole_weight_bytes
     weights = f"{gib(cut.weight_bytes)} of {gib(cut.whole_weight_bytes)}"
@@ -35,7 +35,7 @@ def _sent_text(sent: Sent | None) -> str:
     return f"sent by a rank in an optimizer step: {total} ({parts})"
 
 
-def _shapes(row: CutRow) -> str:
+def _shapes(row: ShardRow) -> str:
     if row.shape == row.local_shape:
         return _shape(row.shape)
     return f"{_shape(row.shape)} -> {_shape(row.local_shape)}"
@@ -45,13 +45,13 @@ def _shape(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def space_cut_lines(cuts: Iterable[tuple[str, CutSummary | None]]) -> list[str]:
+def space_cut_lines(cuts: Iterable[tuple[str, ShardSummary | None]]) -> list[str]:
     """A line for each model of a search space that is cut, whatever else is searched.
 
     Args:
         cuts: The model's name, empty where it is not searched, and how it is cut, of each combination.
     """
-    most: dict[tuple[str, int], tuple[CutSummary, int]] = {}
+    most: dict[tuple[str, int], tuple[ShardSummary, int]] = {}
     for name, cut in cuts:
         if cut is not None:
             key, sent = (name, cut.weight_bytes), cut.sent or Sent()

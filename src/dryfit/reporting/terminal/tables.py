@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
 from dryfit.reporting.data.observed_memory import execution_cell, memory_cell
 from dryfit.reporting.data.work import trial_time_s
@@ -133,7 +133,7 @@ def outcomes_table(state: StudyState) -> Table:
 def places(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
     """Where everything lies: what it is, and its path."""
     found: list[tuple[str, Path]] = []
-    trains = state.created is not None and state.created.task is not Task.OBJECTIVE
+    trains = state.created is not None and state.created.task is not BuiltInTask.OBJECTIVE
     if trains and state.best is not None and not state.best.folds:  # those of folds are not kept
         found.append(("best weights", layout.trial(state.best.number).best))
     found += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]

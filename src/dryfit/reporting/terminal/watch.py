@@ -18,7 +18,7 @@ from dryfit.reporting.data.observed_memory import totals_text
 from dryfit.reporting.data.summary import StudySummary, summarise
 from dryfit.reporting.data.troubles import trouble_lines
 from dryfit.reporting.data.work import runs
-from dryfit.reporting.terminal.live import LiveStudy, StudyView, Vitals, read_vitals
+from dryfit.reporting.terminal.live import LiveStudy, LiveView, Vitals, read_vitals
 from dryfit.runtime.children.result_reading import parse_messages
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import LedgerTail
@@ -29,7 +29,7 @@ _CLOCK_SLACK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class WatchedMemory:
     """The memory of trials that run on one device, or on the host.
 
     Attributes:
@@ -59,9 +59,9 @@ class Watched:
     """
 
     running: bool
-    study: StudyView
+    study: LiveView
     summary: StudySummary | None
-    memory: tuple[DeviceMemory, ...]
+    memory: tuple[WatchedMemory, ...]
 
 
 @dataclass(slots=True)
@@ -152,12 +152,12 @@ class StudyFollower:
 
     def _memory(
         self, running: list[tuple[TrialState, AttemptState]], shown_bytes: Mapping[int, int | None]
-    ) -> tuple[DeviceMemory, ...]:
+    ) -> tuple[WatchedMemory, ...]:
         by_device: dict[str | None, list[tuple[TrialState, AttemptState]]] = {}
         for trial, attempt in running:
             by_device.setdefault(attempt.device, []).append((trial, attempt))
         spec = self._state.resolved.device_spec if self._state.resolved is not None else None
-        found: list[DeviceMemory] = []
+        found: list[WatchedMemory] = []
         for device in sorted(by_device, key=str):
             there = by_device[device]
             planned = [_planned_bytes(trial, attempt) for trial, attempt in there]
@@ -170,7 +170,7 @@ class StudyFollower:
             ]
             seen = [size_bytes for size_bytes in observed if size_bytes is not None]
             found.append(
-                DeviceMemory(
+                WatchedMemory(
                     device=device,
                     trials=tuple(trial.number for trial, _ in there),
                     planned_bytes=sum(one or 0 for one in planned) if None not in planned else None,
@@ -209,7 +209,7 @@ def watched_lines(watched: Watched) -> list[str]:
     return lines if watched.running else [*lines, "nobody runs this study now"]
 
 
-def _memory_line(memory: DeviceMemory) -> str:
+def _memory_line(memory: WatchedMemory) -> str:
     place = "host" if memory.device is None else place_in_words(memory.device)
     trials = few((str(number) for number in memory.trials), 8)
     parts = [

@@ -25,6 +25,7 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DryfitError, InternalError, NonFiniteError, PoisonedError
 from dryfit.core.failure import ChildFault
 from dryfit.core.jobs import (
+    BatchCheckRequest,
     Body,
     CalibrateRequest,
     ChildRequest,
@@ -34,7 +35,6 @@ from dryfit.core.jobs import (
     ImportRequest,
     ObjectiveRequest,
     PlanRequest,
-    RehearseRequest,
     TrainRequest,
 )
 from dryfit.core.process import die_with_parent
@@ -225,7 +225,7 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
         launch_one_by_one()
     if isinstance(body, TrainRequest | FinalRequest | EnsembleRequest | CalibrateRequest | ObjectiveRequest):
         hide_devices(body.visible_device)
-    elif isinstance(body, RehearseRequest):
+    elif isinstance(body, BatchCheckRequest):
         hide_devices(body.trial.visible_device)
     elif isinstance(body, PlanRequest | ImportRequest):
         hide_devices(None)  # neither needs a device: it must not make a context on one that trains

@@ -45,7 +45,7 @@ def read_messages(folder: Path) -> list[Message]:
     return parse_messages(list(LineTail(folder / MESSAGES_FILE).read()))
 
 
-def harvest(folder: Path) -> ChildResult | None:
+def read_result(folder: Path) -> ChildResult | None:
     """The last word in an attempt folder; None where there is none, or none that this version understands."""
     try:
         data = (folder / RESULT_FILE).read_bytes()

@@ -20,7 +20,7 @@ from dryfit.runtime.children.fresh import FreshChild
 from dryfit.runtime.children.orphans import sweep
 from dryfit.runtime.children.processes import kill_session, wait_gone
 from dryfit.runtime.children.protocol import Exited, Forked, ForkRequest, Ready, Refused, ServerMessage
-from dryfit.runtime.children.result_reading import clear, harvest
+from dryfit.runtime.children.result_reading import clear, read_result
 from dryfit.runtime.children.server_link import ServerLink
 from dryfit.runtime.children.wakeup import Waiter
 from dryfit.runtime.failures.classify import CRASH_SIGNALS
@@ -295,7 +295,7 @@ class Supervisor:
     ) -> None:
         self._hear(attempt)
         spec = attempt.spec
-        result = harvest(spec.folder)
+        result = read_result(spec.folder)
         poisoned = attempt.fresh is None and attempt.started_s is None and _says_poisoned(result)
         if poisoned:
             self._suspect = True

@@ -11,7 +11,7 @@ from dryfit.runtime.failures.device_memory import memory_in_words, memory_of
 from dryfit.runtime.failures.fault_case import (
     CRASH_SIGNALS,
     UNREADABLE_TYPES,
-    Case,
+    FaultCase,
     Test,
     all_of,
     any_of,
@@ -42,7 +42,7 @@ _SAYING_MAX_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FaultRow:
     """One way in which a failure shows.
 
     Attributes:
@@ -65,42 +65,44 @@ _NO_SPACE = any_of(raised("builtins.OSError[ENOSPC]", "builtins.OSError[EDQUOT]"
 _OUT_OF_DEVICE_MEMORY = any_of(raised("torch.OutOfMemoryError"), said(*texts.DEVICE_MEMORY))
 _WORKER_KILLED = said(*texts.WORKER_KILLED)
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[FaultRow, ...] = (
     # A last word that was asked for, by us or by somebody else.
-    Row(
+    FaultRow(
         FailureKind.INTERRUPTED,
         lambda case: case.stopped_by is StopReason.REQUEST,
         "stopped as asked; it goes on from its checkpoint",
         "its result",
     ),
-    Row(
+    FaultRow(
         FailureKind.PREEMPTED,
         lambda case: case.stopped_by is StopReason.SIGTERM,
         "stopped by a SIGTERM from outside; it goes on from its checkpoint",
         "its result",
     ),
-    Row(FailureKind.INTERNAL, has_result, "a finished child was taken for a failed one", "its result"),
+    FaultRow(FailureKind.INTERNAL, has_result, "a finished child was taken for a failed one", "its result"),
     # What the child itself said: no later kill can have put these words into its mouth.
     # In a poisoned process anything may follow.
-    Row(FailureKind.POISONED, code("POISONED"), "the process's torch was left in a bad state: {said}", "exception"),
-    Row(FailureKind.NONFINITE, raised("dryfit.core.errors.NonFiniteError"), "{said}", "exception"),
-    Row(FailureKind.NONFINITE, code("NONFINITE"), "{said}", "exception"),
-    Row(
+    FaultRow(
+        FailureKind.POISONED, code("POISONED"), "the process's torch was left in a bad state: {said}", "exception"
+    ),
+    FaultRow(FailureKind.NONFINITE, raised("dryfit.core.errors.NonFiniteError"), "{said}", "exception"),
+    FaultRow(FailureKind.NONFINITE, code("NONFINITE"), "{said}", "exception"),
+    FaultRow(
         FailureKind.SHM_FULL,
         any_of(said(*texts.SHARED_MEMORY), raised("builtins.OSError[EMFILE]"), all_of(_NO_SPACE, in_shared_memory)),
         "shared memory (/dev/shm) did not suffice for the data loader's workers ({said})",
         "exception or log, and the room in /dev/shm and on the disk",
         texts.SHARED_MEMORY,
     ),
-    Row(
+    FaultRow(
         FailureKind.DISK_FULL,
         _NO_SPACE,
         "no space left on the disk or quota reached; free some, then resume ({said})",
         "exception: ENOSPC or EDQUOT",
         texts.DISK,
     ),
-    Row(FailureKind.CONFIG, raised(texts.OFFLINE), "offline, and not in the cache: {said}", "exception"),
-    Row(
+    FaultRow(FailureKind.CONFIG, raised(texts.OFFLINE), "offline, and not in the cache: {said}", "exception"),
+    FaultRow(
         FailureKind.NETWORK,
         all_of(
             any_of(raised(*texts.NETWORK_TYPES), said(*texts.NETWORK)), lambda case: not raised(*texts.COMM_TYPES)(case)
@@ -110,59 +112,59 @@ ROWS: tuple[Row, ...] = (
         texts.NETWORK,
     ),
     # Whatever else ends a planner, a trial's memory is unknown then, and nothing is wrong with the trial itself.
-    Row(FailureKind.PLANNER, all_of(plans, has_fault), "planning its memory failed: {said}", "exception"),
-    Row(FailureKind.DATA, code("DATA"), "{said}", "exception"),
-    Row(FailureKind.CHECKPOINT_CORRUPT, code("CORRUPT"), "{said}", "exception"),
-    Row(
+    FaultRow(FailureKind.PLANNER, all_of(plans, has_fault), "planning its memory failed: {said}", "exception"),
+    FaultRow(FailureKind.DATA, code("DATA"), "{said}", "exception"),
+    FaultRow(FailureKind.CHECKPOINT_CORRUPT, code("CORRUPT"), "{said}", "exception"),
+    FaultRow(
         FailureKind.CHECKPOINT_CORRUPT,
         all_of(resumed, any_of(raised(*UNREADABLE_TYPES), said(*texts.CHECKPOINT))),
         "a checkpoint could not be read: {said}",
         "exception, raised while a checkpoint was read",
         texts.CHECKPOINT,
     ),
-    Row(
+    FaultRow(
         FailureKind.CONFIG,
         code("CONFIG", "LIBRARY", "LOAD", "MACHINE", "CHECKPOINT", "SHARD", "TRACE"),
         "{said}",
         "exception",
     ),
-    Row(FailureKind.USER_CODE, code("OBJECTIVE"), "{said}", "exception"),
+    FaultRow(FailureKind.USER_CODE, code("OBJECTIVE"), "{said}", "exception"),
     # The device, from the worst on: what follows from a lost one looks like anything else.
-    Row(
+    FaultRow(
         FailureKind.DEVICE_LOST,
         lost_its_device,
         "the driver gave its device up ({xids})",
         "the driver's error numbers: dryfit.runtime.failures.fault_texts.FATAL_XIDS",
     ),
-    Row(
+    FaultRow(
         FailureKind.DEVICE_LOST,
         any_of(said(*texts.DEVICE_LOST), all_of(has_device, said(*texts.NO_DEVICE))),
         "its device failed or is gone: {said}",
         "exception or log",
         (*texts.DEVICE_LOST, *texts.NO_DEVICE),
     ),
-    Row(
+    FaultRow(
         FailureKind.OOM_NEIGHBOUR,
         all_of(_OUT_OF_DEVICE_MEMORY, neighbours),
         "others held the device's memory that it needed ({memory})",
         "exception or log, and the memory of the device: it took no more than planned",
         texts.DEVICE_MEMORY,
     ),
-    Row(
+    FaultRow(
         FailureKind.OOM_DEVICE,
         all_of(calls_own_function, _OUT_OF_DEVICE_MEMORY),
         "the device's memory did not suffice ({said})",
         "exception or log",
         texts.DEVICE_MEMORY,
     ),
-    Row(
+    FaultRow(
         FailureKind.OOM_DEVICE,
         _OUT_OF_DEVICE_MEMORY,
         "the device's memory did not suffice; lower execution.micro_batch ({said})",
         "exception or log",
         texts.DEVICE_MEMORY,
     ),
-    Row(
+    FaultRow(
         FailureKind.OOM_HOST,
         any_of(
             raised("builtins.MemoryError", "builtins.OSError[ENOMEM]"),
@@ -173,127 +175,131 @@ ROWS: tuple[Row, ...] = (
         "exception or log, and the count of kills for want of memory",
         texts.HOST_MEMORY,
     ),
-    Row(
+    FaultRow(
         FailureKind.POISONED,
         said(*texts.POISONED),
         "the process's torch was left in a bad state: {said}",
         "exception",
         texts.POISONED,
     ),
-    Row(
+    FaultRow(
         FailureKind.DEVICE_ASSERT,
         said(*texts.DEVICE_ASSERT),
         "a kernel's assertion failed, most often a label or token id out of range: {said}",
         "exception or log",
         texts.DEVICE_ASSERT,
     ),
-    Row(
+    FaultRow(
         FailureKind.COMM,
         any_of(code("COMM"), raised(*texts.COMM_TYPES), said(*texts.COMM)),
         "the processes of one trial lost each other: {said}",
         "exception or log",
         texts.COMM,
     ),
-    Row(
+    FaultRow(
         FailureKind.KILLED,
         _WORKER_KILLED,
         "a data loader's worker was killed from outside: {said}",
         "exception",
         texts.WORKER_KILLED,
     ),
-    Row(
+    FaultRow(
         FailureKind.NATIVE_CRASH,
         said(*texts.WORKER_CRASHED, *texts.NATIVE),
         "native code crashed: {said}",
         "exception or log",
         (*texts.WORKER_CRASHED, *texts.NATIVE),
     ),
-    Row(
+    FaultRow(
         FailureKind.INTERNAL,
         lambda case: case.fault is not None and bool(case.fault.code),
         "an invariant of dryfit broke; please report it: {said}",
         "exception",
     ),
-    Row(FailureKind.USER_CODE, has_fault, "an exception ended it: {said}", "exception"),
+    FaultRow(FailureKind.USER_CODE, has_fault, "an exception ended it: {said}", "exception"),
     # It said nothing. What we did, and what happened around it.
-    Row(
+    FaultRow(
         FailureKind.INTERRUPTED,
         killed("now"),
         "stopped at once; it goes on from its last checkpoint",
         "we killed it, as asked",
     ),
-    Row(
+    FaultRow(
         FailureKind.LOST,
         lambda case: case.evidence.server_lost,
         "lost with the process that ran it",
         "the control process or the fork server is gone",
     ),
-    Row(
+    FaultRow(
         FailureKind.PLANNER,
         all_of(plans, any_of(*(killed(why) for why in ("start", "hang", "timeout")))),
         "planning its memory took too long",
         "we killed it",
     ),
-    Row(FailureKind.START, killed("start"), "gave no first line in time; see its log", "runtime.start_timeout_s"),
-    Row(
+    FaultRow(FailureKind.START, killed("start"), "gave no first line in time; see its log", "runtime.start_timeout_s"),
+    FaultRow(
         FailureKind.HANG,
         killed("hang"),
         "gave no sign of life for {beat}; its stacks are in stacks.txt",
         "its heartbeat",
     ),
-    Row(FailureKind.TIMEOUT, killed("timeout"), "took longer than runtime.trial_timeout_s", "runtime.trial_timeout_s"),
-    Row(
+    FaultRow(
+        FailureKind.TIMEOUT, killed("timeout"), "took longer than runtime.trial_timeout_s", "runtime.trial_timeout_s"
+    ),
+    FaultRow(
         FailureKind.INTERRUPTED,
         all_of(stop_asked, by_signal(_ASKED_TO_END)),
         "stopped as asked, before it could write a checkpoint",
         "signal",
     ),
     # Only the operating system's word is left.
-    Row(
+    FaultRow(
         FailureKind.DISK_FULL,
         lambda case: case.evidence.exit_code == ChildStatus.DISK_FULL,
         "no space left on the disk, not even for its last word; free some, then resume",
         "exit status",
     ),
-    Row(FailureKind.PLANNER, plans, "planning its memory ended without an answer ({status})", "exit status or signal"),
-    Row(
+    FaultRow(
+        FailureKind.PLANNER, plans, "planning its memory ended without an answer ({status})", "exit status or signal"
+    ),
+    FaultRow(
         FailureKind.USER_CODE,
         all_of(calls_own_function, left_by_itself),
         "it ended its own process ({status}) instead of returning a number",
         "exit status",
     ),
-    Row(
+    FaultRow(
         FailureKind.OOM_HOST,
         all_of(by_signal({signal.SIGKILL}), oom_rose),
         "killed for want of memory; lower runtime.parallel or execution.loader_workers",
         "signal, and the cgroup's count of kills for want of memory",
     ),
-    Row(
+    FaultRow(
         FailureKind.KILLED,
         by_signal({signal.SIGKILL}),
         "killed from outside (SIGKILL), nobody knows why",
         "signal",
     ),
-    Row(
+    FaultRow(
         FailureKind.SHM_FULL,
         all_of(by_signal({signal.SIGBUS}), shm_low),
         "a bus error while /dev/shm was nearly full",
         "signal, and the room in /dev/shm",
     ),
-    Row(
+    FaultRow(
         FailureKind.NATIVE_CRASH,
         by_signal(CRASH_SIGNALS),
         "native code crashed ({status}); see stacks.txt",
         "signal",
     ),
-    Row(FailureKind.PREEMPTED, by_signal(_ASKED_TO_END), "ended from outside ({status})", "signal"),
-    Row(
+    FaultRow(FailureKind.PREEMPTED, by_signal(_ASKED_TO_END), "ended from outside ({status})", "signal"),
+    FaultRow(
         FailureKind.START,
         lambda case: not case.evidence.started,
         "ended before its first line ({status}); see its log",
         "no first line",
     ),
-    Row(FailureKind.KILLED, lambda case: True, "ended without a last word ({status})", "nothing else matches"),
+    FaultRow(FailureKind.KILLED, lambda case: True, "ended without a last word ({status})", "nothing else matches"),
 )
 
 
@@ -312,7 +318,7 @@ def _first_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in line).strip()
 
 
-def _said(case: Case, row: Row) -> str:
+def _said(case: FaultCase, row: FaultRow) -> str:
     """What the child said last: its exception, or the line of its log that the row knows."""
     fault = case.fault
     if fault is None:
@@ -346,7 +352,7 @@ def classify(evidence: Evidence, result: ChildResult | None, *, job: Job = Job.T
     return Failure(row.kind, render(row, evidence, result, job=job))
 
 
-def render(row: Row, evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> str:
+def render(row: FaultRow, evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> str:
     """A row's sentence on some evidence: one line, with something in every place that is to be filled."""
     case = _case(evidence, result, job)
     said = _said(case, row)
@@ -360,6 +366,6 @@ def render(row: Row, evidence: Evidence, result: ChildResult | None, *, job: Job
     )
 
 
-def _case(evidence: Evidence, result: ChildResult | None, job: Job) -> Case:
+def _case(evidence: Evidence, result: ChildResult | None, job: Job) -> FaultCase:
     fault = evidence.fault or (result.fault if result is not None else None)
-    return Case(evidence, result, fault, job)
+    return FaultCase(evidence, result, fault, job)

@@ -26,7 +26,7 @@ class _Memory:
 
 
 @dataclass(slots=True)
-class Surroundings:
+class EvidenceCollector:
     """Looks around for evidence; :meth:`probe` belongs into the supervisor's settings.
 
     Attributes:

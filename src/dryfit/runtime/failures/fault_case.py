@@ -34,7 +34,7 @@ UNREADABLE_TYPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FaultCase:
     """What a row looks at. ``fault`` is the evidence's, or the result's where that has none."""
 
     evidence: Evidence
@@ -59,7 +59,7 @@ class Case:
         return evidence.log_tail if broke and not explained and self.job is not Job.PLAN else ""
 
 
-Test = Callable[[Case], bool]
+Test = Callable[[FaultCase], bool]
 
 
 def code(*codes: str) -> Test:
@@ -72,7 +72,7 @@ def raised(*names: str) -> Test:
     return lambda case: case.fault is not None and not set(names).isdisjoint(case.fault.type_names)
 
 
-def _spoken(case: Case) -> tuple[str, ...]:
+def _spoken(case: FaultCase) -> tuple[str, ...]:
     return (case.fault.message, case.fault.traceback) if case.fault is not None else (case.log,)
 
 
@@ -102,17 +102,17 @@ def all_of(*tests: Test) -> Test:
     return lambda case: all(test(case) for test in tests)
 
 
-def stop_asked(case: Case) -> bool:
+def stop_asked(case: FaultCase) -> bool:
     """We had asked it to stop."""
     return case.evidence.stop_asked
 
 
-def oom_rose(case: Case) -> bool:
+def oom_rose(case: FaultCase) -> bool:
     """The kernel killed for want of memory meanwhile."""
     return case.evidence.oom_kills_rose
 
 
-def has_result(case: Case) -> bool:
+def has_result(case: FaultCase) -> bool:
     """It left a result."""
     result = case.result
     if result is None:
@@ -120,33 +120,33 @@ def has_result(case: Case) -> bool:
     return any(one is not None for one in (result.train, result.resolve, result.plan, result.imported))
 
 
-def has_fault(case: Case) -> bool:
+def has_fault(case: FaultCase) -> bool:
     """It left an exception."""
     return case.fault is not None
 
 
-def plans(case: Case) -> bool:
+def plans(case: FaultCase) -> bool:
     """It was to plan a trial's memory."""
     return case.job is Job.PLAN
 
 
-def calls_own_function(case: Case) -> bool:
+def calls_own_function(case: FaultCase) -> bool:
     """It called a function of the user's own."""
     return case.job is Job.OBJECTIVE
 
 
-def left_by_itself(case: Case) -> bool:
+def left_by_itself(case: FaultCase) -> bool:
     """It ended with a status that is not ours: its own code did that, and would do it again."""
     ours = (ChildStatus.DISK_FULL, ChildStatus.NO_LAST_WORD)
     return case.evidence.started and case.evidence.exit_code is not None and case.evidence.exit_code not in ours
 
 
-def has_device(case: Case) -> bool:
+def has_device(case: FaultCase) -> bool:
     """It was given a device."""
     return case.evidence.device is not None
 
 
-def fatal_xids(case: Case) -> list[int]:
+def fatal_xids(case: FaultCase) -> list[int]:
     """What the driver reported that no device is trusted after."""
     return [xid for xid in case.evidence.xids if xid in FATAL_XIDS]
 
@@ -158,13 +158,13 @@ def lost_devices(evidence: Evidence, place: str) -> tuple[str, ...]:
     return tuple(device for device in devices if device in fatal) or devices
 
 
-def lost_its_device(case: Case) -> bool:
+def lost_its_device(case: FaultCase) -> bool:
     """The driver gave the device up while the child ran; no stop of ours explains the end."""
     ours = case.evidence.killed_by_us in ("now", "start") or case.evidence.server_lost
     return bool(fatal_xids(case)) and not ours
 
 
-def in_shared_memory(case: Case) -> bool:
+def in_shared_memory(case: FaultCase) -> bool:
     """What could not be written lies in shared memory, or that is full, while the disk has room."""
     shm, disk = case.evidence.shm_free_bytes, case.evidence.disk_free_bytes
     if disk is not None and disk < _LITTLE_BYTES:
@@ -174,17 +174,17 @@ def in_shared_memory(case: Case) -> bool:
     return named or (disk is not None and shm is not None and shm < _LITTLE_BYTES)
 
 
-def shm_low(case: Case) -> bool:
+def shm_low(case: FaultCase) -> bool:
     """There is little room in shared memory."""
     shm = case.evidence.shm_free_bytes
     return shm is not None and shm < _LITTLE_BYTES
 
 
-def resumed(case: Case) -> bool:
+def resumed(case: FaultCase) -> bool:
     """It was reading a checkpoint."""
     return case.fault is not None and any(place in case.fault.traceback for place in _RESUMING)
 
 
-def neighbours(case: Case) -> bool:
+def neighbours(case: FaultCase) -> bool:
     """Others held the device's memory that it needed."""
     return neighbours_hold_it(memory_of(case.evidence, case.fault))

@@ -63,7 +63,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Occupant:
+class Allocation:
     """A trial that runs; ``needs_bytes`` is what it is counted with, None: it is not counted."""
 
     number: int
@@ -73,7 +73,7 @@ class Occupant:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceRoom:
+class DeviceCapacity:
     """A device that trials can run on.
 
     Attributes:
@@ -89,21 +89,23 @@ class DeviceRoom:
     blocked: str = ""
 
 
-CPU = DeviceRoom(None)
+CPU = DeviceCapacity(None)
 
 
-def group_room(place: str, rooms: Sequence[DeviceRoom]) -> DeviceRoom:
+def group_capacity(place: str, rooms: Sequence[DeviceCapacity]) -> DeviceCapacity:
     """A group of devices as one place: with the memory of that which neighbours leave the least of; blocked if one is.
 
     As trials take the same of each of its devices, what fits that one fits all.
     """
     counted = [(room.capacity_bytes, room.neighbour_bytes) for room in rooms if room.capacity_bytes is not None]
     capacity_bytes, neighbour_bytes = min(counted, key=lambda one: one[0] - one[1], default=(None, 0))
-    return DeviceRoom(place, capacity_bytes, neighbour_bytes, "; ".join(room.blocked for room in rooms if room.blocked))
+    return DeviceCapacity(
+        place, capacity_bytes, neighbour_bytes, "; ".join(room.blocked for room in rooms if room.blocked)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class Cluster:
     """Where trials can run, and who runs there.
 
     Attributes:
@@ -118,26 +120,26 @@ class House:
             ``places`` again.
     """
 
-    places: Sequence[DeviceRoom] = (CPU,)
-    occupants: Sequence[Occupant] = ()
+    places: Sequence[DeviceCapacity] = (CPU,)
+    occupants: Sequence[Allocation] = ()
     set_aside: Sequence[str] = ()
     host_room_bytes: int | None = None
     host_unknown: str = ""
     bypassed: Mapping[int, int] = field(default_factory=dict[int, int])
     together: int = 1
-    larger: Mapping[int, Sequence[DeviceRoom]] = field(default_factory=dict[int, Sequence[DeviceRoom]])
+    larger: Mapping[int, Sequence[DeviceCapacity]] = field(default_factory=dict[int, Sequence[DeviceCapacity]])
 
     def taken_by(self, need: Need) -> int:
         """How many devices a trial takes."""
         return self.together if need.together is None else need.together
 
-    def places_for(self, need: Need) -> Sequence[DeviceRoom]:
+    def places_for(self, need: Need) -> Sequence[DeviceCapacity]:
         """The places that have as many devices as a trial takes; the CPU is one for any number."""
         if self.taken_by(need) == self.together or CPU in self.places:
             return self.places
         return self.larger.get(self.taken_by(need), ())
 
-    def on(self, device: str | None) -> list[Occupant]:
+    def on(self, device: str | None) -> list[Allocation]:
         """The trials that run on a device, or on any of a group."""
         return [one for one in self.occupants if overlap(one.device, device)]
 
@@ -156,7 +158,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Hindrance:
+class Blocker:
     """Why a trial cannot start now.
 
     Attributes:
@@ -170,7 +172,7 @@ class Hindrance:
     text: str
 
 
-def pack(needs: Sequence[Need], house: House) -> Fit | Hindrance | None:
+def pack(needs: Sequence[Need], house: Cluster) -> Fit | Blocker | None:
     """Choose the next trial to start, and its device.
 
     Args:
@@ -180,7 +182,7 @@ def pack(needs: Sequence[Need], house: House) -> Fit | Hindrance | None:
     Returns:
         What to start; else what keeps the first of them; None where none waits.
     """
-    first: Hindrance | None = None
+    first: Blocker | None = None
     kept: dict[str | None, int] = {}
     for need in needs:
         hindrance = _host(need, house)
@@ -203,61 +205,61 @@ def no_device_left(set_aside: Sequence[str], together: int = 1) -> str:
     return f"{left} to run on: {few(set_aside)} set aside"
 
 
-def _allowed(need: Need, house: House) -> Sequence[DeviceRoom]:
+def _allowed(need: Need, house: Cluster) -> Sequence[DeviceCapacity]:
     places = house.places_for(need)
     allowed = [one for one in places if one.device is None or need.avoid.isdisjoint(devices_of(one.device))]
     return allowed or places
 
 
-def _kept_for(place: DeviceRoom, kept: Mapping[str | None, int]) -> int | None:
+def _kept_for(place: DeviceCapacity, kept: Mapping[str | None, int]) -> int | None:
     """The trial that a place, or a device of it, is kept for."""
     return next((number for device, number in kept.items() if overlap(device, place.device)), None)
 
 
-def _emptiest(places: Sequence[DeviceRoom], house: House) -> DeviceRoom:
+def _emptiest(places: Sequence[DeviceCapacity], house: Cluster) -> DeviceCapacity:
     """The place with the fewest trials, the first of equals."""
     return min(places, key=lambda place: len(house.on(place.device)))
 
 
-def _host(need: Need, house: House) -> Hindrance | None:
+def _host(need: Need, house: Cluster) -> Blocker | None:
     room_bytes, needed_bytes = house.host_room_bytes, need.host_bytes
     if house.occupants and house.host_unknown:
-        return Hindrance(need.number, Limit.HOST_MEMORY, house.host_unknown)
+        return Blocker(need.number, Limit.HOST_MEMORY, house.host_unknown)
     if not house.occupants or room_bytes is None or needed_bytes is None or needed_bytes <= room_bytes:
         return None
     text = f"trial {need.number} takes {gib(needed_bytes)} of the host's memory, which has room for {gib(room_bytes)}"
-    return Hindrance(need.number, Limit.HOST_MEMORY, text)
+    return Blocker(need.number, Limit.HOST_MEMORY, text)
 
 
-def _device_for(need: Need, house: House, kept: Mapping[str | None, int]) -> Fit | Hindrance:
-    hindrances: list[Hindrance] = []
+def _device_for(need: Need, house: Cluster, kept: Mapping[str | None, int]) -> Fit | Blocker:
+    hindrances: list[Blocker] = []
     together = house.taken_by(need)
     for place in sorted(_allowed(need, house), key=lambda place: len(house.on(place.device))):
         owner = _kept_for(place, kept)
         if owner is not None:
             verb = "is" if together == 1 else "are"
             text = f"{_called(place)} {verb} kept for trial {owner}, which waits for room"
-            hindrances.append(Hindrance(need.number, Limit.KEPT, text))
+            hindrances.append(Blocker(need.number, Limit.KEPT, text))
             continue
         hindrance = _hindrance(need, place, house)
         if hindrance is None:
             return Fit(need.number, place.device)
         hindrances.append(hindrance)
     if not hindrances:
-        return Hindrance(need.number, Limit.SET_ASIDE, no_device_left(house.set_aside, together))
+        return Blocker(need.number, Limit.SET_ASIDE, no_device_left(house.set_aside, together))
     return min(hindrances, key=lambda one: one.limit is Limit.NEIGHBOUR)
 
 
-def _hindrance(need: Need, place: DeviceRoom, house: House) -> Hindrance | None:
+def _hindrance(need: Need, place: DeviceCapacity, house: Cluster) -> Blocker | None:
     """Why a trial cannot start on a device now; None where it can."""
     there, called = house.on(place.device), _called(place)
     if place.blocked:
-        return Hindrance(need.number, Limit.NOT_RETURNED, place.blocked)
+        return Blocker(need.number, Limit.NOT_RETURNED, place.blocked)
     alone = next((one for one in there if one.exclusive), None)
     if alone is not None:
-        return Hindrance(need.number, Limit.EXCLUSIVE, f"trial {alone.number} must be alone on {called}")
+        return Blocker(need.number, Limit.EXCLUSIVE, f"trial {alone.number} must be alone on {called}")
     if need.exclusive and there:
-        return Hindrance(need.number, Limit.EXCLUSIVE, f"trial {need.number} must be alone on {called}")
+        return Blocker(need.number, Limit.EXCLUSIVE, f"trial {need.number} must be alone on {called}")
     wanted_bytes = need.shared_bytes if there else need.alone_bytes
     if wanted_bytes is None or place.capacity_bytes is None:
         return None
@@ -271,8 +273,8 @@ def _hindrance(need: Need, place: DeviceRoom, house: House) -> Hindrance | None:
     text += f", {gib(place.neighbour_bytes)} of them held by others" if place.neighbour_bytes else ""
     least_bytes = need.alone_bytes or 0
     theirs = least_bytes <= place.capacity_bytes < least_bytes + place.neighbour_bytes
-    return Hindrance(need.number, Limit.NEIGHBOUR if theirs else Limit.DEVICE_MEMORY, text)
+    return Blocker(need.number, Limit.NEIGHBOUR if theirs else Limit.DEVICE_MEMORY, text)
 
 
-def _called(place: DeviceRoom) -> str:
+def _called(place: DeviceCapacity) -> str:
     return "the CPU" if place.device is None else place_in_words(place.device)

@@ -59,8 +59,8 @@ def suggest(
             :class:`~dryfit.store.history.History` is asked at the same cost however long it is.
         search: Which sampler, and its settings.
         directions: What is better, of each goal.
-        points: What is tried before the sampler is asked, see :func:`~dryfit.search.space.enqueued.known_points`. The
-            first that no trial was made from gives its values, as far as the space allows them; the rest is drawn.
+        points: What is tried before the sampler is asked, see :func:`~dryfit.search.space.enqueued.enqueued_points`.
+            The first that no trial was made from gives its values, as far as the space allows them; the rest is drawn.
         seed: The study's seed.
         number: The number of the trial to be.
     """

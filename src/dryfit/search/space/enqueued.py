@@ -18,7 +18,7 @@ Point = Mapping[str, Scalar]
 """Values of some or all searched keys, by public dotted name."""
 
 
-def known_points(space: Space, config: StudyConfig, number: int) -> tuple[Point, ...]:
+def enqueued_points(space: Space, config: StudyConfig, number: int) -> tuple[Point, ...]:
     """The points to try before the sampler is asked: for trial 0 the defaults, then the enqueued ones, in order.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.task_facts import is_own_key
 from dryfit.core.settings.trial import Scalar
@@ -104,4 +104,4 @@ class FreeKeys:
 
 def keys_of(config: StudyConfig) -> Keys:
     """What a study of this task may search."""
-    return FreeKeys() if config.study.task is Task.OBJECTIVE else SettingsKeys(config.trial_settings)
+    return FreeKeys() if config.study.task is BuiltInTask.OBJECTIVE else SettingsKeys(config.trial_settings)

@@ -14,7 +14,7 @@ from dryfit.study.doctor.machine_facts import RoundTrip, fork_round_trip, forks_
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class CheckRunner:
     """Where children work: nothing of it is in the study's folder.
 
     Attributes:
@@ -34,7 +34,7 @@ class Room:
 
 
 @contextmanager
-def open_room(folder: Path, isolation: Isolation, *, fresh: bool) -> Generator[Room, None, None]:
+def open_check_runner(folder: Path, isolation: Isolation, *, fresh: bool) -> Generator[CheckRunner, None, None]:
     """Try out how children start, and keep a supervisor that can.
 
     Args:
@@ -47,11 +47,11 @@ def open_room(folder: Path, isolation: Isolation, *, fresh: bool) -> Generator[R
         with Supervisor(_settings(folder, Isolation.FORKSERVER)) as supervisor:
             forked = fork_round_trip(supervisor, folder)
             if not forked.trouble:
-                yield Room(supervisor, folder, (forked, fresh_round_trip()) if fresh else (forked,))
+                yield CheckRunner(supervisor, folder, (forked, fresh_round_trip()) if fresh else (forked,))
                 return
         trips = (forked,)
     with Supervisor(_settings(folder, Isolation.FRESH)) as supervisor:
-        yield Room(supervisor, folder, (*trips, fresh_round_trip()))
+        yield CheckRunner(supervisor, folder, (*trips, fresh_round_trip()))
 
 
 def _settings(folder: Path, isolation: Isolation) -> SupervisorSettings:

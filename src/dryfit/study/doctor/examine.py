@@ -10,7 +10,7 @@ from typing import Final
 
 from dryfit.config.schema import Isolation, StudyConfig
 from dryfit.core.errors import ChildError, DryfitError, InternalError
-from dryfit.core.jobs import ChildResult, ImportRequest, ProbeResult, RehearseRequest, ResolveResult
+from dryfit.core.jobs import BatchCheckRequest, ChildResult, ImportRequest, ProbeResult, ResolveResult
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.tables import ObjectiveSettings
@@ -20,14 +20,14 @@ from dryfit.runtime.machine.host_memory import look_at_host
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
 from dryfit.study.doctor import study_checks
-from dryfit.study.doctor.check_runner import Room, open_room
+from dryfit.study.doctor.check_runner import CheckRunner, open_check_runner
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
 from dryfit.study.doctor.machine_checks import folder_findings, machine_findings
 from dryfit.study.doctor.machine_facts import machine_facts
 from dryfit.study.doctor.study_walk import (
     DATA,
-    Ground,
+    CheckScope,
     data_findings,
     device_findings,
     device_of,
@@ -35,7 +35,7 @@ from dryfit.study.doctor.study_walk import (
     model_findings,
     rehearsals,
 )
-from dryfit.study.loop.child_jobs import PATIENT, Errand, run_errand, run_side_by_side
+from dryfit.study.loop.child_jobs import PATIENT, ChildJob, run_job, run_side_by_side
 from dryfit.study.loop.context import choose_device, possible_values, resolve_request
 from dryfit.study.planning.plan_requests import PlanInput, plan_one
 from dryfit.study.planning.refusals import needed_bytes, refusal_text
@@ -77,7 +77,7 @@ def examine(patient: Patient | None, *, machine: bool, on_note: OnNote) -> Itera
     isolation = patient.config.runtime.isolation if patient is not None else Isolation.AUTO
     told_of_log = False
     try:
-        with open_room(folder, isolation, fresh=machine) as room:
+        with open_check_runner(folder, isolation, fresh=machine) as room:
             for finding in _findings(patient, room, on_note, machine=machine):
                 told_of_log = told_of_log or str(folder) in f"{finding.found} {finding.fix}"
                 yield finding
@@ -86,14 +86,14 @@ def examine(patient: Patient | None, *, machine: bool, on_note: OnNote) -> Itera
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _findings(patient: Patient | None, room: Room, on_note: OnNote, *, machine: bool) -> Iterator[Finding]:
+def _findings(patient: Patient | None, room: CheckRunner, on_note: OnNote, *, machine: bool) -> Iterator[Finding]:
     if machine:
         yield from machine_findings(machine_facts(os.environ, Path.home()), room.trips)
     if patient is not None:
         yield from _study(patient, room, on_note)
 
 
-def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
+def _study(patient: Patient, room: CheckRunner, on_note: OnNote) -> Iterator[Finding]:
     config, layout = patient.config, patient.layout
     folder = look_at_folder(layout.folder)
     yield from folder_findings(study_checks.ABOUT, folder)
@@ -126,7 +126,7 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
         yield changed
     resolved = _with_device(config, resolved, probe)
     cores = available_cores()
-    ground = Ground(
+    ground = CheckScope(
         config=config,
         space=patient.space,
         fingerprint=resolved.data_fingerprint,
@@ -147,12 +147,12 @@ def _study(patient: Patient, room: Room, on_note: OnNote) -> Iterator[Finding]:
     yield from _memory(patient, resolved, own, on_note)
 
 
-def _function(own: ObjectiveSettings, room: Room, on_note: OnNote) -> Finding:
+def _function(own: ObjectiveSettings, room: CheckRunner, on_note: OnNote) -> Finding:
     """Whether a function of the user's own can be called; it is not."""
     on_note(f"importing {own.function}")
-    errand = Errand(f"importing {own.function}", ImportRequest(objective=own), room.folder / "function", PATIENT)
+    errand = ChildJob(f"importing {own.function}", ImportRequest(objective=own), room.folder / "function", PATIENT)
     try:
-        result = run_errand(errand, room.supervisor)
+        result = run_job(errand, room.supervisor)
     except DryfitError as error:
         return failed_by(study_checks.ABOUT, "function", error)
     if result is None or result.imported is None:
@@ -160,10 +160,10 @@ def _function(own: ObjectiveSettings, room: Room, on_note: OnNote) -> Finding:
     return passed(study_checks.ABOUT, "function", f"{own.function} can be imported")
 
 
-def _rows(config: StudyConfig, space: Space, cache_dir: Path, room: Room) -> ResolveResult:
+def _rows(config: StudyConfig, space: Space, cache_dir: Path, room: CheckRunner) -> ResolveResult:
     """Read and check all rows; models are looked at later, each in a child of its own."""
     body = resolve_request(config, space, pairs=(), cache_dir=cache_dir, device="cpu")
-    result = run_errand(Errand("reading every row", body, room.folder / "rows", PATIENT), room.supervisor)
+    result = run_job(ChildJob("reading every row", body, room.folder / "rows", PATIENT), room.supervisor)
     if result is None or result.resolve is None:
         raise InternalError("reading every row", "the child's answer is of another job")
     return result.resolve
@@ -178,11 +178,13 @@ def _with_device(config: StudyConfig, resolved: ResolveResult, probe: ProbeResul
     return resolved.model_copy(update=found)
 
 
-def _rehearse(asked: dict[str, RehearseRequest], room: Room, on_note: OnNote) -> list[ChildResult | ChildError]:
+def _rehearse(
+    asked: dict[str, BatchCheckRequest], room: CheckRunner, on_note: OnNote
+) -> list[ChildResult | ChildError]:
     """One child for each model, one after another: each may take most of the memory."""
     names = list(asked)
     errands = [
-        Errand(f"rehearsing {name}", body, room.folder / f"model-{index}", PATIENT)
+        ChildJob(f"rehearsing {name}", body, room.folder / f"model-{index}", PATIENT)
         for index, (name, body) in enumerate(asked.items())
     ]
     on_note(f"rehearsing {len(names)} model(s)")
@@ -190,7 +192,7 @@ def _rehearse(asked: dict[str, RehearseRequest], room: Room, on_note: OnNote) ->
 
 
 def _disk(
-    patient: Patient, ground: Ground, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]
+    patient: Patient, ground: CheckScope, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]
 ) -> Iterator[Finding]:
     """Whether there is room for what the largest model leaves behind; nothing where no model could be loaded."""
     config = patient.config

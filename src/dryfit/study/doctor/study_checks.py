@@ -11,7 +11,7 @@ from dryfit.core.errors import ConfigError, LedgerError
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.text.units import gib
-from dryfit.search.comparability import basis_of
+from dryfit.search.comparability import comparability_key
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.fields import apply_params
 from dryfit.search.space.space import Space
@@ -108,7 +108,7 @@ def _going_on(config: StudyConfig, space: Space, layout: StudyLayout, state: Stu
     missing = recorded(state, layout)
     if missing is not None:
         state.apply(missing)
-    now = basis_of(config, space, data=state.generation.basis.data, folder=layout.folder)
+    now = comparability_key(config, space, data=state.generation.basis.data, folder=layout.folder)
     following = next_generation(state, now)
     match following:
         case GenerationBegan(generation=number, reasons=reasons, told=told) if number > 1:

@@ -9,11 +9,11 @@ from typing import Final
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, InternalError, MachineError
 from dryfit.core.jobs import (
+    BatchCheckRequest,
+    BatchCheckResult,
     ChildResult,
     PointFacts,
     ProbeResult,
-    RehearseRequest,
-    RehearseResult,
     SplitFacts,
     StepFacts,
     TrainRequest,
@@ -53,7 +53,7 @@ _PATIENCE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class CheckScope:
     """What all rehearsals of a study share.
 
     Attributes:
@@ -142,7 +142,7 @@ def fold_findings(fold_rows: Sequence[int]) -> Iterator[Finding]:
         yield passed(DATA, "folds", found)
 
 
-def rehearsals(ground: Ground, drawn: Drawn) -> dict[str, RehearseRequest]:
+def rehearsals(ground: CheckScope, drawn: Drawn) -> dict[str, BatchCheckRequest]:
     """One request for each distinct model, by a name to print."""
     base = ground.space.as_prepared(ground.config.trial_settings)
     lengths: dict[ModelSettings, list[int]] = {}
@@ -157,7 +157,7 @@ def _name(model: ModelSettings) -> str:
     return f"{model.name}@{model.revision}" if model.revision is not None else model.name
 
 
-def _rehearsal(ground: Ground, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> RehearseRequest:
+def _rehearsal(ground: CheckScope, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> BatchCheckRequest:
     base = ground.space.as_prepared(ground.config.trial_settings)
     batch_size = max((base.train.batch_size, *_values(ground.space, "train.batch_size")))
     train = base.train.model_copy(update={"batch_size": batch_size, "max_length": lengths[-1]})
@@ -185,7 +185,7 @@ def _rehearsal(ground: Ground, model: ModelSettings, lengths: tuple[int, ...], d
     )
     points = covering(tuple((params, one) for params, one in drawn if one.model == model))
     configs = tuple(_trial(ground, 1 + index, one, params) for index, (params, one) in enumerate(points))
-    return RehearseRequest(trial=trial, lengths=lengths, points=configs)
+    return BatchCheckRequest(trial=trial, lengths=lengths, points=configs)
 
 
 def _values(space: Space, name: str) -> list[int]:
@@ -198,7 +198,7 @@ def _values(space: Space, name: str) -> list[int]:
     return found
 
 
-def _trial(ground: Ground, number: int, settings: TrialSettings, params: dict[str, Scalar]) -> TrialConfig:
+def _trial(ground: CheckScope, number: int, settings: TrialSettings, params: dict[str, Scalar]) -> TrialConfig:
     study = ground.config.study
     return TrialConfig(
         number=number,
@@ -242,7 +242,7 @@ def _choices(params: dict[str, Scalar]) -> set[tuple[str, str]]:
 
 
 def model_findings(
-    name: str, asked: RehearseRequest, answer: ChildResult | ChildError, train_rows: int
+    name: str, asked: BatchCheckRequest, answer: ChildResult | ChildError, train_rows: int
 ) -> Iterator[Finding]:
     """Judge what a rehearsal found.
 
@@ -269,7 +269,7 @@ def model_findings(
     yield from _points(about, found.points)
 
 
-def _epoch_rows(found: RehearseResult, folds: int, train_rows: int) -> int:
+def _epoch_rows(found: BatchCheckResult, folds: int, train_rows: int) -> int:
     """Rows, or windows, that one epoch trains on; of all folds together, each of which leaves out its own."""
 
     def most(split: str, otherwise: int) -> int:
@@ -279,7 +279,7 @@ def _epoch_rows(found: RehearseResult, folds: int, train_rows: int) -> int:
     return train if folds == 1 else (train + most(VALIDATION, 0)) * (folds - 1)
 
 
-def _batches(about: str, found: RehearseResult) -> Iterator[Finding]:
+def _batches(about: str, found: BatchCheckResult) -> Iterator[Finding]:
     fix = "take a tokenizer that belongs to the model, a smaller train.max_length, or more data.num_labels"
     faults = [f"{walk.split} at {walk.max_length}: {fault}" for walk in found.walks for fault in walk.faults]
     if faults:
@@ -311,7 +311,7 @@ def _gradients(about: str, step: StepFacts) -> Finding:
     return passed(about, "step", f"{what}; {trained}")
 
 
-def _time(about: str, asked: RehearseRequest, step: StepFacts, epoch_rows: int) -> Iterator[Finding]:
+def _time(about: str, asked: BatchCheckRequest, step: StepFacts, epoch_rows: int) -> Iterator[Finding]:
     if step.micro_batch < asked.trial.plan.micro_batch:
         found = f"{step.rows} rows at once do not fit the device: {step.micro_batch} do"
         yield warned(about, "memory", found, "nothing: the planner splits batches; `dryfit plan` says what fits")

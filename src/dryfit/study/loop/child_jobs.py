@@ -28,7 +28,7 @@ PATIENT = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class ChildJob:
     """A job, and where and how to run it.
 
     Attributes:
@@ -53,12 +53,12 @@ def never() -> bool:
 class _Try:
     """One child that works on an errand, and what became of those before it."""
 
-    errand: Errand
+    errand: ChildJob
     number: int
     past: tuple[PastFailure, ...] = ()
 
     @classmethod
-    def first(cls, errand: Errand) -> "_Try":
+    def first(cls, errand: ChildJob) -> "_Try":
         return cls(errand, 1 + (len(list(errand.folder.glob("*"))) if errand.folder.exists() else 0))
 
     def spec(self) -> ChildSpec:
@@ -89,7 +89,7 @@ class _Try:
         return _Try(self.errand, self.number + 1, (*self.past, PastFailure(failure.kind, reached_checkpoint=False)))
 
 
-def run_errand(errand: Errand, supervisor: Supervisor, stop_asked: Callable[[], bool] = never) -> ChildResult | None:
+def run_job(errand: ChildJob, supervisor: Supervisor, stop_asked: Callable[[], bool] = never) -> ChildResult | None:
     """Run a job to its answer.
 
     Args:
@@ -114,7 +114,7 @@ def run_errand(errand: Errand, supervisor: Supervisor, stop_asked: Callable[[], 
 
 
 def run_side_by_side(
-    errands: Sequence[Errand],
+    errands: Sequence[ChildJob],
     supervisor: Supervisor,
     *,
     most: int,
@@ -172,7 +172,7 @@ def run_alone(doing: str, body: Body, heard: OnMessage = lambda _: None) -> Chil
     The folder stays where the child left no answer: its log is in there.
 
     Args:
-        doing: As in :class:`Errand`.
+        doing: As in :class:`ChildJob`.
         body: The job; its paths must be absolute.
         heard: As in :func:`run_side_by_side`.
 
@@ -198,7 +198,7 @@ def run_all_alone(
     """Run jobs as :func:`run_alone` does, several at once.
 
     Args:
-        doing: As in :class:`Errand`.
+        doing: As in :class:`ChildJob`.
         bodies: The jobs; their paths must be absolute.
         most: As in :func:`run_side_by_side`.
         preload: Modules that a fork server imports once for all jobs; none: each gets a fresh interpreter.
@@ -216,7 +216,7 @@ def run_all_alone(
         server_log=folder / "forkserver.txt",
         preload=preload,
     )
-    errands = [Errand(doing, body, folder / f"job-{index}", PATIENT) for index, body in enumerate(bodies)]
+    errands = [ChildJob(doing, body, folder / f"job-{index}", PATIENT) for index, body in enumerate(bodies)]
     keep = False
     try:
         with Supervisor(settings) as supervisor:

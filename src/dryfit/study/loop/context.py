@@ -58,7 +58,7 @@ class StudyContext:
 
 
 @dataclass(frozen=True, slots=True)
-class StudyView:
+class ReadStudy:
     """What is known of a study by one who only looks at it, whether it runs or not."""
 
     config: StudyConfig
@@ -68,13 +68,13 @@ class StudyView:
     cores: int
 
 
-def side_by_side(study: StudyContext | StudyView) -> Parallelism:
+def side_by_side(study: StudyContext | ReadStudy) -> Parallelism:
     """How many trials of a study may run side by side on this machine, as far as cores go."""
     return parallelism(study.config, study.resolved, study.cores)
 
 
 def trial_settings(
-    study: StudyContext | StudyView, params: Mapping[str, Scalar], own: Mapping[str, Scalar]
+    study: StudyContext | ReadStudy, params: Mapping[str, Scalar], own: Mapping[str, Scalar]
 ) -> TrialSettings:
     """The tables of a trial: the study file's, with the searched values in them.
 
@@ -150,7 +150,7 @@ def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
     )
 
 
-def trial_config(study: StudyContext | StudyView, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
+def trial_config(study: StudyContext | ReadStudy, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
     """Everything that decides what trial ``number`` learns; it may be the one that is about to be asked for."""
     trials = study.state.trials
     own = trials[number].own if number < len(trials) else dict[str, Scalar]()
@@ -264,7 +264,7 @@ def _objective_request(
 
 
 def train_request(
-    study: StudyContext | StudyView,
+    study: StudyContext | ReadStudy,
     config: TrialConfig,
     paths: TrialLayout,
     placement: Placement,

@@ -16,14 +16,14 @@ from dryfit.core.jobs import ChildResult, Job
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.wire import LOG_FILE, Checkpointed, Note, Progress, Report, Verdict
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
-from dryfit.runtime.children.result_reading import harvest
+from dryfit.runtime.children.result_reading import read_result
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, decide
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
 from dryfit.store.state import PlanState
-from dryfit.study.loop.context import Placement, StudyView, choose_device, side_by_side, training_limits
+from dryfit.study.loop.context import Placement, ReadStudy, choose_device, side_by_side, training_limits
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, Run, ensemble_request, final_request
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.device_needs import together
@@ -37,7 +37,7 @@ _TELL_EVERY_S = 5.0
 def finished(paths: FinalLayout) -> Result | None:
     """What a run has come to, if it is done and its model still there."""
     for attempt in range(paths.attempts, 0, -1):
-        ended = harvest(paths.attempt(attempt))
+        ended = read_result(paths.attempt(attempt))
         result = None if ended is None else ended.final or ended.ensemble
         if result is not None:
             gone = result.model_dir is not None and not paths.model.is_dir()
@@ -47,7 +47,7 @@ def finished(paths: FinalLayout) -> Result | None:
     return None
 
 
-def runs_at_once(study: StudyView, runs: Sequence[Run]) -> int:
+def runs_at_once(study: ReadStudy, runs: Sequence[Run]) -> int:
     """How many runs go on side by side: as many as trials; one a GPU where that is left to us, as nothing is packed.
 
     A run of several processes takes a GPU for each: all count as the one that has most.
@@ -113,7 +113,7 @@ class FinalWork:
         results: What each run came to, by its name: its result, or the error that ended it.
     """
 
-    study: StudyView
+    study: ReadStudy
     supervisor: Supervisor
     stops: StopRequests
     told: OnNote

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from dryfit.core.failure import Action, Evidence, Failure, FailureKind, RecoveryAction
 from dryfit.core.jobs import ChildResult
 from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.children.result_reading import harvest, stacks_tail
+from dryfit.runtime.children.result_reading import read_result, stacks_tail
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.fault_case import lost_devices
 from dryfit.runtime.failures.fault_detail import fault_detail
@@ -15,14 +15,14 @@ from dryfit.runtime.machine.packing import Need
 from dryfit.store.events import AttemptEnded, Event, FailureFacts, TrialFinished
 from dryfit.store.state import TrialState
 from dryfit.study.loop.context import StudyContext
-from dryfit.study.loop.messages import Hearing, RunningAttempt
+from dryfit.study.loop.messages import MessageHandler, RunningAttempt
 from dryfit.study.loop.next_step import End, finish_trial
 from dryfit.study.planning.device_needs import alone_first
 from dryfit.study.resources.retention import forget_what_is_not_needed
 
 
 @dataclass(slots=True)
-class Endings:
+class AttemptFinalizer:
     """Ends attempts and trials of one session.
 
     Attributes:
@@ -37,7 +37,7 @@ class Endings:
     """
 
     study: StudyContext
-    hearing: Hearing
+    hearing: MessageHandler
     write: Callable[[Event], None]
     note: Callable[[str], None]
     stop: Callable[[End, str], None]
@@ -60,7 +60,7 @@ class Endings:
                 continue
             child = RunningAttempt(trial.number, last.number, last.device, Need(trial.number))
             folder = self.study.layout.trial(trial.number).attempt(last.number)
-            result = harvest(folder)
+            result = read_result(folder)
             if result is not None and result.train is not None and finish_trial(trial, result.train) is None:
                 result = None  # it had been asked to stop, and did: the trial goes on
             if result is not None:
@@ -71,7 +71,7 @@ class Endings:
     def _leave_behind(self, trial: TrialState) -> None:
         """End a trial of an earlier generation: as its process did, if it left a result, else as cancelled."""
         last = trial.attempts[-1] if trial.attempts and trial.attempts[-1].failure is None else None
-        result = harvest(self.study.layout.trial(trial.number).attempt(last.number)) if last is not None else None
+        result = read_result(self.study.layout.trial(trial.number).attempt(last.number)) if last is not None else None
         finished = finish_trial(trial, result.train) if result is not None and result.train is not None else None
         if last is None or finished is None:
             reason = f"generation {self.study.state.generation.number} of the study began before it ended"

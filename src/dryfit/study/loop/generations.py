@@ -13,19 +13,19 @@ from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ResolveResult
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import OwnSettings
 from dryfit.core.settings.task_facts import is_own_key, metric_of
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
 from dryfit.search.changes import Change, comparable, compare, moved
-from dryfit.search.comparability import Ground, basis_of, is_trial_of, point_in, whole
+from dryfit.search.comparability import SearchGround, comparability_key, is_trial_of, point_in, whole
 from dryfit.search.space.fields import apply_params, searchable_keys
 from dryfit.search.space.space import Space
-from dryfit.store.events import Basis, Compatibility, GenerationBegan, StudyRevised
+from dryfit.store.events import ComparabilityKey, Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudyView
+from dryfit.study.loop.context import ReadStudy
 
 _AGAIN: Final = 3
 """How many of the best points are tried again where values no longer compare: enough that one of them is a good start,
@@ -35,7 +35,7 @@ _INFORMATIVE: Final = (Outcome.COMPLETE, Outcome.PRUNED, Outcome.REFUSED)
 """Ends from which a sampler, or a pruner, may learn something."""
 
 
-def next_generation(state: StudyState, new: Basis) -> StudyRevised | GenerationBegan | None:
+def next_generation(state: StudyState, new: ComparabilityKey) -> StudyRevised | GenerationBegan | None:
     """What is to be written down before a study goes on with other settings; None where nothing has changed.
 
     Args:
@@ -56,9 +56,9 @@ def next_generation(state: StudyState, new: Basis) -> StudyRevised | GenerationB
     return _generation(state, present.number, new, compare(earlier, new))
 
 
-def _generation(state: StudyState, number: int, new: Basis, change: Change) -> GenerationBegan:
+def _generation(state: StudyState, number: int, new: ComparabilityKey, change: Change) -> GenerationBegan:
     assert state.created is not None
-    ground = Ground(new)
+    ground = SearchGround(new)
     told = tuple(trial.number for trial in state.trials if _still_counts(state, trial, ground))
     known = any(state.trials[number].outcome is Outcome.COMPLETE for number in told)
     return GenerationBegan(
@@ -71,7 +71,7 @@ def _generation(state: StudyState, number: int, new: Basis, change: Change) -> G
     )
 
 
-def _still_counts(state: StudyState, trial: TrialState, ground: Ground) -> bool:
+def _still_counts(state: StudyState, trial: TrialState, ground: SearchGround) -> bool:
     """Whether an earlier trial, of whichever generation, could be one of the new: its values compare and it fits."""
     old = state.generations[trial.generation - 1].basis
     if trial.outcome not in _INFORMATIVE or not comparable(old, ground.basis):
@@ -85,7 +85,7 @@ def _own_of(state: StudyState, trial: TrialState) -> Mapping[str, Scalar]:
     return whole(trial.own or basis.own or {}, basis.task)
 
 
-def _points_again(state: StudyState, number: int, ground: Ground) -> tuple[dict[str, Scalar], ...]:
+def _points_again(state: StudyState, number: int, ground: SearchGround) -> tuple[dict[str, Scalar], ...]:
     """The best points of an earlier generation, whose values say nothing any more, as far as they can be drawn."""
     old = state.generations[number - 1].basis
     was, now = old.goals[0], ground.basis.goals[0]
@@ -103,14 +103,14 @@ def _points_again(state: StudyState, number: int, ground: Ground) -> tuple[dict[
     return tuple(points)
 
 
-def _is_own(ground: Ground, point: dict[str, Scalar]) -> bool:
+def _is_own(ground: SearchGround, point: dict[str, Scalar]) -> bool:
     """Whether a point is the study file's own, which is the first trial anyway unless the file says otherwise."""
-    return ground.basis.task is not Task.OBJECTIVE and all(ground.own.get(name) == point[name] for name in point)
+    return ground.basis.task is not BuiltInTask.OBJECTIVE and all(ground.own.get(name) == point[name] for name in point)
 
 
-def basis_now(config: StudyConfig, space: Space, layout: StudyLayout, resolved: ResolveResult) -> Basis:
+def basis_now(config: StudyConfig, space: Space, layout: StudyLayout, resolved: ResolveResult) -> ComparabilityKey:
     """What a study's next trials rest on."""
-    return basis_of(config, space, data=resolved.data_fingerprint, folder=layout.folder)
+    return comparability_key(config, space, data=resolved.data_fingerprint, folder=layout.folder)
 
 
 def recorded(state: StudyState, layout: StudyLayout) -> StudyRevised | None:
@@ -125,11 +125,11 @@ def recorded(state: StudyState, layout: StudyLayout) -> StudyRevised | None:
     except ConfigError:
         return None
     old = state.generation.basis
-    basis = basis_of(config, Space.from_json(old.space), data=old.data, folder=layout.folder)
+    basis = comparability_key(config, Space.from_json(old.space), data=old.data, folder=layout.folder)
     return StudyRevised(basis=basis, compatibility=Compatibility.SAME)
 
 
-def as_it_was(study: StudyView, trial: TrialState) -> StudyView:
+def as_it_was(study: ReadStudy, trial: TrialState) -> ReadStudy:
     """The study as it was for a trial: what is learned, and what that is judged by; the data is today's."""
     generation = study.state.generations[trial.generation - 1]
     if generation is study.state.generation:

@@ -10,7 +10,7 @@ from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMes
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.recovery import attempt_terms, terms_in_words
 from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.enqueued import known_points
+from dryfit.search.space.enqueued import enqueued_points
 from dryfit.store.events import (
     AttemptPlaced,
     Event,
@@ -19,17 +19,17 @@ from dryfit.store.events import (
 )
 from dryfit.store.state import TrialState
 from dryfit.study.loop.context import Placement, StudyContext, child_spec, fold_reports, trial_fingerprint
-from dryfit.study.loop.finalizer import Endings
-from dryfit.study.loop.messages import Hearing, RunningAttempt
+from dryfit.study.loop.finalizer import AttemptFinalizer
+from dryfit.study.loop.messages import MessageHandler, RunningAttempt
 from dryfit.study.loop.next_step import (
-    Ask,
+    AskTrial,
     End,
     Leave,
     Limits,
     Live,
-    Place,
-    Plan,
-    Refuse,
+    PlaceTrial,
+    PlanTrial,
+    RefuseTrial,
     StopRunning,
     Wait,
     next_step,
@@ -39,7 +39,7 @@ from dryfit.study.loop.observers import Observer
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.refusals import refusal_text
 from dryfit.study.planning.trial_plans import Planner, host_bytes_for
-from dryfit.study.resources.placements import Machine, Occupancy
+from dryfit.study.resources.placements import Machine, Placements
 
 _IDLE_S = 0.5
 
@@ -72,9 +72,9 @@ class StudyLoop:
         self._clock = clock
         machine = machine or Machine()
         self._planner = Planner(study, supervisor, self._write, self._host_bytes(machine))
-        self._hearing = Hearing(study, supervisor, self._write, observers)
-        self._occupancy = Occupancy(study, machine, self._write, self._note, clock)
-        self._endings = Endings(
+        self._hearing = MessageHandler(study, supervisor, self._write, observers)
+        self._occupancy = Placements(study, machine, self._write, self._note, clock)
+        self._endings = AttemptFinalizer(
             study, self._hearing, self._write, self._note, self._stop_because, self._occupancy.set_aside, clock
         )
         self._stopping: End | None = None
@@ -102,13 +102,13 @@ class StudyLoop:
             self._heed_stops()
             live = self._live()
             match next_step(self._study.state, self._limits, live):
-                case Ask(number):
+                case AskTrial(number):
                     self._ask(number)
-                case Plan(number):
+                case PlanTrial(number):
                     self._planner.plan(self._study.state.trials[number])
-                case Refuse(number):
+                case RefuseTrial(number):
                     self._refuse(self._study.state.trials[number])
-                case Place(number, device):
+                case PlaceTrial(number, device):
                     self._place(self._study.state.trials[number], device, live)
                 case StopRunning(why):
                     self._stop(why)
@@ -153,7 +153,7 @@ class StudyLoop:
 
     def _ask(self, number: int) -> None:
         study, generation = self._study, self._study.state.generation
-        known = known_points(study.space, study.config, number - generation.first)
+        known = enqueued_points(study.space, study.config, number - generation.first)
         suggestion = suggest(
             study.space,
             study.state.history(),

@@ -32,7 +32,7 @@ class RunningAttempt:
     need: Need
 
 
-class Hearing:
+class MessageHandler:
     """Hears the processes of one session's trials.
 
     Args:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from dryfit.core.failure import PERMITTED, FailureKind
 from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.packing import Fit, Hindrance, House, Limit, Need, pack
+from dryfit.runtime.machine.packing import Blocker, Cluster, Fit, Limit, Need, pack
 from dryfit.store.events import Observed, TrialFinished
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
@@ -95,7 +95,7 @@ class Live:
         idle_since_s: Since when no trial runs although one could, but for its device; None: that is not so.
     """
 
-    house: House
+    house: Cluster
     waiting_until_s: Mapping[int, float]
     stopping: End | None
     now_s: float
@@ -127,7 +127,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlaceTrial:
     """Start a process for a trial that exists, on a device; None: the CPU."""
 
     number: int
@@ -135,21 +135,21 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskTrial:
     """Make trial ``number``: suggest its parameters and write them down."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanTrial:
     """Find out what memory a trial needs."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseTrial:
     """End a trial that does not fit, before it has had a process."""
 
     number: int
@@ -171,7 +171,7 @@ class Wait:
     """
 
     until_s: float | None = None
-    why: Hindrance | None = field(default=None, compare=False)
+    why: Blocker | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Leave:
     text: str = field(default="", compare=False)
 
 
-Step = Place | Ask | Plan | Refuse | StopRunning | Wait | Leave
+Step = PlaceTrial | AskTrial | PlanTrial | RefuseTrial | StopRunning | Wait | Leave
 
 
 def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
@@ -208,15 +208,15 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
         return Wait()
     packed = pack([live.need(number) for number in ready], live.house)
     if isinstance(packed, Fit):
-        return Place(packed.number, packed.device)
+        return PlaceTrial(packed.number, packed.device)
     return _without_room(limits, live, packed) or _without_a_place(state, limits, live, idle, packed)
 
 
-def _another(state: StudyState, live: Live, idle: Sequence[int]) -> Hindrance | None:
+def _another(state: StudyState, live: Live, idle: Sequence[int]) -> Blocker | None:
     """What keeps even a small new trial from starting: one that is alone, or for which a device is kept."""
     needs = [live.need(number) for number in idle if live.is_ready(number)]
     found = pack([*needs, Need(len(state.trials))], live.house)
-    return found if isinstance(found, Hindrance) else None
+    return found if isinstance(found, Blocker) else None
 
 
 def tripped(state: StudyState, limits: Limits) -> Trip | None:
@@ -254,15 +254,15 @@ def _before_a_process(idle: Sequence[int], limits: Limits, live: Live) -> Step |
     for number in idle:
         match live.ready(number):
             case Readiness.REFUSED:
-                return Refuse(number)
+                return RefuseTrial(number)
             case Readiness.UNPLANNED if live.may_start(number) and len(live.planning) < limits.planners:
-                return Plan(number)
+                return PlanTrial(number)
             case _:
                 pass
     return None
 
 
-def _without_room(limits: Limits, live: Live, why: Hindrance | None) -> Step | None:
+def _without_room(limits: Limits, live: Live, why: Blocker | None) -> Step | None:
     """The end of a session in which others have held for too long what a trial needs."""
     if live.running or why is None or why.limit in (Limit.NOT_RETURNED, Limit.SET_ASIDE):
         return None
@@ -273,7 +273,7 @@ def _without_room(limits: Limits, live: Live, why: Hindrance | None) -> Step | N
     return Leave(End.PAUSED, f"waited {waited_s:.0f} s for room (runtime.device_wait_s): {why.text}; {hint}")
 
 
-def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequence[int], why: Hindrance | None) -> Step:
+def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequence[int], why: Blocker | None) -> Step:
     """What follows where a process is free and no trial that exists can have it now."""
     enough = state.counted + len(state.open_trials) >= limits.total
     nothing_fits = state.refused_in_a_row >= limits.max_refused_in_a_row
@@ -285,7 +285,7 @@ def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequen
     if wanted and taken < limits.parallel:
         hindrance = _another(state, live, idle)
         if hindrance is None:
-            return Ask(len(state.trials))
+            return AskTrial(len(state.trials))
         why = why or hindrance
     waiting = [live.waiting_until_s[number] for number in idle if not live.may_start(number)]
     if why is not None and why.limit is Limit.SET_ASIDE and not live.running:

@@ -13,7 +13,7 @@ from dryfit.core.settings.tables import ObjectiveSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
-from dryfit.study.loop.child_jobs import Errand, run_errand
+from dryfit.study.loop.child_jobs import ChildJob, run_job
 from dryfit.study.loop.context import possible_values, preparing_limits, resolve_request
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.resources.trial_devices import devices_without_torch, gpu_count
@@ -34,8 +34,8 @@ def prepare(
     """
 
     def answer(doing: str, body: Body) -> ChildResult | None:
-        errand = Errand(doing, body, layout.preparations, preparing_limits(config.runtime))
-        return run_errand(errand, supervisor, stop_asked)
+        errand = ChildJob(doing, body, layout.preparations, preparing_limits(config.runtime))
+        return run_job(errand, supervisor, stop_asked)
 
     def stop_asked() -> bool:
         stops.look()

@@ -21,9 +21,9 @@ from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
 from dryfit.runtime.children.child_spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
 from dryfit.runtime.children.orphans import sweep
 from dryfit.runtime.children.supervisor import Supervisor
-from dryfit.runtime.failures.evidence import Surroundings
+from dryfit.runtime.failures.evidence import EvidenceCollector
 from dryfit.runtime.machine.nvml_link import NvmlLink
-from dryfit.search.comparability import basis_of
+from dryfit.search.comparability import comparability_key
 from dryfit.search.mirror.handle import MirrorProcess, storage_url
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
@@ -113,7 +113,7 @@ def run_session(
             stack.push(closing(work.ledger.close))
             devices = NvmlLink(work.created.id, layout.logs / "nvml.txt", lambda text: _note(observers, text))
             stack.push(closing(devices.close))
-            around = Surroundings(devices, layout.folder)
+            around = EvidenceCollector(devices, layout.folder)
             supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
             stack.enter_context(stacks_on_request(layout.logs / STACKS_FILE))
             stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake, signals))
@@ -246,7 +246,7 @@ def _note(observers: Sequence[Observer], text: str) -> None:
 
 
 def _created(config: StudyConfig, space: Space, layout: StudyLayout) -> StudyCreated:
-    basis = basis_of(config, space, data="", folder=layout.folder)
+    basis = comparability_key(config, space, data="", folder=layout.folder)
     goal, *also = basis.goals
     return StudyCreated(
         id=uuid.uuid4().hex,
@@ -263,7 +263,7 @@ def _created(config: StudyConfig, space: Space, layout: StudyLayout) -> StudyCre
     )
 
 
-def _supervisor_settings(work: StudyWork, around: Surroundings) -> SupervisorSettings:
+def _supervisor_settings(work: StudyWork, around: EvidenceCollector) -> SupervisorSettings:
     work.layout.logs.mkdir(exist_ok=True)
     own = work.config.objective
     return SupervisorSettings(

@@ -10,7 +10,7 @@ from dryfit.core.errors import ChildError, InternalError
 from dryfit.core.jobs import CalibrateRequest, CalibrateResult
 from dryfit.core.jobs.calibration import MemoryCase
 from dryfit.core.jobs.memory import ExecutionChoice
-from dryfit.core.settings.choices import BaseFormat, Precision, Task
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Precision
 from dryfit.core.settings.execution import Allocator, OptimizerImpl, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.study.loop.child_jobs import run_alone
@@ -123,7 +123,7 @@ def _case(
     }
     decoder = model.name == "decoder"
     subject = PlanSubject(
-        task=Task.CAUSAL_LM if decoder else Task.CRITERIA,
+        task=BuiltInTask.CAUSAL_LM if decoder else BuiltInTask.CRITERIA,
         settings=TrialSettings.model_validate_json(json.dumps(tables)),
         lora=LoraSettings(base=BaseFormat(precision)) if lora else None,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dryfit.core.jobs import PlanAnswer
-from dryfit.core.jobs.memory import Effect, Rung, VerdictKind
+from dryfit.core.jobs.memory import Effect, Fallback, VerdictKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.units import gib
 from dryfit.store.replay import StudyState
@@ -15,7 +15,7 @@ def needed_bytes(answer: PlanAnswer) -> int:
     return answer.memory.required_bytes if answer.memory is not None else _capacity(answer) + answer.shortfall_bytes
 
 
-def least_rung(answer: PlanAnswer) -> Rung | None:
+def least_rung(answer: PlanAnswer) -> Fallback | None:
     """The rung that needs least and leaves the experiment as it is; None where the ladder has none."""
     own = [rung for rung in answer.ladder if rung.effect is not Effect.SEMANTICS and rung.execution is not None]
     return min(own, key=lambda rung: rung.required_bytes, default=None)
@@ -65,7 +65,7 @@ def _suggestions(known: Sequence[tuple[TrialState, PlanAnswer]]) -> list[str]:
     return [_suggestion(rung) for rung in _named([answer for _, answer in known])]
 
 
-def _named(answers: Sequence[PlanAnswer]) -> list[Rung]:
+def _named(answers: Sequence[PlanAnswer]) -> list[Fallback]:
     """What is worth telling of all that fits: for one device, and with more devices.
 
     Of one refusal that is the first rung of each kind; of several the one that needs least.
@@ -82,7 +82,7 @@ def _named(answers: Sequence[PlanAnswer]) -> list[Rung]:
     return [rung for rung in (least, fewest) if rung is not None]
 
 
-def _suggestion(rung: Rung) -> str:
+def _suggestion(rung: Fallback) -> str:
     effect = "changes the experiment" if rung.effect is Effect.SEMANTICS else "execution.allow or a wish forbids it"
     effect = rung.note if rung.devices > 1 else effect
     return f"{rung.change} ({gib(rung.required_bytes)}, {effect})"

@@ -12,7 +12,16 @@ from dryfit.runtime.children.child_spec import ChildExited
 from dryfit.runtime.failures.recovery import attempt_terms
 from dryfit.runtime.machine.gpus import Devices, NoDevices
 from dryfit.runtime.machine.host_memory import HostLook, look_at_host
-from dryfit.runtime.machine.packing import CPU, DeviceRoom, Hindrance, House, Limit, Need, Occupant, group_room
+from dryfit.runtime.machine.packing import (
+    CPU,
+    Allocation,
+    Blocker,
+    Cluster,
+    DeviceCapacity,
+    Limit,
+    Need,
+    group_capacity,
+)
 from dryfit.store.events import DeviceSetAside, Event, ParallelSet
 from dryfit.store.state import TrialState
 from dryfit.study.loop.context import StudyContext
@@ -48,7 +57,7 @@ class Machine:
 
 
 @dataclass(slots=True)
-class Occupancy:
+class Placements:
     """Keeps the books of who runs where, in one session.
 
     Attributes:
@@ -103,10 +112,11 @@ class Occupancy:
 
     # ---- what packing is told
 
-    def house(self) -> House:
+    def house(self) -> Cluster:
         """Where trials can run now, and who runs there; memory that came back, or did not, is noticed here."""
         occupants = [
-            Occupant(one.number, one.device, one.need.shared_bytes, one.need.exclusive) for one in self.running.values()
+            Allocation(one.number, one.device, one.need.shared_bytes, one.need.exclusive)
+            for one in self.running.values()
         ]
         set_aside = self.study.state.sessions[-1].set_aside
         rooms, larger = self._rooms() if self._names else ([CPU], {})
@@ -114,7 +124,7 @@ class Occupancy:
         unknown = ""
         if host_room_bytes is not None and not self._host_bytes:
             unknown = "nothing is known yet of the host memory of a trial: waiting for the first step of one"
-        return House(
+        return Cluster(
             rooms, occupants, tuple(set_aside), host_room_bytes, unknown, self._bypassed, self._together, larger
         )
 
@@ -160,7 +170,7 @@ class Occupancy:
             expected[attempts[one.number].pid or -1 - one.number] = one.need.host_bytes or self._host_bytes
         return look.room_bytes(expected)
 
-    def _rooms(self) -> tuple[list[DeviceRoom], dict[int, list[DeviceRoom]]]:
+    def _rooms(self) -> tuple[list[DeviceCapacity], dict[int, list[DeviceCapacity]]]:
         """The places that no device is missing from; and those of other sizes, as far as open trials take such.
 
         Places of different sizes share devices: what runs on one of them is on the others too.
@@ -171,7 +181,7 @@ class Occupancy:
         names = dict.fromkeys(name for one in places.values() for place in one for name in devices_of(place))
         each = {name: self._room(name) for name in names}
         rooms = {
-            size: [group_room(place, [each[name] for name in devices_of(place)]) for place in found]
+            size: [group_capacity(place, [each[name] for name in devices_of(place)]) for place in found]
             for size, found in places.items()
         }
         larger, rooms = {size: rooms[size] for size in sorted(sizes)}, rooms[self._together]
@@ -186,7 +196,7 @@ class Occupancy:
         own = [place for place in taken if len(devices_of(place)) == size]
         return places_of(self._names, size, set_aside=set_aside, taken=own)
 
-    def _room(self, name: str) -> DeviceRoom:
+    def _room(self, name: str) -> DeviceCapacity:
         now_s, there = self.clock(), self._on(name)
         full = len(self.running) >= self.study.parallelism.most
         every_s = LOOK_BUSY_EVERY_S if full else self._patient_s(now_s)
@@ -197,11 +207,11 @@ class Occupancy:
         spec = self.study.resolved.device_spec
         planned_for = spec.capacity_bytes if spec is not None else None
         if look is None:
-            return DeviceRoom(name, planned_for, 0, blocked)
+            return DeviceCapacity(name, planned_for, 0, blocked)
         planned_bytes = sum(one.need.shared_bytes or 0 for one in there)
         # The driver and torch may count a few MiB differently: what was planned for is there.
         capacity_bytes = max(look.total_bytes, planned_for or 0)
-        return DeviceRoom(name, capacity_bytes, look.neighbour_bytes(planned_bytes, ours=bool(there)), blocked)
+        return DeviceCapacity(name, capacity_bytes, look.neighbour_bytes(planned_bytes, ours=bool(there)), blocked)
 
     def _patient_s(self, now_s: float) -> float:
         """How old a look may be: the longer others hold the memory, the rarer they are looked at."""
@@ -286,7 +296,7 @@ class Occupancy:
         if idle and idle != tuple(before):
             self.note(f"device(s) {', '.join(idle)} stay idle: a trial takes {self._together} at once")
 
-    def waiting(self, why: Hindrance | None) -> None:
+    def waiting(self, why: Blocker | None) -> None:
         """Nothing can be started now; say so once, where something else than the number asked for is the reason."""
         now_s = self.clock()
         if why is None or self.running:

@@ -16,11 +16,11 @@ from typing import ClassVar, final
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from dryfit.core.settings.choices import BuiltInTask as TaskName
 from dryfit.core.settings.choices import Metric
-from dryfit.core.settings.choices import Task as TaskName
 from dryfit.core.settings.task_facts import task_metrics
 from dryfit.tasks.averaging import Averaged, Said, mean_scores
-from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, Outputs
+from dryfit.tasks.base import MODEL_INPUTS, Batch, Outputs, TaskContext
 from dryfit.tasks.classification import ClassAnswers, class_loss
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.heads import HeadSpec
@@ -46,7 +46,7 @@ class ClassAndSpanTask(EncoderTask):
     required: ClassVar[frozenset[str]] = frozenset({"label", "evidence"})
     padded: ClassVar[tuple[str, ...]] = (*MODEL_INPUTS, "text_mask")
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: TaskContext) -> None:
         super().__init__(given)
         settings = given.settings
         self.evidence = EvidenceTask(given)

@@ -20,14 +20,14 @@ from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.adapters import new_adapter
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.meta.loading.pretrained import Kind
-from dryfit.tasks.base import Batch, Given, MakeBase, Outputs, TaskModel
+from dryfit.tasks.base import Batch, MakeBase, Outputs, TaskContext, TaskModel
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.lm.decoder import BASE_DTYPES, check_base, check_packing
 from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, answer, matches, rehearse, sampled
 from dryfit.tasks.lm.lm_batch import IGNORED, INPUTS, PADDED, entries, labelled
 from dryfit.tasks.lm.token_loss import TokenLoss, whole_token_loss
 from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Splits, UnlabelledRow
-from dryfit.tasks.rows.prompts import Part, answer_words, exchanges, parts_of, questions
+from dryfit.tasks.rows.prompts import PromptPart, answer_words, exchanges, parts_of, questions
 from dryfit.tasks.tokens.packs import pack
 from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer, sequences
 from dryfit.tasks.tokens.token_set import Tokens, TokenSet
@@ -95,7 +95,7 @@ class CausalLmTask(EncoderTask):
     inputs: ClassVar[tuple[str, ...]] = INPUTS
     padded: ClassVar[tuple[str, ...]] = PADDED
 
-    def __init__(self, given: Given, token_loss: TokenLoss = whole_token_loss) -> None:
+    def __init__(self, given: TaskContext, token_loss: TokenLoss = whole_token_loss) -> None:
         super().__init__(given)
         self._token_loss = token_loss
         self._lm = given.settings.lm
@@ -110,7 +110,7 @@ class CausalLmTask(EncoderTask):
     def required(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]  # here it depends
         """Columns that the prompts and answers are made of."""
         parts = parts_of(self._lm)
-        columns = {Part.CRITERIA: "label", Part.EVIDENCE: "evidence"}
+        columns = {PromptPart.CRITERIA: "label", PromptPart.EVIDENCE: "evidence"}
         wanted = {columns[part] for part in parts if part in columns}
         return frozenset(wanted | ({"criterion"} if self._lm.format == "instruction" else set[str]()))
 
@@ -125,7 +125,7 @@ class CausalLmTask(EncoderTask):
         Raises:
             DataError: No training row has evidence.
         """
-        if Part.EVIDENCE in parts_of(self._lm) and not any(row.evidence for row in splits[TRAIN]):
+        if PromptPart.EVIDENCE in parts_of(self._lm) and not any(row.evidence for row in splits[TRAIN]):
             raise DataError(
                 "preparing the split train",
                 "no row has evidence",
@@ -142,7 +142,7 @@ class CausalLmTask(EncoderTask):
         """Prompts and answers of all rows; those of the training rows share sequences if that is asked for."""
         most = self.given.settings.train.max_length
         prompts = PromptTokenizer(tokenizer, self._lm, most)
-        words = answer_words(self._lm, self.given.data.num_labels) if Part.CRITERIA in parts_of(self._lm) else ()
+        words = answer_words(self._lm, self.given.data.num_labels) if PromptPart.CRITERIA in parts_of(self._lm) else ()
         sets: dict[str, TokenSet] = {}
         for name, rows in splits.items():
             examples = [one for row in rows for one in prompts.examples(exchanges(row, self._lm, words))]
@@ -294,15 +294,15 @@ class CausalLmTask(EncoderTask):
         )
         for _ in rows:
             found = {part: next(texts).strip() for part in parts_of(self._lm)}
-            yield {"text": found[Part.WHOLE]} if Part.WHOLE in found else dict(self._said(found))
+            yield {"text": found[PromptPart.WHOLE]} if PromptPart.WHOLE in found else dict(self._said(found))
 
-    def _said(self, found: Mapping[Part, str]) -> Iterator[tuple[str, object]]:
-        if Part.CRITERIA in found:
+    def _said(self, found: Mapping[PromptPart, str]) -> Iterator[tuple[str, object]]:
+        if PromptPart.CRITERIA in found:
             words = answer_words(self._lm, self.given.data.num_labels)
-            yield "answer", found[Part.CRITERIA]
-            yield "label", words.index(found[Part.CRITERIA]) if found[Part.CRITERIA] in words else None
-        if Part.EVIDENCE in found:
-            evidence = found[Part.EVIDENCE]
+            yield "answer", found[PromptPart.CRITERIA]
+            yield "label", words.index(found[PromptPart.CRITERIA]) if found[PromptPart.CRITERIA] in words else None
+        if PromptPart.EVIDENCE in found:
+            evidence = found[PromptPart.EVIDENCE]
             yield "evidence", None if evidence == self._lm.no_evidence.strip() else evidence
 
     def _prompts(self, tokenizer: PreTrainedTokenizerBase) -> PromptTokenizer:

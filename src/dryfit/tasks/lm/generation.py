@@ -13,7 +13,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from dryfit.core.seeds import derive_seed
 from dryfit.meta.loading.configs import most_tokens
-from dryfit.tasks.tokens.prompt_tokens import ROLES, PromptTokenizer, Role
+from dryfit.tasks.tokens.prompt_tokens import ROLES, PromptTokenizer, TokenRole
 from dryfit.tasks.tokens.token_set import TokenSet
 
 PROMPTS_AT_ONCE: Final = 8
@@ -59,7 +59,7 @@ def matches(
     wanted: list[str] = []
     for example in examples:
         first, end = int(tokens.starts_R[example]), int(tokens.starts_R[example + 1])
-        answered_T = tokens.extra[ROLES][first:end] & Role.ANSWER != 0
+        answered_T = tokens.extra[ROLES][first:end] & TokenRole.ANSWER != 0
         answer_at = first + int(answered_T.int().argmax())
         asked.append(tokens.ids_T[first:answer_at].tolist())
         wanted.append(prompts.text_of(tokens.ids_T[answer_at:end].tolist()))

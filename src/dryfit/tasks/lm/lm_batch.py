@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from dryfit.tasks.base import Batch, pad_rows
-from dryfit.tasks.tokens.prompt_tokens import ROLES, Role
+from dryfit.tasks.tokens.prompt_tokens import ROLES, TokenRole
 from dryfit.tasks.tokens.token_set import TokenSet
 
 IGNORED: Final = -100
@@ -48,14 +48,14 @@ def labelled(
         start, end = int(tokens.starts_R[row]), int(tokens.starts_R[row + 1])
         roles_BL[index, : end - start] = tokens.extra[ROLES][start:end]
     # An example's first token has none before it: what would predict it is the end of another example.
-    follows_BL = (roles_BL & Role.FIRST == 0) & (batch["attention_mask"] == 1)
+    follows_BL = (roles_BL & TokenRole.FIRST == 0) & (batch["attention_mask"] == 1)
     ignored = torch.full(size, IGNORED)
-    answers_BL = torch.where(follows_BL & (roles_BL & Role.ANSWER != 0), batch["input_ids"], ignored)
+    answers_BL = torch.where(follows_BL & (roles_BL & TokenRole.ANSWER != 0), batch["input_ids"], ignored)
     batch["labels"] = torch.where(follows_BL, batch["input_ids"], ignored) if learn_prompt else answers_BL
     if learn_prompt:
         batch["answers"] = answers_BL
     if mix is not None:
-        asks_BL = (roles_BL & Role.CRITERIA != 0) & (batch["attention_mask"] == 1)
+        asks_BL = (roles_BL & TokenRole.CRITERIA != 0) & (batch["attention_mask"] == 1)
         batch["weights"] = torch.where(asks_BL, mix, 1 - mix).to(torch.float64)
     if packing:
         batch["position_ids"] = _positions(roles_BL, batch["attention_mask"])
@@ -65,7 +65,7 @@ def labelled(
 def _positions(roles_BL: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
     """Each token's place in its example; those of the padding count from 0 too, as of an example of its own."""
     places_L = torch.arange(roles_BL.shape[1])
-    begins_BL = roles_BL & Role.FIRST != 0
+    begins_BL = roles_BL & TokenRole.FIRST != 0
     padding_begins = mask_BL.sum(dim=1, keepdim=True)
     begins_BL = begins_BL | (places_L == padding_begins)
     return places_L - torch.where(begins_BL, places_L, 0).cummax(dim=1).values

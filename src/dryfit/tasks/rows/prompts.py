@@ -9,7 +9,7 @@ from dryfit.core.settings.tables import LmSettings
 from dryfit.tasks.rows.checked_rows import Row, UnlabelledRow
 
 
-class Part(IntEnum):
+class PromptPart(IntEnum):
     """What of a row is asked for."""
 
     WHOLE = 0
@@ -37,7 +37,7 @@ class Exchange:
     criterion: str | None
     text: str
     answer: str
-    part: Part
+    part: PromptPart
     place: str
 
     def prompt(self, characters: int | None = None) -> str:
@@ -75,11 +75,14 @@ def exchanges(row: Row, lm: LmSettings, words: Sequence[str]) -> tuple[Exchange,
     Raises:
         DataError: The row has no criterion, and a prompt asks for it.
     """
-    answers = {Part.WHOLE: row.text, Part.EVIDENCE: "\n".join(row.text[start:end] for start, end in row.evidence)}
-    if Part.CRITERIA in parts_of(lm):
+    answers = {
+        PromptPart.WHOLE: row.text,
+        PromptPart.EVIDENCE: "\n".join(row.text[start:end] for start, end in row.evidence),
+    }
+    if PromptPart.CRITERIA in parts_of(lm):
         assert isinstance(row.label, int)  # several labels are refused with the study file
-        answers[Part.CRITERIA] = words[row.label]
-    answers[Part.EVIDENCE] = answers[Part.EVIDENCE] or lm.no_evidence
+        answers[PromptPart.CRITERIA] = words[row.label]
+    answers[PromptPart.EVIDENCE] = answers[PromptPart.EVIDENCE] or lm.no_evidence
     return tuple(_exchange(row, row.id, part, lm, answers[part]) for part in parts_of(lm))
 
 
@@ -90,28 +93,28 @@ def questions(row: UnlabelledRow, lm: LmSettings) -> tuple[Exchange, ...]:
         DataError: The row has no criterion, and a prompt asks for it.
     """
     if lm.format == "text":
-        return (Exchange(row.id or row.place, "{text}", None, row.text, "", Part.WHOLE, row.place),)
+        return (Exchange(row.id or row.place, "{text}", None, row.text, "", PromptPart.WHOLE, row.place),)
     return tuple(_exchange(row, row.id or row.place, part, lm, "") for part in parts_of(lm))
 
 
-def parts_of(lm: LmSettings) -> tuple[Part, ...]:
+def parts_of(lm: LmSettings) -> tuple[PromptPart, ...]:
     """What each row is asked for."""
     match lm.format:
         case "text" | "instruction":
-            return (Part.WHOLE,)
+            return (PromptPart.WHOLE,)
         case "criteria":
-            return (Part.CRITERIA,)
+            return (PromptPart.CRITERIA,)
         case "evidence":
-            return (Part.EVIDENCE,)
+            return (PromptPart.EVIDENCE,)
         case "both":
-            return Part.CRITERIA, Part.EVIDENCE
+            return PromptPart.CRITERIA, PromptPart.EVIDENCE
 
 
-def _exchange(row: Row | UnlabelledRow, name: str, part: Part, lm: LmSettings, answer: str) -> Exchange:
+def _exchange(row: Row | UnlabelledRow, name: str, part: PromptPart, lm: LmSettings, answer: str) -> Exchange:
     templates = {
-        Part.WHOLE: "{criterion}" if lm.format == "instruction" else None,
-        Part.CRITERIA: lm.criteria_prompt,
-        Part.EVIDENCE: lm.evidence_prompt,
+        PromptPart.WHOLE: "{criterion}" if lm.format == "instruction" else None,
+        PromptPart.CRITERIA: lm.criteria_prompt,
+        PromptPart.EVIDENCE: lm.evidence_prompt,
     }
     template = templates[part]
     if row.criterion is None and template is not None and "{criterion}" in template:
@@ -125,7 +128,7 @@ def _exchange(row: Row | UnlabelledRow, name: str, part: Part, lm: LmSettings, a
         name=f"{name} ({part.name.lower()})" if lm.format == "both" else name,
         template=template,
         criterion=row.criterion,
-        text=row.text if part is not Part.WHOLE else "",
+        text=row.text if part is not PromptPart.WHOLE else "",
         answer=answer,
         part=part,
         place=row.place,

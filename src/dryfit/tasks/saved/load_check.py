@@ -9,7 +9,7 @@ from dryfit.core.jobs.checkpoint_health import Health, Subject
 from dryfit.meta.files.source import FolderSource, local_folder
 from dryfit.meta.loading.adapters import ADAPTER_FILE
 from dryfit.meta.loading.checkpoint_health import Candidate, adapter_health, health, pretrained_candidate
-from dryfit.meta.loading.matching import Wishes
+from dryfit.meta.loading.matching import LoadOptions
 from dryfit.tasks.saved.model_input import DRYFIT_FILE
 from dryfit.tasks.saved.saved_ensemble import is_ensemble, read_ensemble
 from dryfit.tasks.saved.saved_model import WEIGHTS_FILE, kind_of, trained_model
@@ -68,4 +68,4 @@ def _ensemble(folder: Path, *, trust: bool) -> Health:
 
 def _trained(folder: Path, *, trust: bool) -> Candidate:
     model = trained_model(folder, trust=trust)
-    return Candidate(Subject.TRAINED, "", "", lambda: model, Wishes(torch.device("cpu"), exact=True))
+    return Candidate(Subject.TRAINED, "", "", lambda: model, LoadOptions(torch.device("cpu"), exact=True))

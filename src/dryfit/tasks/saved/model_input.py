@@ -8,10 +8,10 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from dryfit.core.errors import LoadError
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
 from dryfit.core.settings.task_facts import TaskName, is_own, task_word
-from dryfit.tasks.base import Given
+from dryfit.tasks.base import TaskContext
 from dryfit.tasks.own import saved_name
 from dryfit.tasks.tokens.token_set import TokenFacts
 
@@ -43,7 +43,7 @@ class ModelInput(Settings):
         fitted: What was chosen on the validation rows.
     """
 
-    task: TaskName = Task.CRITERIA
+    task: TaskName = BuiltInTask.CRITERIA
     id: str
     text: str
     criterion: str | None
@@ -70,11 +70,11 @@ class ModelInput(Settings):
         return self.model_copy(update={"task": saved_name(self.task, folder, trust=trust)})
 
     @property
-    def given(self) -> Given:
+    def given(self) -> TaskContext:
         """What the task is made from to use the model."""
         train = self.settings.train.model_copy(update={"max_length": self.max_length})
         data = DataSettings(id=self.id, text=self.text, num_labels=self.num_labels, multi_label=self.multi_label)
-        return Given(
+        return TaskContext(
             settings=self.settings.model_copy(update={"train": train}),
             data=data if self.criterion is None else data.model_copy(update={"criterion": self.criterion}),
             facts=TokenFacts(pad_id=self.pad_id, cls_last=self.cls_last, pairs=self.criterion is not None),
@@ -82,7 +82,7 @@ class ModelInput(Settings):
         )
 
 
-def model_input(task: TaskName, given: Given) -> ModelInput:
+def model_input(task: TaskName, given: TaskContext) -> ModelInput:
     """What a model trained so needs to know."""
     data, facts, model = given.data, given.facts, given.settings.model
     joint = given.settings.joint
@@ -92,7 +92,7 @@ def model_input(task: TaskName, given: Given) -> ModelInput:
         "joint": joint.model_copy(update={"criteria_model": criteria}),
     }
     return ModelInput(
-        task=task if isinstance(task, Task) else task_word(task),
+        task=task if isinstance(task, BuiltInTask) else task_word(task),
         id=data.id,
         text=data.criterion if _instructs(task, given) else data.text,
         criterion=data.criterion if facts.pairs else None,
@@ -110,9 +110,9 @@ def _without_path(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", "~", ".")) else name
 
 
-def _instructs(task: TaskName, given: Given) -> bool:
+def _instructs(task: TaskName, given: TaskContext) -> bool:
     """Whether the text is an answer: rows to predict have the instruction alone."""
-    return task is Task.CAUSAL_LM and given.settings.lm.format == "instruction"
+    return task is BuiltInTask.CAUSAL_LM and given.settings.lm.format == "instruction"
 
 
 def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:

@@ -32,7 +32,7 @@ from dryfit.meta.loading.adapters import (
 )
 from dryfit.meta.loading.configs import load_config
 from dryfit.meta.loading.filling import fill
-from dryfit.meta.loading.matching import Missing, Wishes
+from dryfit.meta.loading.matching import LoadOptions, Missing
 from dryfit.meta.loading.pretrained import Kind, load_pretrained, make_model
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.lm.decoder import load_int8
@@ -95,7 +95,7 @@ def load(
         ).eval()
     if task is None and (folder / DRYFIT_FILE).is_file():
         trained = trained_model(folder, trust=trust, dtype=dtype, device=device).eval()
-        restore(trained, folder, Wishes(torch.device(device), dtype, missing, mode=mode))
+        restore(trained, folder, LoadOptions(torch.device(device), dtype, missing, mode=mode))
         model = trained
     else:
         found = FolderSource(str(source), trust_remote_code=trust)
@@ -193,7 +193,7 @@ def save_weights(model: TaskModel, path: Path) -> None:
         save_adapter(adapted, path)
 
 
-def restore(model: TaskModel, folder: Path, wishes: Wishes) -> None:
+def restore(model: TaskModel, folder: Path, wishes: LoadOptions) -> None:
     """Fill a model with weights that a trial saved; every tensor of the file must have its place.
 
     Raises:

@@ -15,7 +15,7 @@ from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import SPAN_METRICS
 from dryfit.meta.construction.construction import build
 from dryfit.tasks.averaging import Said
-from dryfit.tasks.base import MODEL_INPUTS, Batch, Given, MakeBase, Outputs, TaskModel, pad_rows
+from dryfit.tasks.base import MODEL_INPUTS, Batch, MakeBase, Outputs, TaskContext, TaskModel, pad_rows
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Row, Splits
@@ -42,7 +42,7 @@ class EvidenceTask(EncoderTask):
     required: ClassVar[frozenset[str]] = frozenset({"evidence"})
     padded: ClassVar[tuple[str, ...]] = (*MODEL_INPUTS, "text_mask")
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: TaskContext) -> None:
         super().__init__(given)
         self._span = given.settings.span
         self._loss = SpanLoss(given.settings.loss)
@@ -186,7 +186,7 @@ def check_spans(splits: Splits) -> None:
         )
 
 
-def span_remarks(split: str, tokens: TokenSet, given: Given) -> Iterator[str]:
+def span_remarks(split: str, tokens: TokenSet, given: TaskContext) -> Iterator[str]:
     """What of a split's gold spans cannot be learned, or cannot be answered; only what there is.
 
     Args:

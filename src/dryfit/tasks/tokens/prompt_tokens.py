@@ -15,14 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.settings.tables import LmSettings
-from dryfit.tasks.rows.prompts import Exchange, Part
+from dryfit.tasks.rows.prompts import Exchange, PromptPart
 from dryfit.tasks.tokens.token_set import TokenSet
 
 ROLES: Final = "roles"
 """What each token of a split is: its entry of ``TokenSet.extra``, uint8."""
 
 
-class Role(IntFlag):
+class TokenRole(IntFlag):
     """What a token is."""
 
     FIRST = 1
@@ -52,7 +52,7 @@ class Example:
     name: str
     ids: tuple[int, ...]
     prompt_tokens: int
-    part: Part
+    part: PromptPart
     cut: int = 0
 
 
@@ -173,7 +173,7 @@ class PromptTokenizer:
 def sequences(examples: Sequence[Example], packs: Iterable[Sequence[int]] | None = None) -> TokenSet:
     """Examples as the rows of one split, each alone or several one behind the other.
 
-    What each token is stands in ``extra`` (:class:`Role`). A row's label says how many examples it has.
+    What each token is stands in ``extra`` (:class:`TokenRole`). A row's label says how many examples it has.
 
     Args:
         examples: One at least.
@@ -197,9 +197,9 @@ def sequences(examples: Sequence[Example], packs: Iterable[Sequence[int]] | None
 
 def _roles(example: Example) -> list[int]:
     answered = len(example.ids) - example.prompt_tokens
-    asked = Role.CRITERIA if example.part is Part.CRITERIA else Role(0)
-    roles = [asked] * example.prompt_tokens + [asked | Role.ANSWER] * answered
-    roles[0] |= Role.FIRST
+    asked = TokenRole.CRITERIA if example.part is PromptPart.CRITERIA else TokenRole(0)
+    roles = [asked] * example.prompt_tokens + [asked | TokenRole.ANSWER] * answered
+    roles[0] |= TokenRole.FIRST
     return [int(role) for role in roles]
 
 

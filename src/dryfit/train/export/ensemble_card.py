@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from huggingface_hub import ModelCardData
 
 from dryfit.core.jobs import EnsembleRequest, EnsembleResult
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.core.version import VERSION
@@ -23,10 +23,10 @@ models = dryfit.load("PATH"{trust}).members
 _CLASSES = "the mean of the members' probabilities of each class"
 _SPANS = "the span, or none, with the highest mean of the probabilities that the members give to it"
 _MEANS = {
-    Task.CRITERIA: _CLASSES,
-    Task.EVIDENCE: _SPANS,
-    Task.SHARE: f"{_CLASSES}; and {_SPANS}",
-    Task.JOINT: f"{_CLASSES}; and {_SPANS}",
+    BuiltInTask.CRITERIA: _CLASSES,
+    BuiltInTask.EVIDENCE: _SPANS,
+    BuiltInTask.SHARE: f"{_CLASSES}; and {_SPANS}",
+    BuiltInTask.JOINT: f"{_CLASSES}; and {_SPANS}",
 }
 
 
@@ -72,7 +72,7 @@ def ensemble_card(told: Together) -> str:
 
 def _story(told: Together) -> Iterator[str]:
     config = told.config
-    mean = _MEANS[config.task] if isinstance(config.task, Task) else task_word(config.task)
+    mean = _MEANS[config.task] if isinstance(config.task, BuiltInTask) else task_word(config.task)
     yield f"{len(told.request.members)} models of the task {task_word(config.task)}, fine-tuned by dryfit {VERSION}."
     yield f"What it says of a row is {mean}."
     yield f"Each member is a saved model of its own, in `{MEMBERS}/`."

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from torch import nn
 
 from dryfit.core.jobs import FinalRequest, FinalResult
-from dryfit.core.settings.choices import Task
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import PACKAGED_MODEL, Settings
 from dryfit.core.settings.task_facts import TaskName, is_own, task_word
 from dryfit.core.settings.trial import TrialConfig
@@ -61,7 +61,7 @@ class AttentionPooling(torch.nn.Module):
 
 """
 
-_PIPELINES = {Task.EVIDENCE: "question-answering", Task.CAUSAL_LM: "text-generation"}
+_PIPELINES = {BuiltInTask.EVIDENCE: "question-answering", BuiltInTask.CAUSAL_LM: "text-generation"}
 _OF_ROWS = """\
 tokens = TOKENIZER(TEXTS, truncation=TRUNCATION, max_length=LENGTH, padding=True, return_tensors="pt")
 inputs = {name: tokens[name] for name in NAMES if name in tokens}
@@ -230,7 +230,7 @@ def _without_dryfit(trained: Trained) -> Iterator[str]:
 
 def pipeline(task: TaskName) -> str | None:
     """The hub's word for what the model does; None: it has none."""
-    return _PIPELINES.get(task, "text-classification") if isinstance(task, Task) else None
+    return _PIPELINES.get(task, "text-classification") if isinstance(task, BuiltInTask) else None
 
 
 def base_model(name: str) -> str | None:
@@ -285,16 +285,16 @@ def _story(trained: Trained, base: str | None) -> str:
 
 def _head_words(config: TrialConfig) -> str:
     match config.task:
-        case Task.CRITERIA:
+        case BuiltInTask.CRITERIA:
             return f"with a head for {config.data.num_labels} classes"
-        case Task.EVIDENCE:
+        case BuiltInTask.EVIDENCE:
             return "with a head for where spans of a text start and end"
         case task:
             return f"for the task {task_word(task)}"
 
 
 def _cut_words(config: TrialConfig, read: ModelInput) -> str:
-    if config.task is Task.EVIDENCE:
+    if config.task is BuiltInTask.EVIDENCE:
         shared = config.settings.span.doc_stride
         return f"in windows of {read.max_length} tokens of which two share {shared} of the text"
     return f"cut to {read.max_length} tokens"

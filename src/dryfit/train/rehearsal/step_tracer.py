@@ -20,7 +20,7 @@ from dryfit.core.sharding.shard_summary import Sent
 from dryfit.core.wire import canonical_json
 from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
 from dryfit.memory.tracing.fake_cuda import FakeDevice
-from dryfit.memory.tracing.recorder import Recorder
+from dryfit.memory.tracing.recorder import StorageRecorder
 from dryfit.memory.tracing.stand_ins import StandIns
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.meta.construction.walk import SlotKind, put_all
@@ -141,7 +141,7 @@ class _Stage:
 
     def __init__(self, parts: StepParts, device: DeviceKind) -> None:
         self._model = parts.model
-        self._recorder = Recorder(device, kernels=device is DeviceKind.CUDA)
+        self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA)
         self._stand_ins = StandIns()
         self._ranks = CountedRanks(AbsentRanks(0, parts.plan.degree)) if parts.plan is not None else None
         with self._stand_ins, self._recorder, self._recorder.segment() as record:

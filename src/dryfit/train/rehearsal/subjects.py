@@ -19,7 +19,7 @@ from dryfit.parallel.ranks.apply import connect, cut
 from dryfit.parallel.ranks.check import check_plan
 from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.cut_scores import CutScores
-from dryfit.tasks.base import Given, MakeBase, Task, TaskModel
+from dryfit.tasks.base import MakeBase, Task, TaskContext, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.lm.decoder import frozen_in
 from dryfit.tasks.registry import make_task
@@ -60,7 +60,7 @@ def subject_task(subject: PlanSubject) -> Task:
     """The task that is planned; nothing is known of its rows."""
     data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
     adapted = subject.settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
-    return make_task(subject.task, Given(adapted, data))
+    return make_task(subject.task, TaskContext(adapted, data))
 
 
 def whole_model(subject: PlanSubject) -> tuple[TaskModel, Task]:

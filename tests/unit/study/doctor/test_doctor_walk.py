@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 import instant
 from dryfit.core.errors import ChildError, InternalError
 from dryfit.core.jobs import (
+    BatchCheckRequest,
+    BatchCheckResult,
     BatchWalk,
     ChildResult,
     PointFacts,
+    ProbeFailure,
     ProbeResult,
-    RehearseRequest,
-    RehearseResult,
     SplitFacts,
     StepFacts,
-    Stumble,
 )
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.tables import TrialSettings
@@ -27,7 +27,7 @@ from dryfit.search.space.space import Space
 from dryfit.study.doctor.finding import Finding, Status
 from dryfit.study.doctor.study_checks import space_findings
 from dryfit.study.doctor.study_walk import (
-    Ground,
+    CheckScope,
     covering,
     data_findings,
     device_findings,
@@ -42,10 +42,10 @@ NAN = float("nan")
 ERROR = ErrorParts(code="LOAD", doing="reading m", found="shard 2 is missing", hint="get it again")
 
 
-def requests(**tables: dict[str, Any]) -> dict[str, RehearseRequest]:
+def requests(**tables: dict[str, Any]) -> dict[str, BatchCheckRequest]:
     config = instant.config(**({"execution": {}} | tables))
     space = Space.from_config(config)
-    ground = Ground(config, space, "print", DeviceKind.CPU, None, 4, 1, Path("/cache"), Path("/scratch"))
+    ground = CheckScope(config, space, "print", DeviceKind.CPU, None, 4, 1, Path("/cache"), Path("/scratch"))
     return rehearsals(ground, space_findings(config, space)[1])
 
 
@@ -84,9 +84,9 @@ def test_few_points_cover_every_value(drawn: list[dict[str, Any]]) -> None:
     assert all(one in points for one in chosen)
 
 
-def judged(found: RehearseResult | ChildError) -> list[Finding]:
+def judged(found: BatchCheckResult | ChildError) -> list[Finding]:
     (asked,) = requests().values()
-    answer = ChildResult(rehearse=found) if isinstance(found, RehearseResult) else found
+    answer = ChildResult(rehearse=found) if isinstance(found, BatchCheckResult) else found
     return list(model_findings("m", asked, answer, 160))
 
 
@@ -95,7 +95,7 @@ def walked(*faults: str) -> tuple[BatchWalk, ...]:
 
 
 def test_a_good_model_passes_with_its_times() -> None:
-    found = {one.check: one for one in judged(RehearseResult(walks=walked(), step=STEP))}
+    found = {one.check: one for one in judged(BatchCheckResult(walks=walked(), step=STEP))}
     assert {one.status for one in found.values()} == {Status.PASS}
     assert "80 of 100 parameters have finite gradients" in found["step"].found
     # 0.25 s for 16 rows, 160 rows, 2 epochs
@@ -105,21 +105,21 @@ def test_a_good_model_passes_with_its_times() -> None:
 @pytest.mark.parametrize(
     ("result", "check", "status", "said"),
     [
-        (RehearseResult(walks=walked("ids of 30")), "batches", Status.FAIL, "train at 64: ids of 30"),
-        (RehearseResult(step=STEP.model_copy(update={"loss": NAN})), "step", Status.FAIL, "loss nan"),
-        (RehearseResult(step=STEP.model_copy(update={"not_finite": ("w",)})), "step", Status.FAIL, "NaN: w"),
-        (RehearseResult(step=STEP.model_copy(update={"untouched": ("head.0.w",)})), "step", Status.FAIL, "head.0.w"),
-        (RehearseResult(step=STEP.model_copy(update={"untouched": ("mask_emb",)})), "step", Status.WARN, "mask_emb"),
-        (RehearseResult(step=STEP.model_copy(update={"micro_batch": 4})), "memory", Status.WARN, "4 do"),
-        (RehearseResult(stumbles=(Stumble(stage="weights", error=ERROR),)), "weights", Status.FAIL, "shard 2"),
+        (BatchCheckResult(walks=walked("ids of 30")), "batches", Status.FAIL, "train at 64: ids of 30"),
+        (BatchCheckResult(step=STEP.model_copy(update={"loss": NAN})), "step", Status.FAIL, "loss nan"),
+        (BatchCheckResult(step=STEP.model_copy(update={"not_finite": ("w",)})), "step", Status.FAIL, "NaN: w"),
+        (BatchCheckResult(step=STEP.model_copy(update={"untouched": ("head.0.w",)})), "step", Status.FAIL, "head.0.w"),
+        (BatchCheckResult(step=STEP.model_copy(update={"untouched": ("mask_emb",)})), "step", Status.WARN, "mask_emb"),
+        (BatchCheckResult(step=STEP.model_copy(update={"micro_batch": 4})), "memory", Status.WARN, "4 do"),
+        (BatchCheckResult(stumbles=(ProbeFailure(stage="weights", error=ERROR),)), "weights", Status.FAIL, "shard 2"),
         (
-            RehearseResult(points=(PointFacts(params={"head.pooling": "max"}, error=ERROR),)),
+            BatchCheckResult(points=(PointFacts(params={"head.pooling": "max"}, error=ERROR),)),
             "point head.pooling=max",
             Status.FAIL,
             "shard 2",
         ),
         (
-            RehearseResult(
+            BatchCheckResult(
                 points=(PointFacts(params={"loss.name": "focal"}, step=STEP.model_copy(update={"loss": NAN})),)
             ),
             "point loss.name=focal",
@@ -129,7 +129,9 @@ def test_a_good_model_passes_with_its_times() -> None:
         (ChildError("rehearsing", "killed by SIGSEGV", hint="see /log.txt"), "rehearsal", Status.FAIL, "SIGSEGV"),
     ],
 )
-def test_what_is_wrong_with_a_model(result: RehearseResult | ChildError, check: str, status: Status, said: str) -> None:
+def test_what_is_wrong_with_a_model(
+    result: BatchCheckResult | ChildError, check: str, status: Status, said: str
+) -> None:
     found = next(one for one in judged(result) if one.check == check)
     assert (found.status, said in found.found) == (status, True), found
     assert found.about == "model m"
@@ -159,7 +161,7 @@ def test_evidence_is_counted() -> None:
 
 
 def test_what_is_remarked_of_the_rows_is_said() -> None:
-    found = judged(RehearseResult(remarks=("train: 1 row fits nowhere",)))
+    found = judged(BatchCheckResult(remarks=("train: 1 row fits nowhere",)))
     assert [(one.status, one.check, one.found) for one in found] == [(Status.WARN, "rows", "train: 1 row fits nowhere")]
 
 
@@ -210,7 +212,7 @@ def test_folds_are_counted() -> None:
 def test_the_time_of_a_trial_is_that_of_all_its_folds() -> None:
     (asked,) = requests(data={"folds": 5}).values()
     held = BatchWalk(max_length=64, split="validation", rows=40, batches=10, longest=30, faults=())
-    answer = ChildResult(rehearse=RehearseResult(walks=(*walked(), held), step=STEP))
+    answer = ChildResult(rehearse=BatchCheckResult(walks=(*walked(), held), step=STEP))
     (time,) = [one for one in model_findings("m", asked, answer, 160) if one.check == "time"]
     # 0.25 s for 16 rows, four of five parts of 200 rows five times, 2 epochs
     assert "about 25 s a trial (1600 rows)" in time.found
