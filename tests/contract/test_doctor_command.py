@@ -170,7 +170,7 @@ def test_a_process_that_died_has_left_its_log(tmp_path: Path) -> None:
     assert (death["about"], death["check"]) == (f"model {tmp_path / 'aborting'}", "rehearsal")
     assert "SIGABRT" in death["found"]
     log = Path(death["fix"].removeprefix("see "))
-    assert "dryfit rehearse child" in log.read_text(encoding="utf-8")
+    assert "dryfit batch-check child" in log.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

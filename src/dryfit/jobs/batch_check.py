@@ -1,4 +1,4 @@
-"""Child job REHEARSE: one model's batches, all of them, and one step on the largest, as its trials would do it.
+"""Child job BATCH_CHECK: one model's batches, all of them, and one step on the largest, as its trials would do it.
 
 A model that cannot be trained is what is looked for, so its errors are part of the answer. Only what ends the process
 is left to the control process.
@@ -53,7 +53,7 @@ _FP16_SCALE = 1024.0
 """What a loss is multiplied by in fp16, as GradScaler would, so that small gradients do not become zero."""
 
 
-def rehearse(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
+def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
     """Walk through every batch, then load the model and do one step of its largest batch and of each point."""
     trial = body.trial
     torch.set_num_threads(trial.plan.threads)
@@ -62,7 +62,7 @@ def rehearse(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
         for note in prepare_device(trial.plan, os.environ).notes:
             channel.send(Note(text=note))
     if found.stumbles:
-        return ChildResult(rehearse=found.result(), error=None)
+        return ChildResult(batch_check=found.result(), error=None)
     channel.send(Phase(name="load"))
     tokens: Tokens | None = None
     for length in body.lengths:
@@ -86,7 +86,7 @@ def rehearse(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
         del model  # the points build their own
         for point in body.points:
             found.points.append(_point(trial, point, channel.beat))
-    return ChildResult(rehearse=found.result(), error=None)
+    return ChildResult(batch_check=found.result(), error=None)
 
 
 class _Findings:

@@ -46,7 +46,7 @@ class ChildResult(Wire):
     plan: PlanResult | None = None
     calibrate: CalibrateResult | None = None
     probe: ProbeResult | None = None
-    rehearse: BatchCheckResult | None = None
+    batch_check: BatchCheckResult | None = None
     imported: ImportResult | None = None
     final: FinalResult | None = None
     ensemble: EnsembleResult | None = None

@@ -59,7 +59,7 @@ class BatchCheckRequest(Wire):
         points: Further trials that the space can ask for with this model; each does one small step.
     """
 
-    job: Literal[Job.REHEARSE] = Job.REHEARSE
+    job: Literal[Job.BATCH_CHECK] = Job.BATCH_CHECK
     trial: TrainRequest
     lengths: tuple[int, ...]
     points: tuple[TrialConfig, ...] = ()
@@ -104,7 +104,7 @@ class StepFacts(Wire):
 
 
 class ProbeFailure(Wire):
-    """A dryfit error that a rehearsal met on its way; it went on with what it could.
+    """A dryfit error that a check met on its way; it went on with what it could.
 
     Attributes:
         stage: What was being done: ``tokens``, ``weights``, ``step``, or a point's values.
@@ -123,7 +123,7 @@ class PointFacts(Wire):
 
 
 class BatchCheckResult(Wire):
-    """What REHEARSE found. A model that cannot be trained is a finding, not an error.
+    """What BATCH_CHECK found. A model that cannot be trained is a finding, not an error.
 
     Attributes:
         step: The largest batch; None where it was not reached.

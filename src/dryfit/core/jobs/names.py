@@ -12,7 +12,7 @@ class Job(StrEnum):
     PLAN = "plan"
     CALIBRATE = "calibrate"
     PROBE = "probe"
-    REHEARSE = "rehearse"
+    BATCH_CHECK = "batch-check"
     IMPORT = "import"
     OBJECTIVE = "objective"
     FINAL = "final"
@@ -30,7 +30,7 @@ ENTRY_POINTS: dict[Job, str] = {
     Job.PLAN: "dryfit.jobs.plan:plan",
     Job.CALIBRATE: "dryfit.jobs.calibrate:calibrate",
     Job.PROBE: "dryfit.jobs.resolve:probe",
-    Job.REHEARSE: "dryfit.jobs.batch_check:rehearse",
+    Job.BATCH_CHECK: "dryfit.jobs.batch_check:batch_check",
     Job.IMPORT: "dryfit.jobs.objective:check",
     Job.OBJECTIVE: "dryfit.jobs.objective:run",
     Job.FINAL: "dryfit.jobs.final:final",

@@ -28,12 +28,12 @@ from dryfit.study.doctor.machine_facts import machine_facts
 from dryfit.study.doctor.study_walk import (
     DATA,
     CheckScope,
+    batch_checks,
     data_findings,
     device_findings,
     device_of,
     fold_findings,
     model_findings,
-    rehearsals,
 )
 from dryfit.study.loop.child_jobs import PATIENT, ChildJob, run_job, run_side_by_side
 from dryfit.study.loop.context import choose_device, possible_values, resolve_request
@@ -138,8 +138,8 @@ def _study(patient: Patient, room: CheckRunner, on_note: OnNote) -> Iterator[Fin
         cache_dir=cache_dir,
         scratch=room.folder,
     )
-    asked = rehearsals(ground, drawn)
-    answers = dict(zip(asked, _rehearse(asked, room, on_note), strict=True))
+    asked = batch_checks(ground, drawn)
+    answers = dict(zip(asked, _check_batches(asked, room, on_note), strict=True))
     for name, answer in answers.items():
         yield from model_findings(name, asked[name], answer, resolved.splits["train"].rows)
     yield from _disk(patient, ground, folder, list(answers.values()))
@@ -178,7 +178,7 @@ def _with_device(config: StudyConfig, resolved: ResolveResult, probe: ProbeResul
     return resolved.model_copy(update=found)
 
 
-def _rehearse(
+def _check_batches(
     asked: dict[str, BatchCheckRequest], room: CheckRunner, on_note: OnNote
 ) -> list[ChildResult | ChildError]:
     """One child for each model, one after another: each may take most of the memory."""
@@ -196,7 +196,9 @@ def _disk(
 ) -> Iterator[Finding]:
     """Whether there is room for what the largest model leaves behind; nothing where no model could be loaded."""
     config = patient.config
-    reports = [answer.rehearse for answer in answers if isinstance(answer, ChildResult) and answer.rehearse is not None]
+    reports = [
+        answer.batch_check for answer in answers if isinstance(answer, ChildResult) and answer.batch_check is not None
+    ]
     sizes = [report.step.parameters for report in reports if report.step is not None]
     if not sizes or folder.not_writable:
         return

@@ -142,14 +142,14 @@ def fold_findings(fold_rows: Sequence[int]) -> Iterator[Finding]:
         yield passed(DATA, "folds", found)
 
 
-def rehearsals(ground: CheckScope, drawn: Drawn) -> dict[str, BatchCheckRequest]:
+def batch_checks(ground: CheckScope, drawn: Drawn) -> dict[str, BatchCheckRequest]:
     """One request for each distinct model, by a name to print."""
     base = ground.space.as_prepared(ground.config.trial_settings)
     lengths: dict[ModelSettings, list[int]] = {}
     for model, length in ground.space.model_length_pairs(base):
         lengths.setdefault(model, []).append(length)
     return {
-        _name(model): _rehearsal(ground, model, tuple(sorted(set(found))), drawn) for model, found in lengths.items()
+        _name(model): _batch_check(ground, model, tuple(sorted(set(found))), drawn) for model, found in lengths.items()
     }
 
 
@@ -157,7 +157,7 @@ def _name(model: ModelSettings) -> str:
     return f"{model.name}@{model.revision}" if model.revision is not None else model.name
 
 
-def _rehearsal(ground: CheckScope, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> BatchCheckRequest:
+def _batch_check(ground: CheckScope, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> BatchCheckRequest:
     base = ground.space.as_prepared(ground.config.trial_settings)
     batch_size = max((base.train.batch_size, *_values(ground.space, "train.batch_size")))
     train = base.train.model_copy(update={"batch_size": batch_size, "max_length": lengths[-1]})
@@ -256,7 +256,7 @@ def model_findings(
     if isinstance(answer, ChildError):
         yield failed(about, "rehearsal", answer.found, answer.hint or "read the log")
         return
-    found = answer.rehearse
+    found = answer.batch_check
     if found is None:
         raise InternalError(f"rehearsing {name}", "the child's answer is of another job")
     yield from (failed_by(about, one.stage, one.error) for one in found.stumbles)

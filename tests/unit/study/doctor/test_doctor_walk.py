@@ -28,12 +28,12 @@ from dryfit.study.doctor.finding import Finding, Status
 from dryfit.study.doctor.study_checks import space_findings
 from dryfit.study.doctor.study_walk import (
     CheckScope,
+    batch_checks,
     covering,
     data_findings,
     device_findings,
     fold_findings,
     model_findings,
-    rehearsals,
 )
 
 CARD = DeviceSpec(name="A card", capacity_bytes=24 << 30, capability=(7, 5))
@@ -46,7 +46,7 @@ def requests(**tables: dict[str, Any]) -> dict[str, BatchCheckRequest]:
     config = instant.config(**({"execution": {}} | tables))
     space = Space.from_config(config)
     ground = CheckScope(config, space, "print", DeviceKind.CPU, None, 4, 1, Path("/cache"), Path("/scratch"))
-    return rehearsals(ground, space_findings(config, space)[1])
+    return batch_checks(ground, space_findings(config, space)[1])
 
 
 def test_one_request_a_model_with_the_largest_batch_and_the_longest_input() -> None:
@@ -86,7 +86,7 @@ def test_few_points_cover_every_value(drawn: list[dict[str, Any]]) -> None:
 
 def judged(found: BatchCheckResult | ChildError) -> list[Finding]:
     (asked,) = requests().values()
-    answer = ChildResult(rehearse=found) if isinstance(found, BatchCheckResult) else found
+    answer = ChildResult(batch_check=found) if isinstance(found, BatchCheckResult) else found
     return list(model_findings("m", asked, answer, 160))
 
 
@@ -212,7 +212,7 @@ def test_folds_are_counted() -> None:
 def test_the_time_of_a_trial_is_that_of_all_its_folds() -> None:
     (asked,) = requests(data={"folds": 5}).values()
     held = BatchWalk(max_length=64, split="validation", rows=40, batches=10, longest=30, faults=())
-    answer = ChildResult(rehearse=BatchCheckResult(walks=(*walked(), held), step=STEP))
+    answer = ChildResult(batch_check=BatchCheckResult(walks=(*walked(), held), step=STEP))
     (time,) = [one for one in model_findings("m", asked, answer, 160) if one.check == "time"]
     # 0.25 s for 16 rows, four of five parts of 200 rows five times, 2 epochs
     assert "about 25 s a trial (1600 rows)" in time.found

@@ -1,4 +1,4 @@
-"""The rehearsal of a model, in this process: what it finds in batches, weights and gradients."""
+"""The check of a model and its batches, in this process: what it finds in batches, weights and gradients."""
 
 import json
 from collections.abc import Callable
@@ -14,13 +14,13 @@ import trials
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import BatchCheckRequest, BatchCheckResult, ProbeRequest
 from dryfit.core.settings.tables import TrialSettings
-from dryfit.jobs import batch_check as rehearsing
-from dryfit.jobs.batch_check import rehearse
+from dryfit.jobs import batch_check as checking
+from dryfit.jobs.batch_check import batch_check
 from dryfit.jobs.resolve import probe
 from trials import ScriptedChannel, Trial
 
 
-def rehearsed(
+def checked(
     trial: Trial, *, lengths: tuple[int, ...] = (32,), points: tuple[dict[str, Any], ...] = ()
 ) -> BatchCheckResult:
     request = trial.request()
@@ -35,7 +35,7 @@ def rehearsed(
         for table, changes in zip(tables, points, strict=True)
     )
     body = BatchCheckRequest(trial=request, lengths=lengths, points=configs)
-    result = rehearse(body, ScriptedChannel(trial.folder / "rehearsal")).rehearse
+    result = batch_check(body, ScriptedChannel(trial.folder / "check")).batch_check
     assert result is not None
     return result
 
@@ -43,7 +43,7 @@ def rehearsed(
 def test_a_good_model_walks_every_batch_and_does_a_step(tmp_path: Path) -> None:
     trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"), execution={"micro_batch": 3})
     points = ({"loss.name": "focal", "head.pooling": "max"}, {"optim.name": "sgd", "head.pooling": "cls"})
-    found = rehearsed(trial, lengths=(16, 32), points=points)
+    found = checked(trial, lengths=(16, 32), points=points)
     assert found.stumbles == ()
     assert {(walk.split, walk.max_length): (walk.rows, walk.batches) for walk in found.walks} == {
         ("train", 16): (40, 5),
@@ -59,12 +59,12 @@ def test_a_good_model_walks_every_batch_and_does_a_step(tmp_path: Path) -> None:
     assert step.length == max(walk.longest for walk in found.walks if walk.split == "train")
     assert [point.params for point in found.points] == list(points)
     assert all(point.step is not None and point.error is None for point in found.points)
-    assert {path.name for path in tmp_path.iterdir()} <= {"model", "data", "cache", "resolve", "rehearsal", "load.json"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"model", "data", "cache", "resolve", "check", "load.json"}
 
 
 def test_frozen_layers_are_not_asked_for_gradients(tmp_path: Path) -> None:
     trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"), regularization={"freeze_layers": 1})
-    step = rehearsed(trial).step
+    step = checked(trial).step
     assert step is not None and step.untouched == ()
     assert step.trainable < step.parameters
 
@@ -72,22 +72,22 @@ def test_frozen_layers_are_not_asked_for_gradients(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_gradients_that_are_not_finite_are_named(tmp_path: Path, precision: str) -> None:
     trial = trials.small(tmp_path, encoder=sick.nan_weights(tmp_path / "model"), train={"precision": precision})
-    step = rehearsed(trial).step
+    step = checked(trial).step
     assert step is not None
     assert step.loss != step.loss
     assert "head.1.weight" in step.not_finite
 
 
 def test_parameters_without_a_gradient_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = rehearsing.build_model
+    built = checking.build_model
 
     def with_an_idle_part(*args: Any, **kwargs: Any) -> Any:
         model = built(*args, **kwargs)
         model.encoder.idle = torch.nn.Linear(2, 2)
         return model
 
-    monkeypatch.setattr(rehearsing, "build_model", with_an_idle_part)
-    step = rehearsed(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))).step
+    monkeypatch.setattr(checking, "build_model", with_an_idle_part)
+    step = checked(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))).step
     assert step is not None
     assert step.untouched == ("encoder.idle.weight", "encoder.idle.bias")
 
@@ -110,7 +110,7 @@ def test_errors_are_part_of_the_answer(tmp_path: Path, make: Callable[[Path], Pa
     settings = trial.settings.model_copy(update={"model": model})
     request = request.model_copy(update={"config": request.config.model_copy(update={"settings": settings})})
     body = BatchCheckRequest(trial=request, lengths=(32,))
-    found = rehearse(body, ScriptedChannel(tmp_path / "rehearsal")).rehearse
+    found = batch_check(body, ScriptedChannel(tmp_path / "check")).batch_check
     assert found is not None and found.step is None
     assert [one.stage for one in found.stumbles] == [stage]
     assert said in found.stumbles[0].error.found
@@ -118,14 +118,14 @@ def test_errors_are_part_of_the_answer(tmp_path: Path, make: Callable[[Path], Pa
 
 def test_a_point_that_cannot_be_trained_hides_no_other(tmp_path: Path) -> None:
     trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))
-    found = rehearsed(trial, points=({"regularization.freeze_layers": 9}, {"head.pooling": "max"}))
+    found = checked(trial, points=({"regularization.freeze_layers": 9}, {"head.pooling": "max"}))
     bad, good = found.points
     assert bad.error is not None and "the encoder has 2" in bad.error.found
     assert good.step is not None
 
 
 def test_where_the_device_has_no_room_fewer_rows_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, asked = rehearsing.backward_batch, []
+    real, asked = checking.backward_batch, []
 
     def small_device(*args: Any, micro_batch: int, **kwargs: Any) -> Any:
         asked.append(micro_batch)
@@ -133,8 +133,8 @@ def test_where_the_device_has_no_room_fewer_rows_are_tried(tmp_path: Path, monke
             raise torch.OutOfMemoryError("no room")
         return real(*args, micro_batch=micro_batch, **kwargs)
 
-    monkeypatch.setattr(rehearsing, "backward_batch", small_device)
-    step = rehearsed(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))).step
+    monkeypatch.setattr(checking, "backward_batch", small_device)
+    step = checked(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))).step
     assert step is not None and step.micro_batch == 2
     assert asked == [8, 4, 2, 2]
 
@@ -162,6 +162,6 @@ def test_a_limit_below_the_context_is_told_before_anything_is_loaded(
     def refuse(*args: object) -> None:
         raise ConfigError("limiting the trial to 1 MiB of its device", "its CUDA context alone takes more")
 
-    monkeypatch.setattr(rehearsing, "prepare_device", refuse)
-    found = rehearsed(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model")))
+    monkeypatch.setattr(checking, "prepare_device", refuse)
+    found = checked(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model")))
     assert [one.stage for one in found.stumbles] == ["device"] and found.walks == ()
