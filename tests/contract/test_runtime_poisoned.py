@@ -9,7 +9,7 @@ from dryfit.core.failure import Action, FailureKind
 from dryfit.core.wire import Note
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage
 from dryfit.runtime.failures.classify import classify
-from dryfit.runtime.failures.recovery import decide
+from dryfit.runtime.failures.recovery import decide_recovery
 from runtime_jobs import House
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")
@@ -53,7 +53,7 @@ def test_where_a_server_is_demanded_the_trial_is_told_and_retried(tmp_path):
         failure = classify(event.evidence, event.result)
         assert failure.kind is FailureKind.POISONED
         assert not event.evidence.started
-        assert decide(failure, (), retries=0).action is Action.RETRY, "outside the budget"
+        assert decide_recovery(failure, (), retries=0).action is Action.RETRY, "outside the budget"
         first = opened.supervisor.server_pid
         opened.start("again", "noop")
         opened.until_exit("again")

@@ -16,7 +16,7 @@ import torch
 
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.runtime.machine.gpus import DeviceLook, NvmlDevices, Whose
+from dryfit.runtime.machine.gpus import GpuState, NvmlMonitor, ProcessOwner
 from study_runs import fold, run, write_study
 
 pytestmark = [
@@ -49,36 +49,36 @@ def holder(size_bytes: int, marker: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def devices() -> Iterator[NvmlDevices]:
-    found = NvmlDevices("mine")
+def devices() -> Iterator[NvmlMonitor]:
+    found = NvmlMonitor("mine")
     found.know({"0": str(torch.cuda.get_device_properties(0).uuid)})
     yield found
     found.close()
 
 
-def look(devices: NvmlDevices) -> DeviceLook:
+def look(devices: NvmlMonitor) -> GpuState:
     found = devices.look("0")
     assert found is not None, "there is a driver, so something is known"
     return found
 
 
-def test_nvml_and_torch_mean_the_same_device(devices: NvmlDevices) -> None:
+def test_nvml_and_torch_mean_the_same_device(devices: NvmlMonitor) -> None:
     total_bytes = torch.cuda.get_device_properties(0).total_memory
     assert abs(look(devices).total_bytes - total_bytes) <= 0.01 * total_bytes
 
 
-def test_a_neighbour_is_seen_and_told_from_ours(devices: NvmlDevices) -> None:
+def test_a_neighbour_is_seen_and_told_from_ours(devices: NvmlMonitor) -> None:
     before = look(devices).neighbour_bytes(0, ours=False)
     with holder(512 * MIB, "somebody else"):
         assert look(devices).neighbour_bytes(0, ours=False) - before >= 512 * MIB
     with holder(512 * MIB, "mine"):
         seen = look(devices)
-        if not seen.held_bytes(Whose.OURS):
+        if not seen.held_bytes(ProcessOwner.OURS):
             pytest.skip("the driver lists no processes here, as in some containers")
         assert seen.neighbour_bytes(0, ours=True) - before < 256 * MIB
 
 
-def test_a_killed_process_gives_its_memory_back(devices: NvmlDevices) -> None:
+def test_a_killed_process_gives_its_memory_back(devices: NvmlMonitor) -> None:
     before = look(devices).used_bytes
     with holder(1024 * MIB, "mine") as process:
         look(devices)
@@ -88,7 +88,7 @@ def test_a_killed_process_gives_its_memory_back(devices: NvmlDevices) -> None:
         while (left := look(devices)).used_bytes > before + 64 * MIB and time.monotonic() < deadline_s:
             time.sleep(0.1)
         assert left.used_bytes <= before + 64 * MIB
-        assert left.held_bytes(Whose.GONE) == 0
+        assert left.held_bytes(ProcessOwner.GONE) == 0
 
 
 def test_several_trials_share_a_card_within_their_fences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from dryfit.core.failure import (
 from dryfit.core.jobs import ChildResult, Job, StopReason, TrainResult
 from dryfit.runtime.failures.classify import ROWS, classify
 from dryfit.runtime.failures.fault_detail import fault_detail
-from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, decide
+from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, decide_recovery
 from dryfit.store.events import FailureFacts
 
 
@@ -113,7 +113,7 @@ def test_failures_without_progress_come_to_an_end(data, retries, fallbacks):
     most = retries + fallbacks + sum(stage.times or 0 for one in PERMITTED.values() for stage in one.stages) + 1
     for _ in range(most):
         kind = data.draw(own)
-        decided = decide(Failure(kind, "x"), past, retries=retries, rungs_left=fallbacks, diagnosable=True)
+        decided = decide_recovery(Failure(kind, "x"), past, retries=retries, rungs_left=fallbacks, diagnosable=True)
         fallbacks -= decided.action is Action.RUNG
         assert fallbacks >= 0
         past += (PastFailure(kind, False, decided.action),)
@@ -127,7 +127,7 @@ def test_failures_without_progress_use_up_the_counted_retries(sequence, retries)
     past: tuple[PastFailure, ...] = ()
     counted = 0
     for kind in sequence:
-        action = decide(Failure(kind, "x"), past, retries=retries)
+        action = decide_recovery(Failure(kind, "x"), past, retries=retries)
         if PERMITTED[kind].counts and action.action in ANOTHER_ATTEMPT:
             counted += 1
         past += (PastFailure(kind, False),)
@@ -139,7 +139,7 @@ def test_failures_without_progress_use_up_the_counted_retries(sequence, retries)
 @given(kinds, pasts.map(tuple), st.integers(0, 100), st.integers(0, 3), st.booleans(), st.booleans())
 def test_a_decision_keeps_to_what_the_kind_permits(kind, past, retries, rungs_left, progress, diagnosable):
     permission = PERMITTED[kind]
-    decided = decide(
+    decided = decide_recovery(
         Failure(kind, "x"),
         past,
         retries=retries,
@@ -162,7 +162,7 @@ def test_a_decision_keeps_to_what_the_kind_permits(kind, past, retries, rungs_le
 @given(kinds.filter(lambda kind: PERMITTED[kind].stages[0].action is Action.RETRY), st.integers(1, 50))
 def test_progress_never_runs_out_of_retries(kind, n):
     past = (PastFailure(kind, True),) * n
-    assert decide(Failure(kind, "x"), past, retries=0, reached_checkpoint=True).action is Action.RETRY
+    assert decide_recovery(Failure(kind, "x"), past, retries=0, reached_checkpoint=True).action is Action.RETRY
 
 
 @given(kinds.filter(lambda kind: PERMITTED[kind].stages[-1].times is not None))
@@ -171,15 +171,15 @@ def test_a_kind_goes_through_its_stages_without_progress_and_then_ends(kind):
     due = [stage.action for stage in permission.stages for _ in range(stage.times or 0)]
     past: tuple[PastFailure, ...] = (PastFailure(kind, True, Action.RETRY),)
     for action in due:
-        assert decide(Failure(kind, "x"), past, retries=100, diagnosable=True).action is action
+        assert decide_recovery(Failure(kind, "x"), past, retries=100, diagnosable=True).action is action
         past += (PastFailure(kind, False, action),)
-    assert decide(Failure(kind, "x"), past, retries=100, diagnosable=True).action is permission.then
+    assert decide_recovery(Failure(kind, "x"), past, retries=100, diagnosable=True).action is permission.then
 
 
 @given(kinds, st.integers(0, 3))
 def test_an_attempt_run_to_learn_more_is_the_last(kind, retries):
     past = (PastFailure(FailureKind.DEVICE_ASSERT, False, Action.DIAGNOSE),)
-    decided = decide(Failure(kind, "x"), past, retries=retries, rungs_left=3, diagnosable=True)
+    decided = decide_recovery(Failure(kind, "x"), past, retries=retries, rungs_left=3, diagnosable=True)
     outside = {FailureKind.INTERRUPTED, FailureKind.DISK_FULL, FailureKind.INTERNAL, *OUTSIDE}
     assert (decided.action is Action.GIVE_UP) is (kind not in outside)
 
@@ -188,15 +188,15 @@ def test_an_attempt_run_to_learn_more_is_the_last(kind, retries):
 def test_a_trial_that_ran_out_of_device_memory_tries_every_fallback_and_no_more(fallbacks, retries):
     failure, past = Failure(FailureKind.OOM_DEVICE, "x"), ()
     for left in range(fallbacks, 0, -1):
-        assert decide(failure, past, retries=retries, rungs_left=left).action is Action.RUNG
+        assert decide_recovery(failure, past, retries=retries, rungs_left=left).action is Action.RUNG
         past += (PastFailure(FailureKind.OOM_DEVICE, False),)
-    assert decide(failure, past, retries=retries, rungs_left=0).action is Action.GIVE_UP
+    assert decide_recovery(failure, past, retries=retries, rungs_left=0).action is Action.GIVE_UP
     if retries:  # rungs use up no retry
-        assert decide(Failure(FailureKind.KILLED, "x"), past, retries=retries).action is Action.RETRY
+        assert decide_recovery(Failure(FailureKind.KILLED, "x"), past, retries=retries).action is Action.RETRY
 
 
 def test_a_planner_is_tried_twice_then_the_memory_is_unknown():
     failure = Failure(FailureKind.PLANNER, "x")
-    assert decide(failure, (), retries=0).action is Action.RETRY
+    assert decide_recovery(failure, (), retries=0).action is Action.RETRY
     again = (PastFailure(FailureKind.PLANNER, False),)
-    assert decide(failure, again, retries=100).action is Action.UNPLANNED
+    assert decide_recovery(failure, again, retries=100).action is Action.UNPLANNED

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dryfit.runtime.machine.gpus import DeviceLook, DeviceProcess, Whose
+from dryfit.runtime.machine.gpus import GpuProcess, GpuState, ProcessOwner
 
 GIB = 2**30
 
@@ -131,12 +131,12 @@ class FakeNvml:
 class ScriptedDevices:
     """Devices that are as a test says; ``None`` of them: no driver."""
 
-    looks: dict[str, DeviceLook | None] = field(default_factory=dict)
+    looks: dict[str, GpuState | None] = field(default_factory=dict)
     reported: dict[str, list[int]] = field(default_factory=dict)
     owned: list[int] = field(default_factory=list)
     asked: int = 0
 
-    def look(self, device: str) -> DeviceLook | None:
+    def look(self, device: str) -> GpuState | None:
         self.asked += 1
         return self.looks.get(device)
 
@@ -149,11 +149,11 @@ class ScriptedDevices:
     def know(self, uuids: Mapping[str, str]) -> None:
         del uuids
 
-    def set(self, device: str, total_bytes: int, *processes: tuple[int, int, Whose], extra: int = 0) -> None:
+    def set(self, device: str, total_bytes: int, *processes: tuple[int, int, ProcessOwner], extra: int = 0) -> None:
         """Let a device have these processes; ``extra`` belongs to nobody that is listed."""
-        listed = tuple(DeviceProcess(pid, size, whose) for pid, size, whose in processes)
+        listed = tuple(GpuProcess(pid, size, whose) for pid, size, whose in processes)
         used_bytes = sum(size for _, size, _ in processes) + extra
-        self.looks[device] = DeviceLook(total_bytes, used_bytes, listed, memory_errors=0)
+        self.looks[device] = GpuState(total_bytes, used_bytes, listed, memory_errors=0)
 
 
 def read_processes(folder: Path) -> dict[int, int | None]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dryfit.api import StudyRun, Turn
 from dryfit.cli.output import console, run_text
-from dryfit.cli.panel import StudyPanel, progress_line, study_line
+from dryfit.cli.panel import StudyPanel, study_progress_line, trial_progress_line
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action
 from dryfit.core.jobs.memory import VerdictKind
@@ -160,7 +160,7 @@ class PlainLines:
             case TrialFinished(number=number):
                 self._told_s.pop(number, None)
                 if self._due(None):
-                    self._print(study_line(self._study.view(), self._turn))
+                    self._print(study_progress_line(self._study.view(), self._turn))
             case _:
                 pass
 
@@ -171,7 +171,7 @@ class PlainLines:
             self._print(f"trial {number}: {message.text}")
         elif isinstance(message, Progress) and number in self._told_s and self._due(number):
             view = self._study.view()
-            self._print(*(progress_line(trial, view.goals) for trial in view.trials if trial.number == number))
+            self._print(*(trial_progress_line(trial, view.goals) for trial in view.trials if trial.number == number))
 
     def on_note(self, text: str) -> None:
         """Print what the control process is doing."""

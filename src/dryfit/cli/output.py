@@ -33,7 +33,7 @@ from dryfit.reporting.data.troubles import trouble_lines
 from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table
 from dryfit.reporting.terminal.findings import finding_lines, verdict_line
 from dryfit.reporting.terminal.generation_text import generation_text
-from dryfit.reporting.terminal.health_table import health_table, verdict
+from dryfit.reporting.terminal.health_table import health_table, health_verdict
 from dryfit.reporting.terminal.plan_tables import (
     headline,
     ladder_table,
@@ -45,15 +45,15 @@ from dryfit.reporting.terminal.plan_tables import (
     space_table,
     trust_text,
 )
-from dryfit.reporting.terminal.shard_tables import cut_lines, cut_table
+from dryfit.reporting.terminal.shard_tables import shard_lines, shard_table
 from dryfit.reporting.terminal.tables import (
     Table,
     duration_text,
+    file_locations,
     front_table,
     measured_text,
     outcomes_table,
     params_text,
-    places,
     trials_table,
     values_text,
 )
@@ -150,7 +150,7 @@ def print_study(state: StudyState, layout: StudyLayout, *, trials: bool) -> None
     totals = plan_totals(state)
     if totals is not None:
         out.print(f"plans: {totals_text(totals)}", highlight=False)
-    for name, path in places(state, layout):
+    for name, path in file_locations(state, layout):
         out.print(f"  {name}: {path}", highlight=False)
 
 
@@ -160,7 +160,7 @@ def print_health(health: Health) -> None:
     out = console()
     for error in health.errors:
         out.print(Text(error))
-    out.print(Text(verdict(health), style="green" if health.healthy else "red"))
+    out.print(Text(health_verdict(health), style="green" if health.healthy else "red"))
 
 
 def print_plan(answer: PlanAnswer) -> None:
@@ -179,8 +179,8 @@ def print_plan(answer: PlanAnswer) -> None:
             print_table(table)
     if answer.cut is not None:
         out.print()
-        print_table(cut_table(answer.cut))
-        for line in cut_lines(answer.cut):
+        print_table(shard_table(answer.cut))
+        for line in shard_lines(answer.cut):
             out.print(Text(line))
     if answer.ladder:
         out.print()

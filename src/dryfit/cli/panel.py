@@ -27,7 +27,7 @@ _OLD_BEAT_S = 60.0
 _PHASE_STYLES = {"train": "green", "evaluate": "cyan", "save": "cyan", "planning": "magenta", "waiting": "dim"}
 
 
-def left_text(seconds: float) -> str:
+def remaining_text(seconds: float) -> str:
     """A remaining time as people read it: no more precise than it is."""
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -35,7 +35,7 @@ def left_text(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def progress_line(trial: TrialView, goals: Sequence[str]) -> str:
+def trial_progress_line(trial: TrialView, goals: Sequence[str]) -> str:
     """How far a trial is, in one line that ``grep`` finds: only what is known."""
     parts = [trial.phase]
     if trial.total_steps:
@@ -48,11 +48,11 @@ def progress_line(trial: TrialView, goals: Sequence[str]) -> str:
     if trial.beat_age_s is not None:
         parts.append(f"beat {trial.beat_age_s:.1f} s ago")
     if trial.left_s is not None:
-        parts.append(f"about {left_text(trial.left_s)} left")
+        parts.append(f"about {remaining_text(trial.left_s)} left")
     return f"trial {trial.number}: {', '.join(parts)}"
 
 
-def study_line(view: LiveView, turn: str = "") -> str:
+def study_progress_line(view: LiveView, turn: str = "") -> str:
     """How far a study is, in one line; of several, which of them it is (``2 of 3``)."""
     return f"study{turn and ' '}{turn}: {', '.join(_study_parts(view))}"
 
@@ -67,7 +67,7 @@ def _study_parts(view: LiveView) -> list[str]:
         parts.append(f"best {view.goals[0]} {number_text(value)} (trial {number})")
     parts.append(duration_text(view.elapsed_s))
     if view.left_s is not None:
-        parts.append(f"about {left_text(view.left_s)} left")
+        parts.append(f"about {remaining_text(view.left_s)} left")
     return parts
 
 
@@ -158,7 +158,7 @@ def _columns(trials: Sequence[TrialView], goals: Sequence[str], *, plain: bool) 
         _Column("curve", tuple(curves), 4, right=False),
         _Column("memory", _cells("" if trial.memory_bytes is None else gib(trial.memory_bytes) for trial in trials), 6),
         _Column("beat", tuple(_beat(trial) for trial in trials), 2),
-        _Column("left", _cells("" if trial.left_s is None else left_text(trial.left_s) for trial in trials), 1),
+        _Column("left", _cells("" if trial.left_s is None else remaining_text(trial.left_s) for trial in trials), 1),
     ]
 
 
@@ -196,4 +196,6 @@ def _beat(trial: TrialView) -> Text:
     age_s = trial.beat_age_s
     if age_s is None:
         return Text()
-    return Text(f"{age_s:.1f} s" if age_s < _OLD_BEAT_S else left_text(age_s), "red" if age_s >= _OLD_BEAT_S else "")
+    return Text(
+        f"{age_s:.1f} s" if age_s < _OLD_BEAT_S else remaining_text(age_s), "red" if age_s >= _OLD_BEAT_S else ""
+    )

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 
 from dryfit.cli.output import console
-from dryfit.cli.panel import WatchPanel, progress_line, study_line
+from dryfit.cli.panel import WatchPanel, study_progress_line, trial_progress_line
 from dryfit.reporting.terminal.watch import StudyFollower, Watched, watched_lines
 
 _EVERY_S = 1.0
@@ -64,4 +64,8 @@ def _tell(follower: StudyFollower, sleep: Callable[[float], None], clock: Callab
 
 def _lines(watched: Watched) -> list[str]:
     view = watched.study
-    return [study_line(view), *(progress_line(trial, view.goals) for trial in view.trials), *watched_lines(watched)]
+    return [
+        study_progress_line(view),
+        *(trial_progress_line(trial, view.goals) for trial in view.trials),
+        *watched_lines(watched),
+    ]

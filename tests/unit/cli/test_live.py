@@ -13,7 +13,7 @@ from rich.console import Console
 from dryfit.api import StudyRun, Turn
 from dryfit.cli import live
 from dryfit.cli.live import LivePanel, PlainLines, watching
-from dryfit.cli.panel import StudyPanel, left_text
+from dryfit.cli.panel import StudyPanel, remaining_text
 from dryfit.core.errors import DataError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.choices import BuiltInTask, Direction
@@ -257,7 +257,7 @@ def test_a_study_that_is_done_has_nothing_left():
     ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (61, "1 min"), (3599, "1 h 00 min"), (9000, "2 h 30 min")]
 )
 def test_remaining_times(seconds, text):
-    assert left_text(seconds) == text
+    assert remaining_text(seconds) == text
 
 
 # ---- off a terminal

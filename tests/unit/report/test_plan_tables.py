@@ -30,7 +30,7 @@ from dryfit.reporting.terminal.plan_tables import (
     space_table,
     trust_text,
 )
-from dryfit.reporting.terminal.shard_tables import cut_lines, cut_table
+from dryfit.reporting.terminal.shard_tables import shard_lines, shard_table
 from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
 from dryfit.study.planning.refusals import refusal_text
 
@@ -138,18 +138,18 @@ CUT = ShardSummary(
 
 
 def test_a_cut_model_is_a_table_and_lines() -> None:
-    assert cut_table(CUT).rows == (
+    assert shard_table(CUT).rows == (
         ("layer.*.query.weight", "3", "[384, 384] -> [192, 384]", "column"),
         ("norm.weight", "2", "[384]", "whole"),
     )
-    assert cut_lines(CUT) == [
+    assert shard_lines(CUT) == [
         "cut over 2 ranks, each on a device of its own: all memory is that of one rank",
         "weights of a rank: 3.0 GiB of 5.0 GiB (60.0%), 3 parameters cut, 2 whole",
         "sent by a rank in an optimizer step: 3.0 GiB (2.0 GiB forward, 1.0 GiB backward)",
         "proved: outputs differ by 2e-15, gradients by 0e+00",
         "whole: table, head: too many words",
     ]
-    assert "sent by a rank in an optimizer step: unknown" in cut_lines(CUT.model_copy(update={"sent": None}))
+    assert "sent by a rank in an optimizer step: unknown" in shard_lines(CUT.model_copy(update={"sent": None}))
     fits = answer(VerdictKind.FITS, plan=memory(20)).model_copy(update={"cut": CUT})
     assert headline(fits) == "plan fits: needs 20.0 GiB on each of 2 devices, device has 23.6 GiB (rtx4090)"
     refused = answer(VerdictKind.REFUSED, plan=memory()).model_copy(update={"cut": CUT})

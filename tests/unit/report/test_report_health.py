@@ -8,7 +8,7 @@ from dryfit.core.jobs.checkpoint_health import Adapter, Health, Stored, StoredFi
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.wire import write_model
 from dryfit.reporting.data.story import trial_story
-from dryfit.reporting.terminal.health_table import health_table, size_text, verdict
+from dryfit.reporting.terminal.health_table import health_table, health_verdict, size_text
 from dryfit.reporting.terminal.story_text import story_lines
 from dryfit.store.layout import StudyLayout
 from ledgers import Script
@@ -39,18 +39,18 @@ def test_long_lists_end_with_a_count() -> None:
     assert ("missing", "w11") in rows and ("missing", "w12") not in rows
     assert ("missing", "and 3 more") in rows
     assert ("not used", "7: a, b, c, d, e, and 2 more") in rows
-    assert verdict(health) == "not healthy: 15 missing, 1 without a place"
+    assert health_verdict(health) == "not healthy: 15 missing, 1 without a place"
 
 
 def test_verdicts() -> None:
     healthy = Health(folder="f", subject=Subject.MODEL, healthy=True, task="causal-lm")
-    assert 'dryfit.load("f", task="causal-lm")' in verdict(healthy)
+    assert 'dryfit.load("f", task="causal-lm")' in health_verdict(healthy)
     adapter = Adapter(kind="LORA", base="", layers=2, rank=8)
     health = Health(folder="f", subject=Subject.ADAPTER, healthy=True, adapter=adapter)
-    assert "its pairs are complete" in verdict(health)
+    assert "its pairs are complete" in health_verdict(health)
     assert {("adapter", "LORA, rank 8, 2 layers"), ("base model", "not named")} <= set(health_table(health).rows)
     broken = Health(folder="f", subject=Subject.MODEL, healthy=False, errors=("it is cut short",))
-    assert verdict(broken) == "not healthy: it cannot be opened"
+    assert health_verdict(broken) == "not healthy: it cannot be opened"
 
 
 def test_a_trial_s_story_tells_where_its_weights_came_from(tmp_path: Path) -> None:

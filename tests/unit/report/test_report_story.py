@@ -9,7 +9,7 @@ from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome
 from dryfit.core.wire import MESSAGES_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Phase, Report, Started
 from dryfit.reporting.data.story import FOLLOWED, trial_story
-from dryfit.reporting.data.story_view import TrialStory, What
+from dryfit.reporting.data.story_view import MomentKind, TrialStory
 from dryfit.reporting.terminal.story_text import story_lines
 from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts, ReportMade
 from dryfit.store.layout import StudyLayout
@@ -57,9 +57,20 @@ def tried_twice() -> Script:
 def test_a_story_is_told_in_order() -> None:
     story = told(tried_twice())
     assert [one.what for one in story.moments] == [
-        What.ASKED, What.PLANNED, What.PLACED, What.STARTED, What.REPORT, What.CHECKPOINT, What.FAILURE,
-        What.PLACED, What.STARTED, What.REPORT, What.CHECKPOINT, What.RESULT, What.FINISHED,
-    ]  # fmt: skip
+        MomentKind.ASKED,
+        MomentKind.PLANNED,
+        MomentKind.PLACED,
+        MomentKind.STARTED,
+        MomentKind.REPORT,
+        MomentKind.CHECKPOINT,
+        MomentKind.FAILURE,
+        MomentKind.PLACED,
+        MomentKind.STARTED,
+        MomentKind.REPORT,
+        MomentKind.CHECKPOINT,
+        MomentKind.RESULT,
+        MomentKind.FINISHED,
+    ]
     times = [one.at for one in story.moments if one.at is not None]
     assert times == sorted(times)
     assert texts(story)[2] == "attempt 1 on device 1, counted with 1.5 GiB"
@@ -70,7 +81,7 @@ def test_a_story_is_told_in_order() -> None:
 
 
 def test_a_failure_tells_the_error_what_was_lost_and_what_followed() -> None:
-    (failure,) = (one for one in told(tried_twice()).moments if one.what is What.FAILURE)
+    (failure,) = (one for one in told(tried_twice()).moments if one.what is MomentKind.FAILURE)
     assert failure.text == "attempt 1: oom_device: the device's memory did not suffice"
     assert failure.details == (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -99,7 +110,7 @@ def test_an_error_that_the_sentence_has_told_is_not_told_twice() -> None:
         error="no such luck",
     )
     script.say(AttemptEnded(number=0, attempt=1, failure=facts), 1)
-    (failure,) = (one for one in told(script).moments if one.what is What.FAILURE)
+    (failure,) = (one for one in told(script).moments if one.what is MomentKind.FAILURE)
     assert failure.details == ("worked 2.1 s, 2.1 s of it lost", "then: the trial ends as failed")
 
 
@@ -185,7 +196,7 @@ def test_notes_of_processes_stand_where_they_were_made(tmp_path: Path) -> None:
 def test_many_notes_are_cut_and_counted(tmp_path: Path) -> None:
     layout = StudyLayout(tmp_path)
     write_messages(layout.trial(0).attempt(2), *(Note(text=f"note {number}") for number in range(60)))
-    found = [one.text for one in told(tried_twice(), layout=layout).moments if one.what is What.NOTE]
+    found = [one.text for one in told(tried_twice(), layout=layout).moments if one.what is MomentKind.NOTE]
     assert len(found) == 51 and found[-1] == "10 more notes stand in messages.jsonl"
 
 
@@ -193,8 +204,8 @@ def test_a_session_that_began_while_the_trial_was_open_is_part_of_it() -> None:
     script = eventful()
     lost = next(trial.number for trial in script.state().trials if len(trial.attempts) == 2 and trial.number == 13)
     kinds = [one.what for one in told(script, lost).moments]
-    assert kinds.index(What.SESSION) < kinds.index(What.FAILURE)
-    assert What.SESSION not in [one.what for one in told(script, 0).moments]
+    assert kinds.index(MomentKind.SESSION) < kinds.index(MomentKind.FAILURE)
+    assert MomentKind.SESSION not in [one.what for one in told(script, 0).moments]
 
 
 def test_folds_are_told() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from dryfit.core.failure import ChildFault, Evidence
-from dryfit.runtime.failures.device_memory import DeviceMemory, memory_in_words, memory_of, said_memory
+from dryfit.runtime.failures.device_memory import DeviceMemory, known_device_memory, memory_text, parse_oom_message
 
 GIB, MIB = 2**30, 2**20
 
@@ -34,26 +34,26 @@ FENCED = (
     [(ALONE, 23.26, 0.0), (IN_A_CONTAINER, 47.51, 0.0), (WITHOUT_NVML, 4.02, 18.98), (FENCED, 6.0, 0.0)],
 )
 def test_whose_memory_it_is(text, own_gib, others_gib):
-    found = said_memory(text)
+    found = parse_oom_message(text)
     assert found.own_bytes is not None and found.others_bytes is not None
     assert found.own_bytes / GIB == pytest.approx(own_gib, abs=0.01)
     assert found.others_bytes / GIB == pytest.approx(others_gib, abs=0.01)
 
 
 def test_what_was_asked_for_and_what_was_free():
-    found = said_memory(ALONE)
+    found = parse_oom_message(ALONE)
     assert (found.asked_bytes, found.free_bytes) == (20 * MIB, pytest.approx(242.69 * MIB, rel=1e-6))
 
 
 @pytest.mark.parametrize("text", ["", "CUDA out of memory", "Tried to allocate nothing. total capacity of x GiB"])
 def test_any_other_text_says_nothing(text):
-    assert said_memory(text) == DeviceMemory()
-    assert memory_in_words(said_memory(text)) == ""
+    assert parse_oom_message(text) == DeviceMemory()
+    assert memory_text(parse_oom_message(text)) == ""
 
 
 def test_what_was_said_comes_before_what_was_measured():
     fault = ChildFault(("torch.OutOfMemoryError",), "", ALONE)
     measured = Evidence(device_total_bytes=1, device_free_bytes=2, peak_bytes=3, neighbour_bytes=4, planned_bytes=5)
-    found = memory_of(measured, fault)
-    assert (found.total_bytes, found.planned_bytes, found.others_bytes) == (said_memory(ALONE).total_bytes, 5, 4)
-    assert memory_of(measured, None) == DeviceMemory(None, 1, 2, 3, 4, 5)
+    found = known_device_memory(measured, fault)
+    assert (found.total_bytes, found.planned_bytes, found.others_bytes) == (parse_oom_message(ALONE).total_bytes, 5, 4)
+    assert known_device_memory(measured, None) == DeviceMemory(None, 1, 2, 3, 4, 5)

@@ -13,7 +13,7 @@ import pytest
 
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.runtime.children.processes import carries_marker
-from dryfit.runtime.machine.gpus import DeviceLook, DeviceProcess, Whose
+from dryfit.runtime.machine.gpus import GpuProcess, GpuState, ProcessOwner
 from dryfit.runtime.machine.nvml_link import NvmlLink
 from nvml import GIB, Driver
 
@@ -59,11 +59,11 @@ def test_answers_come_through_as_they_are(driver: Driver, asked: Asked) -> None:
         assert asked.link.pid is None, "nobody has asked yet"
         asked.link.own(2**22 + 7)
         expected = (
-            DeviceProcess(ours.pid, 300 * MIB, Whose.OURS),
-            DeviceProcess(os.getpid(), 100 * MIB, Whose.OTHER),
-            DeviceProcess(2**22 + 7, None, Whose.GONE),
+            GpuProcess(ours.pid, 300 * MIB, ProcessOwner.OURS),
+            GpuProcess(os.getpid(), 100 * MIB, ProcessOwner.OTHER),
+            GpuProcess(2**22 + 7, None, ProcessOwner.GONE),
         )
-        assert asked.link.look("0") == DeviceLook(GIB, 400 * MIB, expected, memory_errors=0)
+        assert asked.link.look("0") == GpuState(GIB, 400 * MIB, expected, memory_errors=0)
         assert asked.link.look("7") is None
         assert asked.link.xids("0") == ()
         asked.link.know({"7": "a"})

@@ -12,14 +12,14 @@ from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.runtime.children.processes import carries_marker, lives
 from dryfit.runtime.failures.evidence import EvidenceCollector
 from dryfit.runtime.failures.fault_case import lost_devices
-from dryfit.runtime.machine.gpus import FALLEN_OFF, DeviceLook, DeviceProcess, NoDevices, NvmlDevices, Whose
+from dryfit.runtime.machine.gpus import FALLEN_OFF, GpuProcess, GpuState, NoGpuMonitor, NvmlMonitor, ProcessOwner
 from nvml import GIB, Board, FakeNvml, ScriptedDevices
 
 OURS, OTHER = 11, 12
 
 
-def devices(nvml: FakeNvml, *, ours: tuple[int, ...] = (OURS,), alive: tuple[int, ...] = (OURS, OTHER)) -> NvmlDevices:
-    return NvmlDevices("marker", nvml, is_ours=lambda pid, marker: pid in ours, lives=lambda pid: pid in alive)
+def devices(nvml: FakeNvml, *, ours: tuple[int, ...] = (OURS,), alive: tuple[int, ...] = (OURS, OTHER)) -> NvmlMonitor:
+    return NvmlMonitor("marker", nvml, is_ours=lambda pid, marker: pid in ours, lives=lambda pid: pid in alive)
 
 
 def test_a_look_says_how_much_and_whose() -> None:
@@ -27,9 +27,9 @@ def test_a_look_says_how_much_and_whose() -> None:
     look = devices(FakeNvml(board)).look("0")
     assert look is not None
     assert (look.total_bytes, look.used_bytes) == (24 * GIB - GIB // 2, 9 * GIB)
-    assert {one.pid: one.whose for one in look.processes} == {OURS: Whose.OURS, OTHER: Whose.OTHER}
+    assert {one.pid: one.owner for one in look.processes} == {OURS: ProcessOwner.OURS, OTHER: ProcessOwner.OTHER}
     assert look.neighbour_bytes(3 * GIB, ours=True) == 6 * GIB
-    assert (look.unaccounted_bytes, look.memory_errors, look.tells_whose) == (GIB, 0, True)
+    assert (look.unaccounted_bytes, look.memory_errors, look.owners_known) == (GIB, 0, True)
 
 
 def test_an_older_driver_counts_what_it_keeps_as_used() -> None:
@@ -73,37 +73,37 @@ def test_cuda_may_count_devices_in_another_order() -> None:
 def test_memory_of_ours_that_is_gone_is_told_from_a_neighbours() -> None:
     board = Board("GPU-a", processes={OURS: 3 * GIB, OTHER: GIB, 99: GIB})
     ours, alive = [OURS], [OURS, OTHER]
-    found = NvmlDevices("m", FakeNvml(board), is_ours=lambda pid, _: pid in ours, lives=lambda pid: pid in alive)
+    found = NvmlMonitor("m", FakeNvml(board), is_ours=lambda pid, _: pid in ours, lives=lambda pid: pid in alive)
     assert found.look("0") is not None
     ours.clear()
     alive.remove(OURS)
     look = found.look("0")
     assert look is not None
-    assert {one.pid: one.whose for one in look.processes} == {
-        OURS: Whose.GONE,
-        OTHER: Whose.OTHER,
-        99: Whose.HIDDEN,
+    assert {one.pid: one.owner for one in look.processes} == {
+        OURS: ProcessOwner.GONE,
+        OTHER: ProcessOwner.OTHER,
+        99: ProcessOwner.HIDDEN,
     }
-    assert look.held_bytes(Whose.GONE) == 3 * GIB
+    assert look.held_bytes(ProcessOwner.GONE) == 3 * GIB
     alive.append(OURS)  # its number was given to somebody else
     again = found.look("0")
-    assert again is not None and again.held_bytes(Whose.GONE) == 0
+    assert again is not None and again.held_bytes(ProcessOwner.GONE) == 0
 
 
 def test_a_process_that_never_was_looked_at_is_known_by_its_own_word() -> None:
     found = devices(FakeNvml(Board("GPU-a", processes={77: GIB})), alive=())
     found.own(77)
     look = found.look("0")
-    assert look is not None and look.held_bytes(Whose.GONE) == GIB
+    assert look is not None and look.held_bytes(ProcessOwner.GONE) == GIB
 
 
-def test_where_nobody_tells_whose_it_is_ours_is_as_planned() -> None:
-    blind = DeviceLook(24 * GIB, 9 * GIB)
+def test_where_nobody_owners_known_it_is_ours_is_as_planned() -> None:
+    blind = GpuState(24 * GIB, 9 * GIB)
     assert blind.neighbour_bytes(6 * GIB, ours=True) == 3 * GIB
     assert blind.neighbour_bytes(0, ours=False) == 9 * GIB
-    hidden = DeviceLook(24 * GIB, 9 * GIB, (DeviceProcess(5, 9 * GIB, Whose.HIDDEN),))
+    hidden = GpuState(24 * GIB, 9 * GIB, (GpuProcess(5, 9 * GIB, ProcessOwner.HIDDEN),))
     assert hidden.neighbour_bytes(6 * GIB, ours=True) == 3 * GIB
-    starting = DeviceLook(24 * GIB, 9 * GIB, (DeviceProcess(5, 9 * GIB, Whose.OTHER),))
+    starting = GpuState(24 * GIB, 9 * GIB, (GpuProcess(5, 9 * GIB, ProcessOwner.OTHER),))
     assert starting.neighbour_bytes(6 * GIB, ours=True) == 9 * GIB
 
 
@@ -135,7 +135,7 @@ def test_no_driver_is_no_error() -> None:
     assert (found.look("0"), found.xids("0")) == (None, ())
     found.close()
     assert nvml.shutdowns == 0
-    assert (NoDevices().look("0"), NoDevices().xids("0")) == (None, ())
+    assert (NoGpuMonitor().look("0"), NoGpuMonitor().xids("0")) == (None, ())
 
 
 def test_nvml_is_loaded_at_the_first_look_and_let_go() -> None:
@@ -180,7 +180,7 @@ def test_ours_are_known_by_their_marker() -> None:
 
 def test_the_surroundings_of_a_child_that_ends(tmp_path: Path) -> None:
     seen = ScriptedDevices(reported={"0": [13]})
-    seen.set("0", 24 * GIB, (OURS, 2 * GIB, Whose.OURS), (OTHER, 5 * GIB, Whose.OTHER), extra=GIB)
+    seen.set("0", 24 * GIB, (OURS, 2 * GIB, ProcessOwner.OURS), (OTHER, 5 * GIB, ProcessOwner.OTHER), extra=GIB)
     around = EvidenceCollector(seen, tmp_path, tmp_path / "nowhere")
     around.placed("one", "0", 7 * GIB)
     around.placed("two", "0", 3 * GIB)
@@ -196,8 +196,8 @@ def test_the_surroundings_of_a_child_that_ends(tmp_path: Path) -> None:
 
 def test_the_surroundings_of_a_child_with_several_devices(tmp_path: Path) -> None:
     seen = ScriptedDevices(reported={"0": [13], "1": [], "2": []})
-    seen.set("0", 24 * GIB, (OURS, 2 * GIB, Whose.OURS), (OTHER, GIB, Whose.OTHER))
-    seen.set("1", 40 * GIB, (OURS, 2 * GIB, Whose.OURS), (OTHER, 30 * GIB, Whose.OTHER))
+    seen.set("0", 24 * GIB, (OURS, 2 * GIB, ProcessOwner.OURS), (OTHER, GIB, ProcessOwner.OTHER))
+    seen.set("1", 40 * GIB, (OURS, 2 * GIB, ProcessOwner.OURS), (OTHER, 30 * GIB, ProcessOwner.OTHER))
     around = EvidenceCollector(seen, tmp_path, tmp_path / "nowhere")
     for device in ("0", "1", "2"):
         around.placed("one", device, 7 * GIB)
@@ -216,8 +216,8 @@ def test_the_surroundings_of_a_child_with_several_devices(tmp_path: Path) -> Non
     assert around.probe("two", Evidence()).device == "1"
 
 
-@pytest.mark.parametrize("seen", [NoDevices(), ScriptedDevices()])
-def test_where_nothing_is_known_nothing_is_said(tmp_path: Path, seen: NoDevices | ScriptedDevices) -> None:
+@pytest.mark.parametrize("seen", [NoGpuMonitor(), ScriptedDevices()])
+def test_where_nothing_is_known_nothing_is_said(tmp_path: Path, seen: NoGpuMonitor | ScriptedDevices) -> None:
     around = EvidenceCollector(seen, tmp_path)
     around.placed("one", "0", None)
     found = around.probe("one", Evidence())

@@ -9,28 +9,28 @@ import psutil
 import pytest
 
 from dryfit.runtime.machine import host_memory as host
-from dryfit.runtime.machine.host_memory import HostLook, look_at_host
+from dryfit.runtime.machine.host_memory import HostMemory, read_host_memory
 
 
 def test_what_is_promised_is_not_given_twice() -> None:
-    look = HostLook(total_bytes=1000, free_bytes=700, rss_bytes={1: 150, 2: 400})
-    assert look.room_bytes({}) == 600, "a tenth stays free"
-    assert look.room_bytes({1: 250}) == 500
-    assert look.room_bytes({1: 250, 2: 300}) == 500, "one that takes more than expected gives nothing back"
-    assert look.room_bytes({1: 250, -5: 600}) == 0
+    look = HostMemory(total_bytes=1000, free_bytes=700, rss_bytes={1: 150, 2: 400})
+    assert look.available_bytes({}) == 600, "a tenth stays free"
+    assert look.available_bytes({1: 250}) == 500
+    assert look.available_bytes({1: 250, 2: 300}) == 500, "one that takes more than expected gives nothing back"
+    assert look.available_bytes({1: 250, -5: 600}) == 0
 
 
 def test_this_machine() -> None:
-    look = look_at_host([os.getpid(), 2**22 + 1])
+    look = read_host_memory([os.getpid(), 2**22 + 1])
     assert 0 < look.free_bytes < look.total_bytes
     assert set(look.rss_bytes) == {os.getpid()}
 
 
 def test_the_control_group_bounds_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = look_at_host([os.getpid()])
+    whole = read_host_memory([os.getpid()])
     limit = whole.rss_bytes[os.getpid()] + (64 << 20)
     monkeypatch.setattr(host, "memory_limit_bytes", lambda: limit)
-    look = look_at_host([os.getpid()])
+    look = read_host_memory([os.getpid()])
     assert look.total_bytes == limit and look.free_bytes < limit
 
 
@@ -55,9 +55,9 @@ def test_all_processes_of_a_childs_session_count_without_what_they_share() -> No
         try:
             assert child.stdout is not None and child.stdout.readline() == "ready\n"
             alone = psutil.Process(child.pid).memory_info().rss
-            found = look_at_host([child.pid, os.getpid()]).rss_bytes
+            found = read_host_memory([child.pid, os.getpid()]).rss_bytes
         finally:
             os.killpg(child.pid, signal.SIGKILL)
     assert alone > 40 << 20
     assert alone + (90 << 20) <= found[child.pid] < alone + (120 << 20)
-    assert look_at_host([child.pid]).rss_bytes == {}, "it is gone"
+    assert read_host_memory([child.pid]).rss_bytes == {}, "it is gone"

@@ -3,7 +3,7 @@
 import pytest
 
 from dryfit.core.failure import Action, AttemptTerms, FailureKind, PastFailure
-from dryfit.runtime.failures.recovery import attempt_terms, terms_in_words
+from dryfit.runtime.failures.recovery import attempt_terms, terms_text
 
 KIND = FailureKind.DEVICE_LOST
 
@@ -33,9 +33,9 @@ def test_terms_are_what_past_failures_asked_for(failures, terms):
 
 
 def test_terms_are_told_in_words():
-    assert terms_in_words(AttemptTerms()) == ()
+    assert terms_text(AttemptTerms()) == ()
     every = AttemptTerms(exclusive=True, diagnostic=True, lighter=2, avoid=frozenset({"1", "0"}))
-    assert terms_in_words(every) == (
+    assert terms_text(every) == (
         "alone on its device",
         "slowly, to learn where it fails: blocking launches, device assertions",
         "with fewer loader workers (step 2), tensors shared through files",

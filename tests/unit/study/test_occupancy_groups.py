@@ -13,8 +13,8 @@ from device_bench import GIB, NEED, OTHER, PID, Bench, events_of
 from dryfit.core.failure import Evidence, Failure, FailureKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import FirstStep
-from dryfit.runtime.machine.gpus import Whose
-from dryfit.runtime.machine.host_memory import HostLook
+from dryfit.runtime.machine.gpus import ProcessOwner
+from dryfit.runtime.machine.host_memory import HostMemory
 from dryfit.store.events import AttemptPlaced, DeviceSetAside, FirstStepDone, ParallelSet
 from dryfit.study.loop.next_step import End
 from dryfit.study.resources.placements import Machine
@@ -46,12 +46,12 @@ def test_each_trial_gets_a_group_and_groups_are_shared_by_what_was_planned(bench
 
 def test_a_group_has_the_room_of_its_device_with_the_least(bench) -> None:
     found = bench(2 * NEED, 2)
-    found.devices.set("1", 4 * NEED, (OTHER, 3 * NEED + 1, Whose.OTHER))
+    found.devices.set("1", 4 * NEED, (OTHER, 3 * NEED + 1, ProcessOwner.OTHER))
     done = found.run(**TWO)
     assert done.end is End.PAUSED and not events_of(done, AttemptPlaced)
     reason = "128 MiB of each of devices 0, 1, which has 512 MiB, 384 MiB of them held by others"
     assert reason in found.watcher.notes[-1]
-    found.devices.set("1", 4 * NEED, (OTHER, 3 * NEED, Whose.OTHER))
+    found.devices.set("1", 4 * NEED, (OTHER, 3 * NEED, ProcessOwner.OTHER))
     done = found.run(**TWO)
     assert done.end is End.DONE and done.supervisor.most_at_once == 1
     found.devices.set("1", 4 * NEED)
@@ -71,7 +71,7 @@ def test_alone_on_their_devices_there_are_as_many_trials_as_groups(bench, parall
 
 def test_a_device_that_keeps_memory_leaves_its_group_to_another(bench) -> None:
     found = bench(2 * NEED, 5)
-    found.devices.set("1", 2 * NEED, (PID, NEED, Whose.GONE))
+    found.devices.set("1", 2 * NEED, (PID, NEED, ProcessOwner.GONE))
     found.tick_s = 2.0
     done = found.run(**TWO, runtime={"parallel": 1}, study={"trials": 80})
     assert done.end is End.DONE
@@ -107,7 +107,7 @@ def test_a_lost_device_is_known_by_its_error_else_all_of_the_group_are_set_aside
 def test_without_enough_devices_left_the_study_pauses(bench) -> None:
     found = bench(2 * NEED, 3)
     for name in ("0", "2"):
-        found.devices.set(name, 2 * NEED, (PID, NEED, Whose.GONE))
+        found.devices.set(name, 2 * NEED, (PID, NEED, ProcessOwner.GONE))
     found.tick_s = 2.0
     done = found.run(**TWO, runtime={"parallel": 1}, study={"trials": 400})
     assert done.end is End.PAUSED
@@ -143,8 +143,8 @@ def test_all_processes_of_a_group_are_looked_at_while_they_live(bench, monkeypat
 def test_the_processes_of_a_trial_on_the_cpu_count_all(tmp_path: Path) -> None:
     """Trials of two processes, each planned with 128 MiB, on a host with room for the fifth such process."""
 
-    def host(pids: Any) -> HostLook:
-        return HostLook(GIB, GIB // 10 + 3 * NEED, dict.fromkeys(pids, 2 * NEED))
+    def host(pids: Any) -> HostMemory:
+        return HostMemory(GIB, GIB // 10 + 3 * NEED, dict.fromkeys(pids, 2 * NEED))
 
     def run(tp: int) -> instant.Run:
         config = instant.config(

@@ -16,7 +16,7 @@ from dryfit.core.settings.execution import DeviceKind, PlanSubject
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.data.story import trial_story
 from dryfit.reporting.terminal.story_text import story_lines
-from dryfit.runtime.machine.host_memory import HostLook
+from dryfit.runtime.machine.host_memory import HostMemory
 from dryfit.search.mirror.model import MirrorModel
 from dryfit.store.events import AttemptPlaced
 from dryfit.store.layout import StudyLayout
@@ -142,8 +142,8 @@ def test_on_the_cpu_each_rank_of_every_trial_needs_cores(
 def test_on_the_cpu_the_host_must_have_room_for_all_ranks(tmp_path: Path) -> None:
     gib = 2**30
 
-    def host(pids: Any) -> HostLook:
-        return HostLook(16 * gib, 16 * gib, dict.fromkeys(pids, 0))
+    def host(pids: Any) -> HostMemory:
+        return HostMemory(16 * gib, 16 * gib, dict.fromkeys(pids, 0))
 
     study = instant.config(
         execution={"tp": "auto", "memory_limit": "512MiB"},

@@ -12,8 +12,8 @@ from device_bench import GIB, MIB, NEED, OTHER, PID, Bench, events_of
 from dryfit.core.failure import Failure, FailureKind
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.gpus import Whose
-from dryfit.runtime.machine.host_memory import HostLook
+from dryfit.runtime.machine.gpus import ProcessOwner
+from dryfit.runtime.machine.host_memory import HostMemory
 from dryfit.store.events import AttemptPlaced, DeviceSetAside, ParallelSet
 from dryfit.study.loop.next_step import End
 from dryfit.study.resources.leftovers import RETURN_WAIT_S
@@ -68,7 +68,7 @@ def test_an_unknown_plan_has_a_device_for_itself_and_others_use_the_other(bench)
 
 
 def leak(devices: ScriptedDevices, device: str, capacity_bytes: int) -> None:
-    devices.set(device, capacity_bytes, (PID, NEED, Whose.GONE))
+    devices.set(device, capacity_bytes, (PID, NEED, ProcessOwner.GONE))
 
 
 def test_memory_that_is_late_is_waited_for(bench) -> None:
@@ -118,7 +118,7 @@ def test_without_a_device_left_the_study_pauses(bench) -> None:
 
 def test_memory_of_nobody_counts_where_ours_are_listed(bench) -> None:
     found = bench(4096 * MIB)
-    found.devices.set("0", 4096 * MIB, (PID, NEED, Whose.OURS))
+    found.devices.set("0", 4096 * MIB, (PID, NEED, ProcessOwner.OURS))
 
     def gone() -> None:
         found.devices.set("0", 4096 * MIB, extra=1024 * MIB)
@@ -133,7 +133,7 @@ def test_memory_of_nobody_counts_where_ours_are_listed(bench) -> None:
 
 def test_a_neighbour_is_waited_for(bench) -> None:
     found = bench(2 * NEED)
-    found.devices.set("0", 2 * NEED, (OTHER, NEED + MIB, Whose.OTHER))
+    found.devices.set("0", 2 * NEED, (OTHER, NEED + MIB, ProcessOwner.OTHER))
 
     def leaves() -> None:
         if found.idled == 20:
@@ -152,7 +152,7 @@ def test_a_neighbour_is_waited_for(bench) -> None:
 
 def test_the_longer_a_neighbour_stays_the_rarer_it_is_looked_at(bench) -> None:
     found = bench(2 * NEED)
-    found.devices.set("0", 2 * NEED, (OTHER, 2 * NEED, Whose.OTHER))
+    found.devices.set("0", 2 * NEED, (OTHER, 2 * NEED, ProcessOwner.OTHER))
     done = found.run(runtime={"parallel": 4, "device_wait_s": 3600})
     assert done.end is End.PAUSED
     assert found.idled >= 350 and found.devices.asked < found.idled / 2
@@ -160,7 +160,7 @@ def test_the_longer_a_neighbour_stays_the_rarer_it_is_looked_at(bench) -> None:
 
 def test_a_neighbour_that_stays_pauses_the_study(bench) -> None:
     found = bench(2 * NEED)
-    found.devices.set("0", 2 * NEED, (OTHER, 2 * NEED, Whose.OTHER))
+    found.devices.set("0", 2 * NEED, (OTHER, 2 * NEED, ProcessOwner.OTHER))
     done = found.run(runtime={"parallel": 4, "device_wait_s": 60})
     assert done.end is End.PAUSED and not events_of(done, AttemptPlaced)
     (note,) = found.watcher.notes
@@ -170,7 +170,7 @@ def test_a_neighbour_that_stays_pauses_the_study(bench) -> None:
 
 def test_a_small_neighbour_only_takes_the_place_of_some(bench) -> None:
     found = bench(4 * NEED)
-    found.devices.set("0", 4 * NEED, (OTHER, 2 * NEED, Whose.OTHER))
+    found.devices.set("0", 4 * NEED, (OTHER, 2 * NEED, ProcessOwner.OTHER))
     done = found.run()
     assert done.end is End.DONE and done.supervisor.most_at_once == 2
 
@@ -219,8 +219,8 @@ def test_auto_on_a_device_goes_by_plans_and_cores(bench) -> None:
 
 
 def test_auto_keeps_to_the_hosts_memory(bench) -> None:
-    def host(pids: Any) -> HostLook:
-        return HostLook(GIB, 650 * MIB, dict.fromkeys(pids, 200 * MIB))
+    def host(pids: Any) -> HostMemory:
+        return HostMemory(GIB, 650 * MIB, dict.fromkeys(pids, 200 * MIB))
 
     done = bench(100 * NEED).run(host=host, runtime={"parallel": "auto"}, study={"trials": 8})
     assert done.end is End.DONE

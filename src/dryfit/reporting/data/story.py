@@ -10,7 +10,7 @@ from dryfit.core.text.units import gib
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Report, Started
 from dryfit.reporting.data.observed_memory import plan_lines, plan_text
 from dryfit.reporting.data.plan_view import plan_view
-from dryfit.reporting.data.story_view import AttemptView, FailureView, Moment, TrialStory, What
+from dryfit.reporting.data.story_view import AttemptView, FailureView, Moment, MomentKind, TrialStory
 from dryfit.reporting.data.work import attempt_time_s, lost_time_s, trial_time_s
 from dryfit.reporting.terminal.tables import duration_text, number_text, values_text
 from dryfit.runtime.children.result_reading import read_messages
@@ -128,7 +128,7 @@ def _moments(trial: TrialState, state: StudyState, events: Sequence[Event], path
     for event in events:
         if isinstance(event, SessionOpened) and asked:
             yield Moment(
-                at=event.at, attempt=None, what=What.SESSION, text=f"a new run of the study (process {event.pid})"
+                at=event.at, attempt=None, what=MomentKind.SESSION, text=f"a new run of the study (process {event.pid})"
             )
         if getattr(event, "number", None) != trial.number:
             continue
@@ -148,46 +148,46 @@ def _moments(trial: TrialState, state: StudyState, events: Sequence[Event], path
         yield from _note_moments(attempt, left)
 
 
-Anchor = tuple[What, int]
+Anchor = tuple[MomentKind, int]
 
 
 def _place(event: Event) -> tuple[int, Anchor] | None:
     """Where in the messages of which attempt an event belongs."""
     match event:
         case AttemptPlaced():
-            return event.attempt, (What.PLACED, 0)
+            return event.attempt, (MomentKind.PLACED, 0)
         case AttemptStarted():
-            return event.attempt, (What.STARTED, 0)
+            return event.attempt, (MomentKind.STARTED, 0)
         case FirstStepDone():
-            return event.attempt, (What.FIRST_STEP, 0)
+            return event.attempt, (MomentKind.FIRST_STEP, 0)
         case ReportMade():
-            return event.attempt, (What.REPORT, event.point.n)
+            return event.attempt, (MomentKind.REPORT, event.point.n)
         case CheckpointMade():
-            return event.attempt, (What.CHECKPOINT, event.step)
+            return event.attempt, (MomentKind.CHECKPOINT, event.step)
         case _:
             return None
 
 
 def _note_moments(attempt: int, notes: Mapping[Anchor, Sequence[str]]) -> Iterator[Moment]:
     for texts in notes.values():
-        yield from (Moment(at=None, attempt=attempt, what=What.NOTE, text=text) for text in texts)
+        yield from (Moment(at=None, attempt=attempt, what=MomentKind.NOTE, text=text) for text in texts)
 
 
 def _notes(messages: Sequence[Message]) -> dict[Anchor, list[str]]:
     """What a process noted, by what it had said before of which the ledger tells too."""
     found: dict[Anchor, list[str]] = {}
-    anchor: Anchor = (What.PLACED, 0)
+    anchor: Anchor = (MomentKind.PLACED, 0)
     count = 0
     for message in messages:
         match message:
             case Started():
-                anchor = (What.STARTED, 0)
+                anchor = (MomentKind.STARTED, 0)
             case FirstStep():
-                anchor = (What.FIRST_STEP, 0)
+                anchor = (MomentKind.FIRST_STEP, 0)
             case Report(point=point):
-                anchor = (What.REPORT, point.n)
+                anchor = (MomentKind.REPORT, point.n)
             case Checkpointed(step=step):
-                anchor = (What.CHECKPOINT, step)
+                anchor = (MomentKind.CHECKPOINT, step)
             case Note(text=text):
                 count += 1
                 if count <= _MOST_NOTES:
@@ -203,30 +203,32 @@ def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None
     match event:
         case TrialAsked():
             known = ", from a known point" if event.given else ""
-            return Moment(at=event.at, attempt=None, what=What.ASKED, text=f"asked{known}")
+            return Moment(at=event.at, attempt=None, what=MomentKind.ASKED, text=f"asked{known}")
         case TrialPlanned():
             plan = PlanState(event.key, event.answer or state.answers[event.key])
-            return Moment(at=event.at, attempt=None, what=What.PLANNED, text=f"planned: {plan_text(plan)}")
+            return Moment(at=event.at, attempt=None, what=MomentKind.PLANNED, text=f"planned: {plan_text(plan)}")
         case AttemptPlaced():
-            return Moment(at=event.at, attempt=event.attempt, what=What.PLACED, text=_placed_text(event))
+            return Moment(at=event.at, attempt=event.attempt, what=MomentKind.PLACED, text=_placed_text(event))
         case AttemptStarted():
             text = f"first line after {event.overhead_ms:.0f} ms (process {event.pid})"
-            return Moment(at=event.at, attempt=event.attempt, what=What.STARTED, text=text)
+            return Moment(at=event.at, attempt=event.attempt, what=MomentKind.STARTED, text=text)
         case FirstStepDone():
             text = f"first step after {event.after_ms:.0f} ms"
-            return Moment(at=event.at, attempt=event.attempt, what=What.FIRST_STEP, text=text)
+            return Moment(at=event.at, attempt=event.attempt, what=MomentKind.FIRST_STEP, text=text)
         case ReportMade():
-            return Moment(at=event.at, attempt=event.attempt, what=What.REPORT, text=_report_text(event.point, state))
+            return Moment(
+                at=event.at, attempt=event.attempt, what=MomentKind.REPORT, text=_report_text(event.point, state)
+            )
         case VerdictGiven(proceed=False):
             text = f"verdict on report {event.n}: stop ({event.reason})"
-            return Moment(at=event.at, attempt=len(trial.attempts), what=What.VERDICT, text=text)
+            return Moment(at=event.at, attempt=len(trial.attempts), what=MomentKind.VERDICT, text=text)
         case CheckpointMade():
             text = f"checkpoint at step {event.step}"
-            return Moment(at=event.at, attempt=event.attempt, what=What.CHECKPOINT, text=text)
+            return Moment(at=event.at, attempt=event.attempt, what=MomentKind.CHECKPOINT, text=text)
         case AttemptEnded():
             return _end(event, trial.attempts[event.attempt - 1], state)
         case TrialFinished():
-            return Moment(at=event.at, attempt=None, what=What.FINISHED, text=_end_text(trial))
+            return Moment(at=event.at, attempt=None, what=MomentKind.FINISHED, text=_end_text(trial))
         case _:
             return None
 
@@ -254,12 +256,12 @@ def _end(event: AttemptEnded, attempt: AttemptState, state: StudyState) -> Momen
     worked = duration_text(attempt_time_s(attempt, state.sessions))
     if event.failure is None:
         text = f"attempt {event.attempt}: ended with a result, after {worked}"
-        return Moment(at=event.at, attempt=event.attempt, what=What.RESULT, text=text)
+        return Moment(at=event.at, attempt=event.attempt, what=MomentKind.RESULT, text=text)
     failure = event.failure
     return Moment(
         at=event.at,
         attempt=event.attempt,
-        what=What.FAILURE,
+        what=MomentKind.FAILURE,
         text=f"attempt {event.attempt}: {failure.kind}: {failure.sentence}",
         details=(*_error_lines(failure), *_loss_lines(attempt, state), f"then: {FOLLOWED[failure.action]}"),
     )

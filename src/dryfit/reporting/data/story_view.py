@@ -9,7 +9,7 @@ from dryfit.reporting.data.plan_view import PlanView
 from dryfit.store.events import Observed
 
 
-class What(StrEnum):
+class MomentKind(StrEnum):
     """What a moment of a story is about."""
 
     ASKED = "asked"
@@ -40,7 +40,7 @@ class Moment(View):
 
     at: float | None
     attempt: int | None
-    what: What
+    what: MomentKind
     text: str
     details: tuple[str, ...] = ()
 

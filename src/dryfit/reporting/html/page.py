@@ -21,7 +21,7 @@ from dryfit.core.version import VERSION
 from dryfit.reporting.html.plots import Figure
 from dryfit.reporting.html.sections import Section
 from dryfit.reporting.html.verdict import StudyVerdict
-from dryfit.reporting.terminal.tables import moment
+from dryfit.reporting.terminal.tables import time_text
 
 MARK = '<meta name="generator" content="dryfit report">'
 """What tells a report from any other file."""
@@ -69,7 +69,7 @@ def render(page: Page) -> str:
         figures=Markup(_script_json(figures)),
         assets=assets,
         version=VERSION,
-        made_at=moment(page.made_at_s),
+        made_at=time_text(page.made_at_s),
     )
 
 

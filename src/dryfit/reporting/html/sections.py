@@ -21,7 +21,7 @@ from dryfit.reporting.html.plots import (
 )
 from dryfit.reporting.html.timeline import timeline_figure
 from dryfit.reporting.terminal.generation_text import generations_table
-from dryfit.reporting.terminal.tables import Table, duration_text, measured_text, moment, value_text
+from dryfit.reporting.terminal.tables import Table, duration_text, measured_text, time_text, value_text
 from dryfit.search.sampling.importance import ENOUGH_TRIALS, Importances
 from dryfit.store.replay import StudyState
 
@@ -337,7 +337,7 @@ def _facts(state: StudyState, records: StudyRecords) -> Section:
         tables.append(("Versions", Table(("package", "version"), tuple(resolved.versions.items()))))
     sessions = tuple(
         (
-            moment(session.opened_at_s),
+            time_text(session.opened_at_s),
             duration_text(session.last_at_s - session.opened_at_s),
             session.host,
             session.version,

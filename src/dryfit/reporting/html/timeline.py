@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from dryfit.reporting.data.records import AttemptEnd, AttemptRow, StudyRecords, lanes
 from dryfit.reporting.html.plots import BLUE, GREY, ORANGE, RED, Figure, text
-from dryfit.reporting.terminal.tables import duration_text, moment
+from dryfit.reporting.terminal.tables import duration_text, time_text
 from dryfit.store.state import SessionState
 
 _LOOKS = {
@@ -133,7 +133,7 @@ def _bars(name: str, color: str, bars: Sequence[tuple[AttemptRow, str]], axis: W
 
 def _hover(attempt: AttemptRow) -> str:
     lines = [f"trial {attempt.trial}, attempt {attempt.attempt}: {_LOOKS[attempt.end][0]}"]
-    lines.append(f"{moment(attempt.started_s)}, {duration_text(attempt.seconds)}")
+    lines.append(f"{time_text(attempt.started_s)}, {duration_text(attempt.seconds)}")
     if attempt.kind is not None:
         sentence = attempt.sentence if len(attempt.sentence) <= 120 else attempt.sentence[:119] + "…"
         lines.append(f"{attempt.kind}: {text(sentence)}")

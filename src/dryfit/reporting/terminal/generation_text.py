@@ -1,7 +1,7 @@
 """A study's generations in words: what the study is now, and what is kept of what it was."""
 
 from dryfit.core.settings.trial import Outcome, best_first
-from dryfit.reporting.terminal.tables import Table, moment, number_text
+from dryfit.reporting.terminal.tables import Table, number_text, time_text
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.replay import StudyState
 
@@ -11,7 +11,7 @@ def generation_text(number: int, *, began_at_s: float, reasons: tuple[str, ...],
     if number == 1:
         return ""
     why = "; ".join(reasons)
-    return f"generation {number} (since {moment(began_at_s)}: {why}); {_kept(number, earlier, told)}"
+    return f"generation {number} (since {time_text(began_at_s)}: {why}); {_kept(number, earlier, told)}"
 
 
 def _kept(number: int, earlier: int, told: int) -> str:
@@ -52,7 +52,7 @@ def generations_table(state: StudyState) -> Table:
         rows.append(
             (
                 str(generation.number),
-                moment(generation.began_at_s),
+                time_text(generation.began_at_s),
                 "; ".join(generation.reasons) or "-",
                 ", ".join(f"{one.direction} {one.name}" for one in generation.basis.goals),
                 f"{trials[0].number} to {trials[-1].number}" if trials else "none yet",

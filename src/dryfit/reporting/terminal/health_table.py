@@ -27,7 +27,7 @@ def health_table(health: Health) -> Table:
     return Table(("what", "found"), tuple(_rows(health)))
 
 
-def verdict(health: Health) -> str:
+def health_verdict(health: Health) -> str:
     """One line: healthy, or why not."""
     if health.healthy and health.subject is Subject.ADAPTER:
         return "healthy: its pairs are complete; whether its base model fits is seen when it is attached"
@@ -52,7 +52,7 @@ def _rows(health: Health) -> Iterator[tuple[str, str]]:
     if health.model is not None:
         yield from _model_rows(health.model)
     for place, member in enumerate(health.members, start=1):
-        yield f"member {place}", verdict(member)
+        yield f"member {place}", health_verdict(member)
     for what, names in health.faults():
         yield from ((what, name) for name in names[:_LINES_MAX])
         if len(names) > _LINES_MAX:

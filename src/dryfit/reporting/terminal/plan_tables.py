@@ -8,7 +8,7 @@ from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.text.units import gib
 from dryfit.reporting.data.observed_memory import choice_text
-from dryfit.reporting.terminal.shard_tables import space_cut_lines
+from dryfit.reporting.terminal.shard_tables import space_shard_lines
 from dryfit.reporting.terminal.tables import Table, duration_text, value_text
 from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
 
@@ -149,7 +149,7 @@ def space_lines(plan: SpacePlan) -> list[str]:
         lines.append(f"planned at {kept}; these are searched too: --set another value to see it")
     if any(cell.answer.memory is not None and not cell.answer.memory.worst_batch.from_data for cell in plan.cells):
         lines.append("the lengths of the data are not known here: rows of train.max_length were taken")
-    lines += space_cut_lines((str(cell.params.get("model.name", "")), cell.answer.cut) for cell in plan.cells)
+    lines += space_shard_lines((str(cell.params.get("model.name", "")), cell.answer.cut) for cell in plan.cells)
     reasons = dict.fromkeys(reason for cell in plan.cells if _unknown(cell) for reason in cell.answer.reasons)
     return lines + [f"unknown: {reason}" for reason in reasons]
 

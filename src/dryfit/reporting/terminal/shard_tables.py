@@ -8,13 +8,13 @@ from dryfit.core.text.words import few
 from dryfit.reporting.terminal.tables import Table
 
 
-def cut_table(cut: ShardSummary) -> Table:
+def shard_table(cut: ShardSummary) -> Table:
     """One row for each kind of parameter, those of all layers together."""
     rows = [(row.name, str(row.count), _shapes(row), row.how) for row in cut.rows]
     return Table(("parameter", "count", "whole -> of a rank", "cut by"), tuple(rows))
 
 
-def cut_lines(cut: ShardSummary) -> list[str]:
+def shard_lines(cut: ShardSummary) -> list[str]:
     """What a rank holds and sends, what the proof found, and why the rest is whole."""
     share = cut.weight_bytes / cut.whole_weight_bytes
     weights = f"{gib(cut.weight_bytes)} of {gib(cut.whole_weight_bytes)}"
@@ -45,7 +45,7 @@ def _shape(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def space_cut_lines(cuts: Iterable[tuple[str, ShardSummary | None]]) -> list[str]:
+def space_shard_lines(cuts: Iterable[tuple[str, ShardSummary | None]]) -> list[str]:
     """A line for each model of a search space that is cut, whatever else is searched.
 
     Args:

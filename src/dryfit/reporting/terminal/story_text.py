@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.text.words import few
-from dryfit.reporting.data.story_view import TrialStory, What
-from dryfit.reporting.terminal.tables import duration_text, moment, number_text, value_text
+from dryfit.reporting.data.story_view import MomentKind, TrialStory
+from dryfit.reporting.terminal.tables import duration_text, number_text, time_text, value_text
 
 
 def story_lines(story: TrialStory) -> list[str]:
@@ -33,9 +33,9 @@ def _fold_lines(story: TrialStory) -> list[str]:
 def _moment_lines(story: TrialStory) -> list[str]:
     lines: list[str] = []
     for one in story.moments:
-        inside = "  " if one.attempt is not None and one.what is not What.PLACED else ""
-        at = moment(one.at) if one.at is not None else " " * len(moment(0.0))
-        note = "note: " if one.what is What.NOTE else ""
+        inside = "  " if one.attempt is not None and one.what is not MomentKind.PLACED else ""
+        at = time_text(one.at) if one.at is not None else " " * len(time_text(0.0))
+        note = "note: " if one.what is MomentKind.NOTE else ""
         lines.append(f"  {at}  {inside}{note}{one.text}")
         lines += [f"  {' ' * len(at)}  {inside}  {line}" for line in one.details]
     return lines

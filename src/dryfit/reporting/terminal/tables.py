@@ -46,7 +46,7 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def moment(at_s: float) -> str:
+def time_text(at_s: float) -> str:
     """A moment as people read it, UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
@@ -130,7 +130,7 @@ def outcomes_table(state: StudyState) -> Table:
     return Table(("outcome", "trials", "time"), tuple(rows))
 
 
-def places(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
+def file_locations(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
     """Where everything lies: what it is, and its path."""
     found: list[tuple[str, Path]] = []
     trains = state.created is not None and state.created.task is not BuiltInTask.OBJECTIVE

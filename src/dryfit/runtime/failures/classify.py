@@ -7,7 +7,7 @@ from dryfit.core.failure import ChildFault, Evidence, Failure, FailureKind
 from dryfit.core.jobs import ChildResult, Job, StopReason
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.failures import fault_texts as texts
-from dryfit.runtime.failures.device_memory import memory_in_words, memory_of
+from dryfit.runtime.failures.device_memory import known_device_memory, memory_text
 from dryfit.runtime.failures.fault_case import (
     CRASH_SIGNALS,
     UNREADABLE_TYPES,
@@ -361,7 +361,7 @@ def render(row: FaultRow, evidence: Evidence, result: ChildResult | None, *, job
         said=said,
         status=_status(evidence),
         beat=f"{evidence.beat_age_s:.0f} s",
-        memory=memory_in_words(memory_of(evidence, case.fault)) or said,
+        memory=memory_text(known_device_memory(evidence, case.fault)) or said,
         xids=xids or "it did not say why",
     )
 

@@ -47,7 +47,7 @@ def _most(*amounts: int | None) -> int | None:
     return max((amount for amount in amounts if amount is not None), default=None)
 
 
-def said_memory(text: str) -> DeviceMemory:
+def parse_oom_message(text: str) -> DeviceMemory:
     """What torch's own sentence on a failed allocation says; all unknown in any other text."""
     if "Tried to allocate" not in text:
         return DeviceMemory()
@@ -70,9 +70,9 @@ def said_memory(text: str) -> DeviceMemory:
     return DeviceMemory(_amount(_ASKED.search(text)), total_bytes, free_bytes, own_bytes, others_bytes)
 
 
-def memory_of(evidence: Evidence, fault: ChildFault | None) -> DeviceMemory:
+def known_device_memory(evidence: Evidence, fault: ChildFault | None) -> DeviceMemory:
     """All that is known: what torch said, at the moment it failed, before what was measured around it."""
-    said = said_memory(fault.message if fault is not None else evidence.log_tail)
+    said = parse_oom_message(fault.message if fault is not None else evidence.log_tail)
     return DeviceMemory(
         asked_bytes=said.asked_bytes,
         total_bytes=said.total_bytes if said.total_bytes is not None else evidence.device_total_bytes,
@@ -83,7 +83,7 @@ def memory_of(evidence: Evidence, fault: ChildFault | None) -> DeviceMemory:
     )
 
 
-def neighbours_hold_it(memory: DeviceMemory) -> bool:
+def held_by_neighbours(memory: DeviceMemory) -> bool:
     """Whether the trial would have had the memory it was promised, had it been alone.
 
     With a plan: it took no more than was planned, and what the neighbours left was less than that. Without one:
@@ -98,7 +98,7 @@ def neighbours_hold_it(memory: DeviceMemory) -> bool:
     return others >= (memory.asked_bytes or 0) and others * _NEIGHBOURS_SHARE >= total
 
 
-def memory_in_words(memory: DeviceMemory) -> str:
+def memory_text(memory: DeviceMemory) -> str:
     """The numbers, for a sentence; empty where none is known."""
     parts = [
         ("planned", memory.planned_bytes),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dryfit.core.failure import Evidence
 from dryfit.core.sharding.device_groups import place_of
-from dryfit.runtime.machine.gpus import Devices
+from dryfit.runtime.machine.gpus import GpuMonitor
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -35,7 +35,7 @@ class EvidenceCollector:
         shared_memory: Where shared memory is mounted.
     """
 
-    devices: Devices
+    devices: GpuMonitor
     folder: Path
     shared_memory: Path = SHARED_MEMORY
     _placed: dict[str, list[_Placed]] = field(default_factory=dict[str, list[_Placed]])

@@ -9,7 +9,7 @@ from dryfit.core.jobs import ChildResult, Job, StopReason
 from dryfit.core.sharding.device_groups import devices_of
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.failures import fault_texts as texts
-from dryfit.runtime.failures.device_memory import memory_of, neighbours_hold_it
+from dryfit.runtime.failures.device_memory import held_by_neighbours, known_device_memory
 from dryfit.runtime.failures.fault_texts import FATAL_XIDS, Text
 
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})
@@ -187,4 +187,4 @@ def resumed(case: FaultCase) -> bool:
 
 def neighbours(case: FaultCase) -> bool:
     """Others held the device's memory that it needed."""
-    return neighbours_hold_it(memory_of(case.evidence, case.fault))
+    return held_by_neighbours(known_device_memory(case.evidence, case.fault))

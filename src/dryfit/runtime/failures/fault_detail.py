@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from dryfit.core.failure import ChildFault, Evidence, FailureKind
 from dryfit.runtime.failures.classify import error_type
-from dryfit.runtime.failures.device_memory import memory_in_words, memory_of
+from dryfit.runtime.failures.device_memory import known_device_memory, memory_text
 
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<name>.+)$', re.MULTILINE)
 """A frame, as ``traceback`` and ``faulthandler`` write it."""
@@ -53,7 +53,7 @@ def fault_detail(kind: FailureKind, evidence: Evidence, fault: ChildFault | None
     frames = _frames(fault.traceback) if fault is not None else _frames(_last_dump(stacks))[::-1]
     parts: list[str] = []
     if kind in _OF_MEMORY:
-        parts.append(memory_in_words(memory_of(evidence, fault)))
+        parts.append(memory_text(known_device_memory(evidence, fault)))
     if fault is not None:
         parts.append(fault.context)
     else:

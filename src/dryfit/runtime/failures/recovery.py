@@ -44,7 +44,7 @@ def _since_progress(past: tuple[PastFailure, ...]) -> tuple[PastFailure, ...]:
     return past
 
 
-def decide(
+def decide_recovery(
     failure: Failure,
     past: tuple[PastFailure, ...],
     *,
@@ -117,7 +117,7 @@ def attempt_terms(past: tuple[PastFailure, ...]) -> AttemptTerms:
     )
 
 
-def terms_in_words(terms: AttemptTerms) -> tuple[str, ...]:
+def terms_text(terms: AttemptTerms) -> tuple[str, ...]:
     """The terms as the ledger keeps them for a trial's story; empty where they ask for nothing."""
     words: list[str] = []
     if terms.exclusive:

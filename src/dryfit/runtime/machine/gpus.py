@@ -19,7 +19,7 @@ FALLEN_OFF = 79
 _EVENTS_MAX = 256
 
 
-class Whose(StrEnum):
+class ProcessOwner(StrEnum):
     """Whose a process on a device is."""
 
     OURS = "ours"
@@ -31,16 +31,16 @@ class Whose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceProcess:
+class GpuProcess:
     """A process that holds memory of a device; ``used_bytes`` is None where the driver does not tell."""
 
     pid: int
     used_bytes: int | None
-    whose: Whose
+    owner: ProcessOwner
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceLook:
+class GpuState:
     """A device at one moment.
 
     Attributes:
@@ -52,7 +52,7 @@ class DeviceLook:
 
     total_bytes: int
     used_bytes: int
-    processes: tuple[DeviceProcess, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
     memory_errors: int | None = None
 
     @property
@@ -66,13 +66,13 @@ class DeviceLook:
         return max(0, self.used_bytes - sum(one.used_bytes or 0 for one in self.processes))
 
     @property
-    def tells_whose(self) -> bool:
+    def owners_known(self) -> bool:
         """Whether what is ours can be told from what is not."""
-        return all(one.used_bytes is not None and one.whose is not Whose.HIDDEN for one in self.processes)
+        return all(one.used_bytes is not None and one.owner is not ProcessOwner.HIDDEN for one in self.processes)
 
-    def held_bytes(self, whose: Whose) -> int:
+    def held_bytes(self, owner: ProcessOwner) -> int:
         """What processes of one kind hold."""
-        return sum(one.used_bytes or 0 for one in self.processes if one.whose is whose)
+        return sum(one.used_bytes or 0 for one in self.processes if one.owner is owner)
 
     def neighbour_bytes(self, planned_bytes: int, *, ours: bool) -> int:
         """What others hold.
@@ -83,15 +83,15 @@ class DeviceLook:
             planned_bytes: What our processes there were planned with.
             ours: Whether any of ours should be there.
         """
-        blind = ours and not self.held_bytes(Whose.OURS) and (not self.processes or not self.tells_whose)
-        ours_bytes = planned_bytes if blind else self.held_bytes(Whose.OURS)
+        blind = ours and not self.held_bytes(ProcessOwner.OURS) and (not self.processes or not self.owners_known)
+        ours_bytes = planned_bytes if blind else self.held_bytes(ProcessOwner.OURS)
         return max(0, self.used_bytes - ours_bytes)
 
 
-class Devices(Protocol):
+class GpuMonitor(Protocol):
     """Who can be asked of devices; each is named as ``CUDA_VISIBLE_DEVICES`` takes it."""
 
-    def look(self, device: str) -> DeviceLook | None:
+    def look(self, device: str) -> GpuState | None:
         """How a device is now; None: nothing is known."""
         ...
 
@@ -108,10 +108,10 @@ class Devices(Protocol):
         ...
 
 
-class NoDevices:
+class NoGpuMonitor:
     """Of whose devices nothing is known."""
 
-    def look(self, device: str) -> DeviceLook | None:
+    def look(self, device: str) -> GpuState | None:
         """Nothing."""
         del device
         return None
@@ -137,7 +137,7 @@ class _Known:
     xids: list[int] = field(default_factory=list[int])
 
 
-class NvmlDevices:
+class NvmlMonitor:
     """The devices of this machine. NVML is loaded when the first one is looked at; :meth:`close` lets go of it.
 
     Args:
@@ -165,16 +165,16 @@ class NvmlDevices:
         self._events: Any = None
 
     def know(self, uuids: Mapping[str, str]) -> None:
-        """As in :class:`Devices`."""
+        """As in :class:`GpuMonitor`."""
         self._uuids.update(uuids)
         self._known.clear()
 
     def own(self, pid: int) -> None:
-        """As in :class:`Devices`."""
+        """As in :class:`GpuMonitor`."""
         self._own.add(pid)
 
-    def look(self, device: str) -> DeviceLook | None:
-        """As in :class:`Devices`."""
+    def look(self, device: str) -> GpuState | None:
+        """As in :class:`GpuMonitor`."""
         known = self._find(device)
         if known is None:
             return None
@@ -187,10 +187,10 @@ class NvmlDevices:
                 known.xids.append(FALLEN_OFF)
             return None
         processes = tuple(self._process(int(one.pid), one.usedGpuMemory) for one in listed)
-        return DeviceLook(total_bytes, used_bytes, processes, self._memory_errors(known.handle))
+        return GpuState(total_bytes, used_bytes, processes, self._memory_errors(known.handle))
 
     def xids(self, device: str) -> tuple[int, ...]:
-        """As in :class:`Devices`."""
+        """As in :class:`GpuMonitor`."""
         known = self._find(device)
         self._hear_events()
         return () if known is None else tuple(known.xids)
@@ -296,12 +296,12 @@ class NvmlDevices:
         except nvml.NVMLError:
             return None
 
-    def _process(self, pid: int, used_bytes: int | None) -> DeviceProcess:
+    def _process(self, pid: int, used_bytes: int | None) -> GpuProcess:
         if self._is_ours(pid, self._marker):
             self._own.add(pid)
-            whose = Whose.OURS
+            owner = ProcessOwner.OURS
         elif self._lives(pid):  # a number of ours may have been given to somebody else meanwhile
-            whose = Whose.OTHER
+            owner = ProcessOwner.OTHER
         else:
-            whose = Whose.GONE if pid in self._own else Whose.HIDDEN
-        return DeviceProcess(pid, used_bytes, whose)
+            owner = ProcessOwner.GONE if pid in self._own else ProcessOwner.HIDDEN
+        return GpuProcess(pid, used_bytes, owner)

@@ -14,7 +14,7 @@ _KEPT_FREE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class HostLook:
+class HostMemory:
     """The host's memory at one moment.
 
     Attributes:
@@ -33,7 +33,7 @@ class HostLook:
         """The most that a trial may be planned with where no other runs."""
         return self.total_bytes - int(_KEPT_FREE * self.total_bytes)
 
-    def room_bytes(self, expected: Mapping[int, int]) -> int:
+    def available_bytes(self, expected: Mapping[int, int]) -> int:
         """What can still be planned for.
 
         Args:
@@ -43,7 +43,7 @@ class HostLook:
         return max(0, self.free_bytes - int(_KEPT_FREE * self.total_bytes) - to_come)
 
 
-def look_at_host(pids: Iterable[int]) -> HostLook:
+def read_host_memory(pids: Iterable[int]) -> HostMemory:
     """Look at the host's memory, and at some processes of ours; those that are gone take nothing.
 
     A child of ours leads a session. What its session's other processes have for themselves is counted as its own.
@@ -59,13 +59,13 @@ def look_at_host(pids: Iterable[int]) -> HostLook:
     memory = psutil.virtual_memory()
     limit_bytes = memory_limit_bytes()
     if limit_bytes is None or limit_bytes >= memory.total:
-        return HostLook(memory.total, memory.available, rss_bytes)
+        return HostMemory(memory.total, memory.available, rss_bytes)
     taken_bytes = 0
     own = psutil.Process()
     for process in [own, *own.children(recursive=True)]:
         with suppress(psutil.Error):
             taken_bytes += process.memory_info().rss
-    return HostLook(limit_bytes, max(0, min(memory.available, limit_bytes - taken_bytes)), rss_bytes)
+    return HostMemory(limit_bytes, max(0, min(memory.available, limit_bytes - taken_bytes)), rss_bytes)
 
 
 def _sessions(leaders: Collection[int]) -> dict[int, list[int]]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.runtime.children.protocol import LineBuffer, python_command
-from dryfit.runtime.machine.gpus import DeviceLook
+from dryfit.runtime.machine.gpus import GpuState
 from dryfit.runtime.machine.nvml_protocol import NvmlAnswer, NvmlQuestion
 
 ANSWER_S = 30.0
@@ -51,22 +51,22 @@ class NvmlLink:
         """The process's id; None where it never started."""
         return None if self._process is None else self._process.pid
 
-    def look(self, device: str) -> DeviceLook | None:
-        """As in :class:`~dryfit.runtime.machine.gpus.Devices`."""
+    def look(self, device: str) -> GpuState | None:
+        """As in :class:`~dryfit.runtime.machine.gpus.GpuMonitor`."""
         answer = self._ask(device, look=True)
         return None if answer is None else answer.look
 
     def xids(self, device: str) -> tuple[int, ...]:
-        """As in :class:`~dryfit.runtime.machine.gpus.Devices`."""
+        """As in :class:`~dryfit.runtime.machine.gpus.GpuMonitor`."""
         answer = self._ask(device, look=False)
         return () if answer is None else answer.xids
 
     def own(self, pid: int) -> None:
-        """As in :class:`~dryfit.runtime.machine.gpus.Devices`; it is told with the next question."""
+        """As in :class:`~dryfit.runtime.machine.gpus.GpuMonitor`; it is told with the next question."""
         self._own.append(pid)
 
     def know(self, uuids: Mapping[str, str]) -> None:
-        """As in :class:`~dryfit.runtime.machine.gpus.Devices`; it is told with the next question."""
+        """As in :class:`~dryfit.runtime.machine.gpus.GpuMonitor`; it is told with the next question."""
         self._uuids.update(uuids)
 
     def close(self) -> None:

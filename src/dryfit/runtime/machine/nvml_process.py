@@ -10,11 +10,11 @@ import sys
 from contextlib import closing
 
 from dryfit.core.process import die_with_parent
-from dryfit.runtime.machine.gpus import NvmlDevices
+from dryfit.runtime.machine.gpus import NvmlMonitor
 from dryfit.runtime.machine.nvml_protocol import NvmlAnswer, NvmlQuestion
 
 
-def answer(devices: NvmlDevices, question: NvmlQuestion) -> NvmlAnswer:
+def answer(devices: NvmlMonitor, question: NvmlQuestion) -> NvmlAnswer:
     """Ask the driver; what the process has learnt of devices and processes counts from then on."""
     if question.uuids:
         devices.know(question.uuids)
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)  # the control process's business
     die_with_parent(int(control_pid))
     connection = socket.socket(fileno=int(descriptor))
-    with connection, connection.makefile("rb") as questions, closing(NvmlDevices(marker)) as devices:
+    with connection, connection.makefile("rb") as questions, closing(NvmlMonitor(marker)) as devices:
         for line in questions:
             said = answer(devices, NvmlQuestion.model_validate_json(line))
             connection.sendall(said.model_dump_json().encode() + b"\n")

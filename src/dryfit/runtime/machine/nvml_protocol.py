@@ -3,7 +3,7 @@
 from pydantic import ConfigDict, Field
 
 from dryfit.core.wire import Wire
-from dryfit.runtime.machine.gpus import DeviceLook
+from dryfit.runtime.machine.gpus import GpuState
 
 
 class NvmlQuestion(Wire):
@@ -25,9 +25,9 @@ class NvmlQuestion(Wire):
 
 
 class NvmlAnswer(Wire):
-    """What :class:`~dryfit.runtime.machine.gpus.Devices` say of that device."""
+    """What :class:`~dryfit.runtime.machine.gpus.GpuMonitor` say of that device."""
 
     model_config = ConfigDict(cache_strings="keys")
 
-    look: DeviceLook | None
+    look: GpuState | None
     xids: tuple[int, ...]

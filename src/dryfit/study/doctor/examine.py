@@ -16,7 +16,7 @@ from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.tables import ObjectiveSettings
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
-from dryfit.runtime.machine.host_memory import look_at_host
+from dryfit.runtime.machine.host_memory import read_host_memory
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
 from dryfit.study.doctor import study_checks
@@ -219,7 +219,7 @@ def _memory(patient: Patient, resolved: ResolveResult, layout: StudyLayout, on_n
         return
     wishes, traces = patient.config.execution, shared_traces(os.environ, Path.home())
     degrees = degrees_at_hand(patient.config, resolved, available_cores())
-    host_bytes = host_bytes_for(wishes, resolved.device, look_at_host)
+    host_bytes = host_bytes_for(wishes, resolved.device, read_host_memory)
     asked = PlanInput(patient.config, patient.space, device, traces, layout, degrees, host_bytes)
     try:
         answer = plan_one(asked, on_note)

@@ -16,7 +16,7 @@ from dryfit.core.wire import LOG_FILE, Message
 from dryfit.runtime.children.child_spec import ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.classify import classify
-from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, decide
+from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, decide_recovery
 
 OnMessage = Callable[[Message], None]
 """Hears what a child says while it works."""
@@ -79,7 +79,7 @@ class _Try:
         if result is not None and result.fault is None:
             return result
         failure = classify(exited.evidence, result, job=self.errand.body.job)
-        answer = decide(failure, self.past, retries=_RETRIES)
+        answer = decide_recovery(failure, self.past, retries=_RETRIES)
         if answer.action not in ANOTHER_ATTEMPT or len(self.past) >= _RETRIES:
             raise ChildError(
                 self.errand.doing,

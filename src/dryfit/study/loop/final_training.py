@@ -19,7 +19,7 @@ from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildS
 from dryfit.runtime.children.result_reading import read_result
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.classify import classify
-from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, decide
+from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, decide_recovery
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
 from dryfit.store.state import PlanState
@@ -218,7 +218,7 @@ class FinalWork:
         failure = classify(exited.evidence, result, job=Job.FINAL if isinstance(live.run, FinalRun) else Job.ENSEMBLE)
         retries = self.study.config.runtime.retries
         rungs_left = live.plan.rungs_left if live.plan is not None else 0
-        answer = decide(
+        answer = decide_recovery(
             failure, live.past, retries=retries, reached_checkpoint=live.checkpointed, rungs_left=rungs_left
         )
         if answer.action in ANOTHER_ATTEMPT and not self._stopping:

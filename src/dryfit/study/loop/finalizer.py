@@ -10,7 +10,7 @@ from dryfit.runtime.children.result_reading import read_result, stacks_tail
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.fault_case import lost_devices
 from dryfit.runtime.failures.fault_detail import fault_detail
-from dryfit.runtime.failures.recovery import attempt_terms, decide
+from dryfit.runtime.failures.recovery import attempt_terms, decide_recovery
 from dryfit.runtime.machine.packing import Need
 from dryfit.store.events import AttemptEnded, Event, FailureFacts, TrialFinished
 from dryfit.store.state import TrialState
@@ -106,7 +106,7 @@ class AttemptFinalizer:
         if failure.kind is FailureKind.DEVICE_LOST and child.device is not None:
             for device in lost_devices(seen, child.device):
                 self.set_aside(device, f"{failure.kind} in trial {child.number}: {failure.sentence}")
-        answer = decide(
+        answer = decide_recovery(
             failure,
             past,
             retries=self.study.config.runtime.retries,

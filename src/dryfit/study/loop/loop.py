@@ -8,7 +8,7 @@ from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import FirstStep, Started
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage
 from dryfit.runtime.children.supervisor import Supervisor
-from dryfit.runtime.failures.recovery import attempt_terms, terms_in_words
+from dryfit.runtime.failures.recovery import attempt_terms, terms_text
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.enqueued import enqueued_points
 from dryfit.store.events import (
@@ -190,7 +190,7 @@ class StudyLoop:
         spec = child_spec(self._study, trial, placement)
         self._endings.waiting_until_s.pop(trial.number, None)
         needs_bytes = need.shared_bytes if device is not None else need.host_bytes
-        words = terms_in_words(terms)
+        words = terms_text(terms)
         self._write(
             AttemptPlaced(number=trial.number, attempt=attempt, device=device, needs_bytes=needs_bytes, terms=words)
         )

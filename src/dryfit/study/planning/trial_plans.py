@@ -27,8 +27,8 @@ from dryfit.core.wire import canonical_json
 from dryfit.runtime.children.child_spec import ChildExited, ChildSpec
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.classify import classify
-from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, decide
-from dryfit.runtime.machine.host_memory import HostLook
+from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, decide_recovery
+from dryfit.runtime.machine.host_memory import HostMemory
 from dryfit.store.events import TrialPlanned
 from dryfit.store.layout import shared_traces
 from dryfit.store.state import TrialState
@@ -58,7 +58,7 @@ def planning_device(resolved: ResolveResult, wishes: ExecutionSettings) -> Devic
 
 
 def host_bytes_for(
-    wishes: ExecutionSettings, device: DeviceKind, host: Callable[[Iterable[int]], HostLook]
+    wishes: ExecutionSettings, device: DeviceKind, host: Callable[[Iterable[int]], HostMemory]
 ) -> int | None:
     """What the host has for all ranks of a trial, where ``execution.tp`` is "auto" and they run there; else None.
 
@@ -201,7 +201,7 @@ class Planner:
             return None
         failure = classify(event.evidence, result, job=Job.PLAN)
         past = self._failures.get(number, ())
-        action = decide(failure, past, retries=self._study.config.runtime.retries)
+        action = decide_recovery(failure, past, retries=self._study.config.runtime.retries)
         self._failures[number] = (*past, PastFailure(failure.kind, reached_checkpoint=False))
         if action.action in ANOTHER_ATTEMPT or action.action is Action.PAUSE:
             return PlanTrouble(number, failure, action.action, action.delay_s)

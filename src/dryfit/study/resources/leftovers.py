@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from dryfit.core.text.units import gib
-from dryfit.runtime.machine.gpus import DeviceLook, Devices, Whose
+from dryfit.runtime.machine.gpus import GpuMonitor, GpuState, ProcessOwner
 
 RETURN_WAIT_S = 120.0
 """How long memory may take to come back; the kernel frees it as a process ends, and it is rarely later."""
@@ -43,7 +43,7 @@ class DeviceRecord:
         leftover: What is being waited for.
     """
 
-    look: DeviceLook | None = None
+    look: GpuState | None = None
     looked_s: float | None = None
     quiet_bytes: int | None = None
     lists_ours: bool = False
@@ -58,8 +58,8 @@ class DeviceRecord:
         look = self.look
         if look is None:
             return 0
-        gone_bytes = look.held_bytes(Whose.GONE)
-        judged = self.lists_ours and look.tells_whose and (not ours_run or look.held_bytes(Whose.OURS) > 0)
+        gone_bytes = look.held_bytes(ProcessOwner.GONE)
+        judged = self.lists_ours and look.owners_known and (not ours_run or look.held_bytes(ProcessOwner.OURS) > 0)
         if not judged or self.quiet_bytes is None:
             return gone_bytes
         grown_bytes = look.unaccounted_bytes - self.quiet_bytes
@@ -77,10 +77,10 @@ class Leftovers:
         devices: Who can be asked of devices.
     """
 
-    devices: Devices
+    devices: GpuMonitor
     _records: dict[str, DeviceRecord] = field(default_factory=dict[str, DeviceRecord])
 
-    def look(self, device: str, now_s: float, *, ours_run: bool, every_s: float = LOOK_EVERY_S) -> DeviceLook | None:
+    def look(self, device: str, now_s: float, *, ours_run: bool, every_s: float = LOOK_EVERY_S) -> GpuState | None:
         """How a device is, by a look no older than ``every_s``.
 
         Args:
@@ -96,7 +96,7 @@ class Leftovers:
         record.look, record.looked_s = self.devices.look(device), now_s
         if record.look is None:
             return None
-        record.lists_ours = record.lists_ours or record.look.held_bytes(Whose.OURS) > 0
+        record.lists_ours = record.lists_ours or record.look.held_bytes(ProcessOwner.OURS) > 0
         if not ours_run:
             quiet_bytes = record.look.unaccounted_bytes
             record.quiet_bytes = quiet_bytes if record.quiet_bytes is None else min(record.quiet_bytes, quiet_bytes)

@@ -10,8 +10,8 @@ from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.sharding.device_groups import devices_of, left_over, overlap, places_of
 from dryfit.runtime.children.child_spec import ChildExited
 from dryfit.runtime.failures.recovery import attempt_terms
-from dryfit.runtime.machine.gpus import Devices, NoDevices
-from dryfit.runtime.machine.host_memory import HostLook, look_at_host
+from dryfit.runtime.machine.gpus import GpuMonitor, NoGpuMonitor
+from dryfit.runtime.machine.host_memory import HostMemory, read_host_memory
 from dryfit.runtime.machine.packing import (
     CPU,
     Allocation,
@@ -51,8 +51,8 @@ class Machine:
             devices once for each.
     """
 
-    devices: Devices = field(default_factory=NoDevices)
-    host: Callable[[Iterable[int]], HostLook] = look_at_host
+    devices: GpuMonitor = field(default_factory=NoGpuMonitor)
+    host: Callable[[Iterable[int]], HostMemory] = read_host_memory
     placed: Callable[[str, str, int | None], None] = _forget
 
 
@@ -168,7 +168,7 @@ class Placements:
         expected: dict[int, int] = {}
         for one in self.running.values():  # one whose process is not known yet has taken nothing
             expected[attempts[one.number].pid or -1 - one.number] = one.need.host_bytes or self._host_bytes
-        return look.room_bytes(expected)
+        return look.available_bytes(expected)
 
     def _rooms(self) -> tuple[list[DeviceCapacity], dict[int, list[DeviceCapacity]]]:
         """The places that no device is missing from; and those of other sizes, as far as open trials take such.
