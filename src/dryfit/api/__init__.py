@@ -5,7 +5,7 @@ from dryfit.api.ensembles import EnsembleOutcome, train_ensemble
 from dryfit.api.files import layout_of
 from dryfit.api.imports import import_rows
 from dryfit.api.models import check, merge, predict
-from dryfit.api.planning import calibrate, plan, plan_input, plan_space
+from dryfit.api.planning import calibrate, plan, plan_combinations, plan_input, plan_space, plan_trial
 from dryfit.api.reports import export, write_report
 from dryfit.api.several import StudyRun, TuneAllResult, Turn, tune_all
 from dryfit.api.studies import (
@@ -23,9 +23,19 @@ from dryfit.api.studies import (
     with_total,
 )
 from dryfit.api.training import TopOutcome, TrainOutcome, in_process, train, train_top
+from dryfit.study.doctor.finding import Diagnosis, Finding, Status
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.observers import Observer
+from dryfit.study.planning.plan_requests import SpacePlan
 
 __all__ = [
+    "Diagnosis",
+    "End",
     "EnsembleOutcome",
+    "Finding",
+    "Observer",
+    "SpacePlan",
+    "Status",
     "StudyRun",
     "TopOutcome",
     "TrainOutcome",
@@ -45,8 +55,10 @@ __all__ = [
     "open_study",
     "owner",
     "plan",
+    "plan_combinations",
     "plan_input",
     "plan_space",
+    "plan_trial",
     "predict",
     "resume",
     "status",

@@ -16,9 +16,7 @@ from dryfit.core.text.units import parse_bytes
 from dryfit.starter.preset import preset_text
 from dryfit.store.layout import shared_traces
 from dryfit.study.planning.calibration import measure_and_compare
-from dryfit.study.planning.plan_requests import OnNote, PlanInput, SpacePlan
-from dryfit.study.planning.plan_requests import plan_one as _plan_one
-from dryfit.study.planning.plan_requests import plan_space as _plan_space
+from dryfit.study.planning.plan_requests import OnNote, PlanInput, SpacePlan, plan_combinations, plan_trial
 from dryfit.study.resources.trial_devices import first_gpu, gpu_count, named_gpu
 
 
@@ -46,7 +44,7 @@ def plan(
         DryfitError: The data or the model is wrong.
     """
     asked = plan_input(study_file, device=device, overrides=overrides, preset=preset)
-    return _plan_one(asked, on_note, ladder=ladder)
+    return plan_trial(asked, on_note, ladder=ladder)
 
 
 def plan_space(
@@ -63,7 +61,7 @@ def plan_space(
         ConfigError: As :func:`plan`; or there are too many combinations.
         DryfitError: The data or a model is wrong.
     """
-    return _plan_space(plan_input(study_file, device=device, overrides=overrides, preset=preset), on_note)
+    return plan_combinations(plan_input(study_file, device=device, overrides=overrides, preset=preset), on_note)
 
 
 def plan_input(

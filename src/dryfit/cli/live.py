@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from dryfit.api import StudyRun, Turn
+from dryfit.api import Observer, StudyRun, Turn
 from dryfit.cli.output import console, run_text
 from dryfit.cli.panel import StudyPanel, study_progress_line, trial_progress_line
 from dryfit.core.errors import ExitStatus
@@ -41,7 +41,6 @@ from dryfit.store.events import (
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.observers import Observer
 
 _REFRESH_PER_S = 4
 _PROGRESS_LINE_EVERY_S = 60.0

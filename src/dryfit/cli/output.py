@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dryfit.api import StudyRun, TuneAllResult, TuneResult
+from dryfit.api import Diagnosis, End, Finding, SpacePlan, Status, StudyRun, TuneAllResult, TuneResult
 from dryfit.core.errors import DryfitError, ExitStatus, InternalError
 from dryfit.core.jobs import CalibrateResult, PlanAnswer
 from dryfit.core.jobs.checkpoint_health import Health
@@ -59,9 +59,6 @@ from dryfit.reporting.terminal.tables import (
 )
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from dryfit.study.doctor.finding import Diagnosis, Finding, Status
-from dryfit.study.loop.next_step import End
-from dryfit.study.planning.plan_requests import SpacePlan
 
 _OUTCOME_STYLES = {Outcome.COMPLETE: "green", Outcome.PRUNED: "yellow", Outcome.FAILED: "red"}
 

@@ -29,17 +29,16 @@ def plan(
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_plan, print_space
     from dryfit.reporting.data.plan_view import plan_view, space_view
-    from dryfit.study.planning.plan_requests import plan_one, plan_space
 
     asked = api.plan_input(study, device=device, overrides=overrides or (), preset=preset)
     if asked.searched:
         if ladder is not None:
             raise ConfigError("planning a search space", "--ladder or --no-ladder", "them for a single trial only")
-        found = plan_space(asked, notes(quiet=quiet))
+        found = api.plan_combinations(asked, notes(quiet=quiet))
         print_json(space_view(found)) if as_json else print_space(found)
         fits = found.fits
     else:
-        answer = plan_one(asked, notes(quiet=quiet), ladder=preset is not None if ladder is None else ladder)
+        answer = api.plan_trial(asked, notes(quiet=quiet), ladder=preset is not None if ladder is None else ladder)
         print_json(plan_view(answer)) if as_json else print_plan(answer)
         fits = answer.verdict.fits
     raise typer.Exit(ExitStatus.DONE if fits else ExitStatus.ANSWER_IS_NO)

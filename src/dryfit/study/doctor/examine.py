@@ -37,7 +37,7 @@ from dryfit.study.doctor.study_walk import (
 )
 from dryfit.study.loop.child_jobs import PATIENT, ChildJob, run_job, run_side_by_side
 from dryfit.study.loop.context import choose_device, possible_values, resolve_request
-from dryfit.study.planning.plan_requests import PlanInput, plan_one
+from dryfit.study.planning.plan_requests import PlanInput, plan_trial
 from dryfit.study.planning.refusals import needed_bytes, refusal_text
 from dryfit.study.planning.trial_plans import host_bytes_for, planning_device
 from dryfit.study.resources.disk import disk_need, taken_bytes
@@ -222,7 +222,7 @@ def _memory(patient: Patient, resolved: ResolveResult, layout: StudyLayout, on_n
     host_bytes = host_bytes_for(wishes, resolved.device, read_host_memory)
     asked = PlanInput(patient.config, patient.space, device, traces, layout, degrees, host_bytes)
     try:
-        answer = plan_one(asked, on_note)
+        answer = plan_trial(asked, on_note)
     except DryfitError as error:
         yield failed_by(study_checks.ABOUT, "memory", error)
         return

@@ -114,7 +114,7 @@ class SpacePlan:
         return any(cell.answer.verdict.fits for cell in self.cells)
 
 
-def plan_one(asked: PlanInput, on_note: OnNote, *, ladder: bool = False) -> PlanAnswer:
+def plan_trial(asked: PlanInput, on_note: OnNote, *, ladder: bool = False) -> PlanAnswer:
     """Plan the study's own values.
 
     Args:
@@ -144,7 +144,7 @@ def _answer_of(request: PlanRequest) -> PlanAnswer:
     return answer
 
 
-def plan_space(asked: PlanInput, on_note: OnNote) -> SpacePlan:
+def plan_combinations(asked: PlanInput, on_note: OnNote) -> SpacePlan:
     """Plan every combination of the searched values that matter to memory.
 
     Raises:
