@@ -14,7 +14,7 @@ from dryfit.config.schema import SearchSettings
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.sampling.pruning import Rules, judge
-from dryfit.search.sampling.scratch_study import throw_away_name
+from dryfit.search.sampling.scratch_study import scratch_study_name
 from thinning import examples
 
 pytestmark = pytest.mark.usefixtures("quiet_optuna")
@@ -29,7 +29,7 @@ def compare_runs(
 ) -> None:
     deciding = search.patient_of if search.pruner == "patient" else search.pruner
     first_step = 0 if deciding == "median" else 1
-    study = optuna.create_study(study_name=throw_away_name("toy"), direction=direction.value, pruner=pruner)
+    study = optuna.create_study(study_name=scratch_study_name("toy"), direction=direction.value, pruner=pruner)
     rules = Rules(search=search, direction=direction, study="toy", most_reports=most_reports)
     history: list[TrialRecord] = []
     for number, curve in enumerate(curves):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.sampling.history_view import Window, is_told
+from dryfit.search.sampling.history_view import Window, is_visible
 from dryfit.search.sampling.pareto_front import best_spread
 from dryfit.search.sampling.pruning import Curves, middle
 from thinning import examples
@@ -60,7 +60,7 @@ def test_the_window_is_that_of_all_trials(study, refused, random) -> None:  # ty
     for record in random.sample(records, len(records)):
         window.take(record)
         seen = sorted([*seen, record], key=lambda one: one.number)
-        told = [one for one in seen if is_told(one, len(directions), refused=refused)]
+        told = [one for one in seen if is_visible(one, len(directions), refused=refused)]
         assert window.count == len(told)
         assert [one.number for one in window.records()] == read(told, directions)
 

@@ -15,7 +15,7 @@ from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 from dryfit.search.changes import compare
-from dryfit.search.comparability import SearchGround, comparability_key, is_trial_of, point_in
+from dryfit.search.comparability import PossibleTrials, comparability_key
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.params import Distribution
 from dryfit.search.space.space import Space
@@ -109,7 +109,7 @@ def made(document: dict[str, Any]) -> tuple[StudyConfig, Space, ComparabilityKey
     config = StudyConfig.model_validate_json(json.dumps(document))
     space = Space.from_config(config)
     basis = comparability_key(config, space, data="", folder=Path("/here"))
-    own = {} if config.objective is not None else dict(SearchGround(basis).own)
+    own = {} if config.objective is not None else dict(PossibleTrials(basis).own)
     return config, space, basis, own
 
 
@@ -130,13 +130,13 @@ def test_the_verdict_is_what_the_points_say(pair: tuple[dict[str, Any], dict[str
     assert change.comparable
     assert bool(change.reasons) or expected is Compatibility.SAME
     assert compare(before, before).verdict is Compatibility.SAME
-    ground = SearchGround(after)
+    possible = PossibleTrials(after)
     for point in itertools.islice(points_of(old), 200):
-        fits = is_trial_of(ground, point, own_before)
+        fits = possible.allows(point, own_before)
         as_number = {"n": float(point["n"])} if isinstance(point.get("n"), int) else {}  # an integer is a number too
         assert fits == (not now.isdisjoint({trial_of(point, own_before), trial_of(point | as_number, own_before)}))
         if fits:
-            assert point_in(ground, point, own_before) is not None
+            assert possible.searched_values(point, own_before) is not None
         if expected is not Compatibility.FORKS:
             assert fits
 
@@ -167,8 +167,8 @@ def test_a_history_from_before_never_stops_a_suggestion(
             if case is not None and case.internal in read:
                 assert case.contains(read[case.internal])
                 drawn[name] = read[case.internal]
-        if is_trial_of(SearchGround(after), point, own):
-            assert drawn == point_in(SearchGround(after), point, own), "what is told is the whole point"
+        if PossibleTrials(after).allows(point, own):
+            assert drawn == PossibleTrials(after).searched_values(point, own), "what is told is the whole point"
     for number in range(8, 11):
         found = suggest(
             new, history, search=search, directions=(Direction.MAXIMIZE,), points=(), seed=seed, number=number

@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from dryfit.core.settings.switches import TRIAL_NEEDS
 from dryfit.core.settings.task_facts import is_own
 from dryfit.core.settings.trial import Scalar
-from dryfit.search.comparability import FOLDS, Fixed, SearchGround, whole
+from dryfit.search.comparability import FOLDS, Fixed, PossibleTrials, with_defaults
 from dryfit.search.space.params import (
     Distribution,
     Param,
@@ -55,9 +55,9 @@ def compare(old: ComparabilityKey, new: ComparabilityKey) -> Change:
     """
     if old.own is None:
         return Change(Compatibility.FORKS, ("nobody wrote down what the trials so far were run with",), False)
-    old = moved(old, new.folder)
+    old = relocated(old, new.folder)
     apart = tuple(_not_comparable(old, new))
-    before, after = SearchGround(old), SearchGround(new)
+    before, after = PossibleTrials(old), PossibleTrials(new)
     reasons: list[str] = []
     lost = gained = False
     if old.task == new.task:  # keys of another task are other keys
@@ -74,10 +74,10 @@ def compare(old: ComparabilityKey, new: ComparabilityKey) -> Change:
 
 def comparable(old: ComparabilityKey, new: ComparabilityKey) -> bool:
     """Whether values of trials that rest on one may stand beside those of the other."""
-    return old.own is not None and not any(_not_comparable(moved(old, new.folder), new))
+    return old.own is not None and not any(_not_comparable(relocated(old, new.folder), new))
 
 
-def moved(basis: ComparabilityKey, folder: str) -> ComparabilityKey:
+def relocated(basis: ComparabilityKey, folder: str) -> ComparabilityKey:
     """The same with paths below the study's folder as they are now that it lies elsewhere."""
     if not basis.folder or basis.folder == folder:
         return basis
@@ -105,7 +105,7 @@ def _not_comparable(old: ComparabilityKey, new: ComparabilityKey) -> Iterator[st
     if old.task == new.task and old.data and new.data and old.data != new.data:
         yield f"the data has changed: fingerprint {new.data}, it was {old.data}"
     if old.task == new.task:
-        yield from _other_folds(whole(old.own or {}, old.task), whole(new.own or {}, new.task))
+        yield from _other_folds(with_defaults(old.own or {}, old.task), with_defaults(new.own or {}, new.task))
 
 
 def _other_folds(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _other_folds(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> Iterat
 # ---- whether all that a key can be on one side it can be on the other
 
 
-def _covered(name: str, inner: SearchGround, outer: SearchGround) -> bool:
+def _covered(name: str, inner: PossibleTrials, outer: PossibleTrials) -> bool:
     """Whether a key can be, on the outer side, all that it can be on the inner one beside the same other values."""
     for values in _branches(name, inner, outer):
         drawn = _drawn(outer, values)
@@ -148,16 +148,16 @@ class _Elsewhere:
     known: Mapping[str, Scalar]
     others: frozenset[str]
 
-    def is_read(self, ground: SearchGround, name: str) -> bool:
-        """As :meth:`SearchGround.is_read`; a switch whose value is unknown counts as one that reads it."""
+    def is_read(self, possible: PossibleTrials, name: str) -> bool:
+        """As :meth:`PossibleTrials.is_read`; a switch whose value is unknown counts as one that reads it."""
         switches = {need.switch for need in TRIAL_NEEDS if need.key == name}
-        return bool(switches & self.others) or ground.is_read(name, self.known)
+        return bool(switches & self.others) or possible.is_read(name, self.known)
 
 
 _Value = Scalar | _Other
 
 
-def _branches(name: str, inner: SearchGround, outer: SearchGround) -> list[dict[str, _Value]]:
+def _branches(name: str, inner: PossibleTrials, outer: PossibleTrials) -> list[dict[str, _Value]]:
     """All values that the inner side can give the keys on which a key hangs, on either side."""
     branches: list[dict[str, _Value]] = [{}]
     for key in _closure(name, inner, outer):
@@ -170,12 +170,12 @@ def _branches(name: str, inner: SearchGround, outer: SearchGround) -> list[dict[
     return branches
 
 
-def _closure(name: str, inner: SearchGround, outer: SearchGround) -> list[str]:
+def _closure(name: str, inner: PossibleTrials, outer: PossibleTrials) -> list[str]:
     """The keys on which a key hangs, on either side; in an order in which the inner side can draw them."""
     needed, waiting = set[str](), [name]
     while waiting:
         key = waiting.pop()
-        conditions = {on for ground in (inner, outer) for case in ground.space.cases(key) for on, _ in case.when}
+        conditions = {on for possible in (inner, outer) for case in possible.space.cases(key) for on, _ in case.when}
         conditions |= {need.switch for need in TRIAL_NEEDS if need.key == key and need.switch in inner.own}
         waiting += conditions - needed
         needed |= conditions
@@ -183,10 +183,10 @@ def _closure(name: str, inner: SearchGround, outer: SearchGround) -> list[str]:
     return [*drawn, *sorted(needed - set(drawn))]
 
 
-def _asked(key: str, grounds: Iterable[SearchGround]) -> Iterator[Scalar]:
+def _asked(key: str, sides: Iterable[PossibleTrials]) -> Iterator[Scalar]:
     """The values of a key that conditions name."""
-    for ground in grounds:
-        for param in ground.space.params:
+    for possible in sides:
+        for param in possible.space.params:
             for on, values in param.when:
                 yield from values if on == key else ()
     yield from (value for need in TRIAL_NEEDS if need.switch == key for value in need.values)
@@ -201,20 +201,20 @@ def _classes(values: Fixed | Distribution, asked: tuple[Scalar, ...]) -> list[_V
         if contains(values, value) and not is_one_of(value, tuple(named)):
             named.append(value)
     listed = enumerated(values, len(named))
-    whole = listed is not None and all(is_one_of(value, tuple(named)) for value in listed)
-    return [*named] if whole else [*named, _Other(values)]
+    with_defaults = listed is not None and all(is_one_of(value, tuple(named)) for value in listed)
+    return [*named] if with_defaults else [*named, _Other(values)]
 
 
-def _drawn(ground: SearchGround, values: Mapping[str, _Value]) -> dict[str, Scalar] | None:
+def _drawn(possible: PossibleTrials, values: Mapping[str, _Value]) -> dict[str, Scalar] | None:
     """The part of some keys' values that a side draws; None where it cannot draw one of them.
 
     A value that no condition asks for is left out: no condition holds by it.
     """
     drawn: dict[str, Scalar] = {}
-    for name in ground.space.names:
+    for name in possible.space.names:
         if name not in values:
             continue
-        param, value = ground.space.active(name, drawn), values[name]
+        param, value = possible.space.active(name, drawn), values[name]
         if param is None:
             continue
         if isinstance(value, _Other):
@@ -257,7 +257,7 @@ def _grid_covers(outer: FloatDistribution, inner: FloatDistribution) -> bool:
 # ---- in words
 
 
-def _sentences(name: str, before: SearchGround, after: SearchGround) -> list[str]:
+def _sentences(name: str, before: PossibleTrials, after: PossibleTrials) -> list[str]:
     was, now = before.space.cases(name), after.space.cases(name)
     if not was and not now:
         return [f"{name} was {_text(before.fixed(name))}, is now {_text(after.fixed(name))}"]
@@ -311,7 +311,7 @@ def _kind(distribution: Distribution) -> str:
             return "one of "
 
 
-def _redrawn(name: str, before: SearchGround, after: SearchGround) -> list[str]:
+def _redrawn(name: str, before: PossibleTrials, after: PossibleTrials) -> list[str]:
     """Where all values stay, and are drawn in another way."""
     was = {param.when: param.distribution for param in before.space.cases(name)}
     now = {param.when: param.distribution for param in after.space.cases(name)}

@@ -1,4 +1,4 @@
-"""What a study's trials rest on, taken from its file; and a point of one basis as a point of another."""
+"""Comparability keys: what trials of a study file have in common, and which trials it allows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,30 +18,31 @@ from dryfit.search.space.space import Space
 from dryfit.store.events import ComparabilityKey
 
 _OF_DATA: Final = ("num_labels", "multi_label", "folds")
-"""Keys of ``[data]`` that the rows' fingerprint does not hold: a model's head does, and what a value is the mean of."""
+"""Keys of ``[data]`` that are not in the fingerprint of the rows, but change the model's head,
+or what a value is the mean of."""
 
 FOLDS: Final = ("data.folds", "data.split_seed")
 """Keys that decide over which parts of the rows a value is the mean."""
 
 _ONLY_ALLOWS: Final = frozenset({"model.trust_remote_code"})
-"""Keys that say what may be done, not what is learned."""
+"""Keys that permit something and change nothing of what is learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What a key is where it is not drawn. ``known`` is False where there is no such key: one of a user's function."""
+    """The value of a key that is not searched; ``known`` is False for an unknown key of a user's own function."""
 
     value: Scalar = None
     known: bool = True
 
 
 def comparability_key(config: StudyConfig, space: Space, *, data: str, folder: Path) -> ComparabilityKey:
-    """What trials of a study file rest on.
+    """Return what all trials of a study file have in common.
 
     Args:
         config: The study file.
         space: Its search space.
-        data: Fingerprint of the rows; empty where there are none, or nobody has looked.
+        data: Fingerprint of the rows; empty where there are none, or they were not read yet.
         folder: Where the study lies.
     """
     own, task = config.objective, config.study.task
@@ -60,7 +61,7 @@ def comparability_key(config: StudyConfig, space: Space, *, data: str, folder: P
 def _own(settings: TrialSettings, data: DataSettings) -> dict[str, Scalar]:
     keys = (*searchable_keys(), *(f"{OWN_TABLE}.{name}" for name in settings.own.knobs))
     searchable = {key: setting(settings, key) for key in keys if key not in _ONLY_ALLOWS}
-    # The seed of `file` decides which rows are which, and is in their fingerprint; that of folds is not.
+    # With a split from `file` the seed is in the fingerprint of the rows; with folds it is not.
     seed = data.split_seed if data.folds > 1 else 0
     return searchable | {f"data.{name}": getattr(data, name) for name in _OF_DATA} | {"data.split_seed": seed}
 
@@ -70,35 +71,35 @@ def _defaults() -> Mapping[str, Scalar]:
     return _own(TrialSettings(), DataSettings())
 
 
-def whole(own: Mapping[str, Scalar], task: TaskName) -> Mapping[str, Scalar]:
-    """A study file's own values, with the default of each key that the dryfit which wrote them did not have.
+def with_defaults(own: Mapping[str, Scalar], task: TaskName) -> Mapping[str, Scalar]:
+    """Add the defaults of keys that the dryfit which recorded a study file's values did not have yet.
 
-    A new key leaves everything as it was unless it is set.
+    So a new key changes nothing unless it is set.
     """
     return own if task is BuiltInTask.OBJECTIVE else {**_defaults(), **own}
 
 
-class SearchGround:
-    """A basis, ready to be asked.
+class PossibleTrials:
+    """The trials that a comparability key allows: which values each key can have, and whether a trial is one of them.
 
     Attributes:
-        basis: What it was made from.
+        key: The comparability key.
         space: Its search space.
-        own: The study file's own values, see :func:`whole`.
+        own: The study file's own values, see :func:`with_defaults`.
     """
 
-    def __init__(self, basis: ComparabilityKey) -> None:
-        self.basis = basis
-        self.space = Space.from_json(basis.space)
-        self.own = whole(basis.own or {}, basis.task)
+    def __init__(self, key: ComparabilityKey) -> None:
+        self.key = key
+        self.space = Space.from_json(key.space)
+        self.own = with_defaults(key.own or {}, key.task)
 
     def values(self, name: str, drawn: Mapping[str, Scalar]) -> Fixed | Distribution:
-        """What a key can be after some values were drawn."""
+        """Return what a key can be, given the values drawn so far."""
         param = self.space.active(name, drawn)
         return param.distribution if param is not None else self.fixed(name)
 
     def fixed(self, name: str) -> Fixed:
-        """What a key is where it is not drawn."""
+        """Return the value of a key where it is not drawn."""
         return Fixed(self.own[name]) if name in self.own else Fixed(known=False)
 
     def is_read(self, name: str, values: Mapping[str, Scalar]) -> bool:
@@ -106,53 +107,49 @@ class SearchGround:
 
         Args:
             name: The key.
-            values: Of all keys that differ from the file's own.
+            values: Values of all keys that differ from the file's own.
         """
-        if self.basis.task is BuiltInTask.OBJECTIVE:
-            return True  # of a function of the user's own nobody knows
+        if self.key.task is BuiltInTask.OBJECTIVE:
+            return True  # what a user's function reads is not known
         needs = [need for need in TRIAL_NEEDS if need.key == name]
-        if not reads(self.basis.task, name):
+        if not reads(self.key.task, name):
             return False
         return all(is_one_of(values.get(need.switch, self.own.get(need.switch)), need.values) for need in needs)
 
+    def searched_values(self, params: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> dict[str, Scalar] | None:
+        """Return a trial's values of the keys that are searched here; None where one of them cannot be drawn.
 
-def point_in(ground: SearchGround, params: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> dict[str, Scalar] | None:
-    """The values that a trial has of the searched keys; None where one of them cannot be drawn.
+        Args:
+            params: What the trial drew.
+            own: The study file's own values at that time.
+        """
+        drawn: dict[str, Scalar] = {}
+        for name in self.space.names:
+            param = self.space.active(name, drawn)
+            if param is None:
+                continue
+            value = params.get(name, own.get(name))
+            known = name in params or name in own
+            if not known or not param.contains(value):
+                return None
+            drawn[name] = value
+        return drawn
 
-    Args:
-        ground: Where it is to be a point.
-        params: What the trial drew.
-        own: The study file's own values when it did.
-    """
-    drawn: dict[str, Scalar] = {}
-    for name in ground.space.names:
-        param = ground.space.active(name, drawn)
-        if param is None:
-            continue
-        value = params.get(name, own.get(name))
-        known = name in params or name in own
-        if not known or not param.contains(value):
-            return None
-        drawn[name] = value
-    return drawn
+    def allows(self, params: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> bool:
+        """Whether a trial could be drawn here, with all other keys at the values that are fixed here.
 
-
-def is_trial_of(ground: SearchGround, params: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> bool:
-    """Whether a trial could be one of this basis: its point can be drawn, and everything else is what is fixed here.
-
-    Args:
-        ground: The basis.
-        params: What the trial drew.
-        own: The study file's own values when it did.
-    """
-    drawn = point_in(ground, params, own)
-    if drawn is None:
-        return False
-    values = {**own, **params}
-    for name in dict.fromkeys((*params, *ground.own)):
-        if name in drawn or name in _ONLY_ALLOWS or not ground.is_read(name, values):
-            continue
-        here = ground.fixed(name)
-        if not here.known or name not in values or not is_one_of(values[name], (here.value,)):
+        Args:
+            params: What the trial drew.
+            own: The study file's own values at that time.
+        """
+        drawn = self.searched_values(params, own)
+        if drawn is None:
             return False
-    return True
+        values = {**own, **params}
+        for name in dict.fromkeys((*params, *self.own)):
+            if name in drawn or name in _ONLY_ALLOWS or not self.is_read(name, values):
+                continue
+            here = self.fixed(name)
+            if not here.known or name not in values or not is_one_of(values[name], (here.value,)):
+                return False
+        return True

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from dryfit.core.private_names import PrivateName, PrivateNames
 from dryfit.core.settings.choices import Direction
 from dryfit.search.sampling.pareto_front import Floats
-from dryfit.search.sampling.scratch_study import Sealed, ThrowAway, sealed
+from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
 
 NAMES: Final = (
     PrivateName(
@@ -39,11 +39,11 @@ class NumberedTpe(TPESampler):
     def _get_internal_repr(
         self, trials: list[FrozenTrial], search_space: dict[str, BaseDistribution], study: optuna.Study
     ) -> dict[str, Floats]:
-        rows = [row for trial in trials if isinstance(trial, Sealed) and (row := trial.in_numbers(search_space))]
+        rows = [row for trial in trials if isinstance(trial, ScratchTrial) and (row := trial.in_numbers(search_space))]
         columns = np.array(rows, dtype=np.float64).reshape(-1, len(search_space)).T
         return dict(zip(search_space, columns, strict=True))
 
-    def agrees(self, trials: list[Sealed], space: dict[str, BaseDistribution], study: optuna.Study) -> bool:
+    def agrees(self, trials: list[ScratchTrial], space: dict[str, BaseDistribution], study: optuna.Study) -> bool:
         """Whether Optuna works out the same numbers."""
         theirs = super()._get_internal_repr([*trials], space, study)
         ours = self._get_internal_repr([*trials], space, study)
@@ -53,9 +53,9 @@ class NumberedTpe(TPESampler):
 def _tpe_misbehaves() -> str:
     space: dict[str, BaseDistribution] = {"x": FloatDistribution(0.1, 10.0, log=True), "y": FloatDistribution(0, 1)}
     points = ({"x": 1.0, "y": 0.5}, {"x": 2.0}, {"x": 3.0, "y": 0.25})
-    trials = [sealed(TrialState.COMPLETE, params=params, values=[0.0]) for params in points]
-    asked, sampler = sealed(TrialState.RUNNING), NumberedTpe(seed=0, multivariate=True, n_startup_trials=0)
-    study = ThrowAway(trials, asked, directions=[Direction.MAXIMIZE], sampler=sampler)
+    trials = [scratch_trial(TrialState.COMPLETE, params=params, values=[0.0]) for params in points]
+    asked, sampler = scratch_trial(TrialState.RUNNING), NumberedTpe(seed=0, multivariate=True, n_startup_trials=0)
+    study = ScratchStudy(trials, asked, directions=[Direction.MAXIMIZE], sampler=sampler)
     sampler.sample_relative(study.study, study.trial, space)
     if any(trial.known.keys() != {("x", "y")} for trial in trials):
         return "optuna.samplers.TPESampler no longer asks _get_internal_repr for the numbers of trials"
@@ -70,9 +70,9 @@ def _nsga2_misbehaves() -> str:
 
 
 def _halving_misbehaves() -> str:
-    climbing = sealed(TrialState.RUNNING, reports={1: 0.0})
+    climbing = scratch_trial(TrialState.RUNNING, reports={1: 0.0})
     pruner = SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
-    study = ThrowAway([], climbing, directions=[Direction.MAXIMIZE], sampler=RandomSampler(seed=0), pruner=pruner)
+    study = ScratchStudy([], climbing, directions=[Direction.MAXIMIZE], sampler=RandomSampler(seed=0), pruner=pruner)
     pruner.prune(study.study, study.trial)
     found = list(study.trial.system_attrs)
     return "" if found == [f"{RUNG_PREFIX}0"] else f"SuccessiveHalvingPruner writes down its first rung as {found}"

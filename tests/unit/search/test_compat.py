@@ -7,7 +7,7 @@ import pytest
 from changing import config, own_function, space_of
 from dryfit.config.schema import StudyConfig
 from dryfit.search.changes import compare
-from dryfit.search.comparability import SearchGround, comparability_key, is_trial_of, point_in
+from dryfit.search.comparability import PossibleTrials, comparability_key
 from dryfit.search.space.space import Space
 from dryfit.store.events import ComparabilityKey, Compatibility
 
@@ -203,11 +203,11 @@ def test_which_trials_are_trials_of_another_basis() -> None:
             {"choices": [16, 32], "when": {"model.name": "b"}},
         ],
     }
-    ground = SearchGround(searched(space, train={"epochs": 3}))
+    possible = PossibleTrials(searched(space, train={"epochs": 3}))
     own = {"train.epochs": 3, "train.batch_size": 8}
 
     def fits(params: dict[str, Any], own: dict[str, Any]) -> bool:
-        return is_trial_of(ground, params, {**ground.own, **own})
+        return possible.allows(params, {**possible.own, **own})
 
     assert fits({"model.name": "a", "train.batch_size": 16}, own)
     assert fits({"model.name": "a"}, own), "it had 8, the file's own"
@@ -215,8 +215,8 @@ def test_which_trials_are_trials_of_another_basis() -> None:
     assert not fits({"model.name": "c", "train.batch_size": 16}, own)
     assert not fits({"model.name": "a"}, own | {"train.epochs": 2})
     assert not fits({"model.name": "a", "optim.lr": 0.5}, own)
-    assert fits({"model.name": "a", "optim.lr": ground.own["optim.lr"]}, own)
-    assert point_in(ground, {"model.name": "a"}, {**own, "train.epochs": 2}) == {
+    assert fits({"model.name": "a", "optim.lr": possible.own["optim.lr"]}, own)
+    assert possible.searched_values({"model.name": "a"}, {**own, "train.epochs": 2}) == {
         "model.name": "a",
         "train.batch_size": 8,
     }
@@ -238,7 +238,7 @@ def test_other_folds_are_other_values() -> None:
     ):
         change = compare(old, new)
         assert (change.verdict, change.comparable, change.reasons) == (FORKS, False, (said,))
-        assert not is_trial_of(SearchGround(new), {}, old.own or {})
+        assert not PossibleTrials(new).allows({}, old.own or {})
     assert compare(once, of(split_seed=3)).verdict is SAME
     before = once.model_copy(update={"own": {k: v for k, v in (once.own or {}).items() if not k.startswith("data.")}})
     assert compare(before, once).verdict is SAME, "an older dryfit had no folds"

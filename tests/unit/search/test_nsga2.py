@@ -11,7 +11,7 @@ from optuna.samplers import NSGAIISampler
 from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.samplers import Asked, nsga2_parents
+from dryfit.search.sampling.samplers import SamplerInput, nsga2_parents
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.space import Space
 from dryfit.store.history import History
@@ -39,7 +39,7 @@ def test_the_parents_are_those_of_a_study_that_lives_all_along(goals: int) -> No
     made = space({"optim.lr": {"low": 0.1, "high": 1.0}})
     past = History()
     for number in range(6 * SIZE):
-        asked = Asked(made, past, settings(), directions, 0, number)
+        asked = SamplerInput(made, past, settings(), directions, 0, number)
         trial = study.ask({"optim.lr": FloatDistribution(0.1, 1.0)})
         attrs = study.get_trials(deepcopy=False)[number].system_attrs
         generation = attrs["NSGAIISampler:generation"]
@@ -48,7 +48,7 @@ def test_the_parents_are_those_of_a_study_that_lives_all_along(goals: int) -> No
         values = tuple(draw.choice([draw.random(), 0.5]) for _ in range(goals))
         study.tell(trial, list(values))
         past.put(TrialRecord(number, trial.params, {}, Outcome.COMPLETE, values[0], also=values[1:]))
-    assert len({one.number for one in nsga2_parents(Asked(made, past, settings(), directions, 0, 99))}) == SIZE
+    assert len({one.number for one in nsga2_parents(SamplerInput(made, past, settings(), directions, 0, 99))}) == SIZE
 
 
 def test_what_depends_on_a_choice_is_inherited_from_parents_that_made_it() -> None:
@@ -77,7 +77,7 @@ def test_only_complete_trials_make_a_generation() -> None:
             TrialRecord(number, {"optim.lr": 0.5}, {}, outcome, 1.0 if outcome is Outcome.COMPLETE else None)
             for number, outcome in enumerate(outcomes)
         ]
-        asked = Asked(made, History(history), settings(), (Direction.MAXIMIZE,), 0, len(history))
+        asked = SamplerInput(made, History(history), settings(), (Direction.MAXIMIZE,), 0, len(history))
         return [one.number for one in nsga2_parents(asked)]
 
     done, pruned = Outcome.COMPLETE, Outcome.PRUNED
@@ -94,7 +94,7 @@ def test_a_trial_that_ends_late_changes_the_generations_from_its_own_on() -> Non
     directions = (Direction.MINIMIZE, Direction.MINIMIZE)
 
     def parents(past: History) -> list[int]:
-        return [one.number for one in nsga2_parents(Asked(made, past, settings(), directions, 0, 99))]
+        return [one.number for one in nsga2_parents(SamplerInput(made, past, settings(), directions, 0, 99))]
 
     past = History(TrialRecord(n, {"optim.lr": 0.5}, {}) for n in range(5 * SIZE))
     seen: list[TrialRecord] = []

@@ -9,7 +9,7 @@ from dryfit.config.freeze import dump_toml
 from dryfit.config.load import LoadedStudy, load_study_text
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.trial import TrialRecord
-from dryfit.search.space.enqueued import enqueued_points, next_known
+from dryfit.search.space.enqueued import enqueued_points, next_enqueued
 
 STUDY = """
 [data]
@@ -91,10 +91,10 @@ def test_each_point_is_taken_once_whatever_order_they_stand_in() -> None:
     def past(*points: dict[str, float]) -> list[TrialRecord]:
         return [TrialRecord(number, {}, {}, given=dict(point)) for number, point in enumerate(points)]
 
-    assert next_known([one, two], []) == one
-    assert next_known([one, two], past(one)) == two
-    assert next_known([one, two], past(two)) == one
-    assert next_known([one, two], past({}, one, {}, two)) == {}
-    assert next_known([one, one], past(one)) == one
-    assert next_known([one, one], past(one, one)) == {}
-    assert next_known([two], past(one)) == two
+    assert next_enqueued([one, two], []) == one
+    assert next_enqueued([one, two], past(one)) == two
+    assert next_enqueued([one, two], past(two)) == one
+    assert next_enqueued([one, two], past({}, one, {}, two)) == {}
+    assert next_enqueued([one, one], past(one)) == one
+    assert next_enqueued([one, one], past(one, one)) == {}
+    assert next_enqueued([two], past(one)) == two

@@ -176,20 +176,20 @@ def test_points_are_all_combinations_that_can_be_drawn() -> None:
             "train.max_length": {"low": 64, "high": 512},
         }
     )
-    assert made.points(["train.batch_size"], 9) == [
+    assert made.combinations(["train.batch_size"], 9) == [
         {"train.batch_size": 4},
         {"train.batch_size": 8},
         {"train.batch_size": 16},
     ]
-    both = made.points(["optim.name", "optim.beta2"], 9)
+    both = made.combinations(["optim.name", "optim.beta2"], 9)
     assert both == [
         {"optim.name": "sgd"},
         {"optim.name": "adamw", "optim.beta2": 0.9},
         {"optim.name": "adamw", "optim.beta2": 0.99},
     ]
-    assert made.points(["train.max_length"], 9) == [{"train.max_length": 64}, {"train.max_length": 512}]
-    assert made.points([], 9) == [{}]
-    assert made.points(["train.max_length", "train.batch_size"], 5) is None
+    assert made.combinations(["train.max_length"], 9) == [{"train.max_length": 64}, {"train.max_length": 512}]
+    assert made.combinations([], 9) == [{}]
+    assert made.combinations(["train.max_length", "train.batch_size"], 5) is None
     assert [first_value(made.cases(name)[0]) for name in ("optim.name", "train.max_length")] == ["sgd", 64]
 
 

@@ -79,7 +79,7 @@ def test_supermax_searches_every_key_but_a_few() -> None:
     assert read - set(config.space) == NOT_SEARCHED.keys()
     space = Space.from_config(config)
     names = ("model.name", "train.max_length", "train.batch_size")
-    points = space.points(names, 1000)
+    points = space.combinations(names, 1000)
     assert points is not None and len(points) == 7 * 4 * 4
     assert {point["train.batch_size"] for point in points} == {8, 16, 32, 64}
     assert {point["train.max_length"] for point in points} == {128, 256, 384, 512}

@@ -47,14 +47,14 @@ def export_ledger(ledger: Path, file: Path, *, study: str, sqlite: bool) -> None
     lines = list(LineTail(ledger).read())
     model = MirrorModel()
     events = [event for line in lines if (event := parse(line)) is not None]
-    trials = [trial for event in events if (trial := model.fold(event)) is not None]
+    trials = [trial for event in events if (trial := model.apply(event)) is not None]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent))
         made = Path(folder) / file.name
         stack.enter_context(_unlogged())
         storage = RDBStorage(f"{_SQLITE_PREFIX}{made}") if sqlite else JournalStorage(JournalFileBackend(str(made)))
         stores = MirrorStores(storage, study, ledger_id=hashlib.sha256(lines[0]).hexdigest()[:16])
-        stores.bring_up(model, trials)
+        stores.update(model, trials)
         if isinstance(storage, RDBStorage):
             storage.engine.dispose()
         made.replace(file)

@@ -24,7 +24,7 @@ _STATES = {
 
 
 @dataclass(slots=True)
-class Wanted:
+class MirroredTrial:
     """How one trial should look in the mirror."""
 
     params: dict[str, Any]
@@ -40,7 +40,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class WantedStudy:
+class MirroredStudy:
     """How one generation should look in the mirror: a study of its own, as its goals and choices may be others.
 
     Attributes:
@@ -55,7 +55,7 @@ class WantedStudy:
     directions: tuple[Direction, ...]
     first: int = 0
     user_attrs: dict[str, Any] = field(default_factory=dict[str, Any])
-    trials: dict[int, Wanted] = field(default_factory=dict[int, Wanted])
+    trials: dict[int, MirroredTrial] = field(default_factory=dict[int, MirroredTrial])
     kinds: dict[str, list[BaseDistribution]] = field(default_factory=dict[str, list[BaseDistribution]])
 
 
@@ -63,17 +63,17 @@ class MirrorModel:
     """Folds ledger events. The same events always give the same trials: a restart needs no memory."""
 
     def __init__(self) -> None:
-        self.studies: list[WantedStudy] = []
+        self.studies: list[MirroredStudy] = []
         self._trials = 0
         self._answers: dict[str, Mapping[str, Any]] = {}
 
-    def fold(self, event: Mapping[str, Any]) -> tuple[int, int] | None:
+    def apply(self, event: Mapping[str, Any]) -> tuple[int, int] | None:
         """Take one event; which trial of which study it changed, None where it changed none."""
         match event.get("type"):
             case "study_created":
                 also = cast("list[dict[str, str]]", event.get("also", []))
                 directions = (event["direction"], *(goal["direction"] for goal in also))
-                self.studies = [WantedStudy("", tuple(map(Direction, directions)))]
+                self.studies = [MirroredStudy("", tuple(map(Direction, directions)))]
             case "generation_began":
                 self._begin(event)
             case _:
@@ -85,7 +85,7 @@ class MirrorModel:
             self._trials = max(self._trials, number + 1)
         at = next(index for index in reversed(range(len(self.studies))) if self.studies[index].first <= number)
         own = number - self.studies[at].first
-        return (at, own) if self._fold(self.studies[at], own, event) else None
+        return (at, own) if self._apply_to_trial(self.studies[at], own, event) else None
 
     def _begin(self, event: Mapping[str, Any]) -> None:
         generation = int(event["generation"])
@@ -93,9 +93,9 @@ class MirrorModel:
         directions = tuple(Direction(goal["direction"]) for goal in event["basis"]["goals"])
         attrs = {"generation": generation, "reasons": event["reasons"], "told": event["told"]} if generation > 1 else {}
         suffix = f"-g{generation}" if generation > 1 else ""
-        self.studies.append(WantedStudy(suffix, directions, self._trials, attrs))
+        self.studies.append(MirroredStudy(suffix, directions, self._trials, attrs))
 
-    def _fold(self, study: WantedStudy, number: int, event: Mapping[str, Any]) -> bool:
+    def _apply_to_trial(self, study: MirroredStudy, number: int, event: Mapping[str, Any]) -> bool:
         """Fold an event of a trial; whether it changed anything."""
         if event.get("type") == "trial_asked":
             study.trials.setdefault(number, _asked(study, event))
@@ -126,14 +126,14 @@ class MirrorModel:
                 return False
         return True
 
-    def _plan(self, trial: Wanted, event: Mapping[str, Any]) -> None:
+    def _plan(self, trial: MirroredTrial, event: Mapping[str, Any]) -> None:
         """Take a plan; one without an answer has that of an earlier one with the same key."""
         answer = self._answers[event["key"]] = event.get("answer") or self._answers[event["key"]]
         trial.plan = PlannedMemory.of(answer)
         trial.user_attrs |= {"planned_bytes": trial.plan.peak_bytes, **trial.plan.attributes}
 
 
-def _asked(study: WantedStudy, event: Mapping[str, Any]) -> Wanted:
+def _asked(study: MirroredStudy, event: Mapping[str, Any]) -> MirroredTrial:
     params: dict[str, Any] = {}
     distributions: dict[str, BaseDistribution] = {}
     for internal, value in cast("dict[str, Any]", event["internal"]).items():
@@ -141,7 +141,7 @@ def _asked(study: WantedStudy, event: Mapping[str, Any]) -> Wanted:
         name = _name(study.kinds.setdefault(internal, []), internal, distribution)
         params[name], distributions[name] = value, distribution
     attributes = {"params": event["params"], "trial": event["number"], "seed": event["seed"], "cuda_error": False}
-    return Wanted(params, distributions, _time(event), user_attrs=attributes)
+    return MirroredTrial(params, distributions, _time(event), user_attrs=attributes)
 
 
 def _name(kinds: list[BaseDistribution], internal: str, distribution: BaseDistribution) -> str:
@@ -172,7 +172,7 @@ def _time(event: Mapping[str, Any]) -> datetime:
     return datetime.fromtimestamp(event["at"])
 
 
-def _finish(trial: Wanted, event: Mapping[str, Any], goals: int) -> None:
+def _finish(trial: MirroredTrial, event: Mapping[str, Any], goals: int) -> None:
     outcome = Outcome(event["outcome"])
     trial.user_attrs |= end_attributes(event, trial.plan)
     trial.ended = _time(event)

@@ -53,9 +53,7 @@ class Mirror:
         if self._stores is None:
             self._stores = self._open(lines[0])
         events = [event for line in lines if (event := parse(line)) is not None]
-        self._stores.bring_up(
-            self._model, [trial for event in events if (trial := self._model.fold(event)) is not None]
-        )
+        self._stores.update(self._model, [trial for event in events if (trial := self._model.apply(event)) is not None])
         status = {"offset": self._tail.offset, "pid": os.getpid(), "journal": self._journal}
         write_text_atomic(self._status, json.dumps(status), durable=False)
         return True

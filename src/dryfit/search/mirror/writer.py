@@ -11,7 +11,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from dryfit.core.settings.choices import Direction
-from dryfit.search.mirror.model import MirrorModel, Wanted, WantedStudy, parse
+from dryfit.search.mirror.model import MirroredStudy, MirroredTrial, MirrorModel, parse
 
 JOURNAL_PREFIX = "journal:"
 _LEDGER_ATTR = "dryfit_ledger"
@@ -73,14 +73,14 @@ class MirrorStores:
         self._ledger_id = ledger_id
         self._stores: dict[int, MirrorStore] = {}
 
-    def bring_up(self, model: MirrorModel, changed: Iterable[tuple[int, int]]) -> None:
+    def update(self, model: MirrorModel, changed: Iterable[tuple[int, int]]) -> None:
         """Write what is new of some trials, each given by its study and its number there."""
         for at, number in sorted(set(changed)):
             if at not in self._stores:
                 self._stores[at] = MirrorStore(
                     self._storage, self._study, wanted=model.studies[at], ledger_id=self._ledger_id
                 )
-            self._stores[at].bring_up(number)
+            self._stores[at].update(number)
 
 
 class MirrorStore:
@@ -94,7 +94,7 @@ class MirrorStore:
             and ``name-2``, ``name-3``, ... is taken.
     """
 
-    def __init__(self, storage: BaseStorage, study: str, *, wanted: WantedStudy, ledger_id: str) -> None:
+    def __init__(self, storage: BaseStorage, study: str, *, wanted: MirroredStudy, ledger_id: str) -> None:
         self._storage = storage
         self._wanted = wanted
         self._study_id = self._own_study(f"{study}{wanted.suffix}", wanted.directions, ledger_id)
@@ -123,7 +123,7 @@ class MirrorStore:
             candidate = f"{name}-{count}"
             print(f"the storage has a study of that name from elsewhere: trying {candidate}", flush=True)
 
-    def bring_up(self, number: int) -> None:
+    def update(self, number: int) -> None:
         """Write whatever of trial ``number`` of this generation is not in the storage yet; the state comes last."""
         for gap in range(len(self._known), number):  # Optuna numbers trials itself, in order
             self._create(gap, self._wanted.trials.get(gap))
@@ -134,13 +134,13 @@ class MirrorStore:
         elif not known.state.is_finished():
             self._update(number, known, wanted)
 
-    def _create(self, number: int, wanted: Wanted | None) -> None:
+    def _create(self, number: int, wanted: MirroredTrial | None) -> None:
         trial_id = self._storage.create_new_trial(self._study_id, _template(wanted))
         trial = self._storage.get_trial(trial_id)
         assert trial.number == number, "another process writes trials into the mirror's study"
         self._remember(trial)
 
-    def _update(self, number: int, known: FrozenTrial, wanted: Wanted) -> None:
+    def _update(self, number: int, known: FrozenTrial, wanted: MirroredTrial) -> None:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         for step, value in wanted.reports.items():
             if not _same(known.intermediate_values.get(step), value):
@@ -159,7 +159,7 @@ class MirrorStore:
         self._known[trial.number] = trial
 
 
-def _template(wanted: Wanted | None) -> FrozenTrial:
+def _template(wanted: MirroredTrial | None) -> FrozenTrial:
     """The whole trial in one write. A number the ledger never asked for becomes a failed trial."""
     return FrozenTrial(
         number=-1,

@@ -11,7 +11,7 @@ from dryfit.core.settings.trial import Outcome, TrialRecord
 from dryfit.search.sampling.pareto_front import Floats, best_spread
 
 
-def is_told(record: TrialRecord, goals: int, *, refused: bool) -> bool:
+def is_visible(record: TrialRecord, goals: int, *, refused: bool) -> bool:
     """Whether a sampler hears of a trial.
 
     Failed and cancelled trials are not told: TPE would ignore the first, and the second say nothing. Nor is a complete
@@ -64,7 +64,7 @@ class Window:
 
     def take(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended."""
-        if not is_told(record, self._goals, refused=self._refused):
+        if not is_visible(record, self._goals, refused=self._refused):
             return
         self.count += 1
         insort(self._last, record, key=_number)

@@ -26,7 +26,7 @@ from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Outcome, TrialRecord
 from dryfit.search.private_apis import HALVING, RUNG_PREFIX
-from dryfit.search.sampling.scratch_study import Sealed, ThrowAway, sealed
+from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
 from dryfit.search.space.space import Space
 from dryfit.store.history import History, as_history
 
@@ -127,15 +127,15 @@ def _spared(own: TrialRecord, rules: Rules) -> PruneVerdict | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)  # its constructor says so each time
         pruner = PatientPruner(None, patience=allowed, min_delta=rules.search.min_delta)
-    study = _study([], sealed(TrialState.RUNNING, reports=reports), rules, pruner)
+    study = _study([], scratch_trial(TrialState.RUNNING, reports=reports), rules, pruner)
     if pruner.prune(study.study, study.trial):
         return None
     return PruneVerdict(True, reason=f"its last {allowed + 1} validations are no worse than those before")
 
 
-def _study(trials: Iterable[Sealed], trial: Sealed, rules: Rules, pruner: BasePruner) -> ThrowAway:
+def _study(trials: Iterable[ScratchTrial], trial: ScratchTrial, rules: Rules, pruner: BasePruner) -> ScratchStudy:
     sampler = RandomSampler()
-    return ThrowAway(trials, trial, directions=(rules.direction,), sampler=sampler, pruner=pruner, label=rules.study)
+    return ScratchStudy(trials, trial, directions=(rules.direction,), sampler=sampler, pruner=pruner, label=rules.study)
 
 
 # ---- median
@@ -183,10 +183,10 @@ def _median(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
     values = curves.at(n)
     if not values:
         return PruneVerdict(True, reason=f"no complete trial has report {n}")
-    at_n = [sealed(TrialState.COMPLETE, values=(0.0,), reports={n: value}) for value in middle(values)]
+    at_n = [scratch_trial(TrialState.COMPLETE, values=(0.0,), reports={n: value}) for value in middle(values)]
     reports = {point.n: point.value for point in own.reports}
     pruner = MedianPruner(n_startup_trials=0, n_warmup_steps=search.warmup_reports)
-    study = _study(at_n, sealed(TrialState.RUNNING, reports=reports), rules, pruner)
+    study = _study(at_n, scratch_trial(TrialState.RUNNING, reports=reports), rules, pruner)
     with np.errstate(invalid="ignore"):  # two infinities around the median: NaN, which prunes nothing
         stop = pruner.prune(study.study, study.trial)
     side = "worse" if stop else "no worse"
@@ -272,7 +272,7 @@ def _bracket(rules: Rules, number: int) -> int:
     It says so only by what it does: a trial that nobody competes with completes all the rungs of its bracket at its
     last report.
     """
-    climbing = sealed(TrialState.RUNNING, reports={rules.most_reports: 0.0})
+    climbing = scratch_trial(TrialState.RUNNING, reports={rules.most_reports: 0.0})
     pruner = _hyperband_pruner(rules)
     study = _study([], climbing, rules, pruner)
     climbing.number = number
@@ -284,8 +284,8 @@ def _halved(own: TrialRecord, cutoffs: Mapping[str, float], rules: Rules, pruner
     """Let Optuna compare a trial with one that stands at the cutoff of each rung."""
     require("comparing a trial with others at a rung", HALVING)
     reports = {point.n + 1: point.value for point in own.reports}
-    climbing = sealed(TrialState.RUNNING, reports=reports, system_attrs=own.system_attrs)
-    standing = sealed(TrialState.RUNNING, system_attrs=cutoffs)
+    climbing = scratch_trial(TrialState.RUNNING, reports=reports, system_attrs=own.system_attrs)
+    standing = scratch_trial(TrialState.RUNNING, system_attrs=cutoffs)
     study = _study([standing], climbing, rules, pruner)
     standing.number = climbing.number = own.number  # Hyperband looks only at trials of the same bracket
     stop = pruner.prune(study.study, study.trial)

@@ -22,16 +22,16 @@ from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, Scalar, TrialRecord
 from dryfit.search.private_apis import GENERATION, NSGA2, TPE, NumberedTpe
-from dryfit.search.sampling.history_view import Window, is_told
-from dryfit.search.sampling.scratch_study import Sealed, ThrowAway, sealed
+from dryfit.search.sampling.history_view import Window, is_visible
+from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
 from dryfit.search.space.params import Distribution
 from dryfit.search.space.space import Space
 from dryfit.store.history import History
 
-Free: TypeAlias = Mapping[str, Distribution]
+FreeParams: TypeAlias = Mapping[str, Distribution]
 """The parameters of one group that have more than one value, by internal name."""
 
-Draw: TypeAlias = Callable[[Free], Mapping[str, Scalar]]
+Draw: TypeAlias = Callable[[FreeParams], Mapping[str, Scalar]]
 """Draws a group of parameters."""
 
 _BEST = 50
@@ -42,27 +42,27 @@ and what it proposes is near what it proposed lately, so the last trials say mos
 docs/benchmarks.md compares windows."""
 
 
-class RefusalTold(StrEnum):
+class RefusalVisibility(StrEnum):
     """How a refused trial enters a sampler's history."""
 
     AS_PRUNED = "as_pruned"
     """As pruned without a report: below every trial that ran. TPE then turns away from what does not fit; told as
     failed, or not at all, it would propose it again and again."""
-    NOT_TOLD = "not_told"
+    HIDDEN = "hidden"
     """Left out: the sampler reads no history, or only complete trials. Asking again is cheap."""
 
 
-REFUSALS: Final[Mapping[SamplerName, RefusalTold]] = {
-    SamplerName.TPE: RefusalTold.AS_PRUNED,
-    SamplerName.RANDOM: RefusalTold.NOT_TOLD,
-    SamplerName.QMC: RefusalTold.NOT_TOLD,
-    SamplerName.NSGA2: RefusalTold.NOT_TOLD,
+REFUSALS: Final[Mapping[SamplerName, RefusalVisibility]] = {
+    SamplerName.TPE: RefusalVisibility.AS_PRUNED,
+    SamplerName.RANDOM: RefusalVisibility.HIDDEN,
+    SamplerName.QMC: RefusalVisibility.HIDDEN,
+    SamplerName.NSGA2: RefusalVisibility.HIDDEN,
 }
 """Every sampler has its row."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SamplerInput:
     """What a sampler may read.
 
     Attributes:
@@ -87,12 +87,12 @@ class Asked:
         return derive_seed(self.seed, "suggest", self.number)
 
     @property
-    def tells_refusals(self) -> bool:
+    def shows_refusals(self) -> bool:
         """Whether the sampler is told of refused trials."""
-        return REFUSALS[self.search.sampler] is RefusalTold.AS_PRUNED
+        return REFUSALS[self.search.sampler] is RefusalVisibility.AS_PRUNED
 
 
-def make_draw(asked: Asked) -> Draw:
+def make_draw(asked: SamplerInput) -> Draw:
     """The way in which this trial's values are drawn."""
     match asked.search.sampler:
         case SamplerName.TPE:
@@ -105,18 +105,18 @@ def make_draw(asked: Asked) -> Draw:
             return _nsga2(asked)
 
 
-def _random(asked: Asked) -> Draw:
+def _random(asked: SamplerInput) -> Draw:
     sampler = RandomSampler(seed=asked.trial_seed)
     study = _study([], asked, sampler)
 
-    def draw(free: Free) -> Mapping[str, Scalar]:
+    def draw(free: FreeParams) -> Mapping[str, Scalar]:
         return {name: sampler.sample_independent(study.study, study.trial, name, one) for name, one in free.items()}
 
     return draw
 
 
-def _study(trials: Sequence[Sealed], asked: Asked, sampler: BaseSampler) -> ThrowAway:
-    return ThrowAway(trials, sealed(TrialState.RUNNING), directions=asked.directions, sampler=sampler)
+def _study(trials: Sequence[ScratchTrial], asked: SamplerInput, sampler: BaseSampler) -> ScratchStudy:
+    return ScratchStudy(trials, scratch_trial(TrialState.RUNNING), directions=asked.directions, sampler=sampler)
 
 
 # ---- TPE
@@ -135,7 +135,7 @@ class TpeMemory:
         self._space = space
         self._goals = len(directions)
         self._window = Window(directions, refused=refused, best=_BEST, last=_LAST)
-        self._trials: dict[int, Sealed] = {}
+        self._trials: dict[int, ScratchTrial] = {}
 
     @property
     def told(self) -> int:
@@ -146,30 +146,30 @@ class TpeMemory:
         """Hear of one more trial that ended."""
         self._window.take(record)
 
-    def trials(self, running: Sequence[TrialRecord]) -> list[Sealed]:
+    def trials(self, running: Sequence[TrialRecord]) -> list[ScratchTrial]:
         """Those that TPE reads now and the ones that run, by number."""
         read = self._window.records()
         self._trials = {one.number: self._trials.get(one.number) or self._made(one) for one in read}
         every = self._trials | {record.number: self._made(record) for record in running}
         return [every[number] for number in sorted(every)]
 
-    def _made(self, record: TrialRecord) -> Sealed:
+    def _made(self, record: TrialRecord) -> ScratchTrial:
         params = self._space.read(record.params, record.own)
         match record.outcome:
             case Outcome.COMPLETE:
-                return sealed(TrialState.COMPLETE, params=params, values=record.values)
+                return scratch_trial(TrialState.COMPLETE, params=params, values=record.values)
             case None:
-                return sealed(TrialState.RUNNING, params=params)
+                return scratch_trial(TrialState.RUNNING, params=params)
             case Outcome.PRUNED if self._goals == 1:
                 reports = {point.n: point.value for point in record.reports}
-                return sealed(TrialState.PRUNED, params=params, reports=reports)
+                return scratch_trial(TrialState.PRUNED, params=params, reports=reports)
             case _:  # refused; or of several goals, which a report of one of them cannot rank
-                return sealed(TrialState.PRUNED, params=params)
+                return scratch_trial(TrialState.PRUNED, params=params)
 
 
-def _tpe(asked: Asked) -> Draw | None:
+def _tpe(asked: SamplerInput) -> Draw | None:
     """TPE; None while it was told of too few trials."""
-    space, directions, refused = asked.space, asked.directions, asked.tells_refusals
+    space, directions, refused = asked.space, asked.directions, asked.shows_refusals
     key = ("tpe", id(space), directions, refused)  # the memory holds the space, so no other gets its id
     memory = asked.history.folded(key, lambda: TpeMemory(space, directions, refused=refused))
     if memory.told < asked.search.startup_trials:
@@ -179,7 +179,7 @@ def _tpe(asked: Asked) -> Draw | None:
     sampler = NumberedTpe(seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(running))
     study = _study(memory.trials(running), asked, sampler)
 
-    def draw(free: Free) -> Mapping[str, Scalar]:
+    def draw(free: FreeParams) -> Mapping[str, Scalar]:
         # The order is the space's own and so the same in every process.
         return sampler.sample_relative(study.study, study.trial, dict(free)) if free else {}
 
@@ -189,7 +189,7 @@ def _tpe(asked: Asked) -> Draw | None:
 # ---- QMC
 
 
-def _qmc(asked: Asked) -> Draw:
+def _qmc(asked: SamplerInput) -> Draw:
     """Trial ``n`` takes point ``n`` of one sequence over the whole space.
 
     Optuna counts the points that it has given out in an attribute of the study, and draws what is conditional at
@@ -220,7 +220,7 @@ def _qmc(asked: Asked) -> Draw:
 # ---- NSGA-II
 
 
-def _nsga2(asked: Asked) -> Draw:
+def _nsga2(asked: SamplerInput) -> Draw:
     """Children of the parents that Optuna's selection leaves of all full generations.
 
     A generation is as many complete trials, by number, as the population has; what made them does not matter, so that
@@ -231,7 +231,7 @@ def _nsga2(asked: Asked) -> Draw:
     parents = [(asked.space.read(one.params, one.own), one.values or ()) for one in nsga2_parents(asked)]
     names = {param.name for param in asked.space.params if not param.distribution.single()}
 
-    def draw(free: Free) -> Mapping[str, Scalar]:
+    def draw(free: FreeParams) -> Mapping[str, Scalar]:
         having = [(params, values) for params, values in parents if free.keys() <= params.keys()]
         if not free or len(having) < 2:
             return at_random(free)
@@ -248,7 +248,7 @@ def _nsga2(asked: Asked) -> Draw:
     return draw
 
 
-def nsga2_parents(asked: Asked) -> list[TrialRecord]:
+def nsga2_parents(asked: SamplerInput) -> list[TrialRecord]:
     """The trials that the next child descends from, by number; none before the first generation is full."""
     size, directions = asked.search.population_size, asked.directions
     return asked.history.folded(("nsga2", size, directions), lambda: Generations(size, directions)).parents()
@@ -270,7 +270,7 @@ class Generations:
 
     def take(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended: generations from its place on are not what they were."""
-        if record.outcome is not Outcome.COMPLETE or not is_told(record, len(self._directions), refused=False):
+        if record.outcome is not Outcome.COMPLETE or not is_visible(record, len(self._directions), refused=False):
             return
         place = bisect_left(self._complete, record.number, key=lambda one: one.number)
         self._complete.insert(place, record)
@@ -288,13 +288,13 @@ class Generations:
 def _selected(pool: Sequence[tuple[float, ...]], directions: tuple[Direction, ...], size: int) -> list[int]:
     """Indices of those that Optuna's NSGA-II selects from a generation and its parents."""
     sampler = NSGAIISampler(population_size=size, seed=0)  # selection draws nothing
-    asked = sealed(TrialState.RUNNING)
-    study = ThrowAway(_generation([({}, own) for own in pool]), asked, directions=directions, sampler=sampler)
+    asked = scratch_trial(TrialState.RUNNING)
+    study = ScratchStudy(_generation([({}, own) for own in pool]), asked, directions=directions, sampler=sampler)
     return [trial.number for trial in sampler.select_parent(study.study, 1)]
 
 
-def _generation(trials: Sequence[tuple[Mapping[str, Scalar], Sequence[float]]]) -> list[Sealed]:
+def _generation(trials: Sequence[tuple[Mapping[str, Scalar], Sequence[float]]]) -> list[ScratchTrial]:
     """Complete trials of generation 0, of their parameters and values."""
     require("suggesting values by NSGA-II", NSGA2)
     attrs = {GENERATION: 0}
-    return [sealed(TrialState.COMPLETE, params=params, values=own, system_attrs=attrs) for params, own in trials]
+    return [scratch_trial(TrialState.COMPLETE, params=params, values=own, system_attrs=attrs) for params, own in trials]

@@ -16,7 +16,7 @@ from dryfit.core.settings.trial import Scalar
 _NAME = "dryfit-throw-away"
 
 
-def throw_away_name(label: str) -> str:
+def scratch_study_name(label: str) -> str:
     """The name of a throw-away study."""
     return f"{_NAME}:{label}" if label else _NAME
 
@@ -30,7 +30,7 @@ def _not_ours(record: logging.LogRecord) -> bool:
 logging.getLogger(InMemoryStorage.__module__).addFilter(_not_ours)
 
 
-class Sealed(FrozenTrial):
+class ScratchTrial(FrozenTrial):
     """A trial made for throw-away studies.
 
     Storages copy each trial they take. Nobody else holds these, so they are handed over as they are. Their values are
@@ -51,7 +51,7 @@ class Sealed(FrozenTrial):
             )
         return self.known[names]
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "Sealed":
+    def __deepcopy__(self, memo: dict[int, object]) -> "ScratchTrial":
         return self
 
     @property
@@ -93,16 +93,16 @@ class _Filled(InMemoryStorage):
         return trials if states is None else [trial for trial in trials if trial.state in states]
 
 
-def sealed(
+def scratch_trial(
     state: TrialState,
     *,
     params: Mapping[str, Scalar] | None = None,
     values: Sequence[float] | None = None,
     reports: Mapping[int, float] | None = None,
     system_attrs: Mapping[str, float] | None = None,
-) -> Sealed:
+) -> ScratchTrial:
     """A trial with only what is given. It has no distributions: nothing that reads it here asks for them."""
-    made = Sealed(
+    made = ScratchTrial(
         number=-1,
         trial_id=-1,
         state=state,
@@ -120,7 +120,7 @@ def sealed(
     return made
 
 
-class ThrowAway:
+class ScratchStudy:
     """The study, its storage, and the one trial the decision is about.
 
     Args:
@@ -132,8 +132,8 @@ class ThrowAway:
 
     def __init__(
         self,
-        trials: Iterable[Sealed],
-        trial: Sealed,
+        trials: Iterable[ScratchTrial],
+        trial: ScratchTrial,
         *,
         directions: Sequence[Direction],
         sampler: BaseSampler,
@@ -143,7 +143,7 @@ class ThrowAway:
         others = list(trials)
         place = next((place for place, other in enumerate(others) if other is trial), len(others))
         self._storage = _Filled([other for other in others if other is not trial], place)
-        name = throw_away_name(label)
+        name = scratch_study_name(label)
         self.study = optuna.create_study(
             study_name=name,
             storage=self._storage,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from dryfit.config.schema import SearchSettings
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Scalar, TrialRecord
-from dryfit.search.sampling.samplers import Asked, Draw, make_draw
-from dryfit.search.space.enqueued import Point, next_known
+from dryfit.search.sampling.samplers import Draw, SamplerInput, make_draw
+from dryfit.search.space.enqueued import Point, next_enqueued
 from dryfit.search.space.params import Param, into_range, only_value, to_text
 from dryfit.search.space.space import Space
 from dryfit.store.history import as_history
@@ -51,7 +51,7 @@ def suggest(
 
     A completed trial is told with its values, a pruned one with its reports, a refused one as
     :data:`~dryfit.search.sampling.samplers.REFUSALS` says, a running one as running; others are not told, see
-    :func:`~dryfit.search.sampling.history_view.is_told`.
+    :func:`~dryfit.search.sampling.history_view.is_visible`.
 
     Args:
         space: What may be drawn.
@@ -65,8 +65,8 @@ def suggest(
         number: The number of the trial to be.
     """
     past = as_history(history).before(number)
-    asked = Asked(space=space, history=past, search=search, directions=directions, seed=seed, number=number)
-    return _draw(space, make_draw(asked), next_known(points, past))
+    asked = SamplerInput(space=space, history=past, search=search, directions=directions, seed=seed, number=number)
+    return _draw(space, make_draw(asked), next_enqueued(points, past))
 
 
 def _draw(space: Space, draw: Draw, given: Point) -> Suggestion:

@@ -31,7 +31,7 @@ def enqueued_points(space: Space, config: StudyConfig, number: int) -> tuple[Poi
     return ({name: setting(settings, name) for name in space.names}, *enqueued)
 
 
-def next_known(points: Sequence[Point], past: Iterable[TrialRecord]) -> Point:
+def next_enqueued(points: Sequence[Point], past: Iterable[TrialRecord]) -> Point:
     """The first point that no trial was made from yet; an empty one where none is left.
 
     Trials are matched by what the ledger says they were made from, so points that are added to a study that exists

@@ -163,7 +163,7 @@ class Space:
         Where windows may share different numbers of tokens: with the largest, which is refused if no text is left.
         Trials with another one prepare their rows themselves.
         """
-        found = self.points((_STRIDE,), _MOST_PAIRS) or []
+        found = self.combinations((_STRIDE,), _MOST_PAIRS) or []
         strides = [value for point in found if isinstance(value := point.get(_STRIDE), int)]
         return apply_params(base, {_STRIDE: max(strides)}) if strides else base
 
@@ -175,7 +175,7 @@ class Space:
         settings = [apply_params(base, values) for values in variants]
         return [(one.model, one.train.max_length) for one in settings]
 
-    def points(self, names: Collection[str], most: int) -> list[dict[str, Scalar]] | None:
+    def combinations(self, names: Collection[str], most: int) -> list[dict[str, Scalar]] | None:
         """Every combination of values that some searched keys can have together; None of more than ``most``.
 
         A key whose condition is not met is left out of a combination. Of a key with more than 16 values, or a

@@ -17,8 +17,8 @@ from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import OwnSettings
 from dryfit.core.settings.task_facts import is_own_key, metric_of
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
-from dryfit.search.changes import Change, comparable, compare, moved
-from dryfit.search.comparability import SearchGround, comparability_key, is_trial_of, point_in, whole
+from dryfit.search.changes import Change, comparable, compare, relocated
+from dryfit.search.comparability import PossibleTrials, comparability_key, with_defaults
 from dryfit.search.space.fields import apply_params, searchable_keys
 from dryfit.search.space.space import Space
 from dryfit.store.events import ComparabilityKey, Compatibility, GenerationBegan, StudyRevised
@@ -58,8 +58,8 @@ def next_generation(state: StudyState, new: ComparabilityKey) -> StudyRevised | 
 
 def _generation(state: StudyState, number: int, new: ComparabilityKey, change: Change) -> GenerationBegan:
     assert state.created is not None
-    ground = SearchGround(new)
-    told = tuple(trial.number for trial in state.trials if _still_counts(state, trial, ground))
+    possible = PossibleTrials(new)
+    told = tuple(trial.number for trial in state.trials if _still_counts(state, trial, possible))
     known = any(state.trials[number].outcome is Outcome.COMPLETE for number in told)
     return GenerationBegan(
         generation=number,
@@ -67,45 +67,47 @@ def _generation(state: StudyState, number: int, new: ComparabilityKey, change: C
         basis=new,
         reasons=change.reasons or ("what had changed was changed back",),
         told=told,
-        points=() if known else _points_again(state, number - 1, ground),
+        points=() if known else _points_again(state, number - 1, possible),
     )
 
 
-def _still_counts(state: StudyState, trial: TrialState, ground: SearchGround) -> bool:
+def _still_counts(state: StudyState, trial: TrialState, possible: PossibleTrials) -> bool:
     """Whether an earlier trial, of whichever generation, could be one of the new: its values compare and it fits."""
     old = state.generations[trial.generation - 1].basis
-    if trial.outcome not in _INFORMATIVE or not comparable(old, ground.basis):
+    if trial.outcome not in _INFORMATIVE or not comparable(old, possible.key):
         return False
-    return is_trial_of(ground, trial.params, _own_of(state, trial))
+    return possible.allows(trial.params, _own_of(state, trial))
 
 
 def _own_of(state: StudyState, trial: TrialState) -> Mapping[str, Scalar]:
     """The study file's own values when a trial was asked for."""
     basis = state.generations[trial.generation - 1].basis
-    return whole(trial.own or basis.own or {}, basis.task)
+    return with_defaults(trial.own or basis.own or {}, basis.task)
 
 
-def _points_again(state: StudyState, number: int, ground: SearchGround) -> tuple[dict[str, Scalar], ...]:
+def _points_again(state: StudyState, number: int, possible: PossibleTrials) -> tuple[dict[str, Scalar], ...]:
     """The best points of an earlier generation, whose values say nothing any more, as far as they can be drawn."""
     old = state.generations[number - 1].basis
-    was, now = old.goals[0], ground.basis.goals[0]
-    if moved(old, ground.basis.folder).task != ground.basis.task or (
+    was, now = old.goals[0], possible.key.goals[0]
+    if relocated(old, possible.key.folder).task != possible.key.task or (
         was.name == now.name and was.direction is not now.direction
     ):
         return ()  # other keys, or what was best is now worst
     points: list[dict[str, Scalar]] = []
     for trial in best_first(state.in_generation(number), was.direction):
-        point = point_in(ground, trial.params, _own_of(state, trial))
-        if point and point not in points and not _is_own(ground, point):
+        point = possible.searched_values(trial.params, _own_of(state, trial))
+        if point and point not in points and not _is_own(possible, point):
             points.append(point)
         if len(points) == _AGAIN:
             break
     return tuple(points)
 
 
-def _is_own(ground: SearchGround, point: dict[str, Scalar]) -> bool:
+def _is_own(possible: PossibleTrials, point: dict[str, Scalar]) -> bool:
     """Whether a point is the study file's own, which is the first trial anyway unless the file says otherwise."""
-    return ground.basis.task is not BuiltInTask.OBJECTIVE and all(ground.own.get(name) == point[name] for name in point)
+    return possible.key.task is not BuiltInTask.OBJECTIVE and all(
+        possible.own.get(name) == point[name] for name in point
+    )
 
 
 def basis_now(config: StudyConfig, space: Space, layout: StudyLayout, resolved: ResolveResult) -> ComparabilityKey:
@@ -134,7 +136,7 @@ def as_it_was(study: ReadStudy, trial: TrialState) -> ReadStudy:
     generation = study.state.generations[trial.generation - 1]
     if generation is study.state.generation:
         return study
-    basis = moved(generation.basis.model_copy(update={"own": dict(trial.own)}), str(study.layout.folder))
+    basis = relocated(generation.basis.model_copy(update={"own": dict(trial.own)}), str(study.layout.folder))
     own = {name: value for name, value in (basis.own or {}).items() if name in searchable_keys() or is_own_key(name)}
     settings = apply_params(study.config.trial_settings.model_copy(update={"own": OwnSettings()}), own)
     goal, *also = basis.goals

@@ -195,11 +195,11 @@ def _points(asked: PlanInput) -> tuple[dict[str, Scalar], list[dict[str, Scalar]
     Raises:
         ConfigError: Even they have too many combinations.
     """
-    points = asked.space.points(asked.searched, _MOST_POINTS)
+    points = asked.space.combinations(asked.searched, _MOST_POINTS)
     if points is not None:
         return {}, points
     main = [name for name in asked.searched if name in _MAIN_AXES]
-    points = asked.space.points(main, _MOST_POINTS)
+    points = asked.space.combinations(main, _MOST_POINTS)
     if points is None:
         raise ConfigError(
             "planning a search space",
