@@ -28,7 +28,7 @@ class ScoreTask(EncoderTask):
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         scores = batch["labels"].to(outputs)
-        return F.huber_loss(outputs[:, 0], scores, reduction="sum", delta=self.given.own["delta"])
+        return F.huber_loss(outputs[:, 0], scores, reduction="sum", delta=self.context.own["delta"])
 
     def metric_names(self) -> tuple[str, ...]:
         return "spearman", "mse"

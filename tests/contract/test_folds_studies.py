@@ -32,7 +32,7 @@ class SizeTask(ScoreTask):
 
     def metrics(self, kept, tokens, fitted):
         names = tokens.names_of(range(len(tokens)))
-        return {{"size": len(names) / 8 + 10 * (self.given.own["feared"] in names)}}
+        return {{"size": len(names) / 8 + 10 * (self.context.own["feared"] in names)}}
 """
 
 STUDY = """

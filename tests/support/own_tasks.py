@@ -38,12 +38,12 @@ class Forgetful(ScoreTask):
 
 
 class Raising(ScoreTask):
-    def __init__(self, given):
+    def __init__(self, context):
         raise RuntimeError("no licence")
 
 
 class Careless(ScoreTask):
-    def __init__(self, given):
+    def __init__(self, context):
         pass
 
 

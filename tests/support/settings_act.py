@@ -120,12 +120,12 @@ def decoded(cls: type[Task], *, of_classes: bool, **settings: Any) -> Decoded:
     logits[torch.arange(len(windows)), windows.nulls_W] += 4 + windows.rows_W.unsqueeze(1) % 7
     tokens = replace(windows.tokens, extra={**windows.tokens.extra, CLASSES: windows.rows_W % 2})
     classes = torch.randn(len(windows), 2, generator=torch.Generator().manual_seed(1))
-    given = TaskContext(TrialSettings(span=SpanSettings(**settings)), DataSettings())
-    task = cls(given)
+    context = TaskContext(TrialSettings(span=SpanSettings(**settings)), DataSettings())
+    task = cls(context)
     kept = task.keep((classes, logits) if of_classes else logits, spans.span_batch(windows))
     fitted = task.fit(kept, tokens)
     rows = [spans.SpanRow("x" * 4000)] * 60
-    known = cls(TaskContext(given.settings, given.data, fitted=fitted))
+    known = cls(TaskContext(context.settings, context.data, fitted=fitted))
     return task.metrics(kept, tokens, fitted), list(known.predictions(kept, tokens, rows))
 
 

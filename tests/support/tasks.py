@@ -43,5 +43,5 @@ def reading(data: DataSettings, model: ModelSettings, max_length: int) -> Criter
 
 def saved_input(head: HeadSettings, num_labels: int) -> dict[str, Any]:
     """What ``dryfit.json`` says of the rows and the head of a model for ``criteria``."""
-    given = TaskContext(TrialSettings(head=head), DataSettings(num_labels=num_labels))
-    return model_input(BuiltInTask.CRITERIA, given).model_dump(mode="json")
+    context = TaskContext(TrialSettings(head=head), DataSettings(num_labels=num_labels))
+    return model_input(BuiltInTask.CRITERIA, context).model_dump(mode="json")

@@ -272,4 +272,4 @@ class EnsemblePredictor:
     def _tasks(self) -> list[Task]:
         both = zip(self.found.folders, self.found.reads, strict=True)
         sources = ((FolderSource(str(folder), trust_remote_code=self.trust), read) for folder, read in both)
-        return [make_task(read.task, replace(read.given, saved=source)) for source, read in sources]
+        return [make_task(read.task, replace(read.context, saved=source)) for source, read in sources]

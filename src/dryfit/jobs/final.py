@@ -131,7 +131,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
     if whole is None:
         return
     config = body.training.config
-    read = model_input(config.task, replace(parts.task.given, fitted=fitted))
+    read = model_input(config.task, replace(parts.task.context, fitted=fitted))
     trained = Trained(body, result, read, whole)
     assert body.model_dir is not None  # a model is asked for
     facts = {

@@ -66,8 +66,8 @@ class Predictor:
     @property
     def task(self) -> Task:
         """What the model learned."""
-        given = replace(self.model_input.given, saved=self.source)
-        return make_task(self.model_input.task, given)
+        context = replace(self.model_input.context, saved=self.source)
+        return make_task(self.model_input.task, context)
 
     def unfit(self, rows: Sequence[UnlabelledRow]) -> Mapping[int, DataError]:
         """Rows that the model cannot read, by their index, each with what is wrong."""

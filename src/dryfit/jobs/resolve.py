@@ -101,7 +101,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
 
 def saved_bytes(task: Task) -> int:
     """What a trial's weights take on disk: those of its pretrained models, or of its adapters alone."""
-    settings = task.given.settings
+    settings = task.context.settings
     if task.kind is not Kind.CAUSAL_LM or settings.lora.r == 0:
         return sum(stack_bytes(source, task.kind) for source in task.sources().values())
 

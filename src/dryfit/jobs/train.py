@@ -268,9 +268,9 @@ def _of_all(combine: Callable[[list[int]], int], peaks: Iterable[int | None]) ->
 
 def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:
     """What the trial learns: its batches, model, loss and metrics; of its tokens it knows what it is told."""
-    given = TaskContext(config.settings, config.data, metric=config.metric)
-    given = given if tokens is None else given.knowing(tokens.facts(config.data.num_labels))
-    return make_task(config.task, given)
+    context = TaskContext(config.settings, config.data, metric=config.metric)
+    context = context if tokens is None else context.knowing(tokens.facts(config.data.num_labels))
+    return make_task(config.task, context)
 
 
 def trial_parts(

@@ -144,14 +144,14 @@ class Task(Loss, Protocol):
     another table is refused where it is set or searched. ``core/tasks.py`` has those of dryfit's tasks."""
     knobs: ClassVar[Mapping[str, Knob]] = MappingProxyType({})
     """Keys of ``[own]`` with their defaults, for a task of the user's own."""
-    given: TaskContext
+    context: TaskContext
 
     @property
     def classes(self) -> int | None:
         """Classes that a row's label is one of, or has any number of; None: labels are something else."""
         ...
 
-    def __init__(self, given: TaskContext) -> None: ...
+    def __init__(self, context: TaskContext) -> None: ...
 
     def metric_names(self) -> tuple[str, ...]:
         """Every metric that :meth:`metrics` gives."""

@@ -26,42 +26,42 @@ class CriteriaTask(EncoderTask):
     """Classification by cross entropy or focal loss.
 
     Args:
-        given: Settings, rows and tokens.
+        context: Settings, rows and tokens.
 
     Raises:
         ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
     """
 
-    def __init__(self, given: TaskContext) -> None:
-        super().__init__(given)
-        self._loss = class_loss(given)
+    def __init__(self, context: TaskContext) -> None:
+        super().__init__(context)
+        self._loss = class_loss(context)
 
     @property
     def num_outputs(self) -> int:
         """A score for each class."""
-        return self.given.data.num_labels
+        return self.context.data.num_labels
 
     @property
     def classes(self) -> int:
         """Classes of the data."""
-        return self.given.data.num_labels
+        return self.context.data.num_labels
 
     def metric_names(self) -> tuple[str, ...]:
         """Every metric that such classes have."""
-        return class_metrics(self.given.data.num_labels, multi_label=self.given.data.multi_label)
+        return class_metrics(self.context.data.num_labels, multi_label=self.context.data.multi_label)
 
     def check_rows(self, splits: Splits) -> None:
         """Refuse training rows that lack a class, or from which one cannot be learned."""
-        check_classes(splits, self.given.data)
+        check_classes(splits, self.context.data)
 
     def labels(self, rows: Sequence[Row]) -> torch.Tensor:
         """Each row's class, or for each class whether the row has it."""
-        return class_labels(rows, self.given.data.num_labels)
+        return class_labels(rows, self.context.data.num_labels)
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
         """As of any encoder; with ``multi_label`` a label for each class."""
         sizes = super().batch_sizes(rows, length, segments=segments)
-        return sizes | {"labels": (rows, self.num_outputs)} if self.given.data.multi_label else sizes
+        return sizes | {"labels": (rows, self.num_outputs)} if self.context.data.multi_label else sizes
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
         """What the loss sum of this batch is divided by."""
@@ -75,14 +75,14 @@ class CriteriaTask(EncoderTask):
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
         """All metrics of a split that its classes have."""
         del fitted
-        return metrics_of_classes(kept, tokens.labels_R, multi_label=self.given.data.multi_label)
+        return metrics_of_classes(kept, tokens.labels_R, multi_label=self.context.data.multi_label)
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """The class, or with ``multi_label`` the classes of at least one half, and each one's probability in fp64."""
         del tokens, rows
-        yield from said_of_classes(kept, multi_label=self.given.data.multi_label)
+        yield from said_of_classes(kept, multi_label=self.context.data.multi_label)
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
         """The mean is one of rows."""
@@ -91,7 +91,7 @@ class CriteriaTask(EncoderTask):
 
     def averaged(self, said: Sequence[Said]) -> Averaged:
         """The mean of each row's probabilities."""
-        several = self.given.data.multi_label
+        several = self.context.data.multi_label
         return ClassAnswers(
             mean_scores([one.kept_RK for one in said], multi_label=several), said[0].tokens.labels_R, several
         )
@@ -127,15 +127,15 @@ class ClassAnswers:
         return said_of_classes(self.scores_RC, multi_label=self.multi_label)
 
 
-def class_loss(given: TaskContext) -> ScoreLoss:
+def class_loss(context: TaskContext) -> ScoreLoss:
     """The loss of classes that a task's settings ask for.
 
     Raises:
         ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
     """
-    data, facts = given.data, given.facts
+    data, facts = context.data, context.facts
     return make_loss(
-        given.settings.loss,
+        context.settings.loss,
         num_labels=data.num_labels,
         # Before the rows are known, as for planning, any counts do that every class has some of.
         train_counts=facts.label_counts or dict.fromkeys(range(data.num_labels), 1),

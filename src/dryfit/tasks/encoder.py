@@ -26,7 +26,7 @@ class EncoderTask(Task):
     :meth:`metric_names` and :meth:`metrics`, and :meth:`predictions`.
 
     Args:
-        given: Settings, rows and tokens.
+        context: Settings, rows and tokens.
     """
 
     kind: ClassVar[Kind] = Kind.ENCODER
@@ -36,8 +36,13 @@ class EncoderTask(Task):
     inputs: ClassVar[tuple[str, ...]] = MODEL_INPUTS
     padded: ClassVar[tuple[str, ...]] = MODEL_INPUTS
 
-    def __init__(self, given: TaskContext) -> None:
-        self.given = given
+    def __init__(self, context: TaskContext) -> None:
+        self.context = context
+
+    @property
+    def given(self) -> TaskContext:
+        """The context, by its former name, for tasks of the user's own that were written with it."""
+        return self.context
 
     @property
     def classes(self) -> int | None:
@@ -63,15 +68,15 @@ class EncoderTask(Task):
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         """Tokenise (criterion, text), or text alone, cutting only the text."""
         labels = {name: self.labels(rows) for name, rows in splits.items()}
-        return tokenise(splits, labels, tokenizer, self.given.settings.train.max_length)
+        return tokenise(splits, labels, tokenizer, self.context.settings.train.max_length)
 
     def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
         """Tokenise rows without labels in the same way."""
-        return token_set(rows, torch.full((len(rows),), -1), tokenizer, self.given.settings.train.max_length)
+        return token_set(rows, torch.full((len(rows),), -1), tokenizer, self.context.settings.train.max_length)
 
     def sources(self) -> Mapping[str, ModelSettings]:
         """One encoder."""
-        return {"": self.given.settings.model}
+        return {"": self.context.settings.model}
 
     @property
     def shared_tokens(self) -> int | None:
@@ -95,10 +100,10 @@ class EncoderTask(Task):
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The encoder with its head."""
-        settings, facts = self.given.settings, self.given.facts
+        settings, facts = self.context.settings, self.context.facts
         encoder = make(settings.model, self.kind)
         spec = HeadSpec(
-            settings.head, self.num_outputs, cls_last=facts.cls_last, multi_label=self.given.data.multi_label
+            settings.head, self.num_outputs, cls_last=facts.cls_last, multi_label=self.context.data.multi_label
         )
         return build(lambda: EncoderWithHead(encoder, spec, classes=self.classes), seed=seed)
 
@@ -114,7 +119,7 @@ class EncoderTask(Task):
 
     def collate_unlabelled(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
         """Pad some rows."""
-        return pad_rows(tokens, rows, pad_id=self.given.facts.pad_id)
+        return pad_rows(tokens, rows, pad_id=self.context.facts.pad_id)
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
         """Inputs of (rows, length), and a label for each row."""
@@ -158,7 +163,7 @@ class EncoderTask(Task):
         """Rows whose criterion leaves no room for any text."""
         if self.shared_tokens is None:
             return {}
-        crowded = crowded_criteria(rows, tokenizer, self.given.settings.train.max_length, shared=self.shared_tokens)
+        crowded = crowded_criteria(rows, tokenizer, self.context.settings.train.max_length, shared=self.shared_tokens)
         return {
             index: DataError(f"tokenising {row.place}", crowded[row.criterion].found, crowded[row.criterion].allowed)
             for index, row in enumerate(rows)

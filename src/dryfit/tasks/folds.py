@@ -71,7 +71,7 @@ def checked_fold(task: Task, splits: Splits, fold: Fold) -> Splits:
         ConfigError: There are fewer groups than folds.
         DataError: It cannot: the training rows of the fold lack something.
     """
-    found = fold_splits(splits, fold, task.given.data)
+    found = fold_splits(splits, fold, task.context.data)
     try:
         task.check_rows(found)
     except DataError as error:

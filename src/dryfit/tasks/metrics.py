@@ -92,7 +92,7 @@ def check_metrics(task: Task, asked: Iterable[str]) -> None:
     known = task.metric_names()
     for metric in asked:
         if metric not in known:
-            data = task.given.data
+            data = task.context.data
             words = f"with {data.num_labels} classes" + (", any number of them to a row" if data.multi_label else "")
             words = words if task.classes is not None else f"of {type(task).__name__}"
             raise ConfigError("checking study.metric", f"{metric} {words}", ", ".join(known), f"use {known[0]}")

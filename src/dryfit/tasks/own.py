@@ -86,19 +86,20 @@ def saved_name(task: str, folder: Path, *, trust: bool) -> str:
     return str(name)
 
 
-def made_with_own(made: Any, given: TaskContext) -> Task:
+def made_with_own(made: Any, context: TaskContext) -> Task:
     """Make a task of the user's own; what the study file leaves unset has the class's own default.
 
     Raises:
-        ConfigError: A key is not declared, or has another type; or the class keeps no ``given``.
+        ConfigError: A key is not declared, or has another type; or the class keeps no ``context``.
     """
-    knobs = _declared(made, given.settings.own.knobs)
+    knobs = _declared(made, context.settings.own.knobs)
     own = OwnSettings.model_validate({**made.knobs, **knobs})
-    task = made(replace(given, settings=given.settings.model_copy(update={OWN_TABLE: own})))
-    if not isinstance(getattr(task, "given", None), TaskContext):
-        raise ConfigError(
-            f"making {made.__name__}", "it has no attribute given", "what __init__ got", "call super().__init__(given)"
-        )
+    task = made(replace(context, settings=context.settings.model_copy(update={OWN_TABLE: own})))
+    if not hasattr(task, "context") and hasattr(task, "given"):
+        task.context = task.given  # its former name
+    if not isinstance(getattr(task, "context", None), TaskContext):
+        doing, hint = f"making {made.__name__}", "call super().__init__(context)"
+        raise ConfigError(doing, "it has no attribute context", "what __init__ got", hint)
     return task
 
 
@@ -173,7 +174,7 @@ def _check_class(found: object, doing: str) -> None:
 def _members() -> Iterable[str]:
     """What a task must have on its class."""
     names = (name for one in (Loss, Task) for name in (*inspect.get_annotations(one), *vars(one)))
-    return dict.fromkeys(name for name in names if not name.startswith("_") and name != "given")
+    return dict.fromkeys(name for name in names if not name.startswith("_") and name != "context")
 
 
 def _lacks(found: type, name: str) -> bool:

@@ -21,7 +21,7 @@ def checked_splits(task: Task) -> Splits:
         ConfigError: The sources are not named as they must be.
         DataError: A file, row or value is wrong, or nothing can be learned from them.
     """
-    splits = load_splits(task.given.data, task.required, task.further)
+    splits = load_splits(task.context.data, task.required, task.further)
     task.check_rows(splits)
     return splits
 
@@ -70,7 +70,7 @@ def cache_tokens(
         ConfigError: The model has no positions for such a length.
         DataError: A token has no place in the model's embedding.
     """
-    model, max_length = task.given.settings.model, task.given.settings.train.max_length
+    model, max_length = task.context.settings.model, task.context.settings.train.max_length
     config = pretrained_config(model, task.kind)
     limit = most_tokens(config)
     if limit is not None and max_length > limit:
@@ -90,7 +90,7 @@ def cache_tokens(
 
 
 def _folder(task: Task, cache_dir: Path, data_fingerprint: str, fold: Fold | None) -> Path:
-    settings = task.given.settings
+    settings = task.context.settings
     decides = (task.token_key(), own_source(type(task)), fold.token_key if fold is not None else "")
     return token_folder(
         cache_dir,

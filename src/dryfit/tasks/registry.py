@@ -36,11 +36,11 @@ def task_class(name: TaskName) -> Any:
     return _CLASSES[name]
 
 
-def make_task(name: TaskName, given: TaskContext) -> Task:
+def make_task(name: TaskName, context: TaskContext) -> Task:
     """A task, made from the settings of one trial.
 
     Raises:
         ConfigError: As :func:`task_class`; or a setting is none that it takes.
     """
     made = task_class(name)
-    return made(given) if isinstance(name, BuiltInTask) else made_with_own(made, given)
+    return made(context) if isinstance(name, BuiltInTask) else made_with_own(made, context)

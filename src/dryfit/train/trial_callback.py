@@ -172,7 +172,7 @@ class TrialCallback(TrainerCallback):
 
     def _save_best(self, point: MetricPoint, found: Evaluated) -> None:
         config = self._parts.request.config
-        given = replace(self._parts.task.given, fitted=found.fitted)
+        context = replace(self._parts.task.context, fitted=found.fitted)
         self._parts.channel.send(Phase(name="save", step=point.step))
         whole = self._parts.layout.whole(self._parts.model)
         if whole is None:
@@ -184,7 +184,7 @@ class TrialCallback(TrainerCallback):
             "value": point.value,
             "step": point.step,
             "metrics": point.metrics,
-            "input": model_input(config.task, given).model_dump(mode="json"),
+            "input": model_input(config.task, context).model_dump(mode="json"),
         }
         save_trained(
             Path(self._parts.request.best_dir),

@@ -183,7 +183,7 @@ def test_the_normaliser_of_many_tokens_is_exact_where_scores_are_in_half_precisi
 
 def test_a_class_that_is_derived_from_the_task_needs_all_scores_for_all_that_is_known() -> None:
     task = task_of()
-    derived = type("Derived", (CausalLmTask,), {})(task.given)
+    derived = type("Derived", (CausalLmTask,), {})(task.context)
     assert over_tokens(task) is task and over_tokens(derived) is None
 
 

@@ -59,7 +59,7 @@ def test_classes_are_scored_by_row(several: bool) -> None:
 def test_predictions_say_what_was_scored(several: bool) -> None:
     task, tokens, kept, _, labels_R = drawn(several=several)
     fitted = task.fit(kept, tokens)
-    known = ShareTask(replace(task.given, fitted=fitted))
+    known = ShareTask(replace(task.context, fitted=fitted))
     said = list(known.predictions(kept, tokens, [spans.SpanRow("x" * 4000)] * ROWS))
     truth = [[n for n, has in enumerate(row) if has] if several else row for row in labels_R.tolist()]
     hits = sum(one["label"] == label for one, label in zip(said, truth, strict=True))

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -62,8 +63,8 @@ def test_what_a_module_raises_is_passed_on(tmp_path: Path) -> None:
 def test_its_own_keys_have_its_defaults_and_their_types(tmp_path: Path) -> None:
     made = own_class(f"{example_file(tmp_path, 'own_keys')}:ScoreTask")
     unset = made_with_own(made, TaskContext(TrialSettings(), DataSettings()))
-    assert unset.given.own == {"delta": 1.0}
-    whole = made_with_own(made, TaskContext(with_own(delta=2), DataSettings())).given.own["delta"]
+    assert unset.context.own == {"delta": 1.0}
+    whole = made_with_own(made, TaskContext(with_own(delta=2), DataSettings())).context.own["delta"]
     assert whole == 2.0 and isinstance(whole, float)
     for knobs, message in (
         ({"delta": "much"}, "own.delta is 'much'.*a number, as its default, 1.0"),
@@ -76,8 +77,26 @@ def test_its_own_keys_have_its_defaults_and_their_types(tmp_path: Path) -> None:
 
 def test_a_class_that_keeps_nothing_of_what_it_is_given_is_refused(tmp_path: Path) -> None:
     made = own_class(f"{wrong_file(tmp_path, 'own_careless')}:Careless")
-    with pytest.raises(ConfigError, match="(?s)no attribute given.*super"):
+    with pytest.raises(ConfigError, match="(?s)no attribute context.*super"):
         made_with_own(made, TaskContext(TrialSettings(), DataSettings()))
+
+
+def test_a_class_that_speaks_of_its_context_as_given_works_as_before(tmp_path: Path) -> None:
+    class Whole:  # a task that writes every method itself, and so keeps what it gets under the former name
+        knobs: ClassVar = {"delta": 1.0}
+
+        def __init__(self, given: TaskContext) -> None:
+            self.given = given
+
+    file = example_file(tmp_path, "own_former")
+    former = file.read_text("utf-8").replace("self.context", "self.given")
+    init = "def __init__(self, given):\n        super().__init__(given)\n        self.delta = self.given.own['delta']\n"
+    file.write_text(former.replace("num_outputs = 1\n", f"num_outputs = 1\n\n    {init}"), "utf-8")
+    for made in (own_class(f"{file}:ScoreTask"), Whole):
+        task: Any = made_with_own(made, TaskContext(with_own(delta=2), DataSettings()))
+        assert task.given is task.context
+        assert task.given.own["delta"] == 2.0
+        assert getattr(task, "delta", 2.0) == 2.0
 
 
 def test_settings_that_it_does_not_read_are_refused(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_scores_of_a_model_may_be_rounded_otherwise(reranker: str) -> None:
     for end in (0, 1):
         logits[at_W, windows.tokens.labels_R[:, end], end] += 8.0 * (windows.rows_W % 2)
     logits[at_W, windows.nulls_W] += 3 + windows.rows_W.unsqueeze(1) % 7
-    given = TaskContext(TrialSettings(span=SpanSettings.model_validate({"reranker": reranker})), DataSettings())
-    task = EvidenceTask(replace(given, metric=Metric.EXACT_MATCH))
+    context = TaskContext(TrialSettings(span=SpanSettings.model_validate({"reranker": reranker})), DataSettings())
+    task = EvidenceTask(replace(context, metric=Metric.EXACT_MATCH))
     batch = spans.span_batch(windows)
     fitted = task.fit(task.keep(logits, batch), windows.tokens)
     found = task.metrics(task.keep(logits, batch), windows.tokens, fitted)
@@ -104,10 +104,10 @@ def test_a_task_of_classes_and_spans_hands_the_metric_on() -> None:
     tokens = replace(windows.tokens, extra={**windows.tokens.extra, CLASSES: windows.rows_W % 2})
     for end in (0, 1):
         logits[torch.arange(len(windows)), tokens.labels_R[:, end] // 2 * 2, end] += 9.0
-    given = TaskContext(TrialSettings(loss=LossSettings()), DataSettings())
+    context = TaskContext(TrialSettings(loss=LossSettings()), DataSettings())
     found: dict[str, float] = {}
     for metric in (Metric.TOKEN_F1, Metric.EXACT_MATCH):
-        alone, both = (cls(replace(given, metric=metric)) for cls in (EvidenceTask, ShareTask))
+        alone, both = (cls(replace(context, metric=metric)) for cls in (EvidenceTask, ShareTask))
         batch = spans.span_batch(windows)
         fitted = both.fit(both.keep((torch.zeros(len(windows), 2), logits), batch), tokens)
         assert fitted == alone.fit(alone.keep(logits, batch), tokens)

@@ -37,7 +37,7 @@ class ClassAndSpanTask(EncoderTask):
     """A class and a span for each row. A subclass says what its model is, and what it reads.
 
     Args:
-        given: Settings, rows and tokens.
+        context: Settings, rows and tokens.
 
     Raises:
         ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
@@ -46,16 +46,16 @@ class ClassAndSpanTask(EncoderTask):
     required: ClassVar[frozenset[str]] = frozenset({"label", "evidence"})
     padded: ClassVar[tuple[str, ...]] = (*MODEL_INPUTS, "text_mask")
 
-    def __init__(self, given: TaskContext) -> None:
-        super().__init__(given)
-        settings = given.settings
-        self.evidence = EvidenceTask(given)
-        self._loss = TwoLosses(settings.multitask, class_loss(given), settings.loss)
+    def __init__(self, context: TaskContext) -> None:
+        super().__init__(context)
+        settings = context.settings
+        self.evidence = EvidenceTask(context)
+        self._loss = TwoLosses(settings.multitask, class_loss(context), settings.loss)
 
     @property
     def num_outputs(self) -> int:
         """A score for each class; those of spans are made by a head of their own."""
-        return self.given.data.num_labels
+        return self.context.data.num_labels
 
     @property
     def shared_tokens(self) -> int | None:
@@ -65,32 +65,32 @@ class ClassAndSpanTask(EncoderTask):
     @property
     def limits(self) -> Mapping[str, int]:
         """Classes are from 0 to below their number; where a row may have several, each is 0 or 1."""
-        data = self.given.data
+        data = self.context.data
         return {CLASSES: 2 if data.multi_label else data.num_labels}
 
     @property
     def head(self) -> HeadSpec:
         """The shape of the head for classes."""
-        data = self.given.data
+        data = self.context.data
         return HeadSpec(
-            self.given.settings.head,
+            self.context.settings.head,
             self.num_outputs,
-            cls_last=self.given.facts.cls_last,
+            cls_last=self.context.facts.cls_last,
             multi_label=data.multi_label,
         )
 
     def metric_names(self) -> tuple[str, ...]:
         """Those of classes and of spans, and both in one number."""
-        return task_metrics(TaskName.SHARE, self.given.data.num_labels, multi_label=self.given.data.multi_label)
+        return task_metrics(TaskName.SHARE, self.context.data.num_labels, multi_label=self.context.data.multi_label)
 
     def check_rows(self, splits: Splits) -> None:
         """Refuse rows from which classes or spans cannot be learned."""
-        check_classes(splits, self.given.data)
+        check_classes(splits, self.context.data)
         self.evidence.check_rows(splits)
 
     def token_key(self) -> str:
         """Windows, with classes beside them."""
-        return f"{self.evidence.token_key()}-classes-{self.given.data.num_labels}"
+        return f"{self.evidence.token_key()}-classes-{self.context.data.num_labels}"
 
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         """Cut all texts into windows, each with the class of its row."""
@@ -100,7 +100,7 @@ class ClassAndSpanTask(EncoderTask):
 
     def with_classes(self, split: TokenSet, rows: Sequence[Row]) -> TokenSet:
         """Windows of some rows, with the class of its row beside each."""
-        labels = class_labels(rows, self.given.data.num_labels)[Windows(split).rows_W]
+        labels = class_labels(rows, self.context.data.num_labels)[Windows(split).rows_W]
         return replace(split, extra={**split.extra, CLASSES: labels})
 
     def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
@@ -113,7 +113,7 @@ class ClassAndSpanTask(EncoderTask):
 
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
         """All windows, but for those that would train nothing."""
-        if self.given.settings.multitask.criteria_share is None:
+        if self.context.settings.multitask.criteria_share is None:
             return None  # the class is trained by all
         roles = self._roles(tokens, seed=seed, epoch=epoch)
         return (roles.classes_W | roles.spans_W).nonzero()[:, 0]
@@ -127,11 +127,11 @@ class ClassAndSpanTask(EncoderTask):
 
     @property
     def _has_roles(self) -> bool:
-        settings = self.given.settings
+        settings = self.context.settings
         return settings.multitask.criteria_share is not None or settings.span.negatives is not None
 
     def _roles(self, tokens: TokenSet, *, seed: int, epoch: int) -> Roles:
-        settings = self.given.settings
+        settings = self.context.settings
         return epoch_roles(
             Windows(tokens).has_span_W,
             criteria_share=settings.multitask.criteria_share,
@@ -150,7 +150,7 @@ class ClassAndSpanTask(EncoderTask):
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
         """Those of spans, a class for each window or several, and where windows have roles what each trains."""
-        several = self.given.data.multi_label
+        several = self.context.data.multi_label
         sizes = self.evidence.batch_sizes(rows, length, segments=segments)
         sizes[CLASSES] = (rows, self.num_outputs) if several else (rows,)
         return sizes | (dict.fromkeys((TRAINS_CLASS, TRAINS_SPAN), (rows,)) if self._has_roles else {})
@@ -198,7 +198,7 @@ class ClassAndSpanTask(EncoderTask):
     def averaged(self, said: Sequence[Said]) -> Averaged:
         """The mean of each row's probabilities of classes, and that of its answers' probabilities."""
         scores = [self._scores(one.kept_RK, one.tokens) for one in said]
-        mean_RC = mean_scores(scores, multi_label=self.given.data.multi_label)
+        mean_RC = mean_scores(scores, multi_label=self.context.data.multi_label)
         spans = self.evidence.averaged([replace(one, kept_RK=one.kept_RK[:, self.num_outputs :]) for one in said])
         return ClassAndSpanAnswers(self._class_answers(mean_RC, said[0].tokens), spans)
 
@@ -207,7 +207,7 @@ class ClassAndSpanTask(EncoderTask):
         return row_means(kept[:, : self.num_outputs], Windows(tokens).rows_W, tokens.sources)
 
     def _class_answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> ClassAnswers:
-        return ClassAnswers(scores_RC, row_labels(tokens), self.given.data.multi_label)
+        return ClassAnswers(scores_RC, row_labels(tokens), self.context.data.multi_label)
 
 
 @final

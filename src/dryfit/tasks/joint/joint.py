@@ -43,12 +43,12 @@ class JointTask(ClassAndSpanTask):
 
     def sources(self) -> Mapping[str, ModelSettings]:
         """The model that reads texts, and the one that reads criteria."""
-        settings = self.given.settings
+        settings = self.context.settings
         return {"": settings.model, CRITERIA_PART: criteria_source(settings)}
 
     def token_key(self) -> str:
         """Windows of texts alone, with classes and the criterion's own tokens beside them."""
-        settings = self.given.settings
+        settings = self.context.settings
         criteria = f"{model_identity(criteria_source(settings))}-{settings.joint.criterion_length}"
         return f"{super().token_key()}-alone-{criteria}"
 
@@ -73,7 +73,7 @@ class JointTask(ClassAndSpanTask):
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """Both encoders, their fusion and two heads."""
-        settings = self.given.settings
+        settings = self.context.settings
         encoder = make(settings.model, self.kind)
         criteria = make(criteria_source(settings), self.kind, part=CRITERIA_PART)
         weighting = settings.multitask.weighting
@@ -93,20 +93,20 @@ class JointTask(ClassAndSpanTask):
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
         """As with one encoder; beside that criteria of the longest that may be."""
-        criterion = dict.fromkeys((CRITERION_IDS, CRITERION_MASK), (rows, self.given.settings.joint.criterion_length))
+        criterion = dict.fromkeys((CRITERION_IDS, CRITERION_MASK), (rows, self.context.settings.joint.criterion_length))
         return super().batch_sizes(rows, length, segments=segments) | criterion
 
     def _criteria_tokenizer(self) -> PreTrainedTokenizerBase:
-        saved = self.given.saved
+        saved = self.context.saved
         if saved is None:
-            return load_tokenizer(criteria_source(self.given.settings))
+            return load_tokenizer(criteria_source(self.context.settings))
         return load_tokenizer(replace(saved, name=f"{saved.name}/{CRITERIA_PART}"))
 
     def _with_criteria(
         self, split: TokenSet, rows: Sequence[Row | Readable], tokenizer: PreTrainedTokenizerBase
     ) -> TokenSet:
         """Windows of some rows, with the tokens of each row's criterion: padded ids (R, K), and how many there are."""
-        pad_id, length = tokenizer.pad_token_id, self.given.settings.joint.criterion_length
+        pad_id, length = tokenizer.pad_token_id, self.context.settings.joint.criterion_length
         if not isinstance(pad_id, int):
             raise ConfigError(
                 "tokenising the criteria",
@@ -125,7 +125,7 @@ class JointTask(ClassAndSpanTask):
         return replace(split, extra={**split.extra, CRITERION_IDS: table[picked_R], _LENGTHS: lengths_R})
 
     def _check_length(self) -> None:
-        source, length = criteria_source(self.given.settings), self.given.settings.joint.criterion_length
+        source, length = criteria_source(self.context.settings), self.context.settings.joint.criterion_length
         limit = most_tokens(pretrained_config(source, self.kind))
         if limit is not None and length > limit:
             raise ConfigError(

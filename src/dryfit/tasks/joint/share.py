@@ -14,7 +14,7 @@ class ShareTask(ClassAndSpanTask):
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The encoder with its two heads."""
-        settings = self.given.settings
+        settings = self.context.settings
         encoder = make(settings.model, self.kind)
         weighting = settings.multitask.weighting
         return build(lambda: SharedEncoder(encoder, self.head, weighting, self.limits), seed=seed)

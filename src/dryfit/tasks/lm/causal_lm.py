@@ -87,7 +87,7 @@ class CausalLmTask(EncoderTask):
     """Cross entropy of each token that is learned, given those before it.
 
     Args:
-        given: Settings, rows and tokens.
+        context: Settings, rows and tokens.
         token_loss: Sums the losses of tokens.
     """
 
@@ -95,16 +95,16 @@ class CausalLmTask(EncoderTask):
     inputs: ClassVar[tuple[str, ...]] = INPUTS
     padded: ClassVar[tuple[str, ...]] = PADDED
 
-    def __init__(self, given: TaskContext, token_loss: TokenLoss = whole_token_loss) -> None:
-        super().__init__(given)
+    def __init__(self, context: TaskContext, token_loss: TokenLoss = whole_token_loss) -> None:
+        super().__init__(context)
         self._token_loss = token_loss
-        self._lm = given.settings.lm
-        self._lora = given.settings.lora
+        self._lm = context.settings.lm
+        self._lora = context.settings.lora
         self._mix = self._lm.mix if self._lm.format == "both" else None
 
     def with_token_loss(self, token_loss: TokenLoss) -> "CausalLmTask":
         """See :class:`~dryfit.tasks.lm.token_loss.OverTokens`."""
-        return CausalLmTask(self.given, token_loss)
+        return CausalLmTask(self.context, token_loss)
 
     @property
     def required(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]  # here it depends
@@ -140,9 +140,11 @@ class CausalLmTask(EncoderTask):
 
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         """Prompts and answers of all rows; those of the training rows share sequences if that is asked for."""
-        most = self.given.settings.train.max_length
+        most = self.context.settings.train.max_length
         prompts = PromptTokenizer(tokenizer, self._lm, most)
-        words = answer_words(self._lm, self.given.data.num_labels) if PromptPart.CRITERIA in parts_of(self._lm) else ()
+        words = (
+            answer_words(self._lm, self.context.data.num_labels) if PromptPart.CRITERIA in parts_of(self._lm) else ()
+        )
         sets: dict[str, TokenSet] = {}
         for name, rows in splits.items():
             examples = [one for row in rows for one in prompts.examples(exchanges(row, self._lm, words))]
@@ -153,12 +155,12 @@ class CausalLmTask(EncoderTask):
 
     def model(self, make: MakeBase, *, seed: int = 0) -> CausalLm:
         """The language model; with adapters, which the seed draws, its weights are frozen, in their own format."""
-        model, lora = self.given.settings.model, self._lora
+        model, lora = self.context.settings.model, self._lora
         if lora.r == 0:
             decoder = make(model, self.kind)
             return build(lambda: CausalLm(decoder))
-        base = lora.base or BaseFormat(self.given.settings.train.precision)
-        check_base(base, self.given.settings.train.precision)
+        base = lora.base or BaseFormat(self.context.settings.train.precision)
+        check_base(base, self.context.settings.train.precision)
         decoder = make(model, self.kind, dtype=BASE_DTYPES[base])
         adapted = new_adapter(
             decoder, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets, seed=seed
@@ -179,7 +181,7 @@ class CausalLmTask(EncoderTask):
         return labelled(
             tokens,
             rows,
-            pad_id=self.given.facts.pad_id,
+            pad_id=self.context.facts.pad_id,
             learn_prompt=self._lm.learn_prompt,
             packing=self._lm.packing,
             mix=self._mix,
@@ -237,12 +239,12 @@ class CausalLmTask(EncoderTask):
         if Metric.EXACT_MATCH not in self.metric_names():
             return {}
         rows = sampled(len(tokens), self._lm.generate_rows, seed=0)
-        tokenizer = load_tokenizer(self.given.settings.model)
+        tokenizer = load_tokenizer(self.context.settings.model)
         share = matches(
             model.decoder,
             tokens,
             rows,
-            PromptTokenizer(tokenizer, self._lm, self.given.settings.train.max_length),
+            PromptTokenizer(tokenizer, self._lm, self.context.settings.train.max_length),
             max_new_tokens=self._lm.max_new_tokens,
             batch_rows=self.measured_rows(batch_rows),
             beat=beat,
@@ -298,7 +300,7 @@ class CausalLmTask(EncoderTask):
 
     def _said(self, found: Mapping[PromptPart, str]) -> Iterator[tuple[str, object]]:
         if PromptPart.CRITERIA in found:
-            words = answer_words(self._lm, self.given.data.num_labels)
+            words = answer_words(self._lm, self.context.data.num_labels)
             yield "answer", found[PromptPart.CRITERIA]
             yield "label", words.index(found[PromptPart.CRITERIA]) if found[PromptPart.CRITERIA] in words else None
         if PromptPart.EVIDENCE in found:
@@ -306,9 +308,9 @@ class CausalLmTask(EncoderTask):
             yield "evidence", None if evidence == self._lm.no_evidence.strip() else evidence
 
     def _prompts(self, tokenizer: PreTrainedTokenizerBase) -> PromptTokenizer:
-        return PromptTokenizer(tokenizer, self._lm, self.given.settings.train.max_length)
+        return PromptTokenizer(tokenizer, self._lm, self.context.settings.train.max_length)
 
     def _asked(self, row: UnlabelledRow, prompts: PromptTokenizer) -> list[list[int]]:
         """The ids of a row's prompts, with room behind them for an answer."""
-        room = min(self._lm.max_new_tokens, self.given.settings.train.max_length // 2)
+        room = min(self._lm.max_new_tokens, self.context.settings.train.max_length // 2)
         return [prompts.question(one, room=room)[0] for one in questions(row, self._lm)]

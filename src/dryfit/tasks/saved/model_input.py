@@ -70,7 +70,7 @@ class ModelInput(Settings):
         return self.model_copy(update={"task": saved_name(self.task, folder, trust=trust)})
 
     @property
-    def given(self) -> TaskContext:
+    def context(self) -> TaskContext:
         """What the task is made from to use the model."""
         train = self.settings.train.model_copy(update={"max_length": self.max_length})
         data = DataSettings(id=self.id, text=self.text, num_labels=self.num_labels, multi_label=self.multi_label)
@@ -82,10 +82,10 @@ class ModelInput(Settings):
         )
 
 
-def model_input(task: TaskName, given: TaskContext) -> ModelInput:
+def model_input(task: TaskName, context: TaskContext) -> ModelInput:
     """What a model trained so needs to know."""
-    data, facts, model = given.data, given.facts, given.settings.model
-    joint = given.settings.joint
+    data, facts, model = context.data, context.facts, context.settings.model
+    joint = context.settings.joint
     criteria = None if joint.criteria_model is None else _without_path(joint.criteria_model)
     told = {
         "model": model.model_copy(update={"name": _without_path(model.name)}),
@@ -94,15 +94,15 @@ def model_input(task: TaskName, given: TaskContext) -> ModelInput:
     return ModelInput(
         task=task if isinstance(task, BuiltInTask) else task_word(task),
         id=data.id,
-        text=data.criterion if _instructs(task, given) else data.text,
+        text=data.criterion if _instructs(task, context) else data.text,
         criterion=data.criterion if facts.pairs else None,
-        max_length=given.settings.train.max_length,
+        max_length=context.settings.train.max_length,
         pad_id=facts.pad_id,
         num_labels=data.num_labels,
         multi_label=data.multi_label,
         cls_last=facts.cls_last,
-        settings=given.settings.model_copy(update=told),
-        fitted=dict(given.fitted),
+        settings=context.settings.model_copy(update=told),
+        fitted=dict(context.fitted),
     )
 
 
@@ -110,9 +110,9 @@ def _without_path(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", "~", ".")) else name
 
 
-def _instructs(task: TaskName, given: TaskContext) -> bool:
+def _instructs(task: TaskName, context: TaskContext) -> bool:
     """Whether the text is an answer: rows to predict have the instruction alone."""
-    return task is BuiltInTask.CAUSAL_LM and given.settings.lm.format == "instruction"
+    return task is BuiltInTask.CAUSAL_LM and context.settings.lm.format == "instruction"
 
 
 def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:

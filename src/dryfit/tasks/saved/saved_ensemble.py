@@ -76,7 +76,7 @@ class EnsembleFolder:
     @property
     def task(self) -> AveragingTask:
         """The first member's task, which makes one answer of all."""
-        return averaging(make_task(self.reads[0].task, self.reads[0].given))
+        return averaging(make_task(self.reads[0].task, self.reads[0].context))
 
 
 def is_ensemble(folder: Path) -> bool:
@@ -115,7 +115,7 @@ def read_ensemble(folder: Path, *, trust: bool = False) -> EnsembleFolder:
     reads = tuple(read_model_input(member).found(member, trust=trust) for member in folders)
     _check_agreement(doing, dict(zip(said.members, reads, strict=True)))
     found = EnsembleFolder(folders, reads, said.fitted)
-    averaging(make_task(reads[0].task, reads[0].given))
+    averaging(make_task(reads[0].task, reads[0].context))
     return found
 
 

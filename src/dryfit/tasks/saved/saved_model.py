@@ -240,4 +240,4 @@ def trained_model(
         return load_pretrained(base, kind, device=device, dtype=wanted or dtype)[0]
 
     wanted = dtype
-    return make_task(read.task, read.given).model(make)
+    return make_task(read.task, read.context).model(make)

@@ -36,16 +36,16 @@ class EvidenceTask(EncoderTask):
     """Start and end scores of each token of each window; decoding makes one span of a row's windows, or none.
 
     Args:
-        given: Settings, rows and tokens.
+        context: Settings, rows and tokens.
     """
 
     required: ClassVar[frozenset[str]] = frozenset({"evidence"})
     padded: ClassVar[tuple[str, ...]] = (*MODEL_INPUTS, "text_mask")
 
-    def __init__(self, given: TaskContext) -> None:
-        super().__init__(given)
-        self._span = given.settings.span
-        self._loss = SpanLoss(given.settings.loss)
+    def __init__(self, context: TaskContext) -> None:
+        super().__init__(context)
+        self._span = context.settings.span
+        self._loss = SpanLoss(context.settings.loss)
 
     @property
     def num_outputs(self) -> int:
@@ -81,7 +81,7 @@ class EvidenceTask(EncoderTask):
 
     def remarks(self, tokens: Tokens) -> tuple[str, ...]:
         """Rows whose evidence is in no window, or longer than any answer."""
-        return tuple(text for name, split in tokens.splits.items() for text in span_remarks(name, split, self.given))
+        return tuple(text for name, split in tokens.splits.items() for text in span_remarks(name, split, self.context))
 
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
         """All windows with a span, and as many others as ``span.negatives`` asks for."""
@@ -91,14 +91,14 @@ class EvidenceTask(EncoderTask):
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
         """The encoder with a head on each token."""
-        settings = self.given.settings
+        settings = self.context.settings
         encoder = make(settings.model, self.kind)
-        spec = HeadSpec(settings.head, self.num_outputs, cls_last=self.given.facts.cls_last, per_token=True)
+        spec = HeadSpec(settings.head, self.num_outputs, cls_last=self.context.facts.cls_last, per_token=True)
         return build(lambda: EncoderWithHead(encoder, spec), seed=seed)
 
     def collate_unlabelled(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
         """Pad some windows; without gold spans their labels are their null positions."""
-        return collate_windows(tokens, rows, pad_id=self.given.facts.pad_id)
+        return collate_windows(tokens, rows, pad_id=self.context.facts.pad_id)
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
         """Inputs and the text's mask of (rows, length), two labels and a null position for each window."""
@@ -134,7 +134,7 @@ class EvidenceTask(EncoderTask):
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """The span with its text and score, or none; beside it null's score and all candidates."""
-        return self._answers(kept, tokens).predictions(rows, self.given.fitted)
+        return self._answers(kept, tokens).predictions(rows, self.context.fitted)
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
         """The scores of each token: other models' candidates are looked up in them."""
@@ -148,15 +148,15 @@ class EvidenceTask(EncoderTask):
         for one in said:
             assert one.by_token_TK is not None
             found.append(SpanSaid(one.kept_RK, one.by_token_TK, Windows(one.tokens)))
-        return SpanAnswers(mean_decoded(found, self._span), found[0].windows, self._span, self.given.metric)
+        return SpanAnswers(mean_decoded(found, self._span), found[0].windows, self._span, self.context.metric)
 
     def _answers(self, kept: torch.Tensor, tokens: TokenSet) -> SpanAnswers:
         windows = Windows(tokens)
-        return SpanAnswers(decode(kept, windows, self._span), windows, self._span, self.given.metric)
+        return SpanAnswers(decode(kept, windows, self._span), windows, self._span, self.context.metric)
 
     @property
     def _cut(self) -> Cut:
-        return Cut(self.given.settings.train.max_length, self._span.doc_stride)
+        return Cut(self.context.settings.train.max_length, self._span.doc_stride)
 
     def _windows_of(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
         golds = [spans_with_text(row) for row in rows]
@@ -186,17 +186,17 @@ def check_spans(splits: Splits) -> None:
         )
 
 
-def span_remarks(split: str, tokens: TokenSet, given: TaskContext) -> Iterator[str]:
+def span_remarks(split: str, tokens: TokenSet, context: TaskContext) -> Iterator[str]:
     """What of a split's gold spans cannot be learned, or cannot be answered; only what there is.
 
     Args:
         split: Its name.
         tokens: Its windows.
-        given: The settings they were cut by.
+        context: The settings they were cut by.
     """
-    windows, span = Windows(tokens), given.settings.span
+    windows, span = Windows(tokens), context.settings.span
     unfit, has = int(windows.unfit_R.sum()), int((windows.golds.counts_R > 0).sum())
-    length, model = given.settings.train.max_length, given.settings.model.name
+    length, model = context.settings.train.max_length, context.settings.model.name
     blank = int(tokens.extra[_BLANK].count_nonzero()) if _BLANK in tokens.extra else 0
     if blank:
         yield f"{split}: {blank} rows have spans of white space alone, which are read as none"
