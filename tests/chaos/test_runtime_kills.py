@@ -154,7 +154,7 @@ def test_a_start_that_always_hangs_is_a_failed_start(tmp_path):
 _SLEEPER = """
 import sys, time
 from pathlib import Path
-from dryfit.runtime import supervisor
+from dryfit.runtime.children import supervisor
 from dryfit.runtime.children.child_spec import ChildLimits
 from runtime_jobs import House
 supervisor._TICK_MAX_S = 0.2

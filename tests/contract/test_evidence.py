@@ -75,7 +75,7 @@ def assert_same(have: dict[str, float], want: dict[str, float]) -> None:
 def test_it_reports_all_metrics_of_the_task(whole) -> None:
     _, result, points = whole
     assert len(points) == 6
-    assert set(points[0].metrics) == set(task_metrics(trials.Task.EVIDENCE, 2, multi_label=False))
+    assert set(points[0].metrics) == set(task_metrics(trials.BuiltInTask.EVIDENCE, 2, multi_label=False))
     assert result.value == max(point.metrics["token_f1"] for point in points)
     assert points[-1].metrics["loss"] < points[0].metrics["loss"]
 

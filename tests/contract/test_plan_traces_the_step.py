@@ -48,7 +48,7 @@ class Operators(TorchDispatchMode):
 def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Watch one step of whatever trains next: from the start of its forward pass to the end of its gradients."""
     kept: dict[str, Any] = {"steps": 0}
-    training_step, on_step_end = loop.TrialTrainer.training_step, loop.Steward.on_step_end
+    training_step, on_step_end = loop.TrialTrainer.training_step, loop.TrialCallback.on_step_end
 
     def begin(self: loop.TrialTrainer, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         kept["steps"] += 1
@@ -59,14 +59,14 @@ def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             kept["mode"].__enter__()
         return training_step(self, model, inputs, num_items_in_batch)
 
-    def end(self: loop.Steward, *args: Any, **kwargs: Any) -> None:
+    def end(self: loop.TrialCallback, *args: Any, **kwargs: Any) -> None:
         if kept["steps"] == _STEP + 1 and "seen" not in kept:
             kept["mode"].__exit__(None, None, None)
             kept["seen"] = kept["mode"].seen
         on_step_end(self, *args, **kwargs)
 
     monkeypatch.setattr(loop.TrialTrainer, "training_step", begin)
-    monkeypatch.setattr(loop.Steward, "on_step_end", end)
+    monkeypatch.setattr(loop.TrialCallback, "on_step_end", end)
     # It reads the batch on the host, without a tensor of the step.
     monkeypatch.setattr(BatchGuard, "check_batch", lambda *_: None)
     return kept

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dryfit.core.jobs.memory import MemoryCategory, MemoryPlan, StepPhase
 from dryfit.core.settings.tables import Settings
 from dryfit.core.sharding.shard_summary import Sent
+from dryfit.core.version import PACKAGE_FOLDER
 from dryfit.core.wire import canonical_json
 from dryfit.memory.planning.interpolate import FitPlan, Regime, SegmentFit, regime
 from dryfit.memory.tracing.events import Label, Segment, SegmentKind, Shape
@@ -79,7 +80,7 @@ class TraceStore:
     @staticmethod
     def of_this_code(folder: Path) -> "TraceStore":
         """A store whose records end with the next change of dryfit's code."""
-        return TraceStore(folder, code_fingerprint(Path(__file__).parents[1]))
+        return TraceStore(folder, code_fingerprint(PACKAGE_FOLDER))
 
     def segment(self, key: str, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment | None:
         """A recorded trace; None where there is none."""

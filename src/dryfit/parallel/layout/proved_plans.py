@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from dryfit.core.settings.tables import ModelSettings, Settings
 from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.core.sharding.shard_proof import ShardProof
+from dryfit.core.version import PACKAGE_FOLDER
 from dryfit.core.wire import canonical_json, read_model, write_model
 from dryfit.memory.planning.trace_store import code_fingerprint
 from dryfit.meta.construction.construction import build
@@ -35,7 +36,6 @@ KeptT = TypeVar("KeptT", bound=BaseModel)
 
 _ROWS, _LENGTH = 3, 12
 _POSITIONS = "position_ids"
-_PACKAGE = Path(__file__).parents[1]
 
 
 class ProvedPlan(Settings):
@@ -160,7 +160,7 @@ def _kept(path: Path, kind: type[KeptT]) -> KeptT | None:
 def _key(model: TaskModel, task: Task, degree: int) -> str:
     """Of all that a plan depends on: code, architecture, sizes, and how many ranks."""
     facts = {
-        "code": (code_fingerprint(_PACKAGE), torch.__version__, transformers.__version__),
+        "code": (code_fingerprint(PACKAGE_FOLDER), torch.__version__, transformers.__version__),
         "degree": degree,
         "inputs": task.inputs,
         "loss over ranks": over_tokens(task) is not None,
