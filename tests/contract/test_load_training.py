@@ -1,4 +1,4 @@
-"""Models of parts, models loaded in company and sharded models: C14, C15 and C20 to C22, one test for each case."""
+"""Models of parts, on several ranks and sharded: C14, C15 and C20 to C22, one test for each case."""
 
 import sys
 import threading

@@ -23,7 +23,7 @@ from dryfit.memory.tracing.events import SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.parallel.layout import proved_plans as sharding
 from dryfit.parallel.layout.shard_plans import ShardPlans
-from dryfit.parallel.ranks.apply import cut
+from dryfit.parallel.ranks.apply import shard
 from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 from dryfit.tasks.base import Batch
@@ -119,7 +119,7 @@ def real_step(what: PlanSubject, parts: StepParts, plan: ShardPlan, ranks: Simul
     """One optimizer step of a module with weights, really cut, beside the other ranks."""
     sent = Counting(ranks)
     model = with_weights(parts.model)
-    cut(model, plan, ranks.rank)
+    shard(model, plan, ranks.rank)
     parts = replace(parts, plan=plan).connected(sent)
     model.train()
     length = what.settings.train.max_length
@@ -162,12 +162,12 @@ def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
     plan = ShardPlans(tmp_path / "other", whole_model).plan(what, 2)
     modules = [step_parts(what, checkpointing=checkpointing, reentrant=False) for _ in range(2)]
     held = simulate(2, lambda ranks: real_step(what, modules[ranks.rank], plan, ranks))
-    cut = of(answer)
-    assert cut.sent is not None
+    shard = of(answer)
+    assert shard.sent is not None
     for rank in held:
-        assert rank.weights == cut.weight_bytes < cut.whole_weight_bytes
-        assert cut.sent.forward_bytes == rank.sent.forward_bytes > 0
-        assert cut.sent.backward_bytes == rank.sent.backward_bytes > 0
+        assert rank.weights == shard.weight_bytes < shard.whole_weight_bytes
+        assert shard.sent.forward_bytes == rank.sent.forward_bytes > 0
+        assert shard.sent.backward_bytes == rank.sent.backward_bytes > 0
     tracer = StepTracer(what, CPU, plan=plan)
     variant, shape = Variant(checkpointing), Shape(MICRO, what.settings.train.max_length)
     loaded = end_bytes(tracer.trace(SegmentKind.LOAD, variant, None), "weight:")
@@ -250,19 +250,19 @@ def test_a_checkpoint_puts_whole_parameters_together(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_table_has_every_parameter_with_layers_folded(tmp_path: Path) -> None:
-    cut = of(planned(subject(config(tmp_path / "model")), tmp_path / "cache", tp=2))
-    rows = {row.name: row for row in cut.rows}
-    assert sum(row.count for row in cut.rows) == cut.cut + cut.whole
-    assert sum(row.count for row in cut.rows if row.shape != row.local_shape) == cut.cut
+    shard = of(planned(subject(config(tmp_path / "model")), tmp_path / "cache", tp=2))
+    rows = {row.name: row for row in shard.rows}
+    assert sum(row.count for row in shard.rows) == shard.cut + shard.whole
+    assert sum(row.count for row in shard.rows if row.shape != row.local_shape) == shard.cut
     query = rows["encoder.encoder.layer.*.attention.self.query.weight"]
     assert (query.count, query.shape, query.local_shape, query.how) == (3, (64, 64), (32, 64), "column")
     back = rows["encoder.encoder.layer.*.output.dense.weight"]
     assert (back.count, back.shape, back.local_shape, back.how) == (3, (64, 96), (64, 48), "row")
     assert rows["encoder.embeddings.LayerNorm.weight"].how == "whole"
-    (kept,) = cut.kept_whole
+    (kept,) = shard.kept_whole
     assert kept.reason == "cutting it would send more than it saves"
     assert "encoder.embeddings.word_embeddings.weight" in kept.names
-    assert 0 <= cut.output_error < 1e-10 and 0 <= cut.gradient_error < 1e-8
+    assert 0 <= shard.output_error < 1e-10 and 0 <= shard.gradient_error < 1e-8
 
 
 @pytest.mark.parametrize(

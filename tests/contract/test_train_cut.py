@@ -21,7 +21,7 @@ from dryfit.jobs import train as entry
 from dryfit.jobs.train import train
 from dryfit.parallel.layout import proved_plans as sharding
 from dryfit.parallel.layout.proved_plans import ProvedPlan
-from dryfit.parallel.layout.tensor_parallel import CutModel
+from dryfit.parallel.layout.tensor_parallel import TensorParallelLayout
 from dryfit.train import model as model_module
 from together import (
     NOISY,
@@ -183,24 +183,24 @@ def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
     monkeypatch.setattr(model_module, "FOLDER", sharding.FOLDER)  # a plan of its own, as for a study's first trial
     # So wide that the header of the file is less than a hundredth of what a rank reads.
     wide = tiny.model(tmp_path / "wide", hidden_size=128, intermediate_size=512)
-    original, together = CutModel.save_whole_state, entry.together
+    original, together = TensorParallelLayout.save_whole_state, entry.together
     held: list[int] = []
 
-    def looking(self: CutModel, module: Any, optimizer: Any) -> None:
+    def looking(self: TensorParallelLayout, module: Any, optimizer: Any) -> None:
         held.append(sum(one.numel() for one in module.parameters()))
         original(self, module, optimizer)
 
     def reading(plan: Any, channel: Any, job: Callable[[Any], Any]) -> Any:
-        def work(company: Any) -> Any:
+        def work(group: Any) -> Any:
             read.clear()  # what was read before the ranks were forked
-            result = job(company)
+            result = job(group)
             facts = {"held": held, "read": read.bytes_of(wide / "model.safetensors")}
-            (tmp_path / f"rank-{company.rank}").write_text(json.dumps(facts))
+            (tmp_path / f"rank-{group.rank}").write_text(json.dumps(facts))
             return result
 
         return together(plan, channel, work)
 
-    monkeypatch.setattr(CutModel, "save_whole_state", looking)
+    monkeypatch.setattr(TensorParallelLayout, "save_whole_state", looking)
     monkeypatch.setattr(entry, "together", reading)
     trial = criteria(tmp_path, wide, execution=CUT)
     with reads.counted() as read:

@@ -48,14 +48,14 @@ def on_ranks(trial: Trial, job: Callable[[Sides], Any], *, steps: int = 3) -> li
     request = trial.request()
     channel = ScriptedChannel(trial.folder / "sides")
 
-    def on_rank(company: ProcessGroup) -> list[Any]:
+    def on_rank(group: ProcessGroup) -> list[Any]:
         tokens = begin(request, channel, only=(TRAIN, VALIDATION))
         task = trial_task(request.config, tokens)
         batch, rows = request.plan.effective_batch, tokens.splits[TRAIN]
         made = [task.collate(rows, range(step * batch, (step + 1) * batch)) for step in range(steps)]
         with InDouble():
-            sides = _sides(request, task, made, company)
-            return company.collect(job(sides))
+            sides = _sides(request, task, made, group)
+            return group.collect(job(sides))
 
     def attempt() -> tuple[Any, list[Any]]:
         try:
@@ -66,14 +66,14 @@ def on_ranks(trial: Trial, job: Callable[[Sides], Any], *, steps: int = 3) -> li
     return apart(attempt)[0]
 
 
-def _sides(request: TrainRequest, task: Task, batches: list[Batch], company: ProcessGroup) -> Sides:
-    assert isinstance(company, RankGroup)
+def _sides(request: TrainRequest, task: Task, batches: list[Batch], group: ProcessGroup) -> Sides:
+    assert isinstance(group, RankGroup)
     regularization = request.config.settings.regularization
 
     def build(make: MakeBase) -> TaskModel:
         return task.model(make, seed=derive_seed(request.config.seed, "head"))
 
-    dividing = FsdpBuilder(build, regularization, empty_model(build, regularization), company, "cpu")
+    dividing = FsdpBuilder(build, regularization, empty_model(build, regularization), group, "cpu")
     divided, _ = dividing.filled()
     freeze(divided.double(), regularization.freeze_layers)
     layout = dividing.connected(divided)

@@ -37,10 +37,10 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
     Raises:
         DryfitError: As for a trial; or no validation gave a number, so that no weights are the best.
     """
-    return run_in_process_group(body.training.plan, channel, lambda company: _final(body, channel, company))
+    return run_in_process_group(body.training.plan, channel, lambda group: _final(body, channel, group))
 
 
-def _final(body: FinalRequest, channel: ChildChannel, company: ProcessGroup) -> ChildResult:
+def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> ChildResult:
     tokens = begin(body.training, channel, only=(TRAIN, VALIDATION, TEST))
     rows = {name: split.sources for name, split in tokens.splits.items()}
     length, fitted = None, dict[str, float]()
@@ -50,11 +50,11 @@ def _final(body: FinalRequest, channel: ChildChannel, company: ProcessGroup) -> 
         length = FixedLength(body.schedule_steps or _schedule_steps(body, alone), body.last_step)
         both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
         tokens = replace(tokens, splits={**tokens.splits, TRAIN: both})
-    parts = trial_parts(body.training, channel, tokens, length, company=company)
+    parts = trial_parts(body.training, channel, tokens, length, group=group)
     if TEST in tokens.splits:  # before the training, not after it
         check_tokens(TEST, tokens.splits[TEST], model_bounds(parts.model))
     run = run_training(parts, newest_good_of(body.training, channel))
-    ended = train_result(body.training, run, company)
+    ended = train_result(body.training, run, group)
     if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
         return ChildResult(train=ended, error=None)
     best = None
@@ -105,7 +105,7 @@ def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoin
         raise NonFiniteError(
             f"training trial {config.number} once more", f"none of {len(points)} validations gave a number"
         )
-    parts.layout.company.share(None)  # rank 0 has saved them
+    parts.layout.group.share(None)  # rank 0 has saved them
     parts.layout.restore(parts.model, Path(parts.request.best_dir))
     return best
 

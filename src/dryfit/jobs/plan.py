@@ -31,9 +31,9 @@ from dryfit.memory.tracing.tracer import Variant
 from dryfit.meta.loading.catalogue import planning_config
 from dryfit.meta.loading.configs import most_tokens
 from dryfit.meta.loading.pretrained import cannot_checkpoint
-from dryfit.parallel.layout.device_counts import cut_answer, judged, why_not, with_divided, with_more_ranks, with_tried
+from dryfit.parallel.layout import device_counts
 from dryfit.parallel.layout.fsdp_bytes import ParameterSize, held_bytes
-from dryfit.parallel.layout.proved_plans import FOLDER
+from dryfit.parallel.layout.proved_plans import PLANS_FOLDER
 from dryfit.parallel.layout.shard_plans import ShardPlans
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import Fold, study_folds
@@ -62,7 +62,7 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
     for subject in body.subjects:
         check_divided(subject.settings, body.wishes)
-    cuts = ShardPlans(Path(body.trace_dir).parent / FOLDER, whole_model)
+    cuts = ShardPlans(Path(body.trace_dir).parent / PLANS_FOLDER, whole_model)
     planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)), cuts)
     trials = [planner.trial(subject) for subject in body.subjects]
     planner.prepare(trials)
@@ -136,7 +136,9 @@ class _Planner:
             cut = self.cuts.prove(subject, wishes.ranks) if wishes.ranks > 1 else None
             found = self.with_cut(subject, trial, self.climbed(subject, trial), cut)
         if self.body.several:
-            found = with_divided(found, trial, self.body, self.device(), lambda degree: self.divided(subject, degree))
+            found = device_counts.with_rank_counts(
+                found, trial, self.body, self.device(), lambda degree: self.divided(subject, degree)
+            )
         if wishes.dp > 1:
             found = found.model_copy(update={"reasons": (*found.reasons, _held_text(subject, wishes.dp))})
         return found.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})
@@ -174,17 +176,19 @@ class _Planner:
         while (ranks := next_ranks(found, degrees)) is not None:
             try:
                 answers[ranks] = self.climbed(subject, trial) if ranks == 1 else self.on_ranks(ranks).rank_of(subject)
-                found[ranks] = judged(answers[ranks], ranks, host_bytes)
+                found[ranks] = device_counts.rank_outcome(answers[ranks], ranks, host_bytes)
             except (ConfigError, ShardError, TraceError) as error:
                 if ranks == 1:
                     raise
                 found[ranks] = RankOutcome.NOT_POSSIBLE
-                reasons.append(why_not(ranks, error))
+                reasons.append(device_counts.why_not_sharded(ranks, error))
         one, taken = answers.pop(1), ranks_taken(found)
         one = one.model_copy(update={"cannot_cut": reasons[0]}) if reasons and not one.verdict.fits else one
         if taken is None:
-            return with_tried(one, answers, host_bytes)
-        answer = one if taken == 1 else cut_answer(one, answers[taken], taken, trial, self.body.wishes)
+            return device_counts.with_tried_ranks(one, answers, host_bytes)
+        answer = (
+            one if taken == 1 else device_counts.answer_on_ranks(one, answers[taken], taken, trial, self.body.wishes)
+        )
         return answer if host_bytes is not None else self.with_fallback(subject, answer, taken, degrees)
 
     def on_ranks(self, ranks: int) -> "_Planner":
@@ -206,10 +210,8 @@ class _Planner:
         check_divided(subject.settings, self.body.wishes)
         trial, ranks = self.trial(subject), self.body.wishes.ranks
         answer = self.climbed(subject, trial)
-        cut = (
-            self.cuts.prove(subject, ranks) if judged(answer, ranks, self.body.host_bytes) is RankOutcome.FITS else None
-        )
-        return self.with_cut(subject, trial, answer, cut)
+        fits = device_counts.rank_outcome(answer, ranks, self.body.host_bytes) is RankOutcome.FITS
+        return self.with_cut(subject, trial, answer, self.cuts.prove(subject, ranks) if fits else None)
 
     def with_fallback(self, subject: PlanSubject, answer: PlanAnswer, taken: int, degrees: Sequence[int]) -> PlanAnswer:
         """An answer that fits, with the next number of ranks to fall back to, if the model can be cut so."""
@@ -218,7 +220,7 @@ class _Planner:
                 with suppress(ConfigError, TraceError):
                     check_divided(subject.settings, self.on_ranks(degree).body.wishes)
                     self.cuts.plan(subject, degree)
-                    return with_more_ranks(answer, degree)
+                    return device_counts.with_more_ranks(answer, degree)
         return answer
 
     def divided(self, subject: PlanSubject, degree: int) -> SegmentSource:

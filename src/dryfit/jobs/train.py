@@ -26,7 +26,7 @@ from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import FoldScore, TrialConfig, best_point, fold_means
 from dryfit.core.wire import Checkpointed, Note, Phase
 from dryfit.meta.files.source import model_folder
-from dryfit.parallel.layout.processes import BY_ITSELF, ProcessGroup, run_in_process_group
+from dryfit.parallel.layout.processes import SINGLE_PROCESS, ProcessGroup, run_in_process_group
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import Fold, study_folds
 from dryfit.tasks.metrics import check_metrics
@@ -60,21 +60,21 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     Raises:
         DryfitError: A setting, the data, the model's weights or a checkpoint is wrong, or the loss is not finite.
     """
-    result = run_in_process_group(body.plan, channel, lambda company: _train(body, channel, company))
+    result = run_in_process_group(body.plan, channel, lambda group: _train(body, channel, group))
     if body.diagnostic:
         channel.send(Note(text="what ended the attempt before did not come back, although every kernel was waited for"))
     return ChildResult(train=result, error=None)
 
 
-def _train(body: TrainRequest, channel: ChildChannel, company: ProcessGroup) -> TrainResult:
+def _train(body: TrainRequest, channel: ChildChannel, group: ProcessGroup) -> TrainResult:
     if body.config.data.folds > 1:
-        return _train_folds(body, channel, company)
+        return _train_folds(body, channel, group)
     tokens = begin(body, channel, only=(TRAIN, VALIDATION))
-    parts = trial_parts(body, channel, tokens, company=company)
-    return train_result(body, run_training(parts, newest_good_of(body, channel)), company)
+    parts = trial_parts(body, channel, tokens, group=group)
+    return train_result(body, run_training(parts, newest_good_of(body, channel)), group)
 
 
-def _train_folds(body: TrainRequest, channel: ChildChannel, company: ProcessGroup) -> TrainResult:
+def _train_folds(body: TrainRequest, channel: ChildChannel, group: ProcessGroup) -> TrainResult:
     """Train once for each fold that is not done yet, each time on the rows of the others.
 
     Every fold has a seed of its own and draws nothing that depends on those before, so that it is the same training
@@ -86,21 +86,21 @@ def _train_folds(body: TrainRequest, channel: ChildChannel, company: ProcessGrou
     tokens = begin(body, channel, only=(TRAIN, VALIDATION), fold=folds[len(place.done)])
     while True:
         within = checkpoint if checkpoint is not None and checkpoint.fold_step else None
-        parts = trial_parts(body, channel, tokens, place=place, company=company)
+        parts = trial_parts(body, channel, tokens, place=place, group=group)
         run, schedule_steps = run_training(parts, within), parts.total_steps
         del parts, tokens
         _let_go(body.plan.device)
         score = _fold_score(run, body.config, schedule_steps)
         if score is None or run.stopped_by not in (None, StopReason.EARLY_STOPPING):
-            return _folds_result(body, place, run.stopped_by, company, steps=place.steps_before + run.step)
+            return _folds_result(body, place, run.stopped_by, group, steps=place.steps_before + run.step)
         place = replace(place, done=(*place.done, score))
         if len(place.done) == len(folds):
-            return _folds_result(body, place, None, company, steps=place.steps_before)
-        if company.rank == 0:
+            return _folds_result(body, place, None, group, steps=place.steps_before)
+        if group.rank == 0:
             _checkpoint_between(body, channel, place)
         asked = channel.stop_requested()
         if asked is not None:
-            return _folds_result(body, place, asked, company, steps=place.steps_before)
+            return _folds_result(body, place, asked, group, steps=place.steps_before)
         checkpoint = None
         tokens = read_tokens(body, channel, only=(TRAIN, VALIDATION), fold=folds[len(place.done)])
 
@@ -220,7 +220,7 @@ def newest_good_of(body: TrainRequest, channel: ChildChannel) -> Checkpoint | No
     return newest_good(Path(body.checkpoint_dir), body.fingerprint, told, computed=body.config.fingerprint)
 
 
-def train_result(body: TrainRequest, run: RunState, company: ProcessGroup) -> TrainResult:
+def train_result(body: TrainRequest, run: RunState, group: ProcessGroup) -> TrainResult:
     """What a run has come to, as the control process hears it."""
     best = best_point(run.points, body.config.direction)
     return TrainResult(
@@ -229,12 +229,12 @@ def train_result(body: TrainRequest, run: RunState, company: ProcessGroup) -> Tr
         best=best.n if best else None,
         steps=run.step,
         stopped_by=run.stopped_by,
-        **_peaks(body.plan.device, company),
+        **_peaks(body.plan.device, group),
     )
 
 
 def _folds_result(
-    body: TrainRequest, place: FoldPosition, stopped_by: StopReason | None, company: ProcessGroup, *, steps: int
+    body: TrainRequest, place: FoldPosition, stopped_by: StopReason | None, group: ProcessGroup, *, steps: int
 ) -> TrainResult:
     """What a trial of several folds has come to, whether all of them are done or not."""
     value, *also = fold_means(place.done) if len(place.done) == place.folds else (None,)
@@ -247,13 +247,13 @@ def _folds_result(
         steps=steps,
         folds=place.done,
         stopped_by=stopped_by,
-        **_peaks(body.plan.device, company),
+        **_peaks(body.plan.device, group),
     )
 
 
-def _peaks(device: DeviceKind, company: ProcessGroup) -> dict[str, Any]:
+def _peaks(device: DeviceKind, group: ProcessGroup) -> dict[str, Any]:
     """Of a device that of the rank that took most; of the host that of all ranks together."""
-    peaks = company.collect(observed_memory(device))
+    peaks = group.collect(observed_memory(device))
     return {
         "peak_allocated_bytes": _of_all(max, (peak.allocated_bytes for peak in peaks)),
         "peak_reserved_bytes": _of_all(max, (peak.reserved_bytes for peak in peaks)),
@@ -279,7 +279,7 @@ def trial_parts(
     tokens: Tokens,
     length: FixedLength | None = None,
     place: FoldPosition = ALONE,
-    company: ProcessGroup = BY_ITSELF,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> TrialParts:
     """Build the model, and put together what one training run is made of.
 
@@ -289,13 +289,13 @@ def trial_parts(
         tokens: The rows, of which train and validation are those of the place.
         length: None: all epochs, validated on the way.
         place: Which of the trial's trainings it is.
-        company: The processes that train it.
+        group: The processes that train it.
     """
     if place.number:
         seed = fold_seed(body.config.seed, place.number)
         body = body.model_copy(update={"config": body.config.model_copy(update={"seed": seed})})
     task = trial_task(body.config, tokens)
-    model, layout = lay_out(body, task, company)
+    model, layout = lay_out(body, task, group)
     parts = TrialParts(
         request=body,
         channel=channel,

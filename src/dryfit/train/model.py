@@ -18,21 +18,21 @@ from dryfit.parallel.layout.fsdp import FsdpBuilder
 from dryfit.parallel.layout.layout import Layout, OneProcess
 from dryfit.parallel.layout.model_slices import empty_model
 from dryfit.parallel.layout.processes import ProcessGroup, RankGroup
-from dryfit.parallel.layout.proved_plans import FOLDER, proved_plan
+from dryfit.parallel.layout.proved_plans import PLANS_FOLDER, proved_plan
 from dryfit.parallel.layout.tensor_parallel import TensorParallelBuilder
 from dryfit.tasks.base import MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.lm.decoder import load_int8
 
 
-def lay_out(body: TrainRequest, task: Task, company: ProcessGroup) -> tuple[TaskModel, Layout]:
+def lay_out(body: TrainRequest, task: Task, group: ProcessGroup) -> tuple[TaskModel, Layout]:
     """The trial's model, or this process's part of it, ready to train, and how it lies on the processes.
 
     Raises:
         ConfigError: It cannot be divided so.
         ShardError: The plan by which it would be cut is wrong, or the ranks are not alike.
     """
-    if not isinstance(company, RankGroup):
+    if not isinstance(group, RankGroup):
         return build_model(body, task), OneProcess()
     regularization = body.config.settings.regularization
 
@@ -43,15 +43,15 @@ def lay_out(body: TrainRequest, task: Task, company: ProcessGroup) -> tuple[Task
 
     whole, device = empty_model(build, regularization), device_of(body.plan)
     if body.plan.dp > 1:
-        making = FsdpBuilder(build, regularization, whole, company, device)
+        making = FsdpBuilder(build, regularization, whole, group, device)
     else:
-        folder = Path(body.cache_dir) / FOLDER
+        folder = Path(body.cache_dir) / PLANS_FOLDER
         # Rank 0 plans and proves, for all.
-        plan = company.share(proved_plan(whole, task, company.size, folder).plan if company.rank == 0 else None)
+        plan = group.share(proved_plan(whole, task, group.size, folder).plan if group.rank == 0 else None)
         assert plan is not None
-        making = TensorParallelBuilder(build, regularization, whole, plan, company, device)
+        making = TensorParallelBuilder(build, regularization, whole, plan, group, device)
     model, report = making.filled()
-    if company.rank == 0:
+    if group.rank == 0:
         write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
     freeze(model, regularization.freeze_layers)
     layout = making.connected(model)

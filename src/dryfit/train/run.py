@@ -114,7 +114,7 @@ class TrialParts:
     @property
     def leads(self) -> bool:
         """Whether this process writes for all that train the trial."""
-        return self.layout.company.rank == 0
+        return self.layout.group.rank == 0
 
     @property
     def steps_per_epoch(self) -> int:

@@ -107,7 +107,7 @@ class TrialCallback(TrainerCallback):
     def _is_checkpoint_due(self) -> bool:
         """By the clock of rank 0: others' may be a moment behind."""
         due = time.monotonic() - self._checkpointed_s >= self._parts.request.checkpoint_every_s
-        return self._parts.layout.company.share(due)
+        return self._parts.layout.group.share(due)
 
     def _sign_of_life(self, step: int) -> None:
         channel = self._parts.channel
@@ -141,7 +141,7 @@ class TrialCallback(TrainerCallback):
             guard=self._guard,
         )
         self._at.end_batch()
-        found = parts.layout.company.share(found)  # one number decides on all ranks
+        found = parts.layout.group.share(found)  # one number decides on all ranks
         found.require((config.metric, *config.also), parts.task)
         check_process(f"validating after step {step}")  # what is reported is never taken back
         point = MetricPoint(

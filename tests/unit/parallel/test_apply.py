@@ -12,7 +12,7 @@ import shard_plans as made
 from dryfit.core.errors import ShardError
 from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan
 from dryfit.meta import materialise
-from dryfit.parallel.ranks.apply import apply, connect, cut
+from dryfit.parallel.ranks.apply import apply, connect, shard
 from dryfit.parallel.ranks.collectives import AbsentRanks
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 
@@ -168,7 +168,7 @@ WRONG: dict[str, tuple[Callable[[], ShardPlan], str]] = {
         "1.weight is no parameter of it",
     ),
     "another shape": (lambda: linear(weight={"shape": (32, 8)}), r"0.weight is \[32, 32\], its row says \[32, 8\]"),
-    "cut and summed": (lambda: linear(weight={"sum_gradient": True}), "0.weight is cut: its gradients are slices"),
+    "sharded and summed": (lambda: linear(weight={"sum_gradient": True}), "0.weight is cut: its gradients are slices"),
     "no such module": (lambda: linear(modules={"1": ModuleShard()}), "1 is no module of it"),
     "no such number": (
         lambda: linear(modules={"0": ModuleShard(attributes={"heads": 2})}),
@@ -226,13 +226,13 @@ def test_what_is_no_activation_cannot_cross():
 
 def test_a_module_is_cut_once_and_connected_to_its_own_ranks():
     module = nn.Sequential(nn.Linear(32, 32))
-    with pytest.raises(ShardError, match="the module is not cut, the plan is for 2 ranks"):
+    with pytest.raises(ShardError, match="the module is not sharded, the plan is for 2 ranks"):
         connect(module, linear(), AbsentRanks(0, 2))
 
-    cut(module, linear(), 0)
+    shard(module, linear(), 0)
 
-    with pytest.raises(ShardError, match="it is cut already"):
-        cut(module, linear(), 0)
+    with pytest.raises(ShardError, match="it is sharded already"):
+        shard(module, linear(), 0)
     with pytest.raises(ShardError, match="connecting rank 1 of 2: the module is cut as rank 0 of 2"):
         connect(module, linear(), AbsentRanks(1, 2))
     module[0].weight.data = torch.ones(32, 32)

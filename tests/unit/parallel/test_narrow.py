@@ -17,7 +17,7 @@ from dryfit.core.sharding.shard_plan import ModuleShard, ShardPlan
 from dryfit.core.sharding.shard_proof import ShardProof
 from dryfit.meta import build
 from dryfit.parallel.proof import same_program
-from dryfit.parallel.proof.narrow import Wide, carried_over, prove_narrowed, prove_on
+from dryfit.parallel.proof.narrow import WideModel, carried_over, prove_narrowed, prove_on
 from dryfit.parallel.proof.narrow_config import Narrowing, narrow_config
 from dryfit.parallel.proof.prove import proof_bytes, prove
 from dryfit.parallel.trace.capture import Inputs, follow
@@ -79,7 +79,7 @@ def narrower(module: nn.Module, step: Narrowing = Narrowing.HEADS, degree: int =
 
 
 def proved(module: nn.Module, plan: ShardPlan, narrow: nn.Module | None = None) -> ShardProof:
-    return prove_on(Wide(module, plan), narrow or the_narrow_one(module), made.batch())
+    return prove_on(WideModel(module, plan), narrow or the_narrow_one(module), made.batch())
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_right_plan_is_proved_on_a_narrow_model():
 def test_the_first_step_that_fits_is_taken():
     module = wide_llama()
     plan = made.llama_plan(module, 2)
-    wide = Wide(module, plan)
+    wide = WideModel(module, plan)
 
     def sample(narrow: nn.Module) -> dict[str, torch.Tensor]:
         return made.batch()
@@ -156,7 +156,7 @@ def test_numbers_of_modules_are_carried_over():
     proof = proved(module, plan)
 
     assert proof.narrowed["n_embd"] == (256, 64)
-    moved = carried_over(Wide(module, plan), narrower(module))
+    moved = carried_over(WideModel(module, plan), narrower(module))
     assert moved.modules["transformer.h.0.attn"].attributes == {"split_size": 32}
     with pytest.raises(ShardError, match=r"transformer\.h\.0\.attn\.split_size is 64 of 256 on a rank"):
         proved(module, changed_module(plan, "transformer.h.0.attn", attributes={"split_size": 64}))

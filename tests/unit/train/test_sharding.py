@@ -10,7 +10,7 @@ from dryfit.core.errors import ShardError
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrialSettings
-from dryfit.parallel.layout.proved_plans import FOLDER, proved_plan
+from dryfit.parallel.layout.proved_plans import PLANS_FOLDER, proved_plan
 from dryfit.parallel.proof.prove import proof_bytes
 from dryfit.train.rehearsal.subjects import StepParts, step_parts
 
@@ -54,7 +54,7 @@ def trial_of(folder: Path, name: str) -> StepParts:
 @pytest.mark.parametrize("name", MODELS)
 def test_too_wide_a_model_is_proved_on_a_narrower_one(name: str, tmp_path: Path):
     parts = trial_of(tmp_path / "model", name)
-    folder = tmp_path / FOLDER
+    folder = tmp_path / PLANS_FOLDER
 
     made = proved_plan(parts.model, parts.task, 2, folder, most_bytes=MOST_BYTES)
 
@@ -71,7 +71,7 @@ def test_too_wide_a_model_is_proved_on_a_narrower_one(name: str, tmp_path: Path)
 def test_what_fits_is_proved_at_its_own_width(tmp_path: Path):
     parts = trial_of(tmp_path / "model", "bert")
 
-    made = proved_plan(parts.model, parts.task, 2, tmp_path / FOLDER)
+    made = proved_plan(parts.model, parts.task, 2, tmp_path / PLANS_FOLDER)
 
     assert made.proof.narrowed == {}
 
@@ -81,7 +81,7 @@ def test_memory_that_is_not_enough_for_any_model_of_the_class(tmp_path: Path):
     parts = trial_of(tmp_path / "model", "bert")
 
     with pytest.raises(ShardError, match="the narrowest model of its class") as caught:
-        proved_plan(parts.model, parts.task, 2, tmp_path / FOLDER, most_bytes=1 << 20)
+        proved_plan(parts.model, parts.task, 2, tmp_path / PLANS_FOLDER, most_bytes=1 << 20)
 
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / PLANS_FOLDER).exists()
     assert caught.value.allowed == "0.0 GiB"

@@ -14,15 +14,15 @@ from dryfit.memory.planning.fallbacks import PlannedTrial, describe, execution_a
 from dryfit.memory.planning.ladder import capacity_bytes, memory_of, work_of
 from dryfit.memory.planning.segment_source import SegmentSource
 
-NAMED: Final = (2, 4)
+NAMED_COUNTS: Final = (2, 4)
 """How many devices are named where nothing says how many there are."""
 
-Divided = Callable[[int], SegmentSource]
+RankSegments = Callable[[int], SegmentSource]
 """The segments of one rank of so many; raises ConfigError, ShardError or TraceError where the model cannot be cut."""
 
 
-def with_divided(
-    answer: PlanAnswer, trial: PlannedTrial, body: PlanRequest, device: Device, divided: Divided
+def with_rank_counts(
+    answer: PlanAnswer, trial: PlannedTrial, body: PlanRequest, device: Device, divided: RankSegments
 ) -> PlanAnswer:
     """Add to a ladder what each of several devices would need, and to a refusal how many would do.
 
@@ -42,19 +42,19 @@ def with_divided(
         return answer
     asked = execution_asked(trial, wishes)
     most_bytes = capacity_bytes(wishes, device)
-    needs_bytes = needed_as_asked(answer)
+    needs_bytes = required_as_asked(answer)
     smallest = _smallest(answer, asked)
     choices = list(dict.fromkeys((asked, smallest))) if every_rung else [smallest]
     known = max(wishes.ranks, *(rung.devices for rung in answer.ladder), 1)
     found: list[Fallback] = []
     cannot_cut = answer.cannot_cut
-    for degree in NAMED:
+    for degree in NAMED_COUNTS:
         if degree <= known:
             continue
         try:
             choice, required_bytes = _first_that_fits(choices, trial, divided(degree), device, most_bytes)
         except (ConfigError, ShardError, TraceError) as error:
-            cannot_cut = cannot_cut or why_not(degree, error)
+            cannot_cut = cannot_cut or why_not_sharded(degree, error)
             continue
         found.append(
             _rung(
@@ -75,7 +75,7 @@ def with_divided(
     return answer.model_copy(update={"ladder": (*answer.ladder, *found), "reasons": reasons, "cannot_cut": cannot_cut})
 
 
-def judged(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> RankOutcome:
+def rank_outcome(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> RankOutcome:
     """What an answer about a trial on so many ranks comes to.
 
     Args:
@@ -91,7 +91,7 @@ def judged(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> RankOutcom
     return RankOutcome.FITS if fits else RankOutcome.TOO_LARGE
 
 
-def cut_answer(
+def answer_on_ranks(
     one: PlanAnswer, several: PlanAnswer, ranks: int, trial: PlannedTrial, wishes: ExecutionSettings
 ) -> PlanAnswer:
     """The answer about a trial that does not fit on one device and is run on several.
@@ -112,7 +112,7 @@ def cut_answer(
         _rung(
             ranks,
             required_bytes,
-            needed_as_asked(one),
+            required_as_asked(one),
             fits=required_bytes <= most_bytes,
             time=time_factor(choice, asked, trial),
         ).model_copy(
@@ -135,13 +135,13 @@ def cut_answer(
     )
 
 
-def with_tried(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_bytes: int | None) -> PlanAnswer:
+def with_tried_ranks(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_bytes: int | None) -> PlanAnswer:
     """A refusal, with what the trial takes on numbers of ranks that do not do either.
 
     Args:
         one: The refusal on one device.
         tried: The answers about one of the ranks, by how many there are.
-        host_bytes: As in :func:`judged`.
+        host_bytes: As in :func:`rank_outcome`.
     """
     found: list[Fallback] = []
     for ranks, answer in tried.items():
@@ -151,7 +151,7 @@ def with_tried(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_bytes: int
         also = ""
         if answer.verdict.fits and host_bytes is not None:
             also = f"; the host has {gib(host_bytes)} for all of them"
-        found.append(_rung(ranks, min(sizes), needed_as_asked(one), fits=False, also=also))
+        found.append(_rung(ranks, min(sizes), required_as_asked(one), fits=False, also=also))
     return one.model_copy(update={"ladder": (*one.ladder, *found)})
 
 
@@ -164,14 +164,14 @@ def with_more_ranks(answer: PlanAnswer, ranks: int) -> PlanAnswer:
     return answer.model_copy(update={"fallbacks": (*answer.fallbacks, last)})
 
 
-def needed_as_asked(answer: PlanAnswer) -> int:
+def required_as_asked(answer: PlanAnswer) -> int:
     """What one device must have for the plan as asked."""
     assert answer.memory is not None
     first = next((rung for rung in answer.ladder if rung.execution is not None), None)
     return answer.memory.required_bytes if first is None else first.required_bytes + first.saves_bytes
 
 
-def why_not(degree: int, error: ConfigError | ShardError | TraceError) -> str:
+def why_not_sharded(degree: int, error: ConfigError | ShardError | TraceError) -> str:
     """Why a model cannot be cut over so many ranks."""
     return f"{_ranks(degree)}: {error.found}"
 
@@ -221,4 +221,4 @@ def _smallest(answer: PlanAnswer, asked: ExecutionChoice) -> ExecutionChoice:
         for rung in answer.ladder
         if rung.execution is not None and rung.devices == 1 and not rung.execution.offload_optimizer
     ]
-    return min([(needed_as_asked(answer), asked), *own], key=lambda one: one[0])[1]
+    return min([(required_as_asked(answer), asked), *own], key=lambda one: one[0])[1]

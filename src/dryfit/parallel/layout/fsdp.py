@@ -191,7 +191,7 @@ class FsdpLayout:
     def __init__(self, dividing: FsdpBuilder) -> None:
         self._dividing = dividing
         self._stream = RegionStream(dividing.group.rank)
-        self.company = dividing.group
+        self.group = dividing.group
 
     def task_here(self, task: Task) -> Task:
         """The task itself: each process has all scores of its rows."""
@@ -199,7 +199,7 @@ class FsdpLayout:
 
     def portions(self, rows: int, micro_batch: int) -> tuple[Portion, ...]:
         """This process's share of the rows, in as many passes as the largest share needs."""
-        return portions(rows, micro_batch, rank=self.company.rank, size=self.company.size)
+        return portions(rows, micro_batch, rank=self.group.rank, size=self.group.size)
 
     def drawing(self, device: torch.device) -> AbstractContextManager[None]:
         """Other random numbers on each process; a function of the state that all of them have."""
@@ -215,7 +215,7 @@ class FsdpLayout:
 
     def batch_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The sum of what the processes have computed."""
-        return self.company.tensors.all_reduce(loss, "the loss")
+        return self.group.tensors.all_reduce(loss, "the loss")
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
         """Of all parts, in the gradients' own number format."""
@@ -224,13 +224,13 @@ class FsdpLayout:
         for one in gradients:
             wide = torch.promote_types(one.dtype, torch.float32)
             total += torch.linalg.vector_norm(one, dtype=wide).double().square()
-        return self.company.tensors.all_reduce(total, "the gradients' norm").sqrt().to(gradients[0].dtype)
+        return self.group.tensors.all_reduce(total, "the gradients' norm").sqrt().to(gradients[0].dtype)
 
     def whole(self, model: TaskModel) -> TaskModel | None:
         """A model of its own on the CPU, put together one tensor at a time."""
         making = self._dividing
         empty = partial(empty_model, making.build, making.regularization)
-        return whole_model(model, empty, lambda _, tensor: _put_together(tensor), keep=self.company.rank == 0)
+        return whole_model(model, empty, lambda _, tensor: _put_together(tensor), keep=self.group.rank == 0)
 
     def restore(self, model: TaskModel, folder: Path) -> None:
         """Each process reads its parts; nothing changes unless every tensor has its place."""
@@ -241,7 +241,7 @@ class FsdpLayout:
     def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
         """Moments and all else that has a parameter's shape are put together when saved, and divided when loaded."""
         order = [one for group in optimizer.param_groups for one in group["params"]]
-        rank, size = self.company.rank, self.company.size
+        rank, size = self.group.rank, self.group.size
 
         def gathered(parameter: nn.Parameter, value: Any) -> Any:
             if not isinstance(value, DTensor):

@@ -18,7 +18,7 @@ class Layout(Protocol):
     """What a process of a trial asks of the others about the model. All make the same calls in the same order."""
 
     @property
-    def company(self) -> ProcessGroup:
+    def group(self) -> ProcessGroup:
         """The processes."""
         ...
 
@@ -83,7 +83,7 @@ class OneProcess(AllRows):
     """All of the model is here."""
 
     def __init__(self) -> None:
-        self.company = SingleProcess()
+        self.group = SingleProcess()
 
     def task_here(self, task: Task) -> Task:
         """The task itself."""

@@ -66,7 +66,7 @@ class SingleProcess:
         return [value]
 
 
-BY_ITSELF: Final = SingleProcess()
+SINGLE_PROCESS: Final = SingleProcess()
 
 
 @final
@@ -118,7 +118,7 @@ def run_in_process_group(plan: ExecutionPlan, channel: ChildChannel, job: Callab
         Exception: What ended a rank, this one or another.
     """
     if plan.processes == 1:
-        return job(BY_ITSELF)
+        return job(SINGLE_PROCESS)
     folder = channel.folder / _FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -19,9 +19,9 @@ from dryfit.memory.planning.trace_store import code_fingerprint
 from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.pretrained import Kind, make_model
 from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.proof.narrow import Wide, prove_narrowed
+from dryfit.parallel.proof.narrow import WideModel, prove_narrowed
 from dryfit.parallel.proof.narrow_config import Narrowing, narrow_config
-from dryfit.parallel.proof.prove import MOST_BYTES, proof_bytes, prove
+from dryfit.parallel.proof.prove import MAX_PROOF_BYTES, proof_bytes, prove
 from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
 from dryfit.parallel.trace.capture import Inputs
@@ -29,7 +29,7 @@ from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
 from dryfit.tasks.guard import model_bounds
 from dryfit.tasks.lm.token_loss import over_tokens
 
-FOLDER = "shards"
+PLANS_FOLDER = "shards"
 """Where plans are kept, beside a study's tokens or the planner's traces."""
 
 KeptT = TypeVar("KeptT", bound=BaseModel)
@@ -45,7 +45,9 @@ class ProvedPlan(Settings):
     proof: ShardProof
 
 
-def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path, *, most_bytes: int = MOST_BYTES) -> ProvedPlan:
+def proved_plan(
+    model: TaskModel, task: Task, degree: int, folder: Path, *, most_bytes: int = MAX_PROOF_BYTES
+) -> ProvedPlan:
     """Plan how a trial's model is cut over ranks, head and adapters included, and prove it.
 
     A model that is too wide to be proved itself is proved on a narrower one of its class, which the task makes from
@@ -68,7 +70,7 @@ def proved_plan(model: TaskModel, task: Task, degree: int, folder: Path, *, most
     if kept is not None:
         return kept
     plan = shard_plan(model, task, degree)
-    made = ProvedPlan(plan=plan, proof=_proved(Wide(model, plan, traced_inputs(model, task)), task, most_bytes))
+    made = ProvedPlan(plan=plan, proof=_proved(WideModel(model, plan, traced_inputs(model, task)), task, most_bytes))
     folder.mkdir(parents=True, exist_ok=True)
     write_model(path, made, durable=False)
     return made
@@ -84,7 +86,7 @@ def shard_plan(model: TaskModel, task: Task, degree: int) -> ShardPlan:
     return plan_shards(model, degree, inputs=traced_inputs(model, task), loss_over_ranks=over_tokens(task) is not None)
 
 
-def over_ranks(task: Task, plan: ShardPlan, ranks: Ranks) -> Task:
+def with_sharded_loss(task: Task, plan: ShardPlan, ranks: Ranks) -> Task:
     """The task as a rank of a cut model trains it: where scores stay cut, their loss is computed over the ranks."""
     if plan.scores is None:
         return task
@@ -93,7 +95,7 @@ def over_ranks(task: Task, plan: ShardPlan, ranks: Ranks) -> Task:
     return needs_a_sum.with_token_loss(VocabularyLoss(ranks, plan.vocabulary))
 
 
-def kept_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> ShardPlan:
+def stored_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> ShardPlan:
     """As :func:`shard_plan`, made once: the proved plan where there is one, else one that is kept without a proof.
 
     Args:
@@ -122,7 +124,7 @@ def traced_inputs(model: TaskModel, task: Task) -> Inputs:
     return lambda rows, length: _inputs(model, task, rows, length, _on_meta)
 
 
-def _proved(wide: Wide, task: Task, most_bytes: int) -> ShardProof:
+def _proved(wide: WideModel, task: Task, most_bytes: int) -> ShardProof:
     model = wide.module
     assert isinstance(model, TaskModel)
     if proof_bytes(model, wide.plan) <= most_bytes:
@@ -135,7 +137,7 @@ def _proved(wide: Wide, task: Task, most_bytes: int) -> ShardProof:
     )
 
 
-def _narrow_bases(wide: Wide, step: Narrowing) -> MakeBase:
+def _narrow_bases(wide: WideModel, step: Narrowing) -> MakeBase:
     """Makes narrow models in the place of a model's pretrained ones, without weights."""
     assert isinstance(wide.module, TaskModel)
     parts = wide.module.pretrained()

@@ -15,7 +15,7 @@ from dryfit.core.settings.memory_key import any_shape, memory_key
 from dryfit.core.settings.tables import ModelSettings
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
 from dryfit.core.sharding.shard_summary import KeptWhole, ShardRow, ShardSummary
-from dryfit.parallel.layout.proved_plans import ProvedPlan, kept_plan, proved_plan
+from dryfit.parallel.layout.proved_plans import ProvedPlan, proved_plan, stored_plan
 from dryfit.parallel.ranks.check import shards_of
 from dryfit.tasks.base import Task, TaskModel
 
@@ -61,7 +61,7 @@ class ShardPlans:
         """
         place = _place(subject, degree)
         if place not in self._plans:
-            self._plans[place] = kept_plan(*self._model(subject), degree, self.folder)
+            self._plans[place] = stored_plan(*self._model(subject), degree, self.folder)
         return self._plans[place]
 
     def _model(self, subject: PlanSubject) -> tuple[TaskModel, Task]:

@@ -22,12 +22,12 @@ from dryfit.parallel.layout.model_slices import (
     whole_model,
 )
 from dryfit.parallel.layout.processes import RankGroup
-from dryfit.parallel.layout.proved_plans import over_ranks
-from dryfit.parallel.ranks.apply import check_ranks, connect, mark_cut, part_of
+from dryfit.parallel.layout.proved_plans import with_sharded_loss
+from dryfit.parallel.ranks.apply import check_ranks, connect, mark_sharded, slice_on_rank
 from dryfit.parallel.ranks.check import shards_of
-from dryfit.parallel.ranks.cut_scores import CutScores
 from dryfit.parallel.ranks.gathering import gather
 from dryfit.parallel.ranks.norms import gradient_norm
+from dryfit.parallel.ranks.sharded_scores import ShardedScores
 from dryfit.tasks.base import Task, TaskModel
 
 
@@ -62,30 +62,30 @@ class TensorParallelBuilder:
         """
         parts = self.parts(self.whole)
         model, report = filled_slices(self.build, self.whole, parts, self.regularization, self.device)
-        mark_cut(model, self.group.rank, self.plan.degree)
+        mark_sharded(model, self.group.rank, self.plan.degree)
         return model, report
 
-    def connected(self, model: TaskModel) -> "CutModel":
+    def connected(self, model: TaskModel) -> "TensorParallelLayout":
         """Make the ranks' models compute together; it must be known which parameters are trained.
 
         Raises:
             ShardError: The ranks are not alike.
         """
-        connect(model, self.plan, self.group.tensors, CutScores.in_calls_of(model))
+        connect(model, self.plan, self.group.tensors, ShardedScores.in_calls_of(model))
         check_ranks(model, self.plan, self.group.tensors)
-        return CutModel(self)
+        return TensorParallelLayout(self)
 
     def parts(self, whole: nn.Module) -> dict[str, StoredSlice]:
         """What this rank holds, by every name of each parameter that is cut."""
         return {
             name: part
             for name, shard in shards_of(whole, self.plan).items()
-            if (part := part_of(shard, self.group.rank, self.plan.degree)) is not None
+            if (part := slice_on_rank(shard, self.group.rank, self.plan.degree)) is not None
         }
 
 
 @final
-class CutModel(AllRows):
+class TensorParallelLayout(AllRows):
     """A rank's part of a cut model that computes with the others.
 
     Args:
@@ -94,15 +94,15 @@ class CutModel(AllRows):
 
     def __init__(self, cutting: TensorParallelBuilder) -> None:
         self._cutting = cutting
-        self.company = cutting.group
+        self.group = cutting.group
 
     def task_here(self, task: Task) -> Task:
         """With its loss over the ranks where scores stay cut."""
-        return over_ranks(task, self._cutting.plan, self.company.tensors)
+        return with_sharded_loss(task, self._cutting.plan, self.group.tensors)
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
         """Of all slices, in the gradients' own number format."""
-        norm = gradient_norm(model, self._cutting.plan, self.company.tensors)
+        norm = gradient_norm(model, self._cutting.plan, self.group.tensors)
         return norm.to(next(one.grad.dtype for one in model.parameters() if one.grad is not None))
 
     def whole(self, model: TaskModel) -> TaskModel | None:
@@ -110,11 +110,11 @@ class CutModel(AllRows):
         shards = shards_of(model, self._cutting.plan)
 
         def gathered(name: str, local: torch.Tensor) -> torch.Tensor:
-            return gather(local, shards[name], self.company.tensors, name) if name in shards else local
+            return gather(local, shards[name], self.group.tensors, name) if name in shards else local
 
         making = self._cutting
         empty = partial(empty_model, making.build, making.regularization)
-        return whole_model(model, empty, gathered, keep=self.company.rank == 0)
+        return whole_model(model, empty, gathered, keep=self.group.rank == 0)
 
     def restore(self, model: TaskModel, folder: Path) -> None:
         """Each rank reads its slices; nothing changes unless every tensor has its place."""
@@ -130,18 +130,18 @@ class CutModel(AllRows):
         shards = shards_of(model, self._cutting.plan)
         by_id = {id(parameter): shards[name] for name, parameter in model.named_parameters()}
         order = [one for group in optimizer.param_groups for one in group["params"]]
-        degree, company = self._cutting.plan.degree, self.company
+        degree, group = self._cutting.plan.degree, self.group
 
         def gathered(parameter: nn.Parameter, value: Any) -> Any:
             shard = by_id[id(parameter)]
             if not _is_of(value, shard.local_shape(degree), shard):
                 return value
-            whole = gather(value, shard, company.tensors, "the optimizer's state")
-            return value if company.rank else whole.cpu()
+            whole = gather(value, shard, group.tensors, "the optimizer's state")
+            return value if group.rank else whole.cpu()
 
         def cut(parameter: nn.Parameter, value: Any) -> Any:
             shard = by_id[id(parameter)]
-            part = part_of(shard, company.rank, degree)
+            part = slice_on_rank(shard, group.rank, degree)
             return part.of(value) if part is not None and _is_of(value, shard.shape, shard) else value
 
         optimizer.register_state_dict_post_hook(lambda _, state: change_state(state, order, gathered))

@@ -16,7 +16,7 @@ from dryfit.parallel.planning.axes import Hold
 from dryfit.parallel.planning.regions import CannotCut, Regions, find_regions
 from dryfit.parallel.planning.rules.base import Meeting
 from dryfit.parallel.planning.solve import Solved, solve
-from dryfit.parallel.ranks.cut_scores import score_mark
+from dryfit.parallel.ranks.sharded_scores import score_mark
 from dryfit.parallel.ranks.vocabulary_loss import NUMBERS
 from dryfit.parallel.trace.graph import LEAVE, Graph, Leaf, Node, Ref
 

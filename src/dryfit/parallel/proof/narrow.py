@@ -18,14 +18,14 @@ from dryfit.core.errors import ShardError
 from dryfit.core.sharding.shard_plan import ModuleShard, ParameterShard, ShardPlan
 from dryfit.core.sharding.shard_proof import ShardProof
 from dryfit.parallel.proof.narrow_config import Narrowing, sizes_changed
-from dryfit.parallel.proof.prove import MOST_BYTES, proof_bytes, prove
+from dryfit.parallel.proof.prove import MAX_PROOF_BYTES, proof_bytes, prove
 from dryfit.parallel.proof.same_program import Difference, check_same_program
 from dryfit.parallel.ranks.check import check_plan, shards_of
 from dryfit.parallel.trace.capture import Inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Wide:
+class WideModel:
     """A model that is too wide to be proved.
 
     Attributes:
@@ -49,12 +49,12 @@ class Wide:
 
 
 def prove_narrowed(
-    wide: Wide,
+    wide: WideModel,
     narrower: Callable[[Narrowing], nn.Module],
     sample: Callable[[nn.Module], Mapping[str, Any]],
     *,
     seed: int = 0,
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int = MAX_PROOF_BYTES,
 ) -> ShardProof:
     """Prove a plan on the widest of some narrower models that the memory is enough for.
 
@@ -87,12 +87,12 @@ def prove_narrowed(
 
 
 def prove_on(
-    wide: Wide,
+    wide: WideModel,
     narrow: nn.Module,
     sample: Mapping[str, Any],
     *,
     seed: int = 0,
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int = MAX_PROOF_BYTES,
 ) -> ShardProof:
     """Prove a plan on one narrower model; see :func:`dryfit.parallel.proof.prove.prove` for what is compared.
 
@@ -114,7 +114,7 @@ def prove_on(
     return proof.model_copy(update={"narrowed": sizes})
 
 
-def carried_over(wide: Wide, narrow: nn.Module) -> ShardPlan:
+def carried_over(wide: WideModel, narrow: nn.Module) -> ShardPlan:
     """A plan with the sizes of a narrow model.
 
     Blocks and numbers of modules become smaller as the parameters and modules do; dimensions, the number of blocks,
@@ -148,7 +148,7 @@ def carried_over(wide: Wide, narrow: nn.Module) -> ShardPlan:
         raise wide.refused(f"of the narrow model {said}", "sizes that can be cut as the wide model's are") from error
 
 
-def _check_same_names(wide: Wide, narrow: nn.Module) -> None:
+def _check_same_names(wide: WideModel, narrow: nn.Module) -> None:
     allowed = "a model with the same parameters and modules, only narrower"
     for before, after in zip_longest(_ties(wide.module).items(), _ties(narrow).items()):
         if before is None or after is None or before[0] != after[0]:
@@ -180,7 +180,7 @@ def _of(named: tuple[str, object] | None) -> str:
     return (named[0] or "the model itself") if named else "nothing"
 
 
-def _carried(wide: Wide, name: str, shard: ParameterShard, shape: tuple[int, ...]) -> ParameterShard:
+def _carried(wide: WideModel, name: str, shard: ParameterShard, shape: tuple[int, ...]) -> ParameterShard:
     """One parameter's row with the sizes of a narrow one. Whatever class of row it is, it stays."""
     if len(shape) != len(shard.shape) or any(new > old for new, old in zip(shape, shard.shape, strict=True)):
         raise wide.refused(f"{name} is {list(shape)}, in the wide model {list(shard.shape)}", "a smaller one")
@@ -197,7 +197,7 @@ def _carried(wide: Wide, name: str, shard: ParameterShard, shape: tuple[int, ...
     return shard.model_copy(update={"shape": shape, "blocks": blocks})
 
 
-def _number(wide: Wide, name: str, on_rank: int, before: int, after: int | None) -> int:
+def _number(wide: WideModel, name: str, on_rank: int, before: int, after: int | None) -> int:
     degree = wide.plan.degree
     if type(after) is int and on_rank == before:
         return after

@@ -21,16 +21,16 @@ from dryfit.meta.construction.walk import floats_of
 from dryfit.parallel.proof.prove_scores import LossRecord, largest_of, loss_error, loss_of_all
 from dryfit.parallel.proof.stand_in import InDouble, StandIn, kept_parameters, stand_in
 from dryfit.parallel.proof.witness import Witness
-from dryfit.parallel.ranks.apply import connect, mark_cut, slice_tensor, slices_of
+from dryfit.parallel.ranks.apply import connect, mark_sharded, slice_tensor, slices_of
 from dryfit.parallel.ranks.check import check_plan, shards_of
-from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.sharded_scores import ShardedScores
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 
 OUTPUT_TOLERANCE: Final = 1e-10
 GRADIENT_TOLERANCE: Final = 1e-8
 PARAMETER_TOLERANCE: Final = 1e-8
 STEPS: Final = 3
-MOST_BYTES: Final = 8 << 30
+MAX_PROOF_BYTES: Final = 8 << 30
 """Memory that a proof may take, where nobody says another number."""
 
 _OWN_TOLERANCE: Final = 1e-6  # of a gradient, relative to the parameter's own largest
@@ -98,7 +98,7 @@ def prove(
     *,
     seed: int = 0,
     whole: bool = False,
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int = MAX_PROOF_BYTES,
 ) -> ShardProof:
     """Prove that a plan changes nothing that a model computes.
 
@@ -179,7 +179,7 @@ def _part(of: StandIn, rank: int) -> nn.Module:
     """A rank's module; what it shares with nobody is copied, slices are made at once."""
     slices: dict[int, Any] = dict(slices_of(of.module, of.plan, rank))
     part = copy.deepcopy(of.module, slices)
-    mark_cut(part, rank, of.plan.degree)
+    mark_sharded(part, rank, of.plan.degree)
     return part
 
 
@@ -239,7 +239,7 @@ def _train(module: nn.Module, case: _Case, largest: float) -> None:
 
 
 def _compare(case: _Case, record: _Record, parts: list[nn.Module], ranks: SimulatedRanks) -> _Found:
-    scores = CutScores()
+    scores = ShardedScores()
     module = connect(parts[ranks.rank], case.of.plan, ranks, scores)
     witness = Witness()
     with InDouble():
@@ -267,7 +267,7 @@ def _loss_error(case: _Case, record: _Record, witness: Witness, module: nn.Modul
     known, plan = record.loss, case.of.plan
     assert known is not None
     off = _guarded(case, witness, lambda: loss_error(plan, _score(module, case), case.seed, ranks, known))
-    what = "of the loss over cut scores, "
+    what = "of the loss over sharded scores, "
     if off > OUTPUT_TOLERANCE:
         raise case.refused(f"{what}the sum is off by {off:.1e}", f"at most {OUTPUT_TOLERANCE:.0e} of it")
     _gradient_error(case, replace(record, gradients=known.gradients, largest=known.largest), module, ranks.rank, what)

@@ -18,12 +18,12 @@ from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory
 from dryfit.parallel.ranks.boundary_hooks import connect_module
 from dryfit.parallel.ranks.check import check_plan, shards_of
 from dryfit.parallel.ranks.collectives import Ranks, agree
-from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.sharded_scores import ShardedScores
 from dryfit.parallel.ranks.streams import RegionStream
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-CUT: Final = "_dryfit_cut"
+SHARDED: Final = "_dryfit_cut"
 """Attribute of a module that was cut: its rank and degree."""
 
 
@@ -51,30 +51,30 @@ def apply(module: ModuleT, plan: ShardPlan, ranks: Ranks) -> ModuleT:
             f"the plan is for {plan.degree}",
             allowed="as many ranks as the plan has",
         )
-    cut(module, plan, ranks.rank)
+    shard(module, plan, ranks.rank)
     return connect(module, plan, ranks)
 
 
-def cut(module: nn.Module, plan: ShardPlan, rank: int) -> None:
+def shard(module: nn.Module, plan: ShardPlan, rank: int) -> None:
     """Replace parameters by a rank's slices, in memory of their own; ties and flags stay.
 
     Raises:
         ShardError: The module is cut already.
     """
     require("cutting a model over ranks", MODULES, TENSORS)
-    if CUT in vars(module):
-        raise ShardError("cutting a model over ranks", "it is cut already", allowed="a whole model")
+    if SHARDED in vars(module):
+        raise ShardError("cutting a model over ranks", "it is sharded already", allowed="a whole model")
     found = [slot for slot in slots(module) if slot.kind is SlotKind.PARAMETER]  # holds the old ones until the end
     made = slices_of(module, plan, rank)
     for slot in found:
         if id(slot.tensor) in made:
             put(slot, made[id(slot.tensor)])
-    mark_cut(module, rank, plan.degree)
+    mark_sharded(module, rank, plan.degree)
 
 
-def mark_cut(module: nn.Module, rank: int, degree: int) -> None:
+def mark_sharded(module: nn.Module, rank: int, degree: int) -> None:
     """Remember that a module holds slices only."""
-    vars(module)[CUT] = (rank, degree)
+    vars(module)[SHARDED] = (rank, degree)
 
 
 def slices_of(module: nn.Module, plan: ShardPlan, rank: int) -> dict[int, nn.Parameter]:
@@ -87,14 +87,14 @@ def slices_of(module: nn.Module, plan: ShardPlan, rank: int) -> dict[int, nn.Par
     }
 
 
-def part_of(shard: ParameterShard, rank: int, degree: int) -> StoredSlice | None:
+def slice_on_rank(shard: ParameterShard, rank: int, degree: int) -> StoredSlice | None:
     """Which part of a parameter a rank holds; None: all of it."""
     return None if shard.dim is None else StoredSlice(shard.dim, tuple(shard.slices(rank, degree)))
 
 
 def slice_tensor(tensor: torch.Tensor, shard: ParameterShard, rank: int, degree: int) -> torch.Tensor:
     """What a rank holds of a tensor; the tensor itself where it is not cut."""
-    part = part_of(shard, rank, degree)
+    part = slice_on_rank(shard, rank, degree)
     return tensor if part is None else part.of(tensor)
 
 
@@ -108,7 +108,7 @@ def _slice_of(old: nn.Parameter, shard: ParameterShard, rank: int, degree: int) 
     return new
 
 
-def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: CutScores | None = None) -> ModuleT:
+def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: ShardedScores | None = None) -> ModuleT:
     """Make a module that holds a rank's slices compute with the others: boundaries, attributes, sums of gradients.
 
     To be called when its weights are there and it is known which of them are trained, and before an optimizer is made:
@@ -124,9 +124,9 @@ def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: CutScores | 
         ShardError: The module does not hold the slices of this rank, or a row of the plan cannot be done.
     """
     require("connecting the ranks of a model", MODULES, TENSORS)
-    if vars(module).get(CUT) != (ranks.rank, plan.degree) or ranks.degree != plan.degree:
-        found = vars(module).get(CUT)
-        cut_as = f"cut as rank {found[0]} of {found[1]}" if found else "not cut"
+    if vars(module).get(SHARDED) != (ranks.rank, plan.degree) or ranks.degree != plan.degree:
+        found = vars(module).get(SHARDED)
+        cut_as = f"cut as rank {found[0]} of {found[1]}" if found else "not sharded"
         raise ShardError(
             f"connecting rank {ranks.rank} of {ranks.degree}",
             f"the module is {cut_as}, the plan is for {plan.degree} ranks",

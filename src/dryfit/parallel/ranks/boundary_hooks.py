@@ -14,7 +14,7 @@ from dryfit.core.errors import ShardError
 from dryfit.core.sharding.shard_plan import Boundary, ModuleShard
 from dryfit.parallel.ranks.boundaries import cross
 from dryfit.parallel.ranks.collectives import Ranks
-from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.sharded_scores import ShardedScores
 from dryfit.parallel.ranks.streams import RegionStream
 
 _OPENS = frozenset({Boundary.COPY, Boundary.SPLIT})
@@ -26,7 +26,7 @@ def connect_module(
     what: ModuleShard,
     ranks: Ranks,
     stream: RegionStream,
-    scores: CutScores | None = None,
+    scores: ShardedScores | None = None,
 ) -> None:
     """Make one module do what its row of the plan says.
 
@@ -86,7 +86,7 @@ class _Hooks:
     what: ModuleShard
     ranks: Ranks
     stream: RegionStream
-    scores: CutScores | None = None
+    scores: ShardedScores | None = None
     inputs: list[tuple[int | None, str, Boundary]] = field(default_factory=list)
 
     def find_inputs(self, part: nn.Module) -> None:

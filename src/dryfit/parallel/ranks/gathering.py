@@ -5,7 +5,7 @@ from torch import nn
 
 from dryfit.core.errors import ShardError
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
-from dryfit.parallel.ranks.apply import CUT
+from dryfit.parallel.ranks.apply import SHARDED
 from dryfit.parallel.ranks.check import shards_of
 from dryfit.parallel.ranks.collectives import Ranks
 
@@ -26,7 +26,7 @@ def gather_state(module: nn.Module, plan: ShardPlan, ranks: Ranks, *, keep: bool
     Raises:
         ShardError: The module is not cut as the plan says.
     """
-    if vars(module).get(CUT) != (ranks.rank, plan.degree):
+    if vars(module).get(SHARDED) != (ranks.rank, plan.degree):
         raise ShardError(
             f"gathering a model from {ranks.degree} ranks",
             f"the module is not cut as rank {ranks.rank} of {plan.degree}",

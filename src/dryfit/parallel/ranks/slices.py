@@ -18,7 +18,7 @@ from dryfit.meta.files.checkpoint_files import CheckpointFiles, open_checkpoint
 from dryfit.meta.files.reading import ReadMode
 from dryfit.meta.loading.filling import fill
 from dryfit.meta.loading.matching import LoadOptions, Missing
-from dryfit.parallel.ranks.apply import CUT, mark_cut, part_of
+from dryfit.parallel.ranks.apply import SHARDED, mark_sharded, slice_on_rank
 from dryfit.parallel.ranks.check import check_plan, shards_of
 
 
@@ -61,14 +61,14 @@ def fill_slices(
     module: nn.Module, plan: ShardPlan, rank: int, stored: CheckpointFiles | None, wishes: LoadOptions
 ) -> LoadReport:
     """Fill a module with a rank's slices from an opened checkpoint; see :func:`load`."""
-    if CUT in vars(module):
+    if SHARDED in vars(module):
         raise ShardError("loading slices of a model", "it is cut already", allowed="a whole model")
     check_plan(module, plan)
     parts = {
         name: part
         for name, shard in shards_of(module, plan).items()
-        if (part := part_of(shard, rank, plan.degree)) is not None
+        if (part := slice_on_rank(shard, rank, plan.degree)) is not None
     }
     report = fill(module, stored, replace(wishes, parts=parts))
-    mark_cut(module, rank, plan.degree)
+    mark_sharded(module, rank, plan.degree)
     return report

@@ -14,11 +14,11 @@ from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.catalogue import planning_config
 from dryfit.meta.loading.configs import set_dropouts
 from dryfit.meta.loading.pretrained import STACKS, Kind, make_model, one_stack
-from dryfit.parallel.layout.proved_plans import over_ranks
-from dryfit.parallel.ranks.apply import connect, cut
+from dryfit.parallel.layout.proved_plans import with_sharded_loss
+from dryfit.parallel.ranks.apply import connect, shard
 from dryfit.parallel.ranks.check import check_plan
 from dryfit.parallel.ranks.collectives import Ranks
-from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.sharded_scores import ShardedScores
 from dryfit.tasks.base import MakeBase, Task, TaskContext, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.lm.decoder import frozen_in
@@ -48,8 +48,8 @@ class StepParts:
         """Let a model that is cut talk with other ranks; once its parameters are those that it will be trained with."""
         if self.plan is None:
             return self
-        connect(self.model, self.plan, ranks, CutScores.in_calls_of(self.model))
-        return replace(self, task=over_ranks(self.task, self.plan, ranks))
+        connect(self.model, self.plan, ranks, ShardedScores.in_calls_of(self.model))
+        return replace(self, task=with_sharded_loss(self.task, self.plan, ranks))
 
     def batch_sizes(self, rows: int, length: int) -> dict[str, tuple[int, ...]]:
         """The size of each entry of a batch of so many rows of so many tokens."""
@@ -96,7 +96,7 @@ def step_parts(
     freeze(model, settings.regularization.freeze_layers)
     if plan is not None:
         check_plan(model, plan)
-        cut(model, plan, 0)
+        shard(model, plan, 0)
     return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, plan)
 
 

@@ -54,7 +54,7 @@ def _on_each(node: Node) -> bool:
 
 
 @dataclass(slots=True)
-class CutScores:
+class ShardedScores:
     """Whether scores stay on their ranks where a plan allows it; else they are put together.
 
     Attributes:

@@ -14,9 +14,9 @@ from dryfit.meta import build
 from dryfit.parallel.planning.planner import plan_shards
 from dryfit.parallel.proof.prove import prove
 from dryfit.parallel.ranks import vocabulary_loss
-from dryfit.parallel.ranks.apply import connect, cut
+from dryfit.parallel.ranks.apply import connect, shard
 from dryfit.parallel.ranks.collectives import Ranks
-from dryfit.parallel.ranks.cut_scores import CutScores
+from dryfit.parallel.ranks.sharded_scores import ShardedScores
 from dryfit.parallel.ranks.simulated import simulate
 
 FEATURES, WORDS = 16, 24
@@ -111,7 +111,7 @@ def test_a_wrong_range_of_words_is_refused(mutant: str, monkeypatch: pytest.Monk
     module = build(Head)
     plan = planned(module)
     monkeypatch.setattr(vocabulary_loss, "vocabulary_range", RANGES[mutant])
-    with pytest.raises(ShardError, match="of the loss over cut scores, the sum is off"):
+    with pytest.raises(ShardError, match="of the loss over sharded scores, the sum is off"):
         prove(module, plan, X)
 
 
@@ -120,7 +120,7 @@ def test_scores_that_are_needed_together_are_refused_whoever_says_that_they_may_
     module = build(lambda: Head(DO_NOT[behind]))
     plan = planned(build(Head))
     assert prove(module, plan.model_copy(update={"scores": None}), X).output_error < 1e-12
-    with pytest.raises(ShardError, match="of the loss over cut scores"):
+    with pytest.raises(ShardError, match="of the loss over sharded scores"):
         prove(module, plan, X)
 
 
@@ -134,7 +134,7 @@ def test_gradients_of_the_loss_are_compared_too(monkeypatch: pytest.MonkeyPatch)
         return made_NV.clamp_min(0), *others
 
     monkeypatch.setattr(vocabulary_loss._CrossEntropy, "backward", staticmethod(without_targets))
-    with pytest.raises(ShardError, match=r"of the loss over cut scores, the gradient of head\.\w+ is off"):
+    with pytest.raises(ShardError, match=r"of the loss over sharded scores, the gradient of head\.\w+ is off"):
         prove(module, plan, X)
 
 
@@ -159,8 +159,8 @@ def test_they_stay_in_calls_of_the_model_and_not_of_its_parts() -> None:
 
     def widths(ranks: Ranks) -> list[int]:
         part = Around()
-        cut(part, plan, ranks.rank)
-        connect(part, plan, ranks, CutScores.in_calls_of(part))
+        shard(part, plan, ranks.rank)
+        connect(part, plan, ranks, ShardedScores.in_calls_of(part))
         with pytest.raises(RuntimeError):
             part(torch.zeros(2, 3))  # of another width: the switch is off again behind an error
         return [one(X["x"]).shape[-1] for one in (part.inner, part, part.inner, part.eval())]
