@@ -1,4 +1,4 @@
-"""What planning costs: a first plan, the same again, every rung of the ladder, a whole space; time and memory.
+"""What planning costs: a first plan, the same again, every fallback of the ladder, a whole space; time and memory.
 
     python benchmarks/bench_planning.py [--rounds 3] [--only NAME]
 
@@ -54,7 +54,7 @@ class Cost:
     rss_mib: float
 
 
-def request(model: str, folder: Path, *, every_rung: bool) -> PlanRequest:
+def request(model: str, folder: Path, *, every_fallback: bool) -> PlanRequest:
     """What is asked; a folder's second request finds the first one's traces."""
     is_decoder = model == DECODER
     train = {"batch_size": 16, "max_length": 512, "precision": "fp16" if is_decoder else "bf16"}
@@ -63,9 +63,13 @@ def request(model: str, folder: Path, *, every_rung: bool) -> PlanRequest:
     subject = PlanSubject(
         task=BuiltInTask.CAUSAL_LM if is_decoder else BuiltInTask.CRITERIA, settings=settings, lora=lora
     )
-    wishes = ExecutionSettings(micro_batch=1, checkpointing=True) if is_decoder else ExecutionSettings()
+    execution = ExecutionSettings(micro_batch=1, checkpointing=True) if is_decoder else ExecutionSettings()
     return PlanRequest(
-        subjects=(subject,), device=DEVICE, wishes=wishes, trace_dir=str(folder / "traces"), every_rung=every_rung
+        subjects=(subject,),
+        device=DEVICE,
+        execution=execution,
+        trace_dir=str(folder / "traces"),
+        every_fallback=every_fallback,
     )
 
 
@@ -100,13 +104,13 @@ def line(name: str, costs: list[Cost], limit_s: float | None) -> None:
     )
 
 
-def measure(model: str, what: str, rounds: int, limit_s: float | None, *, every_rung: bool) -> None:
+def measure(model: str, what: str, rounds: int, limit_s: float | None, *, every_fallback: bool) -> None:
     """Plan for the first time and again, some times."""
     first: list[Cost] = []
     again: list[Cost] = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
-            body = request(model, Path(folder), every_rung=every_rung)
+            body = request(model, Path(folder), every_fallback=every_fallback)
             first.append(planned(body))
             again.append(planned(body))
     line(f"{model}{what}, first", first, limit_s)
@@ -115,7 +119,7 @@ def measure(model: str, what: str, rounds: int, limit_s: float | None, *, every_
 
 def space(model: str, batches: tuple[int, ...], lengths: tuple[int, ...], folder: Path) -> PlanRequest:
     """Every batch size with every length."""
-    body = request(model, folder, every_rung=False)
+    body = request(model, folder, every_fallback=False)
     subject, settings = body.subjects[0], body.subjects[0].settings
     trains = [
         settings.train.model_copy(update={"batch_size": rows, "max_length": length})
@@ -154,9 +158,9 @@ def main() -> None:
     for model, limit_s in {**ENCODERS, DECODER: ADAPTERS_S}.items():
         if options.only not in model:
             continue
-        measure(model, "", options.rounds, limit_s, every_rung=False)
+        measure(model, "", options.rounds, limit_s, every_fallback=False)
         if model in WITH_LADDER:
-            measure(model, " with every rung", 1, None, every_rung=True)
+            measure(model, " with every fallback", 1, None, every_fallback=True)
             measure_space(model, options.rounds)
 
 

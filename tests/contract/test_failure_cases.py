@@ -38,7 +38,7 @@ CASES: dict[FailureKind, tuple[str, ...]] = {
     FailureKind.CHECKPOINT_CORRUPT: (SCRIPTED,),
     FailureKind.OOM_NEIGHBOUR: (SCRIPTED,),
     FailureKind.OOM_DEVICE: (
-        "contract/test_study_failures.py::test_oom_takes_rung_after_rung_and_never_changes_the_experiment",
+        "contract/test_study_failures.py::test_oom_takes_fallback_after_fallback_and_never_changes_the_experiment",
         "contract/test_study_planned.py::test_real_children_plan_crash_run_out_and_end",
     ),
     FailureKind.OOM_HOST: (SCRIPTED, OWN, REAL + "test_what_the_kernel_kills_for_want_of_memory_is_told_as_such"),

@@ -145,7 +145,7 @@ def test_reasons_of_prunings_can_be_asked_for(ways: tuple[Path, dict[str, Frozen
 
 
 def test_planned_and_observed_memory_are_those_of_the_exports(tmp_path: Path) -> None:
-    """Trials that fit, one that is refused, one that runs out of memory and goes on with another rung of its plan."""
+    """Trials that fit, one that is refused, one that runs out of memory and takes the next fallback."""
     points = [
         {"train.max_length": length, "head.hidden": hidden}
         for length, hidden in ((4096, 16), (64, plan_jobs.UNDERESTIMATED), (32, 16), (64, 16))

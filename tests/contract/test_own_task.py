@@ -144,7 +144,7 @@ def test_its_memory_is_planned_and_another_source_is_another_plan(tmp_path: Path
     body = PlanRequest(
         subjects=(subject,),
         device=DeviceSpec(name="invented", capacity_bytes=8 * 2**30),
-        wishes=ExecutionSettings(),
+        execution=ExecutionSettings(),
         trace_dir=str(tmp_path / "traces"),
     )
     result = plan(body, ScriptedChannel(tmp_path / "plan")).plan

@@ -56,7 +56,9 @@ def asked(name: str, task: BuiltInTask) -> PlanSubject:
 def answers(names: list[str], task: BuiltInTask, folder: Path) -> dict[str, PlanAnswer]:
     """Plans of some models, made in one process."""
     subjects = tuple(asked(name, task) for name in names)
-    request = PlanRequest(subjects=subjects, device=HUGE, wishes=ExecutionSettings(), trace_dir=str(folder / "traces"))
+    request = PlanRequest(
+        subjects=subjects, device=HUGE, execution=ExecutionSettings(), trace_dir=str(folder / "traces")
+    )
     result = run_alone("planning the catalogue", request)
     assert result.plan is not None
     return dict(zip(names, result.plan.answers, strict=True))

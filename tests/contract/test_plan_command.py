@@ -284,9 +284,9 @@ def test_the_planner_itself_answers_for_a_folder_that_holds_just_a_config(tmp_pa
     refused = ask("--device", "512MiB")
     assert refused.returncode == 1, refused.stderr
     ladder = json.loads(refused.stdout)["ladder"]
-    assert {rung["effect"] for rung in ladder} == {"exact", "numerics", "semantics"}
-    assert "8-bit optimizer state" in {rung["change"] for rung in ladder}
-    assert not any(rung["fits"] for rung in ladder)
+    assert {fallback["effect"] for fallback in ladder} == {"exact", "numerics", "semantics"}
+    assert "8-bit optimizer state" in {fallback["change"] for fallback in ladder}
+    assert not any(fallback["fits"] for fallback in ladder)
     long = ask("--set", "train.max_length=512")
     assert long.returncode == 2
     assert "no more positions" in long.stderr

@@ -90,7 +90,11 @@ def ladder(folder: Path, *, generate_rows: int, capacity: int = 2**40) -> PlanAn
     changed = asked.model_copy(update={"settings": TrialSettings.model_validate_json(json.dumps(tables))})
     spec = CPU.model_copy(update={"capacity_bytes": capacity})
     request = PlanRequest(
-        subjects=(changed,), device=spec, wishes=ExecutionSettings(), trace_dir=str(folder / "traces"), every_rung=False
+        subjects=(changed,),
+        device=spec,
+        execution=ExecutionSettings(),
+        trace_dir=str(folder / "traces"),
+        every_fallback=False,
     )
     result = plan(request, cast("ChildChannel", Silent()))
     assert result.plan is not None

@@ -266,7 +266,7 @@ def test_the_table_has_every_parameter_with_layers_folded(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("tables", "wishes", "said"),
+    ("tables", "execution", "said"),
     [
         ({"optim": {"name": "adafactor"}}, {"tp": 2}, "adafactor computes with whole parameters"),
         ({"optim": {"name": "adamw8bit"}}, {"tp": 2}, "adamw8bit computes with whole parameters"),
@@ -276,10 +276,10 @@ def test_the_table_has_every_parameter_with_layers_folded(tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_cut_so_is_refused_before_anything_is_traced(
-    tables: dict[str, Any], wishes: dict[str, Any], said: str, tmp_path: Path
+    tables: dict[str, Any], execution: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        planned(subject(config(tmp_path / "model"), **tables), tmp_path / "cache", **wishes)
+        planned(subject(config(tmp_path / "model"), **tables), tmp_path / "cache", **execution)
     assert not list((tmp_path / "cache").glob("traces/*"))
 
 
@@ -320,55 +320,61 @@ def wide(folder: Path, **tables: Any) -> PlanSubject:
 
 
 @pytest.mark.slow
-def test_more_devices_are_the_last_rungs_and_a_refusal_names_the_fewest(tmp_path: Path) -> None:
+def test_more_devices_are_the_last_fallbacks_and_a_refusal_names_the_fewest(tmp_path: Path) -> None:
     what, cache = wide(tmp_path / "model"), tmp_path / "cache"
     planned_so = partial(planned, what, cache, micro_batch=2, optimizer_impl=OptimizerImpl.FUSED)
-    free = planned_so(every_rung=True)
+    free = planned_so(every_fallback=True)
     assert free.verdict is VerdictKind.FITS and free.cut is None and not free.cannot_cut
     *others, two, four = free.ladder
     assert (two.change, two.devices, two.note) == ("execution.tp = 2", 2, "on each of 2 devices")
     assert (four.change, four.devices) == ("execution.tp = 4", 4)
-    assert {rung.devices for rung in others} == {1}
+    assert {fallback.devices for fallback in others} == {1}
     assert two.effect is four.effect is Effect.NUMERICS
     assert two.execution is four.execution is None
     asked = planned_so(tp=2)
     assert asked.memory is not None and free.memory is not None
     assert two.required_bytes == asked.memory.required_bytes
     assert two.saves_bytes == free.memory.required_bytes - two.required_bytes > 0
-    assert min(rung.required_bytes for rung in others if rung.execution) > two.required_bytes > four.required_bytes
-    for rung in (two, four):
-        device = CPU.model_copy(update={"capacity_bytes": rung.required_bytes})
-        tight = planned_so(device=device, every_rung=True)
+    assert (
+        min(fallback.required_bytes for fallback in others if fallback.execution)
+        > two.required_bytes
+        > four.required_bytes
+    )
+    for fallback in (two, four):
+        device = CPU.model_copy(update={"capacity_bytes": fallback.required_bytes})
+        tight = planned_so(device=device, every_fallback=True)
         assert tight.verdict is VerdictKind.REFUSED and tight.execution is None
-        assert [one.fits for one in tight.ladder[-2:]] == [rung is two, True]
-        assert tight.reasons[-1].startswith(f"{rung.change} would fit: ")
+        assert [one.fits for one in tight.ladder[-2:]] == [fallback is two, True]
+        assert tight.reasons[-1].startswith(f"{fallback.change} would fit: ")
         assert "on each of" in tight.reasons[-1]
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_cut_has_no_such_rung_but_a_reason(tmp_path: Path) -> None:
-    few = partial(planned, cache=tmp_path / "cache", every_rung=True, micro_batch=8, optimizer_impl=OptimizerImpl.FUSED)
+def test_a_model_that_cannot_be_cut_has_no_such_fallback_but_a_reason(tmp_path: Path) -> None:
+    few = partial(
+        planned, cache=tmp_path / "cache", every_fallback=True, micro_batch=8, optimizer_impl=OptimizerImpl.FUSED
+    )
     odd = subject(config(tmp_path / "odd", num_attention_heads=1, hidden_size=63, intermediate_size=33))
     none = few(odd)
-    assert {rung.devices for rung in none.ladder} == {1}
+    assert {fallback.devices for fallback in none.ladder} == {1}
     assert none.cannot_cut.startswith("execution.tp = 2: 2 does not divide")
     two = few(subject(config(tmp_path / "two", num_attention_heads=2)))
-    assert [rung.devices for rung in two.ladder if rung.devices > 1] == [2]
+    assert [fallback.devices for fallback in two.ladder if fallback.devices > 1] == [2]
     assert two.cannot_cut.startswith("execution.tp = 4: 4 does not divide 2")
     by_rows = subject(config(tmp_path / "rows"), optim={"name": "adafactor"})
     assert "adafactor" in few(by_rows, optimizer_impl=OptimizerImpl.PLAIN).cannot_cut
 
 
 @pytest.mark.slow
-def test_where_a_degree_is_set_only_larger_ones_are_rungs(tmp_path: Path) -> None:
+def test_where_a_degree_is_set_only_larger_ones_are_fallbacks(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model"))
     nothing = CPU.model_copy(update={"capacity_bytes": 1})
-    found = planned(what, tmp_path / "cache", tp=2, every_rung=True, device=nothing, checkpointing=False)
+    found = planned(what, tmp_path / "cache", tp=2, every_fallback=True, device=nothing, checkpointing=False)
     assert found.verdict is VerdictKind.REFUSED
-    assert [rung.change for rung in found.ladder if rung.devices > 1] == ["execution.tp = 4"]
-    assert not any("8-bit" in rung.change or "host" in rung.change for rung in found.ladder)
+    assert [fallback.change for fallback in found.ladder if fallback.devices > 1] == ["execution.tp = 4"]
+    assert not any("8-bit" in fallback.change or "host" in fallback.change for fallback in found.ladder)
     assert found.ladder[-1].note == "on each of 4 devices; with micro-batch 8 -> 1, accumulate 8"
     assert not any("would fit" in reason for reason in found.reasons)
-    divided = planned(what, tmp_path / "cache", dp=2, every_rung=True, micro_batch=8, checkpointing=False)
+    divided = planned(what, tmp_path / "cache", dp=2, every_fallback=True, micro_batch=8, checkpointing=False)
     assert divided.verdict is VerdictKind.UNKNOWN and "execution.dp is 2" in divided.reasons[0]
     assert not divided.ladder and divided.cut is None and not divided.cannot_cut

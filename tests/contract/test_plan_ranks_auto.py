@@ -53,16 +53,16 @@ def test_a_refusal_names_the_fewest_devices_for_one_trace_each_and_no_proof(
         return plan_shards(model, degree, **known)
 
     monkeypatch.setattr(sharding, "plan_shards", counted)
-    for wishes in ({}, {"tp": "auto"}):
-        refused = ask(20 * MB, **wishes)
+    for execution in ({}, {"tp": "auto"}):
+        refused = ask(20 * MB, **execution)
         assert refused.verdict is VerdictKind.REFUSED and refused.execution is None and refused.cut is None
-        (two,) = [rung for rung in refused.ladder if rung.devices > 1]
+        (two,) = [fallback for fallback in refused.ladder if fallback.devices > 1]
         assert (two.change, two.fits, two.execution) == ("execution.tp = 2", True, None)
         assert "would fit: execution.tp = 2 (" in refusal_text(refused)
         assert refused.reasons[-1].startswith("execution.tp = 2 would fit: ")
     assert cut == [2], "and followed once: the plan is kept"
     free = ask(0)
-    assert free.verdict is VerdictKind.FITS and all(rung.devices == 1 for rung in free.ladder)
+    assert free.verdict is VerdictKind.FITS and all(fallback.devices == 1 for fallback in free.ladder)
 
 
 @pytest.mark.slow
@@ -80,17 +80,20 @@ def test_the_fewest_ranks_are_taken_and_what_fits_is_not_cut(ask: Callable[..., 
     assert headline(two).startswith("plan fits with cut over 2 ranks, micro-batch 2 x 1")
     assert " on each of 2 devices, device has " in headline(two)
     assert [choice.tp for choice in two.fallbacks] == [2] * len(fixed.fallbacks) + [4]
-    chosen = next(rung for rung in two.ladder if rung.execution == two.execution)
+    chosen = next(fallback for fallback in two.ladder if fallback.execution == two.execution)
     assert (chosen.devices, chosen.fits, chosen.change) == (2, True, "execution.tp = 2")
     four = ask(25 * MB, tp="auto", degrees=(2, 4))
     assert four.devices == 4 and four.execution is not None and four.execution.tp == 4
     over = ask(20 * MB, tp="auto", degrees=(2,), host_bytes=10 * MB)
     assert over.verdict is VerdictKind.REFUSED
-    assert [(rung.devices, rung.fits) for rung in over.ladder if rung.devices > 1] == [(2, False), (4, False)]
+    assert [(fallback.devices, fallback.fits) for fallback in over.ladder if fallback.devices > 1] == [
+        (2, False),
+        (4, False),
+    ]
 
 
 @pytest.mark.slow
-def test_what_cannot_be_cut_is_no_rung_and_says_why(ask: Callable[..., PlanAnswer], tmp_path: Path) -> None:
+def test_what_cannot_be_cut_is_no_fallback_and_says_why(ask: Callable[..., PlanAnswer], tmp_path: Path) -> None:
     for more, said in (
         ({"what": wide(tmp_path / "rows", optim={"name": "adafactor"}), "optimizer_impl": "plain"}, "adafactor"),
         ({"allow": "exact"}, 'execution.allow is "exact"'),

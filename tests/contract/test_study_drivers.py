@@ -78,7 +78,7 @@ def test_a_neighbour_that_takes_the_memory_is_waited_for_and_costs_nothing(
     assert (failed.failure.kind, failed.failure.action) == (FailureKind.OOM_NEIGHBOUR, Action.RETRY)
     for fact in ("planned 128 MiB", "asked for 100 MiB", "held by others 1000 MiB", "of 1.0 GiB"):
         assert fact in failed.failure.sentence
-    assert first.plan is not None and (first.plan.rung, first.plan.misses) == (0, 0), "its plan was right"
+    assert first.plan is not None and (first.plan.fallbacks_taken, first.plan.misses) == (0, 0), "its plan was right"
     assert [trial.outcome for trial in (first, second)] == [Outcome.COMPLETE] * 2
     assert len(second.attempts) == 1
     # It is placed again only after the study has seen that the neighbour has left.

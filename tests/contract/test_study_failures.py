@@ -161,7 +161,7 @@ def oom_study(**tables: dict[str, Any]) -> Any:
     )
 
 
-def test_oom_takes_rung_after_rung_and_never_changes_the_experiment(tmp_path: Path) -> None:
+def test_oom_takes_fallback_after_fallback_and_never_changes_the_experiment(tmp_path: Path) -> None:
     run = instant.run(tmp_path, oom_study(), script=lambda _: instant.Ends(None, OOM))
     (trial,) = run.state.trials
     plan = trial.plan
@@ -172,10 +172,10 @@ def test_oom_takes_rung_after_rung_and_never_changes_the_experiment(tmp_path: Pa
     assert all(rows * times == 16 for rows, times in micro)
     assert [rows for rows, _ in micro] == sorted((rows for rows, _ in micro), reverse=True)
     assert len({request.config.fingerprint for request in requests}) == 1
-    assert (plan.misses, plan.rungs_left) == (len(requests), 0)
+    assert (plan.misses, plan.fallbacks_left) == (len(requests), 0)
     assert trial.outcome is Outcome.FAILED and trial.reason.startswith("oom_device: ")
     assert [event.failure.action for event in ended(run) if event.failure] == [
-        *(A.RUNG for _ in plan.answer.fallbacks),
+        *(A.FALLBACK for _ in plan.answer.fallbacks),
         A.GIVE_UP,
     ]
 
@@ -190,7 +190,7 @@ def test_what_fits_nowhere_is_told_to_the_sampler_as_what_was_refused(tmp_path: 
 
 
 def test_oom_with_room_left_in_the_plan_completes_with_the_same_value(tmp_path: Path) -> None:
-    case = Shows(K.OOM_DEVICE, OOM, (A.RUNG,) * 2, Outcome.COMPLETE)
+    case = Shows(K.OOM_DEVICE, OOM, (A.FALLBACK,) * 2, Outcome.COMPLETE)
     run = instant.run(tmp_path / "oom", oom_study(), script=shown(case, 2))
     whole = instant.run(tmp_path / "whole", oom_study())
     assert run.state.trials[0].value == whole.state.trials[0].value

@@ -95,7 +95,7 @@ def test_a_cuda_device_is_planned_for_and_a_limit_lowers_what_it_has(tmp_path: P
         run = instant.run(tmp_path / str(limit), study, change=on_a_card)
         (request,) = run.supervisor.planned()
         assert request.device == card.model_copy(update={"capacity_bytes": capacity_bytes})
-        assert request.wishes == study.execution
+        assert request.execution == study.execution
         assert request.tokens is not None and request.tokens.data_fingerprint == "rows"
 
 
@@ -242,7 +242,7 @@ def test_a_trial_that_runs_out_of_device_memory_goes_on_with_the_next_fallback(t
     assert trial.outcome is Outcome.COMPLETE
     failures = [attempt.failure for attempt in trial.attempts]
     assert [(one.kind, one.action) if one else None for one in failures] == [
-        (FailureKind.OOM_DEVICE, Action.RUNG),
+        (FailureKind.OOM_DEVICE, Action.FALLBACK),
         None,
     ]
     first, second = run.supervisor.trained()
@@ -290,7 +290,7 @@ def test_killed_after_every_event(tmp_path: Path, parallel: int) -> None:
     assert whole.end is End.DONE
     verdicts = {trial.plan.answer.verdict for trial in whole.state.trials if trial.plan}
     assert verdicts >= {VerdictKind.UNKNOWN, VerdictKind.REFUSED} and len(verdicts) > 2
-    assert any(trial.plan and trial.plan.rung for trial in whole.state.trials)
+    assert any(trial.plan and trial.plan.fallbacks_taken for trial in whole.state.trials)
     for kept in range(1, len(whole.events)):
         folder = tmp_path / "killed"
         first = instant.run(folder, study, answerer=crash_instead, kill_after=kept)
@@ -364,7 +364,7 @@ def test_real_children_plan_crash_run_out_and_end(tmp_path: Path, monkeypatch: p
         assert trial.plan is not None
         crashed = trial.params["head.layers"] == plan_jobs.CRASHES
         assert (trial.plan.answer.verdict is VerdictKind.UNKNOWN) == crashed
-        assert "SIGSEGV" in trial.plan.answer.reasons[0] if crashed else trial.plan.rung == 1
+        assert "SIGSEGV" in trial.plan.answer.reasons[0] if crashed else trial.plan.fallbacks_taken == 1
     crashed_tries = list((folder / "trials").glob("*/plan-*"))
     assert len(crashed_tries) == 3  # one that answered, one that crashed and was tried again
 
@@ -395,8 +395,8 @@ def test_the_real_planner_decides_how_a_real_study_is_run(tmp_path: Path, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def study(name: str, limit_bytes: int) -> Path:
-        wishes = f'memory_limit = "{limit_bytes}B"'
-        write_study(tmp_path / name, trials=2, execution=wishes, runtime="max_refused_in_a_row = 3")
+        execution = f'memory_limit = "{limit_bytes}B"'
+        write_study(tmp_path / name, trials=2, execution=execution, runtime="max_refused_in_a_row = 3")
         return tmp_path / name
 
     plenty = study("plenty", 8 * 2**30)

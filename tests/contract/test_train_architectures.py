@@ -270,7 +270,7 @@ def test_the_memory_of_each_is_planned(folders: dict[str, Path], tmp_path: Path)
         settings = TrialSettings.model_validate_json(json.dumps(tables))
         subjects.append(PlanSubject(task=BuiltInTask.CRITERIA, settings=settings))
     request = PlanRequest(
-        subjects=tuple(subjects), device=HUGE, wishes=ExecutionSettings(), trace_dir=str(tmp_path / "traces")
+        subjects=tuple(subjects), device=HUGE, execution=ExecutionSettings(), trace_dir=str(tmp_path / "traces")
     )
     result = run_alone("planning all architectures", request)
     assert result.plan is not None

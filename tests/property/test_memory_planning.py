@@ -1,4 +1,4 @@
-"""Whatever the trial, the wishes and the device: what a plan may never do."""
+"""Whatever the trial, the execution settings and the device: what a plan may never do."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ trials = st.builds(
     cannot_offload=st.sampled_from([None, "it cannot"]),
     lora_rank=st.sampled_from([None, 8]),
 )
-wishes = st.builds(
+executions = st.builds(
     ExecutionSettings,
     micro_batch=st.none() | st.integers(1, 50),
     checkpointing=st.sampled_from([None, False]),
@@ -57,18 +57,18 @@ def device(capacity_mib, kind=DeviceKind.CUDA):
     )
 
 
-def planned(trial, wish, made, where, every_rung=False):
+def planned(trial, wish, made, where, every_fallback=False):
     source = SegmentSource(ToyTracer(**made))
     smaller = SegmentSource(ToyTracer(**made | {"states": 0}, key="smaller"))
-    return plan(trial, wish, source, where, resubject=lambda change: smaller, every_rung=every_rung)
+    return plan(trial, wish, source, where, resubject=lambda change: smaller, every_fallback=every_fallback)
 
 
-@given(trials, wishes, tracers, st.integers(600, 2000), st.sampled_from(DeviceKind), st.booleans())
-def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_rung):
+@given(trials, executions, tracers, st.integers(600, 2000), st.sampled_from(DeviceKind), st.booleans())
+def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_fallback):
     where = device(capacity_mib, kind)
-    found = planned(trial, wish, made, where, every_rung)
+    found = planned(trial, wish, made, where, every_fallback)
     most_bytes = capacity_bytes(wish, where)
-    executions = [rung.execution for rung in found.ladder if rung.execution]
+    executions = [fallback.execution for fallback in found.ladder if fallback.execution]
     for execution in [*executions, *found.fallbacks, *([found.execution] if found.execution else [])]:
         # The effective batch is what was asked for, whatever it is cut into.
         assert execution.accumulation == -(-trial.effective_batch // execution.micro_batch)
@@ -78,11 +78,11 @@ def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_
         assert wish.offload_optimizer is None or execution.offload_optimizer == wish.offload_optimizer
         assert not (trial.cannot_checkpoint and execution.checkpointing)
         assert not (trial.cannot_offload and execution.offload_optimizer)
-    assert all(rung.execution is None for rung in found.ladder if rung.effect is Effect.SEMANTICS)
+    assert all(fallback.execution is None for fallback in found.ladder if fallback.effect is Effect.SEMANTICS)
     if wish.allow == "exact":
         asked = execution_asked(trial, wish)
         assert {execution.micro_batch for execution in executions} <= {asked.micro_batch}
-        assert Effect.NUMERICS not in {rung.effect for rung in found.ladder}
+        assert Effect.NUMERICS not in {fallback.effect for fallback in found.ladder}
     match found.verdict:
         case VerdictKind.FITS | VerdictKind.FITS_WITH:
             assert found.memory.required_bytes <= most_bytes
@@ -91,14 +91,16 @@ def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_
         case VerdictKind.REFUSED:
             assert found.execution is None
             assert found.memory.required_bytes == most_bytes + found.shortfall_bytes > most_bytes
-            assert not any(rung.fits for rung in found.ladder if rung.execution)
-    assert all(rung.fits == (rung.required_bytes <= most_bytes) for rung in found.ladder)
+            assert not any(fallback.fits for fallback in found.ladder if fallback.execution)
+    assert all(fallback.fits == (fallback.required_bytes <= most_bytes) for fallback in found.ladder)
 
 
-@given(trials, wishes, tracers, st.integers(600, 2000), st.integers(0, 1000))
+@given(trials, executions, tracers, st.integers(600, 2000), st.integers(0, 1000))
 def test_more_memory_is_never_worse(trial, wish, made, capacity_mib, more_mib):
     def place(found):
-        order = [rung for stage in fallback_stages(trial, wish, execution_asked(trial, wish)) for rung in stage.choices]
+        order = [
+            choice for stage in fallback_stages(trial, wish, execution_asked(trial, wish)) for choice in stage.choices
+        ]
         return [execution_asked(trial, wish), *order, None].index(found.execution)
 
     less = planned(trial, wish, made, device(capacity_mib))
@@ -107,11 +109,11 @@ def test_more_memory_is_never_worse(trial, wish, made, capacity_mib, more_mib):
     assert more.shortfall_bytes <= less.shortfall_bytes
 
 
-@given(trials, wishes, tracers, st.integers(600, 2000))
-def test_telling_every_rung_changes_no_choice(trial, wish, made, capacity_mib):
-    brief, full = (planned(trial, wish, made, device(capacity_mib), every_rung) for every_rung in (False, True))
+@given(trials, executions, tracers, st.integers(600, 2000))
+def test_telling_every_fallback_changes_no_choice(trial, wish, made, capacity_mib):
+    brief, full = (planned(trial, wish, made, device(capacity_mib), every_fallback) for every_fallback in (False, True))
     assert (brief.verdict, brief.execution, brief.memory) == (full.verdict, full.execution, full.memory)
-    assert {rung.execution for rung in brief.ladder} <= {rung.execution for rung in full.ladder}
+    assert {fallback.execution for fallback in brief.ladder} <= {fallback.execution for fallback in full.ladder}
 
 
 @given(trials, tracers, st.integers(1, 40), st.booleans())
@@ -146,7 +148,7 @@ def test_a_fit_gives_what_a_trace_gives(made, places):
             assert fitted.at(shape) == in_canonical_order(trace(shape))
 
 
-@given(trials, wishes)
+@given(trials, executions)
 def test_no_choice_is_tried_twice(trial, wish):
     asked = execution_asked(trial, wish)
     tried = [choice for stage in fallback_stages(trial, wish, asked) for choice in stage.choices]

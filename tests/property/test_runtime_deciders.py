@@ -113,8 +113,8 @@ def test_failures_without_progress_come_to_an_end(data, retries, fallbacks):
     most = retries + fallbacks + sum(stage.times or 0 for one in PERMITTED.values() for stage in one.stages) + 1
     for _ in range(most):
         kind = data.draw(own)
-        decided = decide_recovery(Failure(kind, "x"), past, retries=retries, rungs_left=fallbacks, diagnosable=True)
-        fallbacks -= decided.action is Action.RUNG
+        decided = decide_recovery(Failure(kind, "x"), past, retries=retries, fallbacks_left=fallbacks, diagnosable=True)
+        fallbacks -= decided.action is Action.FALLBACK
         assert fallbacks >= 0
         past += (PastFailure(kind, False, decided.action),)
         if decided.action not in ANOTHER_ATTEMPT:
@@ -137,13 +137,13 @@ def test_failures_without_progress_use_up_the_counted_retries(sequence, retries)
 
 
 @given(kinds, pasts.map(tuple), st.integers(0, 100), st.integers(0, 3), st.booleans(), st.booleans())
-def test_a_decision_keeps_to_what_the_kind_permits(kind, past, retries, rungs_left, progress, diagnosable):
+def test_a_decision_keeps_to_what_the_kind_permits(kind, past, retries, fallbacks_left, progress, diagnosable):
     permission = PERMITTED[kind]
     decided = decide_recovery(
         Failure(kind, "x"),
         past,
         retries=retries,
-        rungs_left=rungs_left,
+        fallbacks_left=fallbacks_left,
         reached_checkpoint=progress,
         diagnosable=diagnosable,
     )
@@ -179,7 +179,7 @@ def test_a_kind_goes_through_its_stages_without_progress_and_then_ends(kind):
 @given(kinds, st.integers(0, 3))
 def test_an_attempt_run_to_learn_more_is_the_last(kind, retries):
     past = (PastFailure(FailureKind.DEVICE_ASSERT, False, Action.DIAGNOSE),)
-    decided = decide_recovery(Failure(kind, "x"), past, retries=retries, rungs_left=3, diagnosable=True)
+    decided = decide_recovery(Failure(kind, "x"), past, retries=retries, fallbacks_left=3, diagnosable=True)
     outside = {FailureKind.INTERRUPTED, FailureKind.DISK_FULL, FailureKind.INTERNAL, *OUTSIDE}
     assert (decided.action is Action.GIVE_UP) is (kind not in outside)
 
@@ -188,10 +188,10 @@ def test_an_attempt_run_to_learn_more_is_the_last(kind, retries):
 def test_a_trial_that_ran_out_of_device_memory_tries_every_fallback_and_no_more(fallbacks, retries):
     failure, past = Failure(FailureKind.OOM_DEVICE, "x"), ()
     for left in range(fallbacks, 0, -1):
-        assert decide_recovery(failure, past, retries=retries, rungs_left=left).action is Action.RUNG
+        assert decide_recovery(failure, past, retries=retries, fallbacks_left=left).action is Action.FALLBACK
         past += (PastFailure(FailureKind.OOM_DEVICE, False),)
-    assert decide_recovery(failure, past, retries=retries, rungs_left=0).action is Action.GIVE_UP
-    if retries:  # rungs use up no retry
+    assert decide_recovery(failure, past, retries=retries, fallbacks_left=0).action is Action.GIVE_UP
+    if retries:  # fallbacks use up no retry
         assert decide_recovery(Failure(FailureKind.KILLED, "x"), past, retries=retries).action is Action.RETRY
 
 

@@ -52,7 +52,7 @@ ENTRIES: dict[FailureKind, Entry] = {
         "trial needs. In a function of your own, take smaller batches.",
         (
             FAULTS,
-            STUDIES + "test_oom_takes_rung_after_rung_and_never_changes_the_experiment",
+            STUDIES + "test_oom_takes_fallback_after_fallback_and_never_changes_the_experiment",
             STUDIES + "test_oom_with_room_left_in_the_plan_completes_with_the_same_value",
             MIRROR + "test_errors_of_cuda_can_be_asked_for",
         ),
@@ -330,7 +330,7 @@ FAIL.
 
 _ACTIONS = {
     Action.RETRY: "tried again",
-    Action.RUNG: "tried again with the next fallback of its plan, while there is one",
+    Action.FALLBACK: "tried again with the next fallback of its plan, while there is one",
     Action.EXCLUSIVE: "tried again with no other trial on its device",
     Action.ELSEWHERE: "tried again on another device",
     Action.LIGHTER: "tried again with less of the host (half the loader workers, tensors shared through files)",
@@ -401,7 +401,7 @@ def _item(head: str, text: str) -> str:
 def follows(permission: Permission) -> str:
     """What a kind permits, in words."""
     parts = [_stage(stage) for stage in permission.stages]
-    if permission.stages[-1].times is not None or permission.stages[-1].action is Action.RUNG:
+    if permission.stages[-1].times is not None or permission.stages[-1].action is Action.FALLBACK:
         parts.append(_ACTIONS[permission.then])
     said = "; then ".join(parts)
     if any(stage.action in _TRIES for stage in permission.stages):
@@ -411,7 +411,7 @@ def follows(permission: Permission) -> str:
     return said + ("; samplers hear of it as of a refused point" if permission.told else "")
 
 
-_TRIES = {Action.RETRY, Action.RUNG, Action.EXCLUSIVE, Action.ELSEWHERE, Action.LIGHTER, Action.DIAGNOSE}
+_TRIES = {Action.RETRY, Action.FALLBACK, Action.EXCLUSIVE, Action.ELSEWHERE, Action.LIGHTER, Action.DIAGNOSE}
 
 
 def _stage(stage: Stage) -> str:

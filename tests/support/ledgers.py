@@ -110,7 +110,7 @@ class Script:
     def plan(self, number: int, params: dict[str, Scalar]) -> PlanAnswer:
         """It is planned by the made-up memory model."""
         subject = PlanSubject(task=BuiltInTask.CRITERIA, settings=apply_params(TrialSettings(), params))
-        request = PlanRequest(subjects=(subject,), device=DEVICE, wishes=ExecutionSettings(), trace_dir="")
+        request = PlanRequest(subjects=(subject,), device=DEVICE, execution=ExecutionSettings(), trace_dir="")
         answer = plan_jobs.answer(subject, request)
         key = json.dumps([params.get("train.batch_size"), params.get("train.max_length")])
         self.say(TrialPlanned(number=number, key=key, answer=answer), 1)

@@ -116,10 +116,10 @@ class From(nn.Module):
         make(self)
 
 
-def made(make, **wishes):
+def made(make, **options):
     """Built without memory and filled with what its constructor would have given it."""
     module = build(partial(From, make))
-    materialise(module, missing="init", **wishes)
+    materialise(module, missing="init", **options)
     assert not leaks(module)
     return module
 

@@ -49,18 +49,22 @@ def memory(subject: PlanSubject, choice: ExecutionChoice, *, from_data: bool = F
     )
 
 
-def choices(subject: PlanSubject, wishes: ExecutionSettings) -> list[ExecutionChoice]:
+def choices(subject: PlanSubject, execution: ExecutionSettings) -> list[ExecutionChoice]:
     """The plan as asked, then with checkpointing, then with smaller micro-batches; what is wished for is kept."""
     batch = subject.settings.train.batch_size
-    rows = [min(wishes.micro_batch, batch)] if wishes.micro_batch else [batch >> n for n in range(batch.bit_length())]
-    modes = [False, True] if wishes.checkpointing is None else [wishes.checkpointing]
+    rows = (
+        [min(execution.micro_batch, batch)]
+        if execution.micro_batch
+        else [batch >> n for n in range(batch.bit_length())]
+    )
+    modes = [False, True] if execution.checkpointing is None else [execution.checkpointing]
     pairs = [(rows[0], mode) for mode in modes] + [(micro, modes[-1]) for micro in rows[1:]]
     return [
         ExecutionChoice(micro_batch=micro, accumulation=-(-batch // micro), checkpointing=mode) for micro, mode in pairs
     ]
 
 
-def rung(subject: PlanSubject, choice: ExecutionChoice, asked: MemoryPlan, capacity_bytes: int) -> Fallback:
+def fallback(subject: PlanSubject, choice: ExecutionChoice, asked: MemoryPlan, capacity_bytes: int) -> Fallback:
     needs = memory(subject, choice).required_bytes
     return Fallback(
         change=f"micro-batch {choice.micro_batch}, accumulate {choice.accumulation}",
@@ -76,9 +80,9 @@ def rung(subject: PlanSubject, choice: ExecutionChoice, asked: MemoryPlan, capac
 def answer(subject: PlanSubject, request: PlanRequest) -> PlanAnswer:
     """The answer for one subject."""
     capacity_bytes = request.device.capacity_bytes
-    first, *others = choices(subject, request.wishes)
+    first, *others = choices(subject, request.execution)
     asked = memory(subject, first, from_data=request.tokens is not None)
-    ladder = tuple(rung(subject, choice, asked, capacity_bytes) for choice in others)
+    ladder = tuple(fallback(subject, choice, asked, capacity_bytes) for choice in others)
     fitting = [choice for choice in (first, *others) if memory(subject, choice).required_bytes <= capacity_bytes]
     if not fitting:
         shorter = Fallback(
@@ -95,7 +99,7 @@ def answer(subject: PlanSubject, request: PlanRequest) -> PlanAnswer:
             device=request.device,
             memory=asked,
             shortfall_bytes=asked.required_bytes - capacity_bytes,
-            ladder=(*ladder, shorter) if request.every_rung else ladder,
+            ladder=(*ladder, shorter) if request.every_fallback else ladder,
             torch="2.13.0",
             planner_s=0.5,
         )
@@ -106,7 +110,7 @@ def answer(subject: PlanSubject, request: PlanRequest) -> PlanAnswer:
         memory=memory(subject, best, from_data=request.tokens is not None),
         execution=best,
         fallbacks=tuple(fitting[1:]),
-        ladder=ladder if request.every_rung else ladder[: others.index(best) + 1 if best in others else 0],
+        ladder=ladder if request.every_fallback else ladder[: others.index(best) + 1 if best in others else 0],
         torch="2.13.0",
         planner_s=0.5,
     )

@@ -57,18 +57,18 @@ def planned(
     cache: Path,
     *,
     device: DeviceSpec = CPU,
-    every_rung: bool = False,
+    every_fallback: bool = False,
     degrees: tuple[int, ...] = (),
     host_bytes: int | None = None,
-    **wishes: Any,
+    **execution: Any,
 ) -> PlanAnswer:
     """What the child job answers."""
     body = PlanRequest(
         subjects=(what,),
         device=device,
-        wishes=ExecutionSettings.model_validate_json(json.dumps(wishes)),
+        execution=ExecutionSettings.model_validate_json(json.dumps(execution)),
         trace_dir=str(cache / "traces"),
-        every_rung=every_rung,
+        every_fallback=every_fallback,
         degrees=degrees,
         host_bytes=host_bytes,
     )

@@ -90,9 +90,9 @@ def plan_input(
     return PlanInput(loaded.config, space_of(loaded), spec, shared_traces(os.environ, Path.home()), layout, degrees)
 
 
-def _degrees(wishes: ExecutionSettings, *, named: bool) -> tuple[int, ...]:
+def _degrees(execution: ExecutionSettings, *, named: bool) -> tuple[int, ...]:
     """Over how many ranks a trial may be cut: of a device that is only named, there may be as many as it takes."""
-    if wishes.tp != AUTO:
+    if execution.tp != AUTO:
         return ()
     return DEGREES if named else degrees_within(gpu_count(os.environ.get("CUDA_VISIBLE_DEVICES")))
 

@@ -183,7 +183,7 @@ def print_plan(answer: PlanAnswer) -> None:
         out.print()
         print_table(ladder_table(answer.ladder))
     if answer.cannot_cut:
-        out.print(Text(f"no rung for more devices: {answer.cannot_cut}"))
+        out.print(Text(f"no fallback to several devices: {answer.cannot_cut}"))
     out.print(Text(trust_text(answer), style="dim"))
 
 

@@ -127,7 +127,7 @@ class Action(StrEnum):
 
     RETRY = "retry"
     """Run the trial again from its last good checkpoint, or from the start without one."""
-    RUNG = "rung"
+    FALLBACK = "rung"
     """Run the trial again with the next of its plan's fallbacks, which needs less memory."""
     EXCLUSIVE = "exclusive"
     """Run the trial again, with no other beside it on its device."""
@@ -155,7 +155,7 @@ class Stage:
 
     Attributes:
         action: What follows.
-        times: Counted since the trial last made progress. None: always (a rung: while there is another).
+        times: Counted since the trial last made progress. None: always (a fallback: while there is another).
     """
 
     action: Action
@@ -203,7 +203,7 @@ PERMITTED: dict[FailureKind, Permission] = {
     FailureKind.OOM_NEIGHBOUR: Permission(
         (Stage(Action.RETRY, 3), Stage(Action.EXCLUSIVE, 5)), counts=False, first_delay_s=15.0
     ),
-    FailureKind.OOM_DEVICE: _always(Action.RUNG, counts=False, told=True),
+    FailureKind.OOM_DEVICE: _always(Action.FALLBACK, counts=False, told=True),
     FailureKind.OOM_HOST: _times(Action.LIGHTER, 1, first_delay_s=10.0),
     FailureKind.SHM_FULL: _times(Action.LIGHTER, 3),
     FailureKind.POISONED: _times(Action.RETRY, 3, counts=False),

@@ -61,7 +61,7 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     channel.send(Phase(name="load"))
     body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
     for subject in body.subjects:
-        check_divided(subject.settings, body.wishes)
+        check_divided(subject.settings, body.execution)
     cuts = ShardPlans(Path(body.trace_dir).parent / PLANS_FOLDER, whole_model)
     planner = _Planner(body, TraceStore.of_this_code(Path(body.trace_dir)), cuts)
     trials = [planner.trial(subject) for subject in body.subjects]
@@ -112,10 +112,10 @@ class _Planner:
         if len(trials) == 1:
             return
         for subject, trial in zip(self.body.subjects, trials, strict=True):
-            if self.body.wishes.ranks > 1:
-                self.cuts.prove(subject, self.body.wishes.ranks)
+            if self.body.execution.ranks > 1:
+                self.cuts.prove(subject, self.body.execution.ranks)
             source = self.source(subject)
-            rows = min(self.body.wishes.micro_batch or trial.effective_batch, trial.effective_batch)
+            rows = min(self.body.execution.micro_batch or trial.effective_batch, trial.effective_batch)
             for length in trial.lengths.candidates:
                 source.prepare(SegmentKind.BATCH, [Shape(trial.effective_batch, length)])
                 source.prepare(SegmentKind.MICRO_FIRST, [Shape(rows, length)])
@@ -126,32 +126,32 @@ class _Planner:
 
         Raises:
             ConfigError: A wish is impossible.
-            ShardError: Its model cannot be cut as the wishes say.
+            ShardError: Its model cannot be cut as the settings say.
             TraceError: Its model cannot be followed to cut it.
         """
-        began_s, wishes = time.monotonic(), self.body.wishes
-        if wishes.tp == AUTO:
+        began_s, execution = time.monotonic(), self.body.execution
+        if execution.tp == AUTO:
             found = self.fewest(subject, trial)
         else:
-            cut = self.cuts.prove(subject, wishes.ranks) if wishes.ranks > 1 else None
+            cut = self.cuts.prove(subject, execution.ranks) if execution.ranks > 1 else None
             found = self.with_cut(subject, trial, self.climbed(subject, trial), cut)
         if self.body.several:
             found = device_counts.with_rank_counts(
                 found, trial, self.body, self.device(), lambda degree: self.divided(subject, degree)
             )
-        if wishes.dp > 1:
-            found = found.model_copy(update={"reasons": (*found.reasons, _held_text(subject, wishes.dp))})
+        if execution.dp > 1:
+            found = found.model_copy(update={"reasons": (*found.reasons, _held_text(subject, execution.dp))})
         return found.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})
 
     def climbed(self, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
-        """What the ladder says of a subject on the ranks of the wishes."""
+        """What the ladder says of a subject on the ranks of the execution."""
         return climb(
             trial,
-            self.body.wishes,
+            self.body.execution,
             self.source(subject),
             self.device(),
             resubject=lambda change: self.changed(subject, change),
-            every_rung=self.body.every_rung,
+            every_fallback=self.body.every_fallback,
         )
 
     def with_cut(
@@ -168,7 +168,7 @@ class _Planner:
         Raises:
             ConfigError: A wish is impossible.
         """
-        exact, host_bytes = self.body.wishes.allow == "exact", self.body.host_bytes
+        exact, host_bytes = self.body.execution.allow == "exact", self.body.host_bytes
         degrees = () if exact or not self.body.several else self.body.degrees
         reasons = ['execution.allow is "exact": ranks add up in another order'] if exact else list[str]()
         answers: dict[int, PlanAnswer] = {}
@@ -187,15 +187,15 @@ class _Planner:
         if taken is None:
             return device_counts.with_tried_ranks(one, answers, host_bytes)
         answer = (
-            one if taken == 1 else device_counts.answer_on_ranks(one, answers[taken], taken, trial, self.body.wishes)
+            one if taken == 1 else device_counts.answer_on_ranks(one, answers[taken], taken, trial, self.body.execution)
         )
         return answer if host_bytes is not None else self.with_fallback(subject, answer, taken, degrees)
 
     def on_ranks(self, ranks: int) -> "_Planner":
         """One that plans a rank of so many, and climbs no further than it must."""
         if ranks not in self.ranks:
-            wishes = self.body.wishes.model_copy(update={"tp": ranks})
-            body = self.body.model_copy(update={"wishes": wishes, "every_rung": False})
+            execution = self.body.execution.model_copy(update={"tp": ranks})
+            body = self.body.model_copy(update={"execution": execution, "every_fallback": False})
             self.ranks[ranks] = _Planner(body, self.store, self.cuts, lengths=self.lengths)
         return self.ranks[ranks]
 
@@ -207,8 +207,8 @@ class _Planner:
             ShardError: Its plan computes something else.
             TraceError: Its model cannot be followed.
         """
-        check_divided(subject.settings, self.body.wishes)
-        trial, ranks = self.trial(subject), self.body.wishes.ranks
+        check_divided(subject.settings, self.body.execution)
+        trial, ranks = self.trial(subject), self.body.execution.ranks
         answer = self.climbed(subject, trial)
         fits = device_counts.rank_outcome(answer, ranks, self.body.host_bytes) is RankOutcome.FITS
         return self.with_cut(subject, trial, answer, self.cuts.prove(subject, ranks) if fits else None)
@@ -218,7 +218,7 @@ class _Planner:
         for degree in degrees:
             if degree > taken:
                 with suppress(ConfigError, TraceError):
-                    check_divided(subject.settings, self.on_ranks(degree).body.wishes)
+                    check_divided(subject.settings, self.on_ranks(degree).body.execution)
                     self.cuts.plan(subject, degree)
                     return device_counts.with_more_ranks(answer, degree)
         return answer
@@ -231,14 +231,14 @@ class _Planner:
             TraceError: The model's code cannot be followed.
         """
         planner = self.on_ranks(degree)
-        check_divided(subject.settings, planner.body.wishes)
+        check_divided(subject.settings, planner.body.execution)
         return planner.source(subject)
 
     def sent(self, subject: PlanSubject, trial: PlannedTrial, answer: PlanAnswer) -> Sent | None:
         """What a rank sends in an optimizer step of the worst batch; None where the step cannot be traced."""
         if answer.memory is None:
             return None
-        choice = answer.execution or execution_asked(trial, self.body.wishes)
+        choice = answer.execution or execution_asked(trial, self.body.execution)
         whole, rest = divmod(trial.effective_batch, choice.micro_batch)
         length = answer.memory.worst_batch.length
         total = Sent()
@@ -290,7 +290,7 @@ class _Planner:
             optimizer_impls=implementations(settings.optim.name, spec.kind),
             evaluation_rows=evaluation_rows,
             cannot_checkpoint=self.cannot_checkpoint(subject),
-            cannot_offload=cannot_offload(settings.optim, spec.kind, processes=self.body.wishes.processes),
+            cannot_offload=cannot_offload(settings.optim, spec.kind, processes=self.body.execution.processes),
             lora_rank=subject.lora.r if subject.lora is not None else None,
             measured_rows=task.measured_rows,
         )
@@ -299,7 +299,7 @@ class _Planner:
         """Why one of a subject's models cannot recompute its activations; None where all can."""
         task = subject_task(subject)
         found = (
-            cannot_checkpoint(planning_config(source), task.kind, reentrant=self.body.wishes.reentrant)
+            cannot_checkpoint(planning_config(source), task.kind, reentrant=self.body.execution.reentrant)
             for source in task.sources().values()
         )
         return next((reason for reason in found if reason is not None), None)
@@ -311,7 +311,7 @@ class _Planner:
         return Device(
             spec=spec,
             constants=device_constants(spec, torch.__version__, calibrations),
-            allocator=allocator_settings(self.body.wishes, os.environ),
+            allocator=allocator_settings(self.body.execution, os.environ),
             torch=torch.__version__,
         )
 
@@ -323,11 +323,11 @@ class _Planner:
         return self.sources[step]
 
     def tracer(self, subject: PlanSubject) -> StepTracer:
-        """Traces a subject as the request's device and wishes have it; one for all that differ in shapes alone."""
-        wishes, step = self.body.wishes, _step(subject)
+        """Traces a subject as the request's device and execution have it; one for all that differ in shapes alone."""
+        execution, step = self.body.execution, _step(subject)
         if step not in self.tracers:
-            plan = self.cuts.plan(subject, wishes.ranks) if wishes.ranks > 1 else None
-            self.tracers[step] = StepTracer(subject, self.body.device, reentrant=wishes.reentrant, plan=plan)
+            plan = self.cuts.plan(subject, execution.ranks) if execution.ranks > 1 else None
+            self.tracers[step] = StepTracer(subject, self.body.device, reentrant=execution.reentrant, plan=plan)
         return self.tracers[step]
 
     def changed(self, subject: PlanSubject, change: SettingChange) -> SegmentSource | None:
@@ -335,7 +335,7 @@ class _Planner:
         settings = subject.settings
         match change.kind:
             case ChangeKind.EIGHT_BIT_OPTIMIZER:
-                if settings.optim.name != "adamw" or self.body.wishes.ranks > 1:
+                if settings.optim.name != "adamw" or self.body.execution.ranks > 1:
                     return None
                 optim = settings.optim.model_copy(update={"name": "adamw8bit"})
                 smaller = subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
@@ -354,12 +354,12 @@ def _step(subject: PlanSubject) -> _Step:
     return (subject.settings.model, memory_key(any_shape(subject)))
 
 
-def allocator_settings(wishes: ExecutionSettings, environment: Mapping[str, str]) -> AllocatorSettings:
+def allocator_settings(execution: ExecutionSettings, environment: Mapping[str, str]) -> AllocatorSettings:
     """How the caching allocator of a trial's process will be set: as the user's variable says, else as planned."""
     for name in _ALLOCATOR_VARIABLES:
         if environment.get(name):
             return AllocatorSettings.parse(environment[name])
-    return AllocatorSettings.of(wishes.allocator)
+    return AllocatorSettings.of(execution.allocator)
 
 
 def _task(tokens: StudyTokens | None, subject: PlanSubject) -> Task:

@@ -296,7 +296,7 @@ class StudyState:
                 attempt.failure = event.failure
                 if trial.plan is not None and event.failure is not None:
                     trial.plan.misses += event.failure.kind is FailureKind.OOM_DEVICE
-                    trial.plan.rung += event.failure.action is Action.RUNG
+                    trial.plan.fallbacks_taken += event.failure.action is Action.FALLBACK
 
     def _finish(self, trial: TrialState, event: TrialFinished) -> None:
         trial.outcome = event.outcome

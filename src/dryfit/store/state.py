@@ -40,24 +40,24 @@ class PlanState:
 
     Attributes:
         key: See :class:`~dryfit.store.events.TrialPlanned`.
-        rung: How many of its fallbacks were taken since, each after the device's memory did not suffice.
+        fallbacks_taken: How many of its fallbacks were taken since, each after the device's memory did not suffice.
         misses: How many attempts ran out of the device's memory all the same.
     """
 
     key: str
     answer: PlanAnswer
-    rung: int = 0
+    fallbacks_taken: int = 0
     misses: int = 0
 
     @property
-    def rungs_left(self) -> int:
+    def fallbacks_left(self) -> int:
         """Fallbacks that have not been tried."""
-        return len(self.answer.fallbacks) - self.rung
+        return len(self.answer.fallbacks) - self.fallbacks_taken
 
     @property
     def execution(self) -> ExecutionChoice | None:
         """What the next attempt is to be run with; None: as wished."""
-        return self.answer.fallbacks[self.rung - 1] if self.rung else self.answer.execution
+        return self.answer.fallbacks[self.fallbacks_taken - 1] if self.fallbacks_taken else self.answer.execution
 
 
 @dataclass(frozen=True, slots=True)

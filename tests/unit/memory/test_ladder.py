@@ -42,10 +42,10 @@ def device(capacity_mib):
     )
 
 
-def planned(capacity_mib, trial=TRIAL, wishes=None, tracer=None, **more):
+def planned(capacity_mib, trial=TRIAL, execution=None, tracer=None, **more):
     source = SegmentSource(tracer or ToyTracer(**MODEL))
     more.setdefault("resubject", lambda change: None)
-    return plan(trial, wishes or ExecutionSettings(), source, device(capacity_mib), **more)
+    return plan(trial, execution or ExecutionSettings(), source, device(capacity_mib), **more)
 
 
 def choice(micro_batch, checkpointing=False, **more):
@@ -70,10 +70,10 @@ def test_checkpointing_comes_first():
     as_asked = planned(8192).memory
     found = planned(3500)
     assert (found.verdict, found.execution) == (VerdictKind.FITS_WITH, choice(16, True))
-    (rung,) = found.ladder
-    assert rung.change == "activation checkpointing"
-    assert (rung.effect, rung.fits, rung.time_factor) == (Effect.EXACT, True, 1.3)
-    assert rung.saves_bytes == as_asked.required_bytes - found.memory.required_bytes
+    (fallback,) = found.ladder
+    assert fallback.change == "activation checkpointing"
+    assert (fallback.effect, fallback.fits, fallback.time_factor) == (Effect.EXACT, True, 1.3)
+    assert fallback.saves_bytes == as_asked.required_bytes - found.memory.required_bytes
     assert found.shortfall_bytes == as_asked.required_bytes - 3500 * MIB
 
 
@@ -87,24 +87,24 @@ def test_then_smaller_micro_batches_the_faster_choice_first():
     assert list(stage.choices) == wanted
     found = planned(2200)
     assert (found.verdict, found.execution) == (VerdictKind.FITS_WITH, choice(4))
-    assert [rung.execution for rung in found.ladder] == wanted[:3]
-    assert [rung.fits for rung in found.ladder] == [False, False, True]
+    assert [fallback.execution for fallback in found.ladder] == wanted[:3]
+    assert [fallback.fits for fallback in found.ladder] == [False, False, True]
     assert found.ladder[2].change == "micro-batch 16 -> 4, accumulate 4"
-    assert {rung.effect for rung in found.ladder[1:]} == {Effect.NUMERICS}
+    assert {fallback.effect for fallback in found.ladder[1:]} == {Effect.NUMERICS}
 
 
 def test_what_fits_with_nothing_is_refused_with_numbers():
     found = planned(1000)
     assert (found.verdict, found.execution, found.fallbacks) == (VerdictKind.REFUSED, None, ())
     assert found.shortfall_bytes == found.memory.required_bytes - 1000 * MIB > 0
-    assert len(found.ladder) == 9 and not any(rung.fits for rung in found.ladder)
+    assert len(found.ladder) == 9 and not any(fallback.fits for fallback in found.ladder)
     needs, least = found.reasons
     assert "made-up has 1000 MiB" in needs and "16 rows of 512 tokens" in needs and "layer." in needs
     assert "micro-batch 16 -> 1, accumulate 16 + activation checkpointing" in least
 
 
 @pytest.mark.parametrize(
-    "wishes, tried",
+    "execution, tried",
     [
         (ExecutionSettings(checkpointing=False), {(8, False), (4, False), (2, False), (1, False)}),
         (ExecutionSettings(checkpointing=True), {(8, True), (4, True), (2, True), (1, True)}),
@@ -113,27 +113,27 @@ def test_what_fits_with_nothing_is_refused_with_numbers():
         (ExecutionSettings(micro_batch=4, checkpointing=False), set()),
     ],
 )
-def test_what_is_set_is_kept(wishes, tried):
-    found = planned(1000, wishes=wishes)
+def test_what_is_set_is_kept(execution, tried):
+    found = planned(1000, execution=execution)
     assert found.verdict is VerdictKind.REFUSED
-    assert {(rung.execution.micro_batch, rung.execution.checkpointing) for rung in found.ladder} == tried
+    assert {(fallback.execution.micro_batch, fallback.execution.checkpointing) for fallback in found.ladder} == tried
 
 
 def test_a_memory_limit_binds():
-    limited = planned(8192, wishes=ExecutionSettings(memory_limit="2200MiB"))
+    limited = planned(8192, execution=ExecutionSettings(memory_limit="2200MiB"))
     assert limited.execution == planned(2200).execution
-    assert planned(8192, wishes=ExecutionSettings(memory_limit="1TiB")).verdict is VerdictKind.FITS
+    assert planned(8192, execution=ExecutionSettings(memory_limit="1TiB")).verdict is VerdictKind.FITS
 
 
 def test_another_implementation_of_the_optimizer_is_tried():
     trial = replace(TRIAL, optimizer_impls=(OptimizerImpl.FOREACH, OptimizerImpl.PLAIN))
-    wishes = ExecutionSettings(micro_batch=1, checkpointing=True)
+    execution = ExecutionSettings(micro_batch=1, checkpointing=True)
 
-    def tried(wishes, capacity_mib=8192):
-        return planned(capacity_mib, trial, wishes, ToyTracer(layers=4, weight=20 * MIB))
+    def tried(execution, capacity_mib=8192):
+        return planned(capacity_mib, trial, execution, ToyTracer(layers=4, weight=20 * MIB))
 
-    tight = tried(wishes).memory.required_bytes // MIB - 20
-    found = tried(wishes, tight)
+    tight = tried(execution).memory.required_bytes // MIB - 20
+    found = tried(execution, tight)
     assert found.verdict is VerdictKind.FITS_WITH
     assert found.execution == choice(1, True, optimizer_impl=OptimizerImpl.PLAIN)
     assert found.ladder[-1].change == "plain optimizer"
@@ -164,17 +164,17 @@ def test_fallbacks_only_take_memory_away():
     assert planned(3500).fallbacks == (choice(8, True), choice(4, True), choice(2, True), choice(1, True))
 
 
-def test_every_rung_is_told_where_that_is_asked():
+def test_every_fallback_is_told_where_that_is_asked():
     trial = replace(TRIAL, cannot_offload=None)
-    found = planned(8192, trial, every_rung=True)
+    found = planned(8192, trial, every_fallback=True)
     assert (found.verdict, found.execution) == (VerdictKind.FITS, choice(16))
-    automatic = [rung for rung in found.ladder if rung.execution]
+    automatic = [fallback for fallback in found.ladder if fallback.execution]
     assert len(automatic) == 10 and automatic[-1].change == "optimizer state in host memory"
     assert automatic[-1].saves_bytes > 100 * MIB
-    # Rungs with every number, and still the same choice as without them.
-    tight = planned(2200, trial, every_rung=True)
+    # Fallbacks with every number, and still the same choice as without them.
+    tight = planned(2200, trial, every_fallback=True)
     assert tight.execution == planned(2200, trial).execution == choice(4)
-    assert len([rung for rung in tight.ladder if rung.execution]) == 10
+    assert len([fallback for fallback in tight.ladder if fallback.execution]) == 10
 
 
 def test_suggestions_change_the_experiment_and_are_computed():
@@ -186,28 +186,30 @@ def test_suggestions_change_the_experiment_and_are_computed():
         states = 1 if change.kind is ChangeKind.EIGHT_BIT_OPTIMIZER else 2
         return SegmentSource(ToyTracer(**MODEL | {"states": states, "weight": 20 * MIB // (3 - states)}))
 
-    found = planned(8192, adapters, every_rung=True, resubject=resubject)
-    suggested = {rung.change: rung for rung in found.ladder if rung.effect is Effect.SEMANTICS}
+    found = planned(8192, adapters, every_fallback=True, resubject=resubject)
+    suggested = {fallback.change: fallback for fallback in found.ladder if fallback.effect is Effect.SEMANTICS}
     assert list(suggested) == [
         "8-bit optimizer state",
         "lora.r 128 -> 64",
         "train.max_length 512 -> 256",
         "train.batch_size 16 -> 8",
     ]
-    assert {rung.execution for rung in suggested.values()} == {None}
+    assert {fallback.execution for fallback in suggested.values()} == {None}
     assert [change.kind for change in asked_for] == [ChangeKind.EIGHT_BIT_OPTIMIZER, ChangeKind.SMALLER_RANK]
     shorter = planned(8192, replace(TRIAL, lengths=Lengths(256)))
     assert suggested["train.max_length 512 -> 256"].required_bytes == shorter.memory.required_bytes
     smaller = planned(8192, replace(TRIAL, effective_batch=8))
     assert suggested["train.batch_size 16 -> 8"].required_bytes == smaller.memory.required_bytes
-    assert all(rung.saves_bytes == found.memory.required_bytes - rung.required_bytes for rung in suggested.values())
+    assert all(
+        fallback.saves_bytes == found.memory.required_bytes - fallback.required_bytes for fallback in suggested.values()
+    )
 
 
 def test_where_nothing_fits_suggestions_build_on_the_smallest():
     smallest = planned(1000).ladder[-1].required_bytes // MIB
-    found = planned(smallest - 10, every_rung=True)
+    found = planned(smallest - 10, every_fallback=True)
     assert found.verdict is VerdictKind.REFUSED
-    shorter = next(rung for rung in found.ladder if rung.change.startswith("train.max_length"))
+    shorter = next(fallback for fallback in found.ladder if fallback.change.startswith("train.max_length"))
     assert shorter.note == "with micro-batch 16 -> 1, accumulate 16 + activation checkpointing"
     assert shorter.fits and shorter.execution is None
 
@@ -219,19 +221,19 @@ def test_what_cannot_be_traced_is_unknown():
 
 
 def test_a_divided_trial_is_unknown_and_not_planned_as_one_process():
-    found = planned(4000, wishes=ExecutionSettings(dp=2))
+    found = planned(4000, execution=ExecutionSettings(dp=2))
     assert (found.verdict, found.memory, found.execution) == (VerdictKind.UNKNOWN, None, None)
     assert "execution.dp is 2" in found.reasons[0]
 
 
-def test_a_rung_that_cannot_be_traced_is_left_out():
+def test_a_fallback_that_cannot_be_traced_is_left_out():
     def tracer():
         return ToyTracer(**MODEL, untraceable=lambda kind, variant: variant.checkpointing)
 
     found = planned(3500, tracer=tracer())
     assert (found.verdict, found.execution) == (VerdictKind.FITS_WITH, choice(8))
     refused = planned(1000, tracer=tracer())
-    assert not any(rung.execution.checkpointing for rung in refused.ladder)
+    assert not any(fallback.execution.checkpointing for fallback in refused.ladder)
     assert any("toy.py:7" in reason for reason in refused.reasons)
 
 
@@ -243,21 +245,21 @@ def test_varying_lengths_may_only_add():
 
 
 @pytest.mark.parametrize(
-    "wishes, word",
+    "execution, word",
     [
         (ExecutionSettings(offload_optimizer=True), "too slow"),
         (ExecutionSettings(checkpointing=True), "no layers"),
         (ExecutionSettings(optimizer_impl=OptimizerImpl.FOREACH), "fused"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_an_error(wishes, word):
+def test_a_wish_that_cannot_be_met_is_an_error(execution, word):
     with pytest.raises(ConfigError, match=word):
-        planned(8192, replace(TRIAL, cannot_checkpoint="it has no layers"), wishes)
+        planned(8192, replace(TRIAL, cannot_checkpoint="it has no layers"), execution)
 
 
 def test_a_model_that_cannot_recompute_is_not_asked_to():
     found = planned(1000, replace(TRIAL, cannot_checkpoint="it has no layers"))
-    assert not any(rung.execution.checkpointing for rung in found.ladder)
+    assert not any(fallback.execution.checkpointing for fallback in found.ladder)
 
 
 def test_the_clock_is_read_twice():

@@ -153,10 +153,10 @@ def bert_at(folder, **changes):
     return written(folder, reference), reference
 
 
-def unchanged(module, folder, match, **wishes):
+def unchanged(module, folder, match, **options):
     before = identities(module)
     with pytest.raises(LoadError, match=match):
-        materialise(module, folder, **wishes)
+        materialise(module, folder, **options)
     assert identities(module) == before
     assert not hasattr(module, "load_report")
 

@@ -45,11 +45,11 @@ def parts(tmp_path):
     return state, write
 
 
-def fails(file, *found, **wishes):
+def fails(file, *found, **options):
     module = build(Parts)
     before = leaks(module)
     with pytest.raises(LoadError) as caught:
-        materialise(module, file, **wishes)
+        materialise(module, file, **options)
     for words in (*found, str(file)):
         assert words in str(caught.value)
     assert leaks(module) == before

@@ -58,7 +58,7 @@ def memory(required: float = 31.4, *, from_data: bool = True) -> MemoryPlan:
     )
 
 
-def rung(change: str, needs: float, effect: Effect, *, fits: bool = True, note: str = "") -> Fallback:
+def fallback(change: str, needs: float, effect: Effect, *, fits: bool = True, note: str = "") -> Fallback:
     own = effect is not Effect.SEMANTICS
     return Fallback(
         change=change,
@@ -73,9 +73,9 @@ def rung(change: str, needs: float, effect: Effect, *, fits: bool = True, note: 
 
 
 LADDER = (
-    rung("activation checkpointing", 12.3, Effect.EXACT),
-    rung("micro-batch 32 -> 16, accumulate 2", 19.4, Effect.NUMERICS),
-    rung("max length 512 -> 320", 22.4, Effect.SEMANTICS),
+    fallback("activation checkpointing", 12.3, Effect.EXACT),
+    fallback("micro-batch 32 -> 16, accumulate 2", 19.4, Effect.NUMERICS),
+    fallback("max length 512 -> 320", 22.4, Effect.SEMANTICS),
 )
 
 
@@ -112,7 +112,7 @@ def test_a_refusal_reads_as_the_design_says() -> None:
 
 
 def test_a_refusal_without_a_way_out_names_the_nearest() -> None:
-    ladder = (rung("a", 28, Effect.EXACT, fits=False), rung("b", 26, Effect.SEMANTICS, fits=False))
+    ladder = (fallback("a", 28, Effect.EXACT, fits=False), fallback("b", 26, Effect.SEMANTICS, fits=False))
     lines = refusal_lines(answer(VerdictKind.REFUSED, ladder=ladder, reasons=("the margin does not fit",)))
     assert lines[0] == "  reason       the margin does not fit"
     assert lines[1].startswith("  nearest      b")
@@ -158,8 +158,8 @@ def test_a_cut_model_is_a_table_and_lines() -> None:
     assert plan_view(fits).cut == CUT
 
 
-def test_rungs_of_several_devices_say_how_many_and_nothing_of_time() -> None:
-    two = rung("execution.tp = 2", 17.0, Effect.NUMERICS, note="on each of 2 devices").model_copy(
+def test_fallbacks_of_several_devices_say_how_many_and_nothing_of_time() -> None:
+    two = fallback("execution.tp = 2", 17.0, Effect.NUMERICS, note="on each of 2 devices").model_copy(
         update={"execution": None, "devices": 2}
     )
     (row,) = ladder_table((two,)).rows
@@ -207,7 +207,7 @@ def test_tables_of_one_plan() -> None:
     table = ladder_table(LADDER)
     assert table.heads == ("change", "needs", "saves", "effect", "time", "fits")
     assert table.rows[0] == ("activation checkpointing", "12.3 GiB", "19.1 GiB", "exact", "1.3x", "yes")
-    noted = ladder_table([rung("a", 30, Effect.EXACT, fits=False, note="slow")])
+    noted = ladder_table([fallback("a", 30, Effect.EXACT, fits=False, note="slow")])
     assert (noted.heads[-1], noted.rows[0][-2:]) == ("note", ("no", "slow"))
     assert "the data is not known" in peak_text(memory(from_data=False))
 

@@ -28,7 +28,7 @@ def texts(story: TrialStory) -> list[str]:
 
 
 def tried_twice() -> Script:
-    """A trial that runs out of memory after a checkpoint, and completes with the next rung."""
+    """A trial that runs out of memory after a checkpoint, and completes with the next fallback."""
     script = Script()
     script.begin()
     params = {"train.batch_size": 32, "train.max_length": 64}
@@ -40,13 +40,13 @@ def tried_twice() -> Script:
     facts = FailureFacts(
         kind=FailureKind.OOM_DEVICE,
         sentence="the device's memory did not suffice",
-        action=Action.RUNG,
+        action=Action.FALLBACK,
         error_type="torch.OutOfMemoryError",
         error=OOM,
         detail="in train/step.py, line 40\nstep 21, rows a7, b9",
     )
     script.say(AttemptEnded(number=0, attempt=1, failure=facts), 2.5)
-    script.say(AttemptPlaced(number=0, attempt=2, device="1", terms=("with the next rung of its plan",)))
+    script.say(AttemptPlaced(number=0, attempt=2, device="1", terms=("with the next fallback of its plan",)))
     script.say(AttemptStarted(number=0, attempt=2, pid=78, overhead_ms=11.0))
     script.report(0, 1, 0.7, attempt=2)
     script.say(AttemptEnded(number=0, attempt=2), 1)
@@ -76,7 +76,7 @@ def test_a_story_is_told_in_order() -> None:
     assert texts(story)[2] == "attempt 1 on device 1, counted with 1.5 GiB"
     assert texts(story)[3] == "first line after 12 ms (process 77)"
     assert texts(story)[4] == "validation 0: step 20, epoch 1.00: f1_macro 0.6000  loss 0.4000"
-    assert texts(story)[7] == "attempt 2 on device 1, with the next rung of its plan"
+    assert texts(story)[7] == "attempt 2 on device 1, with the next fallback of its plan"
     assert texts(story)[-1] == "complete, value 0.7000 at step 40"
 
 

@@ -80,7 +80,7 @@ def test_what_a_checkpoint_kept_is_not_lost() -> None:
     ("action", "lost_s"),
     [
         (Action.RETRY, 3.0),
-        (Action.RUNG, 3.0),
+        (Action.FALLBACK, 3.0),
         (Action.PAUSE, 3.0),
         (Action.GIVE_UP, 14.1),  # no checkpoint is of use to a trial that is over
         (Action.PRUNE, 0.0),  # a result

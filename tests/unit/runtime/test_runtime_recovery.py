@@ -16,7 +16,7 @@ def past(*actions: Action, device: str | None = None) -> tuple[PastFailure, ...]
     ("failures", "terms"),
     [
         ((), AttemptTerms()),
-        (past(Action.RETRY, Action.RUNG, device="0"), AttemptTerms()),
+        (past(Action.RETRY, Action.FALLBACK, device="0"), AttemptTerms()),
         (past(Action.EXCLUSIVE, Action.RETRY), AttemptTerms(exclusive=True)),
         (past(Action.DIAGNOSE, Action.RETRY), AttemptTerms(diagnostic=True)),
         (past(Action.LIGHTER, Action.RETRY, Action.LIGHTER), AttemptTerms(lighter=2)),

@@ -157,20 +157,20 @@ def test_a_plan_is_kept_and_shared_by_its_key() -> None:
         fold(created(), opened(), asked(0), TrialPlanned(number=0, key="x"))
 
 
-def test_each_rung_takes_the_next_fallback_and_a_new_plan_begins_anew() -> None:
+def test_each_step_down_takes_the_next_fallback_and_a_new_plan_begins_anew() -> None:
     planned = TrialPlanned(number=0, key="k", answer=ANSWER)
     events: list[Event] = [created(), opened(), asked(0), planned]
-    for rung, rows in enumerate((8, 4, 2)):
+    for taken, rows in enumerate((8, 4, 2)):
         plan = fold(*events).trials[0].plan
         assert plan is not None and plan.execution is not None
-        assert (plan.execution.micro_batch, plan.rungs_left, plan.misses) == (rows, 2 - rung, rung)
-        events += ran_out(0, rung + 1, Action.RUNG)
+        assert (plan.execution.micro_batch, plan.fallbacks_left, plan.misses) == (rows, 2 - taken, taken)
+        events += ran_out(0, taken + 1, Action.FALLBACK)
     again = fold(*events, TrialPlanned(number=0, key="other", answer=ANSWER)).trials[0].plan
     assert again is not None
-    assert (again.rung, again.misses) == (0, 0)
+    assert (again.fallbacks_taken, again.misses) == (0, 0)
     last = fold(*events[:-2], *ran_out(0, 3, Action.GIVE_UP)).trials[0].plan
     assert last is not None
-    assert (last.rung, last.misses) == (2, 3)
+    assert (last.fallbacks_taken, last.misses) == (2, 3)
 
 
 def test_refusals_in_a_row_outlive_a_kill_and_no_session_that_ended() -> None:

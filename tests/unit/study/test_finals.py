@@ -32,7 +32,7 @@ def planned_too_low(folder: Path) -> tuple[ReadStudy, TrialState]:
         runtime={"retries": 0},
     )
     subject = PlanSubject(task=study.study.task, settings=study.trial_settings)
-    asked = PlanRequest(subjects=(subject,), device=DEVICE, wishes=study.execution, trace_dir="")
+    asked = PlanRequest(subjects=(subject,), device=DEVICE, execution=study.execution, trace_dir="")
     trial = TrialState(number=0, params={}, internal={}, distributions={}, seed=5, fingerprint="")
     trial.plan = PlanState("key", plan_jobs.answer(subject, asked))
     state = StudyState()
@@ -58,13 +58,15 @@ def test_a_device_that_runs_out_of_memory_gets_the_next_fallback_of_the_trials_p
     (result,) = work.results.values()
     assert isinstance(result, FinalResult)
     assert "oom_device" in told[0] and told[0].endswith("-> rung")
-    assert trial.plan is not None and trial.plan.rung == 0  # what the study knows of its trial is not touched
+    assert (
+        trial.plan is not None and trial.plan.fallbacks_taken == 0
+    )  # what the study knows of its trial is not touched
 
 
 def test_a_run_begins_with_the_fallback_that_its_trial_came_to(tmp_path: Path) -> None:
     study, trial = planned_too_low(tmp_path)
     assert trial.plan is not None
-    trial.plan.rung = 2
+    trial.plan.fallbacks_taken = 2
     work, asked, _ = work_on(study, trial)
     assert [one.training.plan.micro_batch for one in asked] == [4]
     assert isinstance(*work.results.values(), FinalResult)

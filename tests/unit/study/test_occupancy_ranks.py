@@ -33,7 +33,7 @@ BIG = 32
 def cutting(subject: PlanSubject, body: PlanRequest) -> PlanAnswer:
     """The stand-in's answer; a large batch takes two ranks, and either may fall back to the next number."""
     rows, length = subject.settings.train.batch_size, subject.settings.train.max_length
-    assert body.wishes.tp == "auto"
+    assert body.execution.tp == "auto"
     own, more = (2, 4) if rows == BIG else (None, 2)
     choice = ExecutionChoice(micro_batch=rows, accumulation=1, tp=own)
     further = [choice.model_copy(update={"tp": more})] if more in body.degrees else []
@@ -107,7 +107,7 @@ def test_a_resumed_trial_keeps_its_ranks_and_other_devices_are_planned_for_anew(
     assert one.state.trials[0].attempts[-1].device == "0", "checkpoints are whole: it goes on with what there is"
 
 
-def test_after_running_out_of_memory_the_next_rung_may_be_more_ranks(bench) -> None:
+def test_after_running_out_of_memory_the_next_fallback_may_be_more_ranks(bench) -> None:
     def runs_out(body: Any) -> Any:
         if body.plan.tp == 1:
             raise plan_jobs.OutOfMemoryError("CUDA out of memory")

@@ -43,12 +43,12 @@ def test_what_is_planned_for() -> None:
     assert planning_device(resolved(DeviceKind.CUDA), limit) is None
 
 
-WISHES = ExecutionSettings()
+AS_SET = ExecutionSettings()
 
 
-def request(wishes: ExecutionSettings = WISHES, **tables: Any) -> PlanRequest:
+def request(execution: ExecutionSettings = AS_SET, **tables: Any) -> PlanRequest:
     subject = PlanSubject(task=BuiltInTask.CRITERIA, settings=TrialSettings(**tables))
-    return PlanRequest(subjects=(subject,), device=CARD, wishes=wishes, trace_dir="somewhere")
+    return PlanRequest(subjects=(subject,), device=CARD, execution=execution, trace_dir="somewhere")
 
 
 def test_a_plan_holds_while_nothing_that_decides_it_changes() -> None:
@@ -69,6 +69,14 @@ def test_a_plan_holds_while_nothing_that_decides_it_changes() -> None:
         plan_key(request(), "2.1"),
     ]
     assert len({key, *other}) == 8
+
+
+def test_a_request_is_written_under_the_names_it_always_had() -> None:
+    asked = request(ExecutionSettings(tp=2)).model_copy(update={"every_fallback": True})
+    written = asked.model_dump(mode="json")
+    assert (written["wishes"]["tp"], written["every_rung"]) == (2, True)
+    assert not {"execution", "every_fallback"} & written.keys()
+    assert PlanRequest.model_validate_json(asked.model_dump_json()) == asked
 
 
 def trial(plan: PlanState | None = None, *, attempts: int = 0) -> TrialState:
@@ -104,8 +112,8 @@ def test_trials_without_a_plan() -> None:
 
 
 def test_a_choice_is_carried_out_and_the_rest_of_the_plan_stays() -> None:
-    wishes = ExecutionSettings(memory_limit="1GiB", allocator=Allocator.NATIVE, reentrant=True, loader_workers=2)
-    plan = plan_execution(wishes, effective_batch=10, device=DeviceKind.CUDA, cores=8, parallel=2)
+    execution = ExecutionSettings(memory_limit="1GiB", allocator=Allocator.NATIVE, reentrant=True, loader_workers=2)
+    plan = plan_execution(execution, effective_batch=10, device=DeviceKind.CUDA, cores=8, parallel=2)
     choice = ExecutionChoice(
         micro_batch=4,
         accumulation=3,

@@ -1,4 +1,4 @@
-"""What is known of a trial's memory before it runs: phases, categories, plans, rungs and the planner's answer.
+"""What is known of a trial's memory before it runs: phases, categories, plans, fallbacks and the planner's answer.
 
 All bytes are integers; ``GiB`` in texts is 2**30 bytes.
 """

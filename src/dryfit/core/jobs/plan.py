@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from dryfit.core.jobs.calibration import Calibration, CaseComparison, MemoryCase, Observation
 from dryfit.core.jobs.memory import Confidence, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
@@ -24,13 +24,20 @@ class StudyTokens(Settings):
 class PlanRequest(Wire):
     """Plan the memory of some subjects on a device; nothing is allocated there."""
 
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
     job: Literal[Job.PLAN] = Job.PLAN
     subjects: tuple[PlanSubject, ...]
     device: DeviceSpec
-    wishes: ExecutionSettings
+    execution: ExecutionSettings = Field(validation_alias="wishes", serialization_alias="wishes")
     tokens: StudyTokens | None = Field(default=None, description="None: rows of train.max_length are taken")
     trace_dir: str = Field(description="folder of recorded traces, shared by all studies")
-    every_rung: bool = Field(default=False, description="price every rung of the ladder, and changes nobody made")
+    every_fallback: bool = Field(
+        default=False,
+        validation_alias="every_rung",
+        serialization_alias="every_rung",
+        description="price every fallback, and changes of the experiment",
+    )
     several: bool = Field(default=True, description="look at several devices, to take or to name them")
     degrees: tuple[int, ...] = Field(default=(), description='ranks over 1 that execution.tp = "auto" may take')
     host_bytes: int | None = Field(default=None, description="host memory for all ranks of a trial; None: not counted")
@@ -47,7 +54,7 @@ class PlanAnswer(Wire):
         ladder: Changes, each with what it saves.
         reasons: Why it is unknown or refused.
         cut: How the model is cut, by ``execution.tp`` or by the planner; bytes are those of each rank then.
-        cannot_cut: Why the ladder lacks a rung that cuts the model; empty where it has it, or nobody asked.
+        cannot_cut: Why the ladder has no fallback to several devices; empty where it has one or none was asked for.
         torch: Version the traces speak for.
     """
 

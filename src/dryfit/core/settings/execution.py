@@ -84,7 +84,7 @@ def adapters(task: TaskName, settings: TrialSettings) -> LoraSettings | None:
 
 
 class ExecutionSettings(Settings):
-    """``[execution]``: wishes about how trials run; the plan of each trial is derived from them.
+    """``[execution]``: execution about how trials run; the plan of each trial is derived from them.
 
     What is unset the planner chooses, so that the trial fits; what is set it keeps.
     """
@@ -192,7 +192,7 @@ class ExecutionPlan(Settings):
 
 
 def plan_execution(
-    wishes: ExecutionSettings,
+    execution: ExecutionSettings,
     *,
     effective_batch: int,
     device: DeviceKind,
@@ -200,31 +200,31 @@ def plan_execution(
     parallel: int,
     ranks: int | None = None,
 ) -> ExecutionPlan:
-    """Derive a trial's plan from the study's wishes alone, memory left out of account.
+    """Derive a trial's plan from the study's execution alone, memory left out of account.
 
     Args:
-        wishes: The ``[execution]`` table.
+        execution: The ``[execution]`` table.
         effective_batch: Rows behind one optimizer step.
         device: Where the trial will run.
         cores: CPU cores this study may use.
         parallel: Trials that run side by side.
-        ranks: How many ranks its model is cut over; None: as the wishes say.
+        ranks: How many ranks its model is cut over; None: as the settings say.
     """
-    tp = wishes.ranks if ranks is None else ranks
-    micro_batch = min(wishes.micro_batch or effective_batch, effective_batch)
+    tp = execution.ranks if ranks is None else ranks
+    micro_batch = min(execution.micro_batch or effective_batch, effective_batch)
     return ExecutionPlan(
         device=device,
         effective_batch=effective_batch,
         micro_batch=micro_batch,
         accumulation=-(-effective_batch // micro_batch),
-        checkpointing=bool(wishes.checkpointing),
-        reentrant=wishes.reentrant,
-        optimizer_impl=wishes.optimizer_impl,
-        offload_optimizer=bool(wishes.offload_optimizer),
-        allocator=wishes.allocator,
-        memory_limit_bytes=parse_bytes(wishes.memory_limit) if wishes.memory_limit else None,
+        checkpointing=bool(execution.checkpointing),
+        reentrant=execution.reentrant,
+        optimizer_impl=execution.optimizer_impl,
+        offload_optimizer=bool(execution.offload_optimizer),
+        allocator=execution.allocator,
+        memory_limit_bytes=parse_bytes(execution.memory_limit) if execution.memory_limit else None,
         tp=tp,
-        dp=wishes.dp,
-        threads=wishes.threads or max(1, cores // (parallel * tp * wishes.dp)),
-        loader_workers=wishes.loader_workers,
+        dp=execution.dp,
+        threads=execution.threads or max(1, cores // (parallel * tp * execution.dp)),
+        loader_workers=execution.loader_workers,
     )

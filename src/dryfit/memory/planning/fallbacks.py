@@ -87,21 +87,21 @@ class FallbackStage:
     is_brief: bool = False
 
 
-def execution_asked(trial: PlannedTrial, wishes: ExecutionSettings) -> ExecutionChoice:
-    """The wishes as they stand, and the fastest where they are silent.
+def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> ExecutionChoice:
+    """Return the execution settings as they stand, and the fastest choice where they are silent.
 
     Raises:
         ConfigError: They ask for what this trial cannot do.
     """
     for wanted, key, reason in (
-        (wishes.checkpointing, "checkpointing", trial.cannot_checkpoint),
-        (wishes.offload_optimizer, "offload_optimizer", trial.cannot_offload),
+        (execution.checkpointing, "checkpointing", trial.cannot_checkpoint),
+        (execution.offload_optimizer, "offload_optimizer", trial.cannot_offload),
     ):
         if wanted and reason:
             raise ConfigError(
                 "planning a trial", f"execution.{key} is true, but {reason}", hint=f"leave execution.{key} out"
             )
-    impl = trial.optimizer_impls[0] if wishes.optimizer_impl is OptimizerImpl.AUTO else wishes.optimizer_impl
+    impl = trial.optimizer_impls[0] if execution.optimizer_impl is OptimizerImpl.AUTO else execution.optimizer_impl
     if impl not in trial.optimizer_impls:
         raise ConfigError(
             "planning a trial",
@@ -112,22 +112,22 @@ def execution_asked(trial: PlannedTrial, wishes: ExecutionSettings) -> Execution
         ExecutionChoice(
             micro_batch=1,
             accumulation=1,
-            checkpointing=bool(wishes.checkpointing),
+            checkpointing=bool(execution.checkpointing),
             optimizer_impl=impl,
-            offload_optimizer=bool(wishes.offload_optimizer),
+            offload_optimizer=bool(execution.offload_optimizer),
         ),
-        min(wishes.micro_batch or trial.effective_batch, trial.effective_batch),
+        min(execution.micro_batch or trial.effective_batch, trial.effective_batch),
         trial.effective_batch,
     )
 
 
 def fallback_stages(
-    trial: PlannedTrial, wishes: ExecutionSettings, asked: ExecutionChoice
+    trial: PlannedTrial, execution: ExecutionSettings, asked: ExecutionChoice
 ) -> tuple[FallbackStage, ...]:
     """All that may be tried after ``asked``, in order."""
-    may_round = wishes.allow == "numerics"
-    may_checkpoint = wishes.checkpointing is None and trial.cannot_checkpoint is None
-    micros = list(halvings(asked.micro_batch)) if may_round and wishes.micro_batch is None else [asked.micro_batch]
+    may_round = execution.allow == "numerics"
+    may_checkpoint = execution.checkpointing is None and trial.cannot_checkpoint is None
+    micros = list(halvings(asked.micro_batch)) if may_round and execution.micro_batch is None else [asked.micro_batch]
     checkpointing = (False, True) if may_checkpoint else (asked.checkpointing,)
     grid = [
         with_micro_batch(asked, micro, trial.effective_batch).model_copy(update={"checkpointing": recompute})
@@ -137,13 +137,13 @@ def fallback_stages(
     grid.sort(key=lambda choice: (effect(choice, asked) is not Effect.EXACT, time_factor(choice, asked, trial)))
     smallest = grid[0].model_copy(update=grid[-1].model_dump(include={"micro_batch", "accumulation"}))
     smallest = smallest.model_copy(update={"checkpointing": checkpointing[-1]})
-    impls = trial.optimizer_impls if may_round and wishes.optimizer_impl is OptimizerImpl.AUTO else ()
+    impls = trial.optimizer_impls if may_round and execution.optimizer_impl is OptimizerImpl.AUTO else ()
     by_impl = [
         [choice.model_copy(update={"optimizer_impl": impl}) for choice in dict.fromkeys((asked, smallest))]
         for impl in impls
         if impl is not asked.optimizer_impl
     ]
-    may_offload = wishes.offload_optimizer is None and trial.cannot_offload is None
+    may_offload = execution.offload_optimizer is None and trial.cannot_offload is None
     on_host = [choice.model_copy(update={"offload_optimizer": True}) for choice in grid] if may_offload else []
     stages = (
         FallbackStage(tuple(choice for choice in grid if choice != asked)),

@@ -1,4 +1,4 @@
-"""The fit ladder: the first rung that fits, and what every other one would take."""
+"""The fit ladder: the first fallback that fits, and what every other one would take."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -38,45 +38,45 @@ Resubject = Callable[[SettingChange], SegmentSource | None]
 
 def plan(
     trial: PlannedTrial,
-    wishes: ExecutionSettings,
+    execution: ExecutionSettings,
     source: SegmentSource,
     device: Device,
     *,
     resubject: Resubject,
-    every_rung: bool = False,
+    every_fallback: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> PlanAnswer:
     """Find how a trial is to be run so that it fits.
 
     Args:
         trial: What is fixed.
-        wishes: What is set in them is kept.
+        execution: What is set in them is kept.
         source: Segments of the trial.
         device: Where it is to fit.
         resubject: Gives segments of a changed trial, for the suggestions.
-        every_rung: Report all rungs and suggestions; else the ladder ends with the first rung that fits.
+        every_fallback: Report all fallbacks and suggestions; else the ladder ends with the first fallback that fits.
         clock: In seconds.
 
     Raises:
-        ConfigError: The wishes ask for what this trial cannot do.
+        ConfigError: The settings ask for what this trial cannot do.
     """
     began_s = clock()
-    asked = execution_asked(trial, wishes)
-    climb = _Climb(trial, source, device, capacity_bytes(wishes, device))
+    asked = execution_asked(trial, execution)
+    climb = _Climb(trial, source, device, capacity_bytes(execution, device))
     try:
-        _refuse_divided(wishes)
+        _refuse_divided(execution)
         as_asked = climb.memory(asked)
     except TraceError as error:
         verdict = _Verdict(VerdictKind.UNKNOWN, reasons=(str(error),))
         return _answer(verdict, (), device, clock() - began_s)
-    stages = fallback_stages(trial, wishes, asked)
+    stages = fallback_stages(trial, execution, asked)
     chosen = asked if climb.fits(as_asked) else None
     for stage in stages:
-        if chosen is None or every_rung:
-            chosen = climb.try_stage(stage, chosen, every_rung=every_rung)
+        if chosen is None or every_fallback:
+            chosen = climb.try_stage(stage, chosen, every_fallback=every_fallback)
     tried = [choice for stage in stages for choice in stage.choices if choice in climb.tried]
-    ladder = [climb.rung(choice, asked) for choice in tried]
-    if every_rung:
+    ladder = [climb.fallback(choice, asked) for choice in tried]
+    if every_fallback:
         ladder += climb.suggestions(asked, chosen, resubject)
     shortfall = max(0, as_asked.required_bytes - climb.capacity_bytes)
     if chosen is None:
@@ -88,20 +88,20 @@ def plan(
     return _answer(verdict, tuple(ladder), device, clock() - began_s)
 
 
-def _refuse_divided(wishes: ExecutionSettings) -> None:
+def _refuse_divided(execution: ExecutionSettings) -> None:
     """Say that a divided trial is not planned, rather than what one process alone would take.
 
     Raises:
         TraceError: It is one.
     """
-    if wishes.dp > 1:
-        found = f"execution.dp is {wishes.dp}: weights that are put together layer by layer are not traced"
+    if execution.dp > 1:
+        found = f"execution.dp is {execution.dp}: weights that are put together layer by layer are not traced"
         raise TraceError("planning the memory of a trial", found, "execution.dp = 1, or execution.tp")
 
 
-def capacity_bytes(wishes: ExecutionSettings, device: Device) -> int:
-    """What the trial may take: the device's memory, or the limit in the wishes where that is less."""
-    limit_bytes = parse_bytes(wishes.memory_limit) if wishes.memory_limit else device.spec.capacity_bytes
+def capacity_bytes(execution: ExecutionSettings, device: Device) -> int:
+    """What the trial may take: the device's memory, or the limit in the settings where that is less."""
+    limit_bytes = parse_bytes(execution.memory_limit) if execution.memory_limit else device.spec.capacity_bytes
     return min(limit_bytes, device.spec.capacity_bytes)
 
 
@@ -156,11 +156,11 @@ class _Climb:
         return self.tried[choice]
 
     def try_stage(
-        self, stage: FallbackStage, chosen: ExecutionChoice | None, *, every_rung: bool
+        self, stage: FallbackStage, chosen: ExecutionChoice | None, *, every_fallback: bool
     ) -> ExecutionChoice | None:
         """Try the choices of a stage; the first that fits is chosen where nothing was yet."""
         choices = stage.choices[:1] if stage.is_brief and chosen is not None else stage.choices
-        if every_rung:
+        if every_fallback:
             # Like beside like: a tracer rebuilds its model where the way it runs changes.
             for choice in sorted(choices, key=lambda choice: choice.checkpointing):
                 self._try(choice, stage)
@@ -198,7 +198,7 @@ class _Climb:
         ):
             self.source.prepare(kind, [Shape(row, length) for row in wanted for length in longest])
 
-    def rung(self, choice: ExecutionChoice, asked: ExecutionChoice) -> Fallback:
+    def fallback(self, choice: ExecutionChoice, asked: ExecutionChoice) -> Fallback:
         memory = self.tried[choice]
         return Fallback(
             change=describe(choice, asked),

@@ -39,14 +39,14 @@ class Candidate:
         task: In the words of ``dryfit.load``; empty where that is not asked.
         why: Why it is that task.
         make: Constructs the model.
-        wishes: How it would be filled.
+        options: How it would be filled.
     """
 
     subject: Subject
     task: str
     why: str
     make: Callable[[], nn.Module]
-    wishes: LoadOptions
+    options: LoadOptions
 
 
 def pretrained_candidate(source: FolderSource, kind: Kind | None) -> Candidate:
@@ -72,7 +72,7 @@ def pretrained_candidate(source: FolderSource, kind: Kind | None) -> Candidate:
         kind.value,
         why,
         make=lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code),
-        wishes=LoadOptions(torch.device("cpu"), missing=may_lack(kind)),
+        options=LoadOptions(torch.device("cpu"), missing=may_lack(kind)),
     )
 
 
@@ -99,7 +99,7 @@ def health(path: Path, subject: Subject, choose: Callable[[], Candidate]) -> Hea
         return Health(
             folder=folder, subject=subject, healthy=False, stored=stored and _stored(stored), errors=tuple(errors)
         )
-    judged = _or_note(errors, lambda: examine(model, stored, candidate.wishes)) if stored is not None else None
+    judged = _or_note(errors, lambda: examine(model, stored, candidate.options)) if stored is not None else None
     found, complaints = judged or (Match(places(model)), Complaints())
     return _judged(
         Health(

@@ -70,31 +70,31 @@ def materialise(
         MachineError: There is no such device.
     """
     stored = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
-    wishes = LoadOptions(torch.device(device), dtype, missing, tuple(unexpected), mode)
-    return fill(module, stored, wishes)
+    options = LoadOptions(torch.device(device), dtype, missing, tuple(unexpected), mode)
+    return fill(module, stored, options)
 
 
-def fill(module: nn.Module, stored: CheckpointFiles | None, wishes: LoadOptions) -> LoadReport:
+def fill(module: nn.Module, stored: CheckpointFiles | None, options: LoadOptions) -> LoadReport:
     """Fill a module from an opened checkpoint; see :func:`materialise`."""
     # A constructor that is being built may load its part in this way: our own modes must not reach in here.
     require("giving a model its weights", MODES, MODULES, TENSORS, MODELS)
     with without_function_modes(), without_dispatch_modes():
-        device = existing_device(wishes.device, f"filling a {type(module).__name__}")
-        return _fill(module, stored, replace(wishes, device=device))
+        device = existing_device(options.device, f"filling a {type(module).__name__}")
+        return _fill(module, stored, replace(options, device=device))
 
 
-def _fill(module: nn.Module, stored: CheckpointFiles | None, wishes: LoadOptions) -> LoadReport:
+def _fill(module: nn.Module, stored: CheckpointFiles | None, options: LoadOptions) -> LoadReport:
     started = time.perf_counter()
-    if wishes.device.type == "meta":
+    if options.device.type == "meta":
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
     # Before anything of ours refers to the parameters: while nobody does, this is cheap.
     refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
-    matched = match(module, stored, wishes)
-    _refuse_views_of_parts(matched, wishes)
-    filler = _Filler(module, wishes, _kept_in_fp32(module, wishes.dtype))
+    matched = match(module, stored, options)
+    _refuse_views_of_parts(matched, options)
+    filler = _Filler(module, options, _kept_in_fp32(module, options.dtype))
     made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
     if stored is not None:
-        with CheckpointReader(stored, wishes.mode) as reader:
+        with CheckpointReader(stored, options.mode) as reader:
             filler.compare(matched, reader)
             filler.read(matched, reader)
     for place, tensor in made:
@@ -106,7 +106,7 @@ def _fill(module: nn.Module, stored: CheckpointFiles | None, wishes: LoadOptions
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
     report = filler.report(matched, stored, time.perf_counter() - started)
     allow_real_inputs(module)
-    mapped = stored if wishes.mode is ReadMode.MAPPED else None
+    mapped = stored if options.mode is ReadMode.MAPPED else None
     watch_files(module, mapped.guard if mapped is not None else FileGuard(()))
     vars(module)[REPORT] = report
     return report
@@ -117,7 +117,7 @@ class _Filler:
     """The state of one materialisation."""
 
     module: nn.Module
-    wishes: LoadOptions
+    options: LoadOptions
     in_fp32: list[re.Pattern[str]]
     random: list[str] = field(default_factory=list)
     casts: Counter[str] = field(default_factory=Counter)
@@ -162,9 +162,9 @@ class _Filler:
 
     def _parts(self, matched: Match) -> dict[str, StoredSlice]:
         """What is wanted of each key that is not wanted whole."""
-        keys = {key: place for key, place in matched.from_file.items() if self.wishes.part_of(place) is not None}
+        keys = {key: place for key, place in matched.from_file.items() if self.options.part_of(place) is not None}
         keys |= {key: keys[first] for key, first in matched.duplicates.items() if first in keys}
-        return {key: part for key, place in keys.items() if (part := self.wishes.part_of(place)) is not None}
+        return {key: part for key, place in keys.items() if (part := self.options.part_of(place)) is not None}
 
     def _convert(
         self, conversion: Conversion, matched: Match, reader: CheckpointReader
@@ -173,7 +173,7 @@ class _Filler:
         assert isinstance(self.module, PreTrainedModel)
         keys: dict[str, StoredSlice | None] = {key: None for _, key in conversion.sources}
         place = matched.converted.get(conversion.target)
-        part = self.wishes.part_of(place) if place is not None else None
+        part = self.options.part_of(place) if place is not None else None
         if part is not None and (needed := parts_of_sources(conversion, reader.stored, part)) is not None:
             keys = needed
             conversion = replace(conversion, sources=tuple(pair for pair in conversion.sources if pair[1] in keys))
@@ -181,7 +181,7 @@ class _Filler:
         values = dict(reader.tensors(keys, given))
         for name, tensor in conversion.apply(values, self.module).items():
             place = matched.converted[name]
-            part = self.wishes.part_of(place)
+            part = self.options.part_of(place)
             if part is None or tensor.shape != place.tensor.shape:
                 yield place, tensor
             else:  # its sources had to be read whole
@@ -193,15 +193,15 @@ class _Filler:
         if tensor.dtype != wanted:
             self.casts[f"{_name(tensor.dtype)} to {_name(wanted)}"] += 1
         old = place.tensor
-        in_place = not is_deferred(old) and (old.device, old.dtype) == (self.wishes.device, wanted)
+        in_place = not is_deferred(old) and (old.device, old.dtype) == (self.options.device, wanted)
         in_place = in_place and not is_mapped(old)  # pages of a file go with it, even those that were written to
         in_place = in_place and old.shape == tensor.shape
-        if in_place and self.wishes.mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
+        if in_place and self.options.mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
             with torch.no_grad():
                 old.copy_(tensor)
         else:
-            here = tensor.dtype is wanted and tensor.device == self.wishes.device
-            fresh.append((place, tensor if here else tensor.to(device=self.wishes.device, dtype=wanted)))
+            here = tensor.dtype is wanted and tensor.device == self.options.device
+            fresh.append((place, tensor if here else tensor.to(device=self.options.device, dtype=wanted)))
 
     def construct(self, matched: Match) -> list[tuple[Target, torch.Tensor]]:
         """Make what all other places get: what their constructor computed, or would have."""
@@ -212,9 +212,9 @@ class _Filler:
                 tensor, drawn = _constructed(place)
             if drawn:
                 self.random += place.names[:1]
-            part = self.wishes.part_of(place)
+            part = self.options.part_of(place)
             tensor = tensor if part is None else part.of(tensor.detach())
-            tensor = tensor.to(device=self.wishes.device, dtype=self._dtype_of(place))
+            tensor = tensor.to(device=self.options.device, dtype=self._dtype_of(place))
             if tensor is not place.tensor:
                 made.append((place, tensor))
         return made
@@ -222,10 +222,10 @@ class _Filler:
     def _dtype_of(self, place: Target) -> torch.dtype:
         """Floating parameters take the type asked for; tables keep the one they were computed in."""
         old = place.tensor.dtype
-        if self.wishes.dtype is None or not place.is_parameter or not old.is_floating_point:
+        if self.options.dtype is None or not place.is_parameter or not old.is_floating_point:
             return old
         kept = any(pattern.search(name) for name in place.names for pattern in self.in_fp32)
-        return torch.float32 if kept else self.wishes.dtype
+        return torch.float32 if kept else self.options.dtype
 
     def _notes(self) -> tuple[str, ...]:
         return (f"read whole and cut here, for their conversion: {few(self.whole)}",) if self.whole else ()
@@ -314,8 +314,8 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _refuse_views_of_parts(matched: Match, wishes: LoadOptions) -> None:
-    views = [f"{place.name} of {whole.name}" for place, whole in matched.views if wishes.part_of(whole) is not None]
+def _refuse_views_of_parts(matched: Match, options: LoadOptions) -> None:
+    views = [f"{place.name} of {whole.name}" for place, whole in matched.views if options.part_of(whole) is not None]
     if views:
         raise LoadError(
             "filling a model with parts of its weights",

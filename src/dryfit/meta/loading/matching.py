@@ -202,23 +202,23 @@ def _place(group: list[Slot]) -> Target:
     return Target(tuple(group), names, first.tensor, persistent, first.kind is SlotKind.PARAMETER)
 
 
-def match(module: nn.Module, checkpoint: CheckpointFiles | None, wishes: LoadOptions) -> Match:
+def match(module: nn.Module, checkpoint: CheckpointFiles | None, options: LoadOptions) -> Match:
     """Decide what each place of a module will be.
 
     Args:
         module: What to fill.
         checkpoint: Its weights; None: there are none.
-        wishes: What may be missing and what may be left over.
+        options: What may be missing and what may be left over.
 
     Raises:
         LoadError: A weight is missing, of another shape or kind, or stray, with the names of all of them.
     """
-    found, complaints = examine(module, checkpoint, wishes)
+    found, complaints = examine(module, checkpoint, options)
     complaints.raise_if_any(checkpoint)
     return found
 
 
-def examine(module: nn.Module, checkpoint: CheckpointFiles | None, wishes: LoadOptions) -> tuple[Match, Complaints]:
+def examine(module: nn.Module, checkpoint: CheckpointFiles | None, options: LoadOptions) -> tuple[Match, Complaints]:
     """As :func:`match`, with everything that is wrong as a value.
 
     Raises:
@@ -228,9 +228,9 @@ def examine(module: nn.Module, checkpoint: CheckpointFiles | None, wishes: LoadO
     by_name = {name: place for place in every for name in place.names}
     fillable = [name for name, place in by_name.items() if place.persistent or place.is_parameter]
     stored = checkpoint.tensors if checkpoint is not None else {}
-    found = Match(every, keys=map_keys(module, list(stored), fillable, wishes.aliases))
+    found = Match(every, keys=map_keys(module, list(stored), fillable, options.aliases))
     complaints = Complaints()
-    _take_direct(found, by_name, stored, wishes.missing, complaints)
+    _take_direct(found, by_name, stored, options.missing, complaints)
     _take_converted(found, module, by_name, stored, complaints)
     filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
     rest = [place for place in every if id(place) not in filled]
@@ -241,13 +241,13 @@ def examine(module: nn.Module, checkpoint: CheckpointFiles | None, wishes: LoadO
             found.views.append((place, whole))
             continue
         found.constructed.append(place)
-        kept = not is_deferred(place.tensor) and (checkpoint is None or wishes.partial)
+        kept = not is_deferred(place.tensor) and (checkpoint is None or options.partial)
         if id(place) in complaints.named:
             continue
-        if place.persistent and not kept and not _may_lack(place, wishes.missing, module):
+        if place.persistent and not kept and not _may_lack(place, options.missing, module):
             complaints.missing.append(place.name)
-    _judge_strays(found, by_name, wishes.unexpected, complaints)
-    if wishes.exact:
+    _judge_strays(found, by_name, options.unexpected, complaints)
+    if options.exact:
         complaints.strays += found.keys.unexpected
     return found, complaints
 

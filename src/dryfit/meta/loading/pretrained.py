@@ -145,25 +145,25 @@ def load_pretrained(
     """
     config = config if config is not None else load_config(source)
     model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
-    wishes = LoadOptions(torch.device(device), dtype, missing, mode=mode)
-    return model, fill_pretrained(model, source, kind, wishes)
+    options = LoadOptions(torch.device(device), dtype, missing, mode=mode)
+    return model, fill_pretrained(model, source, kind, options)
 
 
-def fill_pretrained(model: PreTrainedModel, source: ModelSource, kind: Kind, wishes: LoadOptions) -> LoadReport:
+def fill_pretrained(model: PreTrainedModel, source: ModelSource, kind: Kind, options: LoadOptions) -> LoadReport:
     """Give a model that was built from a source's config the source's weights, or parts of them.
 
     Args:
         model: Without memory.
         source: Where its weights are.
         kind: What stands on it.
-        wishes: Where they go, in which type, which parts of them.
+        options: Where they go, in which type, which parts of them.
 
     Raises:
         LoadError: A weight is missing, of another shape, or stray.
     """
     folder = weights_folder(source)
-    report = fill(model, open_checkpoint(folder), replace(wishes, missing=may_lack(kind, wishes.missing)))
-    model.config.dtype = wishes.dtype if wishes.dtype is not None else torch.float32
+    report = fill(model, open_checkpoint(folder), replace(options, missing=may_lack(kind, options.missing)))
+    model.config.dtype = options.dtype if options.dtype is not None else torch.float32
     if model.can_generate() and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return report

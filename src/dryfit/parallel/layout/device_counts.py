@@ -1,4 +1,4 @@
-"""What a trial needs of each of several devices: rungs to name, and those that ``execution.tp = "auto"`` takes."""
+"""What a trial needs of each of several devices: fallbacks to name, and those that ``execution.tp = "auto"`` takes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -26,26 +26,31 @@ def with_rank_counts(
 ) -> PlanAnswer:
     """Add to a ladder what each of several devices would need, and to a refusal how many would do.
 
-    Where not every rung is asked for, that is a refusal's matter alone, and of each degree only the smallest that was
-    found is looked at: one trace. The first that fits ends the search.
+    Unless every fallback is asked for, this is done for refusals alone, and for each degree only the smallest choice
+    that was tried is traced. The first that fits ends the search.
 
     Args:
         answer: What was found, with all that was tried in its ladder; degrees that were tried are left out.
         trial: What is fixed.
-        body: What is asked: only degrees above its wishes' are looked at.
+        body: What is asked: only degrees above those set are tried.
         device: What each rank would have.
         divided: Gives a rank's segments.
     """
-    wishes, every_rung = body.wishes, body.every_rung
+    execution, every_fallback = body.execution, body.every_fallback
     refused = answer.verdict is VerdictKind.REFUSED
-    if answer.verdict is VerdictKind.UNKNOWN or wishes.dp > 1 or answer.memory is None or not (refused or every_rung):
+    if (
+        answer.verdict is VerdictKind.UNKNOWN
+        or execution.dp > 1
+        or answer.memory is None
+        or not (refused or every_fallback)
+    ):
         return answer
-    asked = execution_asked(trial, wishes)
-    most_bytes = capacity_bytes(wishes, device)
+    asked = execution_asked(trial, execution)
+    most_bytes = capacity_bytes(execution, device)
     needs_bytes = required_as_asked(answer)
     smallest = _smallest(answer, asked)
-    choices = list(dict.fromkeys((asked, smallest))) if every_rung else [smallest]
-    known = max(wishes.ranks, *(rung.devices for rung in answer.ladder), 1)
+    choices = list(dict.fromkeys((asked, smallest))) if every_fallback else [smallest]
+    known = max(execution.ranks, *(fallback.devices for fallback in answer.ladder), 1)
     found: list[Fallback] = []
     cannot_cut = answer.cannot_cut
     for degree in NAMED_COUNTS:
@@ -57,7 +62,7 @@ def with_rank_counts(
             cannot_cut = cannot_cut or why_not_sharded(degree, error)
             continue
         found.append(
-            _rung(
+            _ranks_fallback(
                 degree,
                 required_bytes,
                 needs_bytes,
@@ -66,9 +71,9 @@ def with_rank_counts(
                 also=f"; with {describe(choice, asked)}" if choice != asked else "",
             )
         )
-        if found[-1].fits and not every_rung:
+        if found[-1].fits and not every_fallback:
             break
-    fitting = next((rung for rung in found if rung.fits), None)
+    fitting = next((fallback for fallback in found if fallback.fits), None)
     reasons = answer.reasons
     if refused and fitting is not None:
         reasons = (*reasons, f"{fitting.change} would fit: {gib(fitting.required_bytes)} {fitting.note}")
@@ -92,7 +97,7 @@ def rank_outcome(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> Rank
 
 
 def answer_on_ranks(
-    one: PlanAnswer, several: PlanAnswer, ranks: int, trial: PlannedTrial, wishes: ExecutionSettings
+    one: PlanAnswer, several: PlanAnswer, ranks: int, trial: PlannedTrial, execution: ExecutionSettings
 ) -> PlanAnswer:
     """The answer about a trial that does not fit on one device and is run on several.
 
@@ -101,15 +106,17 @@ def answer_on_ranks(
         several: The answer about one of the ranks, by which it fits.
         ranks: How many.
         trial: What is fixed, on one device.
-        wishes: Those for one device.
+        execution: Those for one device.
     """
     assert several.execution is not None and several.memory is not None  # it fits
-    asked = execution_asked(trial, wishes)
-    tried = {rung.execution: rung.required_bytes for rung in several.ladder if rung.execution is not None}
+    asked = execution_asked(trial, execution)
+    tried = {
+        fallback.execution: fallback.required_bytes for fallback in several.ladder if fallback.execution is not None
+    }
     tried.setdefault(several.execution, several.memory.required_bytes)
     most_bytes = several.device.capacity_bytes
     found = [
-        _rung(
+        _ranks_fallback(
             ranks,
             required_bytes,
             required_as_asked(one),
@@ -147,11 +154,14 @@ def with_tried_ranks(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_byte
     for ranks, answer in tried.items():
         if answer.memory is None:
             continue
-        sizes = [answer.memory.required_bytes, *(rung.required_bytes for rung in answer.ladder if rung.execution)]
+        sizes = [
+            answer.memory.required_bytes,
+            *(fallback.required_bytes for fallback in answer.ladder if fallback.execution),
+        ]
         also = ""
         if answer.verdict.fits and host_bytes is not None:
             also = f"; the host has {gib(host_bytes)} for all of them"
-        found.append(_rung(ranks, min(sizes), required_as_asked(one), fits=False, also=also))
+        found.append(_ranks_fallback(ranks, min(sizes), required_as_asked(one), fits=False, also=also))
     return one.model_copy(update={"ladder": (*one.ladder, *found)})
 
 
@@ -167,7 +177,7 @@ def with_more_ranks(answer: PlanAnswer, ranks: int) -> PlanAnswer:
 def required_as_asked(answer: PlanAnswer) -> int:
     """What one device must have for the plan as asked."""
     assert answer.memory is not None
-    first = next((rung for rung in answer.ladder if rung.execution is not None), None)
+    first = next((fallback for fallback in answer.ladder if fallback.execution is not None), None)
     return answer.memory.required_bytes if first is None else first.required_bytes + first.saves_bytes
 
 
@@ -180,10 +190,10 @@ def _host_has(needed_bytes: int, host_bytes: int | None) -> bool:
     return host_bytes is None or needed_bytes <= host_bytes
 
 
-def _rung(
+def _ranks_fallback(
     ranks: int, required_bytes: int, alone_bytes: int, *, fits: bool, time: float = 1.0, also: str = ""
 ) -> Fallback:
-    """A rung of so many ranks, of which each needs so much in place of what one device would need alone."""
+    """A fallback of so many ranks, of which each needs so much in place of what one device would need alone."""
     return Fallback(
         change=_ranks(ranks),
         execution=None,
@@ -217,8 +227,8 @@ def _first_that_fits(
 def _smallest(answer: PlanAnswer, asked: ExecutionChoice) -> ExecutionChoice:
     """Of what was tried, the choice that needs least; state in host memory is for one process alone."""
     own = [
-        (rung.required_bytes, rung.execution)
-        for rung in answer.ladder
-        if rung.execution is not None and rung.devices == 1 and not rung.execution.offload_optimizer
+        (fallback.required_bytes, fallback.execution)
+        for fallback in answer.ladder
+        if fallback.execution is not None and fallback.devices == 1 and not fallback.execution.offload_optimizer
     ]
     return min([(required_as_asked(answer), asked), *own], key=lambda one: one[0])[1]

@@ -52,13 +52,13 @@ def load(
         ShardError: The plan is not this module's, or the module is cut already.
         MachineError: There is no such device.
     """
-    wishes = LoadOptions(torch.device(device), dtype, missing, mode=ReadMode.PRIVATE)
+    options = LoadOptions(torch.device(device), dtype, missing, mode=ReadMode.PRIVATE)
     stored = open_checkpoint(Path(checkpoint)) if checkpoint is not None else None
-    return fill_slices(module, plan, rank, stored, wishes)
+    return fill_slices(module, plan, rank, stored, options)
 
 
 def fill_slices(
-    module: nn.Module, plan: ShardPlan, rank: int, stored: CheckpointFiles | None, wishes: LoadOptions
+    module: nn.Module, plan: ShardPlan, rank: int, stored: CheckpointFiles | None, options: LoadOptions
 ) -> LoadReport:
     """Fill a module with a rank's slices from an opened checkpoint; see :func:`load`."""
     if SHARDED in vars(module):
@@ -69,6 +69,6 @@ def fill_slices(
         for name, shard in shards_of(module, plan).items()
         if (part := slice_on_rank(shard, rank, plan.degree)) is not None
     }
-    report = fill(module, stored, replace(wishes, parts=parts))
+    report = fill(module, stored, replace(options, parts=parts))
     mark_sharded(module, rank, plan.degree)
     return report

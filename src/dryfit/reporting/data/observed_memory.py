@@ -143,7 +143,7 @@ def plan_lines(trial: TrialState) -> list[str]:
     if plan is not None:
         lines.append(f"  plan: {plan_text(plan)} (planned in {plan.answer.planner_s:.1f} s)")
         if plan.execution is not None:
-            after = f", the {plan.rung}. fallback of its plan" if plan.rung else ""
+            after = f", the {plan.fallbacks_taken}. fallback of its plan" if plan.fallbacks_taken else ""
             lines.append(f"    run with {choice_text(plan.execution)}{after}")
         lines += _ladder_lines(plan)
         misses = [attempt.number for attempt in trial.attempts if _ran_out(attempt.failure)]
@@ -161,10 +161,10 @@ def _ladder_lines(plan: PlanState) -> list[str]:
     if plan.answer.verdict is not VerdictKind.REFUSED:
         return []
     return [
-        f"    {rung.change}: {gib(rung.required_bytes)}, {'fits' if rung.fits else 'does not fit'}"
-        + (", changes the experiment" if rung.effect is Effect.SEMANTICS else "")
-        + (f", {rung.note}" if rung.devices > 1 else "")
-        for rung in plan.answer.ladder
+        f"    {fallback.change}: {gib(fallback.required_bytes)}, {'fits' if fallback.fits else 'does not fit'}"
+        + (", changes the experiment" if fallback.effect is Effect.SEMANTICS else "")
+        + (f", {fallback.note}" if fallback.devices > 1 else "")
+        for fallback in plan.answer.ladder
     ]
 
 
@@ -185,7 +185,7 @@ def _observed_lines(observed: Observed, plan: PlanState | None) -> list[str]:
 
 def _memory_is_of_another(plan: PlanState) -> bool:
     """Whether the memory of the answer is not that of what the trial runs with."""
-    return plan.rung > 0 or plan.answer.execution is None
+    return plan.fallbacks_taken > 0 or plan.answer.execution is None
 
 
 def _compared(observed_bytes: int, planned_bytes: int | None) -> str:

@@ -37,7 +37,7 @@ _MOST_NOTES = 50
 
 FOLLOWED: dict[Action, str] = {
     Action.RETRY: "it is tried again",
-    Action.RUNG: "it goes on with the next fallback of its plan",
+    Action.FALLBACK: "it goes on with the next fallback of its plan",
     Action.EXCLUSIVE: "it is tried again, alone on its device",
     Action.ELSEWHERE: "it is tried again on another device",
     Action.LIGHTER: "it is tried again with less of the host",

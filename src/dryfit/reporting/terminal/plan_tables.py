@@ -56,11 +56,11 @@ def refusal_lines(answer: PlanAnswer) -> list[str]:
         parts = {str(name): size for name, size in memory.by_category.items()} | {"overhead": memory.overhead_bytes}
         sizes = "  ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items() if size >= _SHOWN_BYTES)
         lines += [f"  {'peak at':<{_LIST_WIDTH}}{peak_text(memory)}", f"  {sizes}   GiB"]
-    fitting = [rung for rung in answer.ladder if rung.fits]
-    lines += _named("would fit", [rung for rung in fitting if rung.effect is not Effect.SEMANTICS])
-    lines += _named("changes", [rung for rung in fitting if rung.effect is Effect.SEMANTICS])
+    fitting = [fallback for fallback in answer.ladder if fallback.fits]
+    lines += _named("would fit", [fallback for fallback in fitting if fallback.effect is not Effect.SEMANTICS])
+    lines += _named("changes", [fallback for fallback in fitting if fallback.effect is Effect.SEMANTICS])
     if not fitting and answer.ladder:
-        lines += _named("nearest", [min(answer.ladder, key=lambda rung: rung.required_bytes)])
+        lines += _named("nearest", [min(answer.ladder, key=lambda fallback: fallback.required_bytes)])
     return lines
 
 
@@ -97,18 +97,20 @@ def requirement_table(answer: PlanAnswer, memory: MemoryPlan) -> Table:
 
 def ladder_table(ladder: Sequence[Fallback]) -> Table:
     """Changes, each with what it saves."""
-    noted = any(rung.note for rung in ladder)
+    noted = any(fallback.note for fallback in ladder)
     rows = [
         (
-            rung.change,
-            gib(rung.required_bytes),
-            gib(rung.saves_bytes),
-            _EFFECTS[rung.effect],
-            f"{rung.time_factor:.2g}x" if rung.devices == 1 else "-",  # nobody has measured what ranks change of it
-            "yes" if rung.fits else "no",
-            *((rung.note,) if noted else ()),
+            fallback.change,
+            gib(fallback.required_bytes),
+            gib(fallback.saves_bytes),
+            _EFFECTS[fallback.effect],
+            f"{fallback.time_factor:.2g}x"
+            if fallback.devices == 1
+            else "-",  # nobody has measured what ranks change of it
+            "yes" if fallback.fits else "no",
+            *((fallback.note,) if noted else ()),
         )
-        for rung in ladder
+        for fallback in ladder
     ]
     return Table(("change", "needs", "saves", "effect", "time", "fits", *(("note",) if noted else ())), tuple(rows))
 
@@ -154,14 +156,14 @@ def space_lines(plan: SpacePlan) -> list[str]:
     return lines + [f"unknown: {reason}" for reason in reasons]
 
 
-def _named(name: str, rungs: Sequence[Fallback]) -> Iterator[str]:
-    width = max((len(rung.change) for rung in rungs), default=0)
-    for index, rung in enumerate(rungs):
+def _named(name: str, fallbacks: Sequence[Fallback]) -> Iterator[str]:
+    width = max((len(fallback.change) for fallback in fallbacks), default=0)
+    for index, fallback in enumerate(fallbacks):
         head = name if index == 0 else ""
-        effect = _EFFECTS[rung.effect]
-        time = f", about {rung.time_factor:.2g}x time" if rung.effect is not Effect.SEMANTICS else ""
-        time = f", {rung.note}" if rung.devices > 1 else time
-        yield f"  {head:<{_LIST_WIDTH}}{rung.change:<{width}}  {gib(rung.required_bytes):>9}   {effect}{time}"
+        effect = _EFFECTS[fallback.effect]
+        time = f", about {fallback.time_factor:.2g}x time" if fallback.effect is not Effect.SEMANTICS else ""
+        time = f", {fallback.note}" if fallback.devices > 1 else time
+        yield f"  {head:<{_LIST_WIDTH}}{fallback.change:<{width}}  {gib(fallback.required_bytes):>9}   {effect}{time}"
 
 
 def _values(cell: PlannedCell, keys: Sequence[str]) -> tuple[Scalar, ...]:
@@ -185,7 +187,10 @@ def _cells_text(cells: Sequence[PlannedCell]) -> str:
         return _choice_text(min(fitting, key=_mildness))
     needs = [
         min(
-            [memory.required_bytes, *(rung.required_bytes for rung in cell.answer.ladder if rung.execution is not None)]
+            [
+                memory.required_bytes,
+                *(fallback.required_bytes for fallback in cell.answer.ladder if fallback.execution is not None),
+            ]
         )
         for cell in cells
         if (memory := cell.answer.memory) is not None and not _unknown(cell)

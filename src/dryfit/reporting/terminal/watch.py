@@ -192,7 +192,7 @@ def _planned_bytes(trial: TrialState, attempt: AttemptState) -> int | None:
     if attempt.needs_bytes is not None:
         return attempt.needs_bytes
     plan = trial.plan
-    if plan is None or plan.rung or plan.answer.execution is None or plan.answer.memory is None:
+    if plan is None or plan.fallbacks_taken or plan.answer.execution is None or plan.answer.memory is None:
         return None
     return plan.answer.memory.required_bytes
 

@@ -31,7 +31,7 @@ _NOT_ITS_OWN = frozenset(
 
 
 ANOTHER_ATTEMPT = frozenset(
-    {Action.RETRY, Action.RUNG, Action.EXCLUSIVE, Action.ELSEWHERE, Action.LIGHTER, Action.DIAGNOSE}
+    {Action.RETRY, Action.FALLBACK, Action.EXCLUSIVE, Action.ELSEWHERE, Action.LIGHTER, Action.DIAGNOSE}
 )
 """Actions after which the trial gets another process."""
 
@@ -50,7 +50,7 @@ def decide_recovery(
     *,
     retries: int,
     reached_checkpoint: bool = False,
-    rungs_left: int = 0,
+    fallbacks_left: int = 0,
     diagnosable: bool = False,
 ) -> RecoveryAction:
     """Decide what follows a failure.
@@ -64,7 +64,7 @@ def decide_recovery(
         past: Earlier failures of the same trial, oldest first, without this one.
         retries: Most retries of one trial that count.
         reached_checkpoint: Whether the attempt that failed now had reached a new checkpoint.
-        rungs_left: How many fallbacks of the trial's plan have not been tried.
+        fallbacks_left: How many fallbacks of the trial's plan have not been tried.
         diagnosable: Whether the trial can be run slowly to learn where it fails.
     """
     permission = PERMITTED[failure.kind]
@@ -72,7 +72,7 @@ def decide_recovery(
         return RecoveryAction(Action.GIVE_UP, failure.sentence)
     used = 0 if reached_checkpoint else sum(one.kind is failure.kind for one in _since_progress(past))
     action = _stage(permission, used)
-    if (action is Action.RUNG and rungs_left == 0) or (action is Action.DIAGNOSE and not diagnosable):
+    if (action is Action.FALLBACK and fallbacks_left == 0) or (action is Action.DIAGNOSE and not diagnosable):
         return RecoveryAction(permission.then, failure.sentence)
     if action is None:
         reason = f"{failure.sentence} (failure {used + 1} of this kind without a new checkpoint between)"

@@ -55,14 +55,14 @@ class PlannedMemory:
         on_cpu: Whether it is for the CPU.
         of_another: Whether the trial is run otherwise than the plan's memory is of.
         ranks: How many the planner cuts its model over, by what is chosen and then by each fallback; None: it does not.
-        rung: How many fallbacks were taken.
+        fallbacks_taken: How many fallbacks were taken.
     """
 
     peak_bytes: int | None
     on_cpu: bool
     of_another: bool
     ranks: tuple[int | None, ...] = (None,)
-    rung: int = 0
+    fallbacks_taken: int = 0
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> "PlannedMemory":
@@ -82,13 +82,13 @@ class PlannedMemory:
     @property
     def attributes(self) -> dict[str, Any]:
         """What the trial's attributes say of how its next process is run."""
-        ranks = self.ranks[self.rung] if self.rung < len(self.ranks) else None
+        ranks = self.ranks[self.fallbacks_taken] if self.fallbacks_taken < len(self.ranks) else None
         return {} if ranks is None else {"tp": ranks}
 
     def note_failure(self, failure: Mapping[str, Any]) -> None:
-        """The trial goes on with another rung of its plan, if that followed."""
-        self.rung += failure.get("action") == Action.RUNG
-        self.of_another = self.of_another or self.rung > 0
+        """The trial goes on with the next fallback of its plan, if that followed."""
+        self.fallbacks_taken += failure.get("action") == Action.FALLBACK
+        self.of_another = self.of_another or self.fallbacks_taken > 0
 
 
 def end_attributes(event: Mapping[str, Any], plan: PlannedMemory | None) -> dict[str, Any]:

@@ -217,9 +217,9 @@ def _memory(patient: Patient, resolved: ResolveResult, layout: StudyLayout, on_n
     device = planning_device(resolved, patient.config.execution)
     if device is None:
         return
-    wishes, traces = patient.config.execution, shared_traces(os.environ, Path.home())
+    execution, traces = patient.config.execution, shared_traces(os.environ, Path.home())
     degrees = degrees_at_hand(patient.config, resolved, available_cores())
-    host_bytes = host_bytes_for(wishes, resolved.device, read_host_memory)
+    host_bytes = host_bytes_for(execution, resolved.device, read_host_memory)
     asked = PlanInput(patient.config, patient.space, device, traces, layout, degrees, host_bytes)
     try:
         answer = plan_trial(asked, on_note)

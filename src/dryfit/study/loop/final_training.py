@@ -217,16 +217,16 @@ class FinalWork:
             return None
         failure = classify(exited.evidence, result, job=Job.FINAL if isinstance(live.run, FinalRun) else Job.ENSEMBLE)
         retries = self.study.config.runtime.retries
-        rungs_left = live.plan.rungs_left if live.plan is not None else 0
+        fallbacks_left = live.plan.fallbacks_left if live.plan is not None else 0
         answer = decide_recovery(
-            failure, live.past, retries=retries, reached_checkpoint=live.checkpointed, rungs_left=rungs_left
+            failure, live.past, retries=retries, reached_checkpoint=live.checkpointed, fallbacks_left=fallbacks_left
         )
         if answer.action in ANOTHER_ATTEMPT and not self._stopping:
             self.told(f"{live.run.name}: {failure.kind}: {failure.sentence} -> {answer.action}")
             past = (*live.past, PastFailure(failure.kind, live.checkpointed, answer.action, live.device))
             plan = live.plan
-            if plan is not None and answer.action is Action.RUNG:
-                plan = replace(plan, rung=plan.rung + 1)
+            if plan is not None and answer.action is Action.FALLBACK:
+                plan = replace(plan, fallbacks_taken=plan.fallbacks_taken + 1)
             due_s = time.monotonic() + answer.delay_s
             return replace(live, attempt=live.attempt + 1, plan=plan, past=past, checkpointed=False, not_before_s=due_s)
         if not self._stopping:

@@ -111,7 +111,7 @@ class AttemptFinalizer:
             past,
             retries=self.study.config.runtime.retries,
             reached_checkpoint=trial.made_progress,
-            rungs_left=trial.plan.rungs_left if trial.plan is not None else 0,
+            fallbacks_left=trial.plan.fallbacks_left if trial.plan is not None else 0,
             diagnosable=True,
         )
         answer = alone_first(answer, failure, trial, shared=self.study.parallelism.most > 1)
@@ -137,7 +137,7 @@ class AttemptFinalizer:
         match action:
             case Action.RETRY | Action.EXCLUSIVE | Action.ELSEWHERE | Action.LIGHTER | Action.DIAGNOSE:
                 self.waiting_until_s[trial.number] = self.clock() + delay_s
-            case Action.RUNG:
+            case Action.FALLBACK:
                 self.note(f"trial {trial.number} goes on with what its plan has next: {reason}")
             case Action.GIVE_UP | Action.UNPLANNED:
                 self.finish(TrialFinished(number=trial.number, outcome=Outcome.FAILED, reason=reason))

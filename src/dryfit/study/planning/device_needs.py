@@ -50,15 +50,15 @@ def trial_need(
     )
 
 
-def together(plan: PlanState | None, wishes: ExecutionSettings) -> int:
+def together(plan: PlanState | None, execution: ExecutionSettings) -> int:
     """Processes that the next attempt of a trial has: as its plan says, else as wished."""
     choice = plan.execution if plan is not None else None
-    return wishes.processes if choice is None or choice.tp is None else choice.tp
+    return execution.processes if choice is None or choice.tp is None else choice.tp
 
 
 def _required_bytes(plan: PlanState, first_bytes: int) -> int:
     """What the plan's present choice requires; that of its first choice where the plan does not say."""
-    priced = (rung.required_bytes for rung in plan.answer.ladder if rung.execution == plan.execution)
+    priced = (fallback.required_bytes for fallback in plan.answer.ladder if fallback.execution == plan.execution)
     return min(first_bytes, next(priced, first_bytes))
 
 

@@ -130,10 +130,10 @@ def plan_trial(asked: PlanInput, on_note: OnNote, *, ladder: bool = False) -> Pl
     tokens = _tokens(asked, ((settings.model, settings.train.max_length),), on_note)
     request = _request(asked, (settings,), asked.config.execution, tokens)
     on_note(f"planning {settings.model.name} on {asked.device.name}")
-    answer = _answer_of(request.model_copy(update={"every_rung": ladder}))
+    answer = _answer_of(request.model_copy(update={"every_fallback": ladder}))
     if answer.verdict is VerdictKind.REFUSED and not ladder:
         on_note("it does not fit: looking for what would")
-        priced = _answer_of(request.model_copy(update={"every_rung": True}))
+        priced = _answer_of(request.model_copy(update={"every_fallback": True}))
         # A planner that dies over the prices takes nothing back.
         return answer if priced.verdict is VerdictKind.UNKNOWN else priced
     return answer
@@ -222,7 +222,7 @@ def _progress(group: tuple[bool, list[int]], settings: Sequence[TrialSettings]) 
 
 
 def _request(
-    asked: PlanInput, settings: Sequence[TrialSettings], wishes: ExecutionSettings, tokens: StudyTokens | None
+    asked: PlanInput, settings: Sequence[TrialSettings], execution: ExecutionSettings, tokens: StudyTokens | None
 ) -> PlanRequest:
     config = asked.config
     subjects = tuple(
@@ -238,7 +238,7 @@ def _request(
     return PlanRequest(
         subjects=subjects,
         device=asked.device,
-        wishes=wishes,
+        execution=execution,
         tokens=tokens,
         trace_dir=str(asked.trace_dir),
         degrees=asked.degrees,

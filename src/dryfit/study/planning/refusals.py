@@ -15,10 +15,14 @@ def needed_bytes(answer: PlanAnswer) -> int:
     return answer.memory.required_bytes if answer.memory is not None else _capacity(answer) + answer.shortfall_bytes
 
 
-def least_rung(answer: PlanAnswer) -> Fallback | None:
-    """The rung that needs least and leaves the experiment as it is; None where the ladder has none."""
-    own = [rung for rung in answer.ladder if rung.effect is not Effect.SEMANTICS and rung.execution is not None]
-    return min(own, key=lambda rung: rung.required_bytes, default=None)
+def least_fallback(answer: PlanAnswer) -> Fallback | None:
+    """The fallback that needs least and leaves the experiment as it is; None where the ladder has none."""
+    own = [
+        fallback
+        for fallback in answer.ladder
+        if fallback.effect is not Effect.SEMANTICS and fallback.execution is not None
+    ]
+    return min(own, key=lambda fallback: fallback.required_bytes, default=None)
 
 
 def refusal_text(answer: PlanAnswer) -> str:
@@ -28,10 +32,10 @@ def refusal_text(answer: PlanAnswer) -> str:
         return f'its memory is unknown, and execution.unknown is "refuse" ({why})'
     each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
     parts = [f"needs {gib(needed_bytes(answer))}{each}, {answer.device.name} has {gib(_capacity(answer))}"]
-    least = least_rung(answer)
+    least = least_fallback(answer)
     if least is not None and least.required_bytes < needed_bytes(answer):
         parts.append(f"at least {gib(least.required_bytes)} ({least.change})")
-    fitting = [_suggestion(rung) for rung in _named([answer])]
+    fitting = [_suggestion(fallback) for fallback in _named([answer])]
     parts.append(f"would fit: {' or '.join(fitting)}" if fitting else "no change known makes it fit")
     return "; ".join(parts)
 
@@ -53,7 +57,7 @@ def nothing_fits_text(state: StudyState) -> str:
 
 
 def _closest(trial: TrialState, answer: PlanAnswer) -> str:
-    least = least_rung(answer)
+    least = least_fallback(answer)
     run_as = f" with {least.change}" if least is not None and least.required_bytes < needed_bytes(answer) else ""
     params = ", ".join(f"{name} = {value}" for name, value in trial.params.items())
     needs = f"needs {gib(_least_bytes(answer))}{run_as}, {answer.device.name} has {gib(_capacity(answer))}"
@@ -61,35 +65,39 @@ def _closest(trial: TrialState, answer: PlanAnswer) -> str:
 
 
 def _suggestions(known: Sequence[tuple[TrialState, PlanAnswer]]) -> list[str]:
-    """The rung on one device that needs least, and the one with the fewest devices, as far as any trial has them."""
-    return [_suggestion(rung) for rung in _named([answer for _, answer in known])]
+    """The fallback on one device that needs least, and the one with the fewest devices, where any trial has them."""
+    return [_suggestion(fallback) for fallback in _named([answer for _, answer in known])]
 
 
 def _named(answers: Sequence[PlanAnswer]) -> list[Fallback]:
     """What is worth telling of all that fits: for one device, and with more devices.
 
-    Of one refusal that is the first rung of each kind; of several the one that needs least.
+    Of one refusal that is the first fallback of each kind; of several the one that needs least.
     """
-    fitting = [[rung for rung in answer.ladder if rung.fits] for answer in answers]
-    own = [next((rung for rung in rungs if rung.devices == 1), None) for rungs in fitting]
-    more = [next((rung for rung in rungs if rung.devices > 1), None) for rungs in fitting]
-    least = min((rung for rung in own if rung is not None), key=lambda rung: rung.required_bytes, default=None)
-    fewest = min(
-        (rung for rung in more if rung is not None),
-        key=lambda rung: (rung.devices, rung.required_bytes),
+    fitting = [[fallback for fallback in answer.ladder if fallback.fits] for answer in answers]
+    own = [next((fallback for fallback in fallbacks if fallback.devices == 1), None) for fallbacks in fitting]
+    more = [next((fallback for fallback in fallbacks if fallback.devices > 1), None) for fallbacks in fitting]
+    least = min(
+        (fallback for fallback in own if fallback is not None),
+        key=lambda fallback: fallback.required_bytes,
         default=None,
     )
-    return [rung for rung in (least, fewest) if rung is not None]
+    fewest = min(
+        (fallback for fallback in more if fallback is not None),
+        key=lambda fallback: (fallback.devices, fallback.required_bytes),
+        default=None,
+    )
+    return [fallback for fallback in (least, fewest) if fallback is not None]
 
 
-def _suggestion(rung: Fallback) -> str:
-    effect = "changes the experiment" if rung.effect is Effect.SEMANTICS else "execution.allow or a wish forbids it"
-    effect = rung.note if rung.devices > 1 else effect
-    return f"{rung.change} ({gib(rung.required_bytes)}, {effect})"
+def _suggestion(fallback: Fallback) -> str:
+    effect = "changes the experiment" if fallback.effect is Effect.SEMANTICS else "execution.allow or a wish forbids it"
+    effect = fallback.note if fallback.devices > 1 else effect
+    return f"{fallback.change} ({gib(fallback.required_bytes)}, {effect})"
 
 
 def _least_bytes(answer: PlanAnswer) -> int:
-    least = least_rung(answer)
+    least = least_fallback(answer)
     return min(needed_bytes(answer), least.required_bytes if least is not None else needed_bytes(answer))
 
 

@@ -41,12 +41,12 @@ _NO_MEMORY_IN_IT = {"device", "threads", "unknown"}
 """Wishes that change no plan: what is left of them is in the device already, or decides only what follows."""
 
 
-def planning_device(resolved: ResolveResult, wishes: ExecutionSettings) -> DeviceSpec | None:
+def planning_device(resolved: ResolveResult, execution: ExecutionSettings) -> DeviceSpec | None:
     """The device a study's trials are planned for; None where none are planned.
 
     On the CPU only a limit gives a plan something to keep to.
     """
-    limit_bytes = parse_bytes(wishes.memory_limit) if wishes.memory_limit is not None else None
+    limit_bytes = parse_bytes(execution.memory_limit) if execution.memory_limit is not None else None
     if resolved.device is DeviceKind.CUDA:
         spec = resolved.device_spec
         if spec is None or limit_bytes is None:
@@ -58,13 +58,13 @@ def planning_device(resolved: ResolveResult, wishes: ExecutionSettings) -> Devic
 
 
 def host_bytes_for(
-    wishes: ExecutionSettings, device: DeviceKind, host: Callable[[Iterable[int]], HostMemory]
+    execution: ExecutionSettings, device: DeviceKind, host: Callable[[Iterable[int]], HostMemory]
 ) -> int | None:
     """What the host has for all ranks of a trial, where ``execution.tp`` is "auto" and they run there; else None.
 
     In whole GiB, so that a plan is the same after a restart of the machine.
     """
-    if wishes.tp != AUTO or device is not DeviceKind.CPU:
+    if execution.tp != AUTO or device is not DeviceKind.CPU:
         return None
     return max(1, host(()).plannable_bytes // _GIB) * _GIB
 
@@ -75,11 +75,11 @@ def plan_key(request: PlanRequest, torch: str) -> str:
     decides = {
         "subject": memory_key(subject),
         "device": request.device.model_dump(mode="json"),
-        "wishes": request.wishes.model_dump(mode="json", exclude=_NO_MEMORY_IN_IT),
+        "wishes": request.execution.model_dump(mode="json", exclude=_NO_MEMORY_IN_IT),
         "data": request.tokens.data_fingerprint if request.tokens is not None else "",
         "versions": [VERSION, torch],
     }
-    if request.wishes.tp == AUTO:
+    if request.execution.tp == AUTO:
         decides |= {"degrees": request.degrees, "host": request.host_bytes}
     return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
 
@@ -235,9 +235,9 @@ class Planner:
     def _request(self, trial: TrialState, device: DeviceSpec) -> PlanRequest:
         config = self._study.config
         settings = trial_settings(self._study, trial.params, trial.own)
-        wishes = config.execution
-        if wishes.micro_batch is not None and wishes.micro_batch > settings.train.batch_size:
-            wishes = wishes.model_copy(update={"micro_batch": settings.train.batch_size})
+        execution = config.execution
+        if execution.micro_batch is not None and execution.micro_batch > settings.train.batch_size:
+            execution = execution.model_copy(update={"micro_batch": settings.train.batch_size})
         subject = PlanSubject(
             task=config.study.task,
             source=self._study.resolved.revisions.get(task_word(config.study.task), ""),
@@ -254,7 +254,7 @@ class Planner:
         return PlanRequest(
             subjects=(subject,),
             device=device,
-            wishes=wishes,
+            execution=execution,
             tokens=tokens,
             trace_dir=str(shared_traces(os.environ, Path.home())),
             degrees=self._degrees,

@@ -187,12 +187,12 @@ def parallelism(config: StudyConfig, resolved: ResolveResult, cores: int) -> Par
         resolved: Where its trials run.
         cores: CPU cores it may use.
     """
-    wish, wishes = config.runtime.parallel, config.execution
+    wish, execution = config.runtime.parallel, config.execution
     if wish != "auto":
         return Parallelism(wish, f"runtime.parallel is {wish}")
     on_cpu = resolved.device is DeviceKind.CPU
-    together = wishes.processes
-    each = (wishes.threads or min(cores, CPU_THREADS if on_cpu else CUDA_THREADS)) + wishes.loader_workers
+    together = execution.processes
+    each = (execution.threads or min(cores, CPU_THREADS if on_cpu else CUDA_THREADS)) + execution.loader_workers
     most = max(1, 1 if on_cpu else resolved.device_count // together, cores // (each * together))
     whose = "each trial" if together == 1 else f"each of a trial's {together} processes"
     return Parallelism(min(most, _MOST_PARALLEL), f"{cores} core(s), {each} for {whose}")
@@ -208,10 +208,10 @@ def degrees_at_hand(config: StudyConfig, resolved: ResolveResult, cores: int) ->
         resolved: Where its trials run.
         cores: CPU cores it may use.
     """
-    wishes = config.execution
-    if wishes.tp != AUTO:
+    execution = config.execution
+    if execution.tp != AUTO:
         return ()
     if resolved.device is DeviceKind.CUDA:
         return degrees_within(resolved.device_count)
-    each = (wishes.threads or 1) + wishes.loader_workers
+    each = (execution.threads or 1) + execution.loader_workers
     return degrees_within(cores // (each * parallelism(config, resolved, cores).most))

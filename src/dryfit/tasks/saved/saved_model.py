@@ -193,7 +193,7 @@ def save_weights(model: TaskModel, path: Path) -> None:
         save_adapter(adapted, path)
 
 
-def restore(model: TaskModel, folder: Path, wishes: LoadOptions) -> None:
+def restore(model: TaskModel, folder: Path, options: LoadOptions) -> None:
     """Fill a model with weights that a trial saved; every tensor of the file must have its place.
 
     Raises:
@@ -202,9 +202,9 @@ def restore(model: TaskModel, folder: Path, wishes: LoadOptions) -> None:
     stored = open_checkpoint(folder / weights_file(model))
     adapted = model.adapted()
     if adapted is None:
-        fill(model, stored, replace(wishes, exact=True))
+        fill(model, stored, replace(options, exact=True))
     else:
-        fill_adapter(adapted, stored, device=wishes.device)
+        fill_adapter(adapted, stored, device=options.device)
 
 
 def _revision(facts: Mapping[str, Any]) -> str | None:
