@@ -79,7 +79,7 @@ def planned(body: PlanRequest) -> Cost:
     pid = os.fork()
     if pid == 0:
         folder = Path(body.trace_dir).parent
-        channel = ChildChannel(folder, doorbell=None, placed_at_s=time.monotonic())
+        channel = ChildChannel(folder, wakeup_fifo=None, placed_at_s=time.monotonic())
         began_s = time.process_time()
         result = plan(body, channel)
         assert result.plan is not None

@@ -15,7 +15,7 @@ from dryfit.core.wire import MARKER_VARIABLE, Note, Started
 from dryfit.runtime.children.child_spec import ChildExited, ChildLimits
 from dryfit.runtime.children.orphans import sweep
 from dryfit.runtime.failures.classify import classify
-from runtime_jobs import House, alive, until_dead
+from runtime_jobs import Harness, alive, until_dead
 from thinning import examples
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
@@ -23,130 +23,130 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at proces
 _CONTROL = """
 import sys, time
 from pathlib import Path
-from runtime_jobs import House
-with House(Path(sys.argv[1])) as house:
-    house.start("family", "descendants")
-    house.until_said("family", "started")
-    note = house.until_said("family", "note")
-    child = next(e.message.pid for e in house.events if e.message.type == "started")
-    print(house.supervisor.server_pid, child, note.message.text, flush=True)
+from runtime_jobs import Harness
+with Harness(Path(sys.argv[1])) as harness:
+    harness.start("family", "descendants")
+    harness.until_said("family", "started")
+    note = harness.until_said("family", "note")
+    child = next(e.message.pid for e in harness.events if e.message.type == "started")
+    print(harness.supervisor.server_pid, child, note.message.text, flush=True)
     time.sleep(600)
 """
 
 
-def start(house: House, key: str, job: str = "run") -> int:
-    house.start(key, job)
-    message = house.until_said(key, "started").message
+def start(harness: Harness, key: str, job: str = "run") -> int:
+    harness.start(key, job)
+    message = harness.until_said(key, "started").message
     assert isinstance(message, Started)
     return message.pid
 
 
 @pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.FRESH])
 def test_a_killed_child_is_told_and_the_next_one_runs(tmp_path, isolation):
-    with House(tmp_path, isolation=isolation) as house:
-        os.kill(start(house, "victim"), signal.SIGKILL)
-        event = house.until_exit("victim")
+    with Harness(tmp_path, isolation=isolation) as harness:
+        os.kill(start(harness, "victim"), signal.SIGKILL)
+        event = harness.until_exit("victim")
         assert event.evidence.signal == signal.SIGKILL and not event.evidence.server_lost
         assert classify(event.evidence, event.result).kind is FailureKind.KILLED
-        house.start("next", "noop")
-        assert house.until_exit("next").result is not None
+        harness.start("next", "noop")
+        assert harness.until_exit("next").result is not None
 
 
 def test_a_killed_server_takes_its_children_along_and_is_replaced(tmp_path):
-    with House(tmp_path) as house:
-        children = [start(house, "one"), start(house, "two")]
-        first = house.supervisor.server_pid
+    with Harness(tmp_path) as harness:
+        children = [start(harness, "one"), start(harness, "two")]
+        first = harness.supervisor.server_pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        house.start("three", "noop")  # asked of a server that is already dead
+        harness.start("three", "noop")  # asked of a server that is already dead
         keys = {"one", "two", "three"}
-        house.until(lambda _: keys <= {e.key for e in house.events if isinstance(e, ChildExited)})
-        ends = {e.key: e for e in house.events if isinstance(e, ChildExited)}
+        harness.until(lambda _: keys <= {e.key for e in harness.events if isinstance(e, ChildExited)})
+        ends = {e.key: e for e in harness.events if isinstance(e, ChildExited)}
         for key in ("one", "two"):
             assert ends[key].evidence.server_lost
             assert classify(ends[key].evidence, ends[key].result).kind is FailureKind.LOST
         assert ends["three"].result is not None
         assert until_dead(*children)
-        assert house.supervisor.server_pid not in (None, first)
+        assert harness.supervisor.server_pid not in (None, first)
 
 
 def test_a_terminated_server_lives_on_so_that_its_children_can_checkpoint(tmp_path):
-    with House(tmp_path) as house:
-        child = start(house, "child")
-        server = house.supervisor.server_pid
+    with Harness(tmp_path) as harness:
+        child = start(harness, "child")
+        server = harness.supervisor.server_pid
         assert server is not None
         os.kill(server, signal.SIGTERM)  # as a batch system does to all processes of a job
         os.kill(child, signal.SIGTERM)
-        event = house.until_exit("child")
+        event = harness.until_exit("child")
         assert classify(event.evidence, event.result).kind is FailureKind.PREEMPTED
-        assert house.supervisor.server_pid == server and alive(server)
+        assert harness.supervisor.server_pid == server and alive(server)
 
 
 @pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.FRESH])
 def test_a_process_that_cannot_be_killed_is_not_waited_for(tmp_path, monkeypatch, isolation):
     """As one that a driver holds; here, one that the kill is kept from."""
     monkeypatch.setattr("dryfit.runtime.children.supervisor._UNKILLABLE_S", 0.2)
-    with House(tmp_path, isolation=isolation) as house:
-        child = start(house, "held")
+    with Harness(tmp_path, isolation=isolation) as harness:
+        child = start(harness, "held")
         with monkeypatch.context() as patch:
             patch.setattr("dryfit.runtime.children.supervisor.kill_session", lambda *_: None)
             patch.setattr("dryfit.runtime.children.fresh.FreshChild.kill", lambda _: None)
-            house.supervisor.kill("held", "hang")
-            event = house.until_exit("held")
+            harness.supervisor.kill("held", "hang")
+            event = harness.until_exit("held")
         assert alive(child)
         assert classify(event.evidence, event.result).kind is FailureKind.HANG
         assert f"process {child} was killed 0.2 s ago and has not ended" in event.evidence.log_tail
-        house.start("next", "noop")
-        assert house.until_exit("next").result is not None
+        harness.start("next", "noop")
+        assert harness.until_exit("next").result is not None
         os.kill(child, signal.SIGKILL)  # the driver let it go: its late end confuses nobody
-        house.start("last", "noop")
-        assert house.until_exit("last").result is not None
+        harness.start("last", "noop")
+        assert harness.until_exit("last").result is not None
         assert until_dead(child)
 
 
 def test_a_server_that_keeps_dying_is_given_up_for_fresh_interpreters(tmp_path):
-    with House(tmp_path, preload=("no_such_module",)) as house:
+    with Harness(tmp_path, preload=("no_such_module",)) as harness:
         for number in range(3):
-            house.start(f"child{number}", "noop")
-            assert house.until_exit(f"child{number}").result is not None
-        assert house.supervisor.server_pid is None
-        assert ["note" in house.said(f"child{number}") for number in range(3)] == [True, True, False]
+            harness.start(f"child{number}", "noop")
+            assert harness.until_exit(f"child{number}").result is not None
+        assert harness.supervisor.server_pid is None
+        assert ["note" in harness.said(f"child{number}") for number in range(3)] == [True, True, False]
         assert "no_such_module" in (tmp_path / "server.log").read_text()
 
 
 def test_a_demanded_server_that_cannot_start_is_a_failed_start(tmp_path):
-    with House(tmp_path, preload=("no_such_module",), isolation=Isolation.FORKSERVER) as house:
-        house.start("child", "noop")
-        event = house.until_exit("child")
+    with Harness(tmp_path, preload=("no_such_module",), isolation=Isolation.FORKSERVER) as harness:
+        harness.start("child", "noop")
+        event = harness.until_exit("child")
         assert classify(event.evidence, event.result).kind is FailureKind.START
         assert "server.log" in event.evidence.log_tail
 
 
 def test_a_server_with_threads_does_not_fork(tmp_path):
-    with House(tmp_path, preload=("runtime_threaded",)) as house:
-        house.start("child", "noop")
-        assert house.until_exit("child").result is not None
-        notes = [e.message.text for e in house.events if isinstance(getattr(e, "message", None), Note)]
+    with Harness(tmp_path, preload=("runtime_threaded",)) as harness:
+        harness.start("child", "noop")
+        assert harness.until_exit("child").result is not None
+        notes = [e.message.text for e in harness.events if isinstance(getattr(e, "message", None), Note)]
         assert len(notes) == 1 and "2 threads" in notes[0]
 
 
 def test_a_start_that_hangs_is_repeated_in_a_fresh_interpreter(tmp_path):
     here = {"STUCK": str(os.getpid())}
     limits = ChildLimits(start_s=8.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
-    with House(tmp_path, entry="runtime_stuck:run_job", limits=limits, more_environment=here) as house:
-        folder = house.start("child", "noop")
-        event = house.until_exit("child")
+    with Harness(tmp_path, entry="runtime_stuck:run_job", limits=limits, more_environment=here) as harness:
+        folder = harness.start("child", "noop")
+        event = harness.until_exit("child")
         assert event.result is not None and not event.evidence.killed_by_us
-        assert house.said("child")[0] == "note"
+        assert harness.said("child")[0] == "note"
         assert "runtime_stuck" in (folder / "stacks.txt").read_text()
 
 
 def test_a_start_that_always_hangs_is_a_failed_start(tmp_path):
     limits = ChildLimits(start_s=1.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)
     stuck = {"STUCK": "always"}
-    with House(tmp_path, entry="runtime_stuck:run_job", limits=limits, more_environment=stuck) as house:
-        house.start("child", "noop")
-        event = house.until_exit("child")
+    with Harness(tmp_path, entry="runtime_stuck:run_job", limits=limits, more_environment=stuck) as harness:
+        harness.start("child", "noop")
+        event = harness.until_exit("child")
         assert (event.evidence.killed_by_us, event.evidence.started) == ("start", False)
         assert classify(event.evidence, event.result).kind is FailureKind.START
 
@@ -156,14 +156,14 @@ import sys, time
 from pathlib import Path
 from dryfit.runtime.children import supervisor
 from dryfit.runtime.children.child_spec import ChildLimits
-from runtime_jobs import House
+from runtime_jobs import Harness
 supervisor._TICK_MAX_S = 0.2
 limits = ChildLimits(start_s=60.0, hang_s=1.5, total_s=None, stop_grace_s=60.0)
-with House(Path(sys.argv[1]), limits=limits) as house:
-    house.start("child", "run")
-    house.until_said("child", "started")
-    print(next(e.message.pid for e in house.events if e.message.type == "started"), flush=True)
-    end = house.until_exit("child")
+with Harness(Path(sys.argv[1]), limits=limits) as harness:
+    harness.start("child", "run")
+    harness.until_said("child", "started")
+    print(next(e.message.pid for e in harness.events if e.message.type == "started"), flush=True)
+    end = harness.until_exit("child")
     print(repr(end.evidence.killed_by_us), end.result is not None, flush=True)
 """
 
@@ -225,15 +225,15 @@ def test_children_leave_no_trace_in_the_server(tmp_path):
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return len(os.listdir(f"/proc/{pid}/fd")), len(children)
 
-    with House(tmp_path) as house:
-        house.start("first", "noop")
-        house.until_exit("first")
-        server = house.supervisor.server_pid
+    with Harness(tmp_path) as harness:
+        harness.start("first", "noop")
+        harness.until_exit("first")
+        server = harness.supervisor.server_pid
         assert server is not None
         ours, before = len(os.listdir("/proc/self/fd")), held(server)
         for number in range(examples(200)):
-            house.start(f"child{number}", "noop")
-            assert house.until_exit(f"child{number}").result is not None
-        assert house.supervisor.server_pid == server
+            harness.start(f"child{number}", "noop")
+            assert harness.until_exit(f"child{number}").result is not None
+        assert harness.supervisor.server_pid == server
         assert held(server) == before and before[1] == 0
         assert len(os.listdir("/proc/self/fd")) == ours

@@ -10,19 +10,19 @@ from dryfit.core.wire import Note
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.recovery import decide_recovery
-from runtime_jobs import House
+from runtime_jobs import Harness
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")
 
 
-def house(folder, poison_at: str, **more) -> House:
+def harness(folder, poison_at: str, **more) -> Harness:
     preload = ("runtime_poisoned", "runtime_jobs")
-    return House(folder, preload=preload, more_environment={"POISON_AT": poison_at}, **more)
+    return Harness(folder, preload=preload, more_environment={"POISON_AT": poison_at}, **more)
 
 
 def test_a_poisoned_server_heals_by_itself(tmp_path):
     """Each child is answered, at the latest by a fresh interpreter; in the end no server is asked any more."""
-    with house(tmp_path, "start") as opened:
+    with harness(tmp_path, "start") as opened:
         servers = set()
         for number in range(4):
             opened.start(f"child{number}", "noop")
@@ -35,7 +35,7 @@ def test_a_poisoned_server_heals_by_itself(tmp_path):
 
 
 def test_a_poisoned_server_is_left_to_those_that_run_and_replaced_behind_them(tmp_path):
-    with house(tmp_path, "start") as opened:
+    with harness(tmp_path, "start") as opened:
         opened.start("long", "run")  # poisoned as well, so it runs in an interpreter of its own
         opened.until_said("long", "started")
         first = opened.supervisor.server_pid
@@ -47,7 +47,7 @@ def test_a_poisoned_server_is_left_to_those_that_run_and_replaced_behind_them(tm
 
 
 def test_where_a_server_is_demanded_the_trial_is_told_and_retried(tmp_path):
-    with house(tmp_path, "start", isolation=Isolation.FORKSERVER) as opened:
+    with harness(tmp_path, "start", isolation=Isolation.FORKSERVER) as opened:
         opened.start("child", "noop")
         event = opened.until_exit("child")
         failure = classify(event.evidence, event.result)
@@ -69,7 +69,7 @@ def test_where_a_server_is_demanded_the_trial_is_told_and_retried(tmp_path):
     ],
 )
 def test_what_a_process_did_after_it_was_changed_is_not_taken(tmp_path, job, kind, told):
-    with house(tmp_path, "late", entry="runtime_poisoned:run_job") as opened:
+    with harness(tmp_path, "late", entry="runtime_poisoned:run_job") as opened:
         server = None
         opened.start("child", job)
         event = opened.until_exit("child")

@@ -7,23 +7,23 @@ import pytest
 
 from dryfit.config.schema import Isolation
 from dryfit.core.wire import Started
-from runtime_jobs import House
+from runtime_jobs import Harness
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")
 def test_a_forked_child_of_preloaded_libraries_computes_with_two_threads(tmp_path):
     preload = ("torch", "transformers.trainer", "transformers.models.auto.modeling_auto", "runtime_jobs")
-    with House(tmp_path, isolation=Isolation.FORKSERVER, preload=preload) as house:
+    with Harness(tmp_path, isolation=Isolation.FORKSERVER, preload=preload) as harness:
         for number in range(3):
-            house.start(f"torch{number}", "torch")
-            event = house.until_exit(f"torch{number}")
+            harness.start(f"torch{number}", "torch")
+            event = harness.until_exit(f"torch{number}")
             assert event.result is not None and event.result.train is not None, event.evidence.log_tail
             assert event.result.train.value == 3 * 2 * 600.0 * 600 * 600
         overheads_ms: list[float] = []
         for number in range(30):
-            house.start(f"noop{number}", "noop")
-            house.until_exit(f"noop{number}")
-        for event in house.events:
+            harness.start(f"noop{number}", "noop")
+            harness.until_exit(f"noop{number}")
+        for event in harness.events:
             message = getattr(event, "message", None)
             if isinstance(message, Started) and event.key.startswith("noop"):
                 overheads_ms.append(message.overhead_ms)

@@ -13,7 +13,7 @@ from dryfit.core.text.secrets import forget_secrets
 from dryfit.runtime.children import child
 from dryfit.runtime.children.result_reading import child_log_tail, read_messages, read_result
 from dryfit.runtime.failures.classify import classify
-from runtime_jobs import House, request
+from runtime_jobs import Harness, request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 
@@ -29,25 +29,25 @@ def test_a_child_that_tells_all_it_knows(tmp_path, monkeypatch, isolation):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("SOME_API_KEY", KEY)
     (tmp_path / "elsewhere").write_text(TOKEN)
-    (tmp_path / "house").mkdir()
+    (tmp_path / "harness").mkdir()
     spill_from = {"SPILL_FROM": str(tmp_path / "elsewhere")}
-    with House(tmp_path / "house", isolation=isolation, more_environment=spill_from) as house:
-        folder = house.start("spill", "spill")
-        ended = house.until_exit("spill")
+    with Harness(tmp_path / "harness", isolation=isolation, more_environment=spill_from) as harness:
+        folder = harness.start("spill", "spill")
+        ended = harness.until_exit("spill")
     assert classify(ended.evidence, ended.result).sentence.endswith("RuntimeError: 401 Unauthorized: <HF_TOKEN>")
     assert b"SPILL_FROM" in (folder / "log.txt").read_bytes()  # it printed its environment, which had no secrets
     assert b"<HF_TOKEN>" in (folder / "log.txt").read_bytes()  # the traceback
     assert b"<HF_TOKEN>" in (folder / "result.json").read_bytes()
     for secret in (TOKEN, KEY):
-        assert secret.encode() not in everything(tmp_path / "house")
+        assert secret.encode() not in everything(tmp_path / "harness")
 
 
 def test_what_a_child_could_not_know_to_be_secret_is_taken_out_by_its_reader(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").write_text(TOKEN)
-    (tmp_path / "house").mkdir()
-    with House(tmp_path / "house", more_environment={"SPILL_FROM": str(tmp_path / "elsewhere")}) as house:
-        folder = house.start("spill", "spill")
-        house.until_exit("spill")
+    (tmp_path / "harness").mkdir()
+    with Harness(tmp_path / "harness", more_environment={"SPILL_FROM": str(tmp_path / "elsewhere")}) as harness:
+        folder = harness.start("spill", "spill")
+        harness.until_exit("spill")
     assert TOKEN.encode() in (folder / "result.json").read_bytes()
     messages = (folder / "messages.jsonl").read_text()
     (folder / "messages.jsonl").write_text(messages + f'{{"v":1,"type":"note","text":"see {TOKEN}"}}\n{{{TOKEN}\n')

@@ -23,7 +23,7 @@ from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.meta.loading.sentencepiece_model import check_packages
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
-from runtime_jobs import GENEROUS, House, request
+from runtime_jobs import GENEROUS, Harness, request
 from study_runs import fold, run, summary_of
 from tokenizer_jobs import ids_of
 
@@ -156,8 +156,8 @@ def test_a_bpe_model_as_tokenizer_json_is_read_as_it_is(tmp_path: Path) -> None:
         load_tokenizer(FolderSource.of(folder))
 
 
-def exits_of(house: House) -> list[ChildExited]:
-    return [event for event in house.events if isinstance(event, ChildExited)]
+def exits_of(harness: Harness) -> list[ChildExited]:
+    return [event for event in harness.events if isinstance(event, ChildExited)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")
@@ -174,21 +174,21 @@ def test_children_side_by_side_cut_texts_alike(
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     preload = ("dryfit.jobs.train", "dryfit.jobs.resolve", "tokenizer_jobs")
-    with House(tmp_path, isolation=isolation, preload=preload, entry="tokenizer_jobs:run_job") as house:
+    with Harness(tmp_path, isolation=isolation, preload=preload, entry="tokenizer_jobs:run_job") as harness:
         waiting = [f"{name}-{turn}" for name in KINDS for turn in range(2)]
         for start in range(0, len(waiting), at_once):
             together = waiting[start : start + at_once]
             for key in together:
                 name, _, turn = key.rpartition("-")
                 body = request("tokens", folder=str(folders[name]), seed=int(turn))
-                house.supervisor.start(ChildSpec(key, tmp_path / key, body, GENEROUS))
-            while len(exits_of(house)) < start + len(together):
-                house.events += house.supervisor.wait(1.0)
-        for event in exits_of(house):
+                harness.supervisor.start(ChildSpec(key, tmp_path / key, body, GENEROUS))
+            while len(exits_of(harness)) < start + len(together):
+                harness.events += harness.supervisor.wait(1.0)
+        for event in exits_of(harness):
             assert event.result is not None and event.result.train is not None, event.evidence.log_tail
         said = {
             event.key: json.loads(event.message.text)
-            for event in house.events
+            for event in harness.events
             if isinstance(event, ChildMessage) and isinstance(event.message, Note)
         }
     assert said.keys() == set(waiting)

@@ -355,7 +355,7 @@ def test_a_real_stop_file_and_a_deadline(tmp_path: Path, model: Path) -> None:
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     request = trial.request().model_copy(update={"verdict_timeout_s": 0.05})
     (tmp_path / "attempt").mkdir()
-    channel = ChildChannel(tmp_path / "attempt", doorbell=None, placed_at_s=time.monotonic())
+    channel = ChildChannel(tmp_path / "attempt", wakeup_fifo=None, placed_at_s=time.monotonic())
     result = train(request, channel).train
     assert result is not None
     assert result.stopped_by is None

@@ -49,27 +49,27 @@ class Machine:
     bypassed: dict[int, int] = field(default_factory=dict)
     neighbours: dict[str, int] = field(default_factory=dict)
 
-    def house(self) -> Cluster:
-        rooms = [DeviceCapacity(name, CAPACITY, self.neighbours.get(name, 0)) for name in self.devices]
-        occupants = [
+    def cluster(self) -> Cluster:
+        capacities = [DeviceCapacity(name, CAPACITY, self.neighbours.get(name, 0)) for name in self.devices]
+        allocations = [
             Allocation(n, device, one.shared_bytes, one.exclusive) for n, (one, device) in self.running.items()
         ]
-        return Cluster(rooms, occupants, bypassed=dict(self.bypassed))
+        return Cluster(capacities, allocations, bypassed=dict(self.bypassed))
 
     def step(self) -> Fit | Blocker | None:
         """Let packing choose, check what it chose, and start it."""
-        house = self.house()
-        found = pack(self.waiting, house)
-        assert found == pack(list(self.waiting), self.house())
+        cluster = self.cluster()
+        found = pack(self.waiting, cluster)
+        assert found == pack(list(self.waiting), self.cluster())
         if not isinstance(found, Fit):
             return found
         one = next(waiting for waiting in self.waiting if waiting.number == found.number)
-        there = house.on(found.device)
+        there = cluster.on(found.device)
         assert not (there and one.exclusive) and not any(other.exclusive for other in there)
         assert found.device not in one.avoid or one.avoid >= set(self.devices)
         taken = (one.shared_bytes if there else one.alone_bytes) or 0
         if one.shared_bytes is not None:
-            held = house.taken_bytes(found.device) + self.neighbours.get(str(found.device), 0)
+            held = cluster.taken_bytes(found.device) + self.neighbours.get(str(found.device), 0)
             assert taken + held <= CAPACITY
         for other in self.waiting:
             if other.number < one.number:
@@ -173,15 +173,15 @@ def test_without_a_device_nothing_is_placed() -> None:
 
 def test_the_host_bounds_all_but_the_first() -> None:
     one = Need(5, host_bytes=4 * GIB)
-    busy = Cluster((CPU,), (Allocation(3, None),), host_room_bytes=3 * GIB)
+    busy = Cluster((CPU,), (Allocation(3, None),), host_free_bytes=3 * GIB)
     found = pack([one], busy)
     assert isinstance(found, Blocker) and found.limit is Limit.HOST_MEMORY
     assert "trial 5 takes 4.0 GiB of the host's memory, which has room for 3.0 GiB" in found.text
-    assert pack([one], replace(busy, host_room_bytes=5 * GIB)) == Fit(5, None)
-    assert pack([one], replace(busy, occupants=())) == Fit(5, None)
-    unknown = replace(busy, host_room_bytes=9 * GIB, host_unknown="nobody knows")
+    assert pack([one], replace(busy, host_free_bytes=5 * GIB)) == Fit(5, None)
+    assert pack([one], replace(busy, allocations=())) == Fit(5, None)
+    unknown = replace(busy, host_free_bytes=9 * GIB, host_unknown="nobody knows")
     assert pack([one], unknown) == Blocker(5, Limit.HOST_MEMORY, "nobody knows")
-    assert pack([one], replace(unknown, occupants=())) == Fit(5, None)
+    assert pack([one], replace(unknown, allocations=())) == Fit(5, None)
 
 
 # ---- groups of devices
@@ -189,35 +189,37 @@ def test_the_host_bounds_all_but_the_first() -> None:
 
 @dataclass
 class Groups:
-    """Devices of which each trial takes ``together``, and which may be set aside at any time."""
+    """Devices of which each trial takes ``device_count``, and which may be set aside at any time."""
 
     devices: tuple[str, ...]
-    together: int
+    device_count: int
     waiting: list[Need]
     running: dict[int, tuple[Need, str]] = field(default_factory=dict)
     neighbours: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     aside: dict[str, str] = field(default_factory=dict)
 
-    def house(self) -> Cluster:
+    def cluster(self) -> Cluster:
         taken = [place for _, place in self.running.values()]
-        places = places_of(self.devices, self.together, set_aside=self.aside, taken=taken)
-        rooms = [
+        places = places_of(self.devices, self.device_count, set_aside=self.aside, taken=taken)
+        capacities = [
             group_capacity(
                 place, [DeviceCapacity(one, self.sizes[one], self.neighbours[one]) for one in devices_of(place)]
             )
             for place in places
         ]
-        occupants = [Allocation(n, place, one.shared_bytes, one.exclusive) for n, (one, place) in self.running.items()]
-        return Cluster(rooms, occupants, tuple(self.aside), together=self.together)
+        allocations = [
+            Allocation(n, place, one.shared_bytes, one.exclusive) for n, (one, place) in self.running.items()
+        ]
+        return Cluster(capacities, allocations, tuple(self.aside), default_devices=self.device_count)
 
     def step(self) -> Fit | Blocker | None:
-        found = pack(self.waiting, self.house())
+        found = pack(self.waiting, self.cluster())
         if isinstance(found, Fit):
             one = next(waiting for waiting in self.waiting if waiting.number == found.number)
             assert found.device is not None
             chosen = devices_of(found.device)
-            assert len(set(chosen)) == self.together and set(chosen) <= set(self.devices) - set(self.aside)
+            assert len(set(chosen)) == self.device_count and set(chosen) <= set(self.devices) - set(self.aside)
             self.waiting.remove(one)
             self.running[one.number] = one, found.device
             self.check(chosen)
@@ -234,12 +236,12 @@ class Groups:
 
 @given(needs(10), st.integers(1, 7), st.integers(1, 4), st.data())
 def test_no_device_is_in_two_groups_where_one_trial_must_be_alone(
-    waiting: list[Need], count: int, together: int, data: st.DataObject
+    waiting: list[Need], count: int, device_count: int, data: st.DataObject
 ) -> None:
     devices = tuple(str(index) for index in range(count))
     held = {device: data.draw(st.sampled_from([0, 0, 0, 1])) for device in devices}
     sizes = {device: CAPACITY + data.draw(st.integers(0, 2)) for device in devices}
-    machine = Groups(devices, together, [replace(one, exclusive=one.number % 2 == 0) for one in waiting])
+    machine = Groups(devices, device_count, [replace(one, exclusive=one.number % 2 == 0) for one in waiting])
     machine.neighbours, machine.sizes = held, sizes
     for _ in range(120):
         if data.draw(st.integers(0, 9)) == 0:
@@ -248,12 +250,12 @@ def test_no_device_is_in_two_groups_where_one_trial_must_be_alone(
             continue
         if machine.running:
             del machine.running[data.draw(st.sampled_from(sorted(machine.running)))]
-        elif not machine.waiting or count - len(machine.aside) < together:
+        elif not machine.waiting or count - len(machine.aside) < device_count:
             break
     if machine.waiting and not machine.running:
         found = machine.step()
         assert isinstance(found, Blocker)
-        few_left = count - len(machine.aside) < together
+        few_left = count - len(machine.aside) < device_count
         assert found.limit is (Limit.SET_ASIDE if few_left else Limit.NEIGHBOUR), found
 
 
@@ -282,42 +284,42 @@ def test_places_have_no_device_in_common_and_use_all_that_can_be_used(
 
 
 def test_a_group_has_the_room_of_its_device_with_the_least() -> None:
-    rooms = [
+    capacities = [
         DeviceCapacity("0", 24 * GIB, 6 * GIB),
         DeviceCapacity("1", 20 * GIB, GIB),
         DeviceCapacity("2", None, 0, "late"),
     ]
-    assert group_capacity("0,1,2", rooms) == DeviceCapacity("0,1,2", 24 * GIB, 6 * GIB, "late")
-    assert group_capacity("2", rooms[2:]) == rooms[2]
-    assert group_capacity("0", rooms[:1]) == rooms[0]
-    house = Cluster([group_capacity("0,1", rooms[:2])], (Allocation(3, "0,1", 9 * GIB),), together=2)
-    found = pack([Need(5, 14 * GIB, 13 * GIB)], house)
+    assert group_capacity("0,1,2", capacities) == DeviceCapacity("0,1,2", 24 * GIB, 6 * GIB, "late")
+    assert group_capacity("2", capacities[2:]) == capacities[2]
+    assert group_capacity("0", capacities[:1]) == capacities[0]
+    cluster = Cluster([group_capacity("0,1", capacities[:2])], (Allocation(3, "0,1", 9 * GIB),), default_devices=2)
+    found = pack([Need(5, 14 * GIB, 13 * GIB)], cluster)
     assert isinstance(found, Blocker) and found.limit is Limit.DEVICE_MEMORY
     assert found.text == (
         "trial 5 needs 14.0 GiB of each of devices 0, 1, which has 24.0 GiB, 9.0 GiB of them planned for trial 3, "
         "6.0 GiB of them held by others"
     )
-    found = pack([Need(5, exclusive=True)], house)
+    found = pack([Need(5, exclusive=True)], cluster)
     assert found == Blocker(5, Limit.EXCLUSIVE, "trial 5 must be alone on devices 0, 1")
 
 
 def test_whoever_shares_a_device_with_a_group_is_on_it() -> None:
     """However places were divided: what runs on one device of a group keeps a trial off that must be alone there."""
-    house = Cluster([DeviceCapacity("1,2", CAPACITY)], (Allocation(3, "0,1", 6),), together=2)
-    assert house.taken_bytes("1,2") == 6 and house.on("2,3") == []
-    found = pack([Need(5, exclusive=True)], house)
+    cluster = Cluster([DeviceCapacity("1,2", CAPACITY)], (Allocation(3, "0,1", 6),), default_devices=2)
+    assert cluster.taken_bytes("1,2") == 6 and cluster.on("2,3") == []
+    found = pack([Need(5, exclusive=True)], cluster)
     assert isinstance(found, Blocker) and found.limit is Limit.EXCLUSIVE
-    assert isinstance(pack([Need(5, 5, 5)], house), Blocker)
-    assert pack([Need(5, 4, 4)], house) == Fit(5, "1,2")
+    assert isinstance(pack([Need(5, 5, 5)], cluster), Blocker)
+    assert pack([Need(5, 4, 4)], cluster) == Fit(5, "1,2")
 
 
 def test_a_group_is_avoided_for_any_of_its_devices() -> None:
-    house = Cluster([DeviceCapacity("0,1"), DeviceCapacity("2,3")], together=2)
-    assert pack([Need(5, avoid=frozenset({"1"}))], house) == Fit(5, "2,3")
-    assert pack([Need(5, avoid=frozenset({"1", "2"}))], house) == Fit(5, "0,1"), "nothing else is left"
+    cluster = Cluster([DeviceCapacity("0,1"), DeviceCapacity("2,3")], default_devices=2)
+    assert pack([Need(5, avoid=frozenset({"1"}))], cluster) == Fit(5, "2,3")
+    assert pack([Need(5, avoid=frozenset({"1", "2"}))], cluster) == Fit(5, "0,1"), "nothing else is left"
 
 
 def test_with_too_few_devices_for_a_group_nothing_is_placed() -> None:
-    found = pack([Need(5)], Cluster((), set_aside=("1",), together=2))
+    found = pack([Need(5)], Cluster((), set_aside=("1",), default_devices=2))
     assert isinstance(found, Blocker) and found.limit is Limit.SET_ASIDE
     assert found.text == "fewer than the 2 devices of a trial are left to run on: 1 set aside"

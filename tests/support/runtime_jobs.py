@@ -239,7 +239,7 @@ def run_job(body: TrainRequest, channel: ChildChannel) -> ChildResult:
 
 
 @dataclass
-class House:
+class Harness:
     """A supervisor for a test, and what its children said."""
 
     folder: Path
@@ -250,12 +250,12 @@ class House:
     events: list[ChildEvent] = field(default_factory=list)
     more_environment: dict[str, str] = field(default_factory=dict)
 
-    def __enter__(self) -> "House":
+    def __enter__(self) -> "Harness":
         self.marker = f"test-{self.folder}"
         paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
         settings = SupervisorSettings(
             marker=self.marker,
-            doorbell=self.folder / "doorbell",
+            wakeup_fifo=self.folder / "doorbell",
             isolation=self.isolation,
             server_log=self.folder / "server.log",
             preload=self.preload,

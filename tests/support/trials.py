@@ -49,7 +49,7 @@ class ScriptedChannel(ChildChannel):
         self, folder: Path, *, stop_at: int | None = None, verdict: Callable[[MetricPoint], bool] = lambda _: True
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        super().__init__(folder, doorbell=None, placed_at_s=0.0)
+        super().__init__(folder, wakeup_fifo=None, placed_at_s=0.0)
         self.points: list[MetricPoint] = []
         self._stop_in = stop_at
         self._verdict = verdict

@@ -7,7 +7,7 @@ from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError
 from dryfit.store.layout import StudyLayout
-from dryfit.study.doctor.examine import Patient, examine
+from dryfit.study.doctor.examine import CheckedStudy, examine
 from dryfit.study.doctor.finding import Diagnosis, Finding, failed_by, passed
 from dryfit.study.doctor.study_checks import ABOUT
 
@@ -66,4 +66,4 @@ def _findings(
         return
     yield passed(ABOUT, "file", str(path))
     layout = StudyLayout(Path(folder).resolve()) if folder is not None else layout_of(path)
-    yield from examine(Patient(loaded.config, space, layout), machine=machine, on_note=on_note)
+    yield from examine(CheckedStudy(loaded.config, space, layout), machine=machine, on_note=on_note)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dryfit.api.training import do_runs, exit_status, none_completed, study_view
+from dryfit.api.training import do_runs, exit_status, none_completed, study_snapshot
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
 from dryfit.core.jobs import EnsembleResult
 from dryfit.core.settings.choices import BuiltInTask
@@ -12,7 +12,7 @@ from dryfit.core.settings.task_facts import AVERAGED, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.reporting.data.final_results import EnsembleMemberScores, TrainedEnsemble
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import ReadStudy, trial_settings
+from dryfit.study.loop.context import StudySnapshot, trial_settings
 from dryfit.study.loop.final_runs import EnsembleRun, final_run
 from dryfit.study.loop.final_training import copy_model, finished, refuse_taken
 from dryfit.study.loop.next_step import End
@@ -67,7 +67,7 @@ def train_ensemble(
         StudyBusyError: Another process does one of the runs.
         DryfitError: A run failed; those that are done stay.
     """
-    study = study_view(folder)
+    study = study_snapshot(folder)
     _check_task(study)
     target = Path(out).expanduser().absolute() if out is not None else None
     if target is not None:
@@ -94,7 +94,7 @@ def train_ensemble(
     return EnsembleOutcome(End.DONE, _trained(study, together, found, target or paths.model))
 
 
-def _check_task(study: ReadStudy) -> None:
+def _check_task(study: StudySnapshot) -> None:
     """Refuse a study whose models have no mean.
 
     Raises:
@@ -112,7 +112,7 @@ def _check_task(study: ReadStudy) -> None:
     raise ConfigError("averaging models", f'study.task is "{task_word(task)}"', f"one of {names}", hint)
 
 
-def _best_trials(study: ReadStudy, top: int) -> list[TrialState]:
+def _best_trials(study: StudySnapshot, top: int) -> list[TrialState]:
     """The best completed trials; of those with the same settings the best, and of equals the earliest.
 
     Raises:
@@ -137,7 +137,7 @@ def _best_trials(study: ReadStudy, top: int) -> list[TrialState]:
     return found[:top]
 
 
-def _trained(study: ReadStudy, run: EnsembleRun, result: EnsembleResult, folder: Path) -> TrainedEnsemble:
+def _trained(study: StudySnapshot, run: EnsembleRun, result: EnsembleResult, folder: Path) -> TrainedEnsemble:
     metric = study.config.study.metric
     return TrainedEnsemble(
         study=study.config.study.name,

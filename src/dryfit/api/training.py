@@ -20,7 +20,7 @@ from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import ReadStudy
+from dryfit.study.loop.context import StudySnapshot
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
 from dryfit.study.loop.final_training import FinalWork, copy_model, refuse_taken, run_lock, runs_at_once
 from dryfit.study.loop.generations import as_it_was
@@ -101,7 +101,7 @@ def train(
         StudyBusyError: Another process does the same.
         DryfitError: Training failed.
     """
-    view = study_view(folder)
+    view = study_snapshot(folder)
     target = Path(out).expanduser().absolute() if out is not None else None
     if target is not None:
         refuse_taken(target)
@@ -143,7 +143,7 @@ def train_top(
         ConfigError: No trial has completed.
         StudyBusyError: Another process does one of the runs.
     """
-    study = study_view(folder)
+    study = study_snapshot(folder)
     complete = (trial for trial in study.state.present if trial.outcome is Outcome.COMPLETE)
     ranked = best_first(complete, study.state.direction)[:top]
     if not ranked:
@@ -174,14 +174,14 @@ def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None 
     Raises:
         ConfigError: There is no such trial, or it was refused.
     """
-    study = study_view(folder)
+    study = study_snapshot(folder)
     chosen = _chosen(study.state, trial)
     study = as_it_was(study, chosen)
     run = final_run(chosen, seed=seed, with_validation=False, save=False)
     return [sys.executable, "-m", "dryfit.jobs.in_process", str(in_process_request(study, run))]
 
 
-def study_view(folder: Path | str) -> ReadStudy:
+def study_snapshot(folder: Path | str) -> StudySnapshot:
     """A study whose configurations are to be trained once more.
 
     Raises:
@@ -195,7 +195,7 @@ def study_view(folder: Path | str) -> ReadStudy:
             "its data was never checked: no run of it came so far",
             hint=f"run it with `dryfit tune {layout.study_file}`",
         )
-    return ReadStudy(load_study_file(layout.frozen_file).config, layout, state, state.resolved, available_cores())
+    return StudySnapshot(load_study_file(layout.frozen_file).config, layout, state, state.resolved, available_cores())
 
 
 def _chosen(state: StudyState, trial: int | str) -> TrialState:
@@ -210,19 +210,19 @@ def _chosen(state: StudyState, trial: int | str) -> TrialState:
     return state.best
 
 
-def none_completed(study: ReadStudy) -> ConfigError:
+def none_completed(study: StudySnapshot) -> ConfigError:
     """What is said where there is no best trial."""
     ended = study.state.counts[Outcome.PRUNED] + study.state.counts[Outcome.FAILED]
     return ConfigError("choosing the best trials", f"no trial has completed ({ended} ended otherwise)")
 
 
-def _other_data(study: ReadStudy, trial: TrialState) -> bool:
+def _other_data(study: StudySnapshot, trial: TrialState) -> bool:
     """Whether the rows have changed since a trial."""
     return study.state.generations[trial.generation - 1].basis.data != study.resolved.data_fingerprint
 
 
 def do_runs(
-    study: ReadStudy, runs: Sequence[FinalRun], on_note: Callable[[str], None], together: EnsembleRun | None = None
+    study: StudySnapshot, runs: Sequence[FinalRun], on_note: Callable[[str], None], together: EnsembleRun | None = None
 ) -> tuple[End, dict[str, Result | DryfitError]]:
     """Do runs under their locks; what is done already is taken as it is.
 
@@ -235,7 +235,7 @@ def do_runs(
     first = study.layout.final(runs[0].name if together is None else together.name)
     settings = SupervisorSettings(
         marker=uuid.uuid4().hex,  # not the study's: its start ends every process that carries that one
-        doorbell=first.folder / f"doorbell-{os.getpid()}",
+        wakeup_fifo=first.folder / f"doorbell-{os.getpid()}",
         isolation=study.config.runtime.isolation,
         server_log=first.folder / "forkserver.txt",
     )
@@ -252,7 +252,7 @@ def do_runs(
     return stops.why or End.DONE, work.results
 
 
-def _trained(study: ReadStudy, run: FinalRun, result: FinalResult, folder: Path) -> TrainedModel:
+def _trained(study: StudySnapshot, run: FinalRun, result: FinalResult, folder: Path) -> TrainedModel:
     metric = study.config.study.metric
     return TrainedModel(
         study=study.config.study.name,

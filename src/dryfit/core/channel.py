@@ -32,7 +32,7 @@ _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.02
 
 
-class Doorbell:
+class WakeupFifo:
     """Wakes the control process; silently does nothing where nobody listens."""
 
     def __init__(self, fifo: str | None) -> None:
@@ -74,18 +74,18 @@ class ChildChannel:
 
     Args:
         folder: The attempt's folder.
-        doorbell: Path of the FIFO to ring, or None.
+        wakeup_fifo: Path of the FIFO to ring, or None.
         placed_at_s: ``time.monotonic()`` when the control process placed this child.
         secrets: What must not be in a message or a result, by name.
     """
 
     def __init__(
-        self, folder: Path, *, doorbell: str | None, placed_at_s: float, secrets: Mapping[str, str] | None = None
+        self, folder: Path, *, wakeup_fifo: str | None, placed_at_s: float, secrets: Mapping[str, str] | None = None
     ) -> None:
         self._secrets = secrets or {}
         self.folder = folder
         self.placed_at_s = placed_at_s
-        self._doorbell = Doorbell(doorbell)
+        self._wakeup_fifo = WakeupFifo(wakeup_fifo)
         self._beat_path = folder / BEAT_FILE
         self._beat_path.touch()
         self._last_beat_s = time.monotonic()
@@ -126,7 +126,7 @@ class ChildChannel:
             os.write(fd, line)
         finally:
             os.close(fd)
-        self._doorbell.ring()
+        self._wakeup_fifo.ring()
 
     def stepped(self) -> None:
         """An optimizer step is done; the first one is told of."""
@@ -179,4 +179,4 @@ class ChildChannel:
         """Write the last word, durably, and wake the control process."""
         text = redacted_json(result.model_dump_json().encode(), self._secrets).decode()
         write_text_atomic(self.folder / RESULT_FILE, text)
-        self._doorbell.ring()
+        self._wakeup_fifo.ring()

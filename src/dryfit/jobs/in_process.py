@@ -21,7 +21,7 @@ class TerminalChannel(ChildChannel):
     """Tells the terminal what a child tells the control process; every report is answered with go on."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, doorbell=None, placed_at_s=0.0)
+        super().__init__(folder, wakeup_fifo=None, placed_at_s=0.0)
 
     def send(self, message: Message) -> None:
         """Print what a person wants to read."""

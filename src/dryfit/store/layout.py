@@ -106,7 +106,7 @@ class StudyLayout:
         return self.folder / "stop"
 
     @property
-    def doorbell(self) -> Path:
+    def wakeup_fifo(self) -> Path:
         """FIFO that children ring."""
         return self.folder / "doorbell"
 

@@ -9,7 +9,7 @@ import pytest
 import instant
 import plan_jobs
 from dryfit.api import ensembles, train_ensemble
-from dryfit.api.training import study_view, train
+from dryfit.api.training import study_snapshot, train
 from dryfit.core.errors import ChildError, ConfigError, LedgerError
 from dryfit.core.jobs import EnsembleRequest, EnsembleResult, FinalRequest
 from dryfit.core.settings.choices import BuiltInTask
@@ -18,7 +18,7 @@ from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import ReadStudy
+from dryfit.study.loop.context import StudySnapshot
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, final_run
 from dryfit.study.loop.final_training import FinalWork
 from dryfit.study.loop.next_step import End
@@ -37,12 +37,12 @@ def trial(number: int, value: float | None, *, outcome: Outcome = Outcome.COMPLE
     return made
 
 
-def view(folder: Path, trials: Sequence[TrialState], **tables: Any) -> ReadStudy:
+def view(folder: Path, trials: Sequence[TrialState], **tables: Any) -> StudySnapshot:
     state = StudyState()
     state.trials.extend(trials)
     tables = {"execution": {"memory_limit": "64GiB"}} | tables
     study = instant.config(space={"optim.lr": {"low": 1e-4, "high": 1.0, "log": True}}, **tables)
-    return ReadStudy(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1)
+    return StudySnapshot(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1)
 
 
 class Called:
@@ -52,7 +52,7 @@ class Called:
         self.runs: list[FinalRun] = []
         self.together: EnsembleRun | None = None
 
-    def __call__(self, _study: ReadStudy, runs: list[FinalRun], _told: object, together: EnsembleRun) -> Any:
+    def __call__(self, _study: StudySnapshot, runs: list[FinalRun], _told: object, together: EnsembleRun) -> Any:
         self.runs, self.together = runs, together
         return End.STOPPED, {}
 
@@ -61,9 +61,9 @@ class Called:
         return [run.trial.number for run in self.runs]
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, study: ReadStudy, top: int, **wishes: Any) -> tuple[Called, list[str]]:
+def asked(monkeypatch: pytest.MonkeyPatch, study: StudySnapshot, top: int, **wishes: Any) -> tuple[Called, list[str]]:
     called, told = Called(), list[str]()
-    monkeypatch.setattr(ensembles, "study_view", lambda _: study)
+    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: study)
     monkeypatch.setattr(ensembles, "do_runs", called)
     outcome = train_ensemble(study.layout.folder, top=top, on_note=told.append, **wishes)
     assert (outcome.end, outcome.model) == (End.STOPPED, None)
@@ -131,14 +131,14 @@ def test_what_changes_the_result_changes_its_folder(
 def test_as_many_as_there_are_not_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top: int, said: str
 ) -> None:
-    monkeypatch.setattr(ensembles, "study_view", lambda _: view(tmp_path, [trial(0, 0.5), trial(1, 0.6)]))
+    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: view(tmp_path, [trial(0, 0.5), trial(1, 0.6)]))
     with pytest.raises(ConfigError, match=said):
         train_ensemble(tmp_path, top=top)
 
 
 def test_a_study_without_a_completed_trial_has_no_best_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = view(tmp_path, [trial(0, None, outcome=Outcome.PRUNED)])
-    monkeypatch.setattr(ensembles, "study_view", lambda _: study)
+    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: study)
     with pytest.raises(ConfigError, match="no trial has completed"):
         train_ensemble(tmp_path, top=2)
 
@@ -156,17 +156,17 @@ def test_a_task_without_a_mean_is_refused_before_anything_is_trained(
 ) -> None:
     study = view(tmp_path, [trial(0, 0.5), trial(1, 0.6)])
     named = study.config.study.model_copy(update={"task": task})
-    own = ReadStudy(
+    own = StudySnapshot(
         study.config.model_copy(update={"study": named}), study.layout, study.state, study.resolved, cores=1
     )
-    monkeypatch.setattr(ensembles, "study_view", lambda _: own)
+    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: own)
     with pytest.raises(ConfigError, match=hint) as refused:
         train_ensemble(tmp_path, top=2)
     assert "one of criteria, evidence, share, joint" in str(refused.value)
 
 
 def test_nothing_is_trained_for_a_place_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ensembles, "study_view", lambda _: view(tmp_path, [trial(0, 0.5), trial(1, 0.6)]))
+    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: view(tmp_path, [trial(0, 0.5), trial(1, 0.6)]))
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "something").touch()
@@ -176,14 +176,14 @@ def test_nothing_is_trained_for_a_place_that_is_taken(tmp_path: Path, monkeypatc
 
 def test_one_model_is_no_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = view(tmp_path, [trial(0, 0.5)])
-    monkeypatch.setattr("dryfit.api.training.study_view", lambda _: study)
+    monkeypatch.setattr("dryfit.api.training.study_snapshot", lambda _: study)
     with pytest.raises(ConfigError, match="train_ensemble"):
         train(tmp_path, trial="top2")
     with pytest.raises(LedgerError):
-        study_view(tmp_path)
+        study_snapshot(tmp_path)
 
 
-def work_on(study: ReadStudy, supervisor: instant.InstantSupervisor) -> FinalWork:
+def work_on(study: StudySnapshot, supervisor: instant.InstantSupervisor) -> FinalWork:
     stops = StopRequests(study.layout.stop_request, supervisor.wake)
     return FinalWork(study, cast(Supervisor, supervisor), stops, lambda _: None)
 
@@ -245,7 +245,7 @@ def test_a_member_that_fails_is_told_and_nothing_is_put_together(
 ) -> None:
     study = view(tmp_path, [trial(0, 0.5), trial(1, 0.6)])
     failed = ChildError("training trial-0001-seed-51", "its process failed (it crashed)")
-    monkeypatch.setattr(ensembles, "study_view", lambda _: study)
+    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: study)
     monkeypatch.setattr(ensembles, "do_runs", lambda *_: (End.DONE, {"trial-0001-seed-51": failed}))
     with pytest.raises(ChildError, match="it crashed"):
         train_ensemble(tmp_path, top=2)

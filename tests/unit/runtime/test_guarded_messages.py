@@ -103,7 +103,7 @@ class OddError(Exception):
 
 
 def channel(folder: Path) -> ChildChannel:
-    return ChildChannel(folder, doorbell=None, placed_at_s=0.0)
+    return ChildChannel(folder, wakeup_fifo=None, placed_at_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_clean_up_that_works_says_nothing():
 
 def test_the_supervisor_s_end_does_not_hide_the_first_error(tmp_path, monkeypatch):
     settings = SupervisorSettings(
-        marker="m", doorbell=None, isolation="fresh", server_log=tmp_path / "server.txt", preload=()
+        marker="m", wakeup_fifo=None, isolation="fresh", server_log=tmp_path / "server.txt", preload=()
     )
     with pytest.raises(FirstError) as caught, Supervisor(settings) as supervisor:
         monkeypatch.setattr(supervisor, "close", breaks)

@@ -14,19 +14,19 @@ from dryfit.runtime.children import child
 from dryfit.runtime.children.child import ChildStatus, describe_fault
 from dryfit.runtime.children.child_spec import ChildSpec
 from dryfit.runtime.failures.classify import classify
-from runtime_jobs import GENEROUS, House, request
+from runtime_jobs import GENEROUS, Harness, request
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory):
+def harness(tmp_path_factory):
     isolation = Isolation.FORKSERVER if sys.platform == "linux" else Isolation.FRESH
-    with House(tmp_path_factory.mktemp("house"), isolation=isolation) as opened:
+    with Harness(tmp_path_factory.mktemp("harness"), isolation=isolation) as opened:
         yield opened
 
 
-def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_class(house):
-    house.start("wordless", "wordless")
-    event = house.until_exit("wordless")
+def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_class(harness):
+    harness.start("wordless", "wordless")
+    event = harness.until_exit("wordless")
     assert event.evidence.exit_code == ChildStatus.FAULT
     assert event.evidence.fault is not None
     assert event.evidence.fault.type_names[0].endswith("WordlessError")
@@ -34,18 +34,18 @@ def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_class(house):
     assert classify(event.evidence, event.result).kind is FailureKind.USER_CODE
 
 
-def test_a_message_that_is_no_text_crosses_all_the_same(house):
-    house.start("no text", "no text")
-    event = house.until_exit("no text")
+def test_a_message_that_is_no_text_crosses_all_the_same(harness):
+    harness.start("no text", "no text")
+    event = harness.until_exit("no text")
     assert classify(event.evidence, event.result).kind is FailureKind.DATA
     assert event.result is not None and event.result.error is not None
     assert event.result.error.doing == "reading posts-\\udcff.jsonl"
 
 
-def test_an_error_while_cleaning_up_does_not_hide_the_first(house):
+def test_an_error_while_cleaning_up_does_not_hide_the_first(harness):
     """Python chains them; both cross, and the first is told where the second began."""
-    house.start("clean-up", "clean-up")
-    fault = house.until_exit("clean-up").evidence.fault
+    harness.start("clean-up", "clean-up")
+    fault = harness.until_exit("clean-up").evidence.fault
     assert fault is not None
     assert {"builtins.OSError", "builtins.KeyError"} <= set(fault.type_names)
     assert fault.traceback.index("the first error") < fault.traceback.index("the clean-up's own")
@@ -62,12 +62,12 @@ def test_notes_of_the_whole_chain_are_the_context_each_once():
 
 
 @pytest.mark.parametrize("diagnostic", [False, True])
-def test_a_diagnostic_attempt_waits_for_every_kernel_and_no_other_does(house, diagnostic):
+def test_a_diagnostic_attempt_waits_for_every_kernel_and_no_other_does(harness, diagnostic):
     body = request("variables").model_copy(update={"diagnostic": diagnostic})
     key = f"diagnostic-{diagnostic}"
-    house.supervisor.start(ChildSpec(key, house.folder / key, body, GENEROUS))
-    house.until_exit(key)
-    (note,) = [e.message for e in house.events if e.key == key and isinstance(getattr(e, "message", None), Note)]
+    harness.supervisor.start(ChildSpec(key, harness.folder / key, body, GENEROUS))
+    harness.until_exit(key)
+    (note,) = [e.message for e in harness.events if e.key == key and isinstance(getattr(e, "message", None), Note)]
     variables = json.loads(note.text)
     assert (variables.get("CUDA_LAUNCH_BLOCKING") == "1") is diagnostic
     assert (variables.get("PYTORCH_USE_CUDA_DSA") == "1") is diagnostic

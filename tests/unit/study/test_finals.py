@@ -16,7 +16,7 @@ from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState
-from dryfit.study.loop.context import Placement, ReadStudy
+from dryfit.study.loop.context import Placement, StudySnapshot
 from dryfit.study.loop.final_runs import final_request, final_run
 from dryfit.study.loop.final_training import FinalWork, runs_at_once
 from dryfit.study.loop.stops import StopRequests
@@ -24,7 +24,7 @@ from dryfit.study.loop.stops import StopRequests
 DEVICE = DeviceSpec(name="CPU", kind=DeviceKind.CPU, capacity_bytes=512 * plan_jobs.MIB)
 
 
-def planned_too_low(folder: Path) -> tuple[ReadStudy, TrialState]:
+def planned_too_low(folder: Path) -> tuple[StudySnapshot, TrialState]:
     """A trial whose plan fits, and which needs twice of it; its plan has four fallbacks."""
     study = instant.config(
         train={"batch_size": 16, "max_length": 64},
@@ -37,10 +37,10 @@ def planned_too_low(folder: Path) -> tuple[ReadStudy, TrialState]:
     trial.plan = PlanState("key", plan_jobs.answer(subject, asked))
     state = StudyState()
     state.trials.append(trial)
-    return ReadStudy(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1), trial
+    return StudySnapshot(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1), trial
 
 
-def work_on(study: ReadStudy, trial: TrialState) -> tuple[FinalWork, list[FinalRequest], list[str]]:
+def work_on(study: StudySnapshot, trial: TrialState) -> tuple[FinalWork, list[FinalRequest], list[str]]:
     supervisor, told = instant.InstantSupervisor(), list[str]()
     stops = StopRequests(study.layout.stop_request, supervisor.wake)
     work = FinalWork(study, cast(Supervisor, supervisor), stops, told.append)
@@ -137,11 +137,11 @@ def test_a_run_is_identified_by_its_trial_as_it_was_recorded(tmp_path: Path) -> 
     """Wherever the rows lie now; another seed, other rows and another trial are another run."""
     study, trial = planned_too_low(tmp_path)
 
-    def identity(study: ReadStudy, trial: TrialState, seed: int | None = None) -> str:
+    def identity(study: StudySnapshot, trial: TrialState, seed: int | None = None) -> str:
         run = final_run(trial, seed=seed, with_validation=False)
         return final_request(study, run, Placement(1)).training.fingerprint
 
-    def with_data(**changes: object) -> ReadStudy:
+    def with_data(**changes: object) -> StudySnapshot:
         data = study.config.data.model_copy(update=changes)
         return replace(study, config=study.config.model_copy(update={"data": data}))
 

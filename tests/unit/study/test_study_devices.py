@@ -98,11 +98,11 @@ def test_how_many_trials_the_cores_and_devices_allow(
 def test_a_group_is_chosen_as_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e")
     there = found(DeviceKind.CUDA, 5)
-    assert choose_device(there, (), together=1) == "GPU-a"
-    assert choose_device(there, ["GPU-a", None], together=1) == "GPU-b"
-    assert choose_device(there, (), together=2) == "GPU-a,GPU-b"
-    assert choose_device(there, ["GPU-a,GPU-b"], together=2) == "GPU-c,GPU-d"
-    assert choose_device(there, ["GPU-a,GPU-b", "GPU-c,GPU-d"], together=2) == "GPU-a,GPU-b"
+    assert choose_device(there, (), processes=1) == "GPU-a"
+    assert choose_device(there, ["GPU-a", None], processes=1) == "GPU-b"
+    assert choose_device(there, (), processes=2) == "GPU-a,GPU-b"
+    assert choose_device(there, ["GPU-a,GPU-b"], processes=2) == "GPU-c,GPU-d"
+    assert choose_device(there, ["GPU-a,GPU-b", "GPU-c,GPU-d"], processes=2) == "GPU-a,GPU-b"
     with pytest.raises(MachineError, match="each of a trial's 6 processes"):
-        choose_device(there, (), together=6)
-    assert choose_device(found(DeviceKind.CPU, 1), (), together=6) is None
+        choose_device(there, (), processes=6)
+    assert choose_device(found(DeviceKind.CPU, 1), (), processes=6) is None

@@ -15,7 +15,7 @@ from dryfit.jobs.copy_rows import copy_rows
 def copied(source: Path, *columns: str) -> list[dict]:
     folder = source.parent / "job"
     folder.mkdir()
-    channel = ChildChannel(folder, doorbell=None, placed_at_s=0.0)
+    channel = ChildChannel(folder, wakeup_fifo=None, placed_at_s=0.0)
     out = source.parent / "out.jsonl"
     result = copy_rows(RowsRequest(source=str(source), columns=columns, out=str(out)), channel)
     lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]

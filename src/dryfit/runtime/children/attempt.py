@@ -10,7 +10,7 @@ from dryfit.runtime.children.child_spec import ChildSpec
 from dryfit.runtime.children.fresh import FreshChild
 from dryfit.runtime.children.log_limit import LogLimit
 from dryfit.runtime.children.result_reading import child_log_tail, parse_messages
-from dryfit.runtime.children.silence import Patience
+from dryfit.runtime.children.silence import SilenceLimits
 from dryfit.runtime.machine.cgroup import oom_kills, rose
 
 
@@ -50,7 +50,7 @@ class Attempt:
     phase: str = ""
     step: int = 0
     peak_bytes: int | None = None
-    _patience: Patience = field(default_factory=Patience)
+    _silence: SilenceLimits = field(default_factory=SilenceLimits)
     _beat_ns: int = 0
     _tail: LineTail = field(init=False)
     _log: LogLimit = field(init=False)
@@ -70,7 +70,7 @@ class Attempt:
         # A change counts, not the age: the wall clock that stamps files may jump.
         if messages or beat_ns != self._beat_ns:
             if self.started_s is not None:
-                self._patience.note(self.phase, now_s - self.alive_s)
+                self._silence.note(self.phase, now_s - self.alive_s)
             self._beat_ns = beat_ns
             self.alive_s = now_s
         for message in messages:
@@ -97,7 +97,7 @@ class Attempt:
     def hang_s(self) -> float:
         """How long it may be silent now."""
         limits = self.spec.limits
-        return self._patience.limit_s(self.phase, limits.hang_s) if limits.hang_learned else limits.hang_s
+        return self._silence.limit_s(self.phase, limits.hang_s) if limits.hang_learned else limits.hang_s
 
     def overdue(self, now_s: float) -> str:
         """Why it must be killed now, in the words of ``killed_by_us``; empty where it need not."""

@@ -92,7 +92,7 @@ class SupervisorSettings:
     Attributes:
         marker: The study's id; every process carries it in its environment (see
             :mod:`dryfit.runtime.children.orphans`).
-        doorbell: Where to make the FIFO that children ring; None: their files are polled.
+        wakeup_fifo: Where to make the FIFO that children ring; None: their files are polled.
         isolation: How children are made.
         server_log: Where the fork server's output goes.
         preload: Modules the fork server imports.
@@ -103,7 +103,7 @@ class SupervisorSettings:
     """
 
     marker: str
-    doorbell: Path | None
+    wakeup_fifo: Path | None
     isolation: Isolation
     server_log: Path
     preload: tuple[str, ...] = PRELOAD

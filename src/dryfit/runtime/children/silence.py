@@ -30,7 +30,7 @@ def silence_limit_s(most_s: float, longest_s: float, gaps: int) -> float:
 
 
 @dataclass(slots=True)
-class Patience:
+class SilenceLimits:
     """What one process has shown of its pace, phase by phase."""
 
     _longest_s: dict[str, float] = field(default_factory=dict[str, float])

@@ -52,7 +52,7 @@ class Supervisor:
         self._settings = settings
         self._environment = child_environment(os.environ, settings.marker, settings.environment)
         self._thread_id = threading.get_ident()
-        self._waiter = Waiter(settings.doorbell)
+        self._waiter = Waiter(settings.wakeup_fifo)
         self._forks = linux and settings.isolation is not Isolation.FRESH
         self._link: ServerLink | None = None
         self._link_since_s = 0.0
@@ -95,9 +95,9 @@ class Supervisor:
             raise InternalError("starting a child", "called from another thread")
         spec.folder.mkdir(parents=True, exist_ok=True)
         clear(spec.folder)
-        doorbell = self._waiter.doorbell
+        wakeup_fifo = self._waiter.wakeup_fifo
         request = ChildRequest(
-            placed_at_s=placed_at_s, doorbell=str(doorbell.absolute()) if doorbell else None, body=spec.body
+            placed_at_s=placed_at_s, doorbell=str(wakeup_fifo.absolute()) if wakeup_fifo else None, body=spec.body
         )
         write_model(spec.folder / REQUEST_FILE, request, durable=False)
         attempt = Attempt(spec, token=str(next(self._tokens)), begun_s=self._clock_s)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _POLL_S = 0.25
-_POLL_WITHOUT_DOORBELL_S = 0.05
+_POLL_WITHOUT_FIFO_S = 0.05
 _READ_BYTES = 65_536
 
 
@@ -27,12 +27,12 @@ class Waiter:
     """What the supervisor blocks on.
 
     Args:
-        doorbell: Where to make the FIFO children ring; None: none.
+        wakeup_fifo: Where to make the FIFO children write to; None: none.
     """
 
-    def __init__(self, doorbell: Path | None) -> None:
-        self._fifo = _open_fifo(doorbell) if doorbell is not None else None
-        self.doorbell = doorbell if self._fifo is not None else None
+    def __init__(self, wakeup_fifo: Path | None) -> None:
+        self._fifo = _open_fifo(wakeup_fifo) if wakeup_fifo is not None else None
+        self.wakeup_fifo = wakeup_fifo if self._fifo is not None else None
         self._wake_read, self._wake_write = os.pipe()
         self._selector = selectors.DefaultSelector()
         for fd in (self._wake_read, self._fifo):
@@ -60,7 +60,7 @@ class Waiter:
         Returns:
             Whether somebody called :meth:`wake`.
         """
-        most_s = _POLL_S if self._fifo is not None else _POLL_WITHOUT_DOORBELL_S
+        most_s = _POLL_S if self._fifo is not None else _POLL_WITHOUT_FIFO_S
         woken = False
         for key, _ in self._selector.select(min(timeout_s, most_s)):
             if key.fd in (self._fifo, self._wake_read):
@@ -76,5 +76,5 @@ class Waiter:
         for fd in (self._wake_read, wake_write, self._fifo):
             if fd is not None:
                 os.close(fd)
-        if self.doorbell is not None:
-            self.doorbell.unlink(missing_ok=True)
+        if self.wakeup_fifo is not None:
+            self.wakeup_fifo.unlink(missing_ok=True)

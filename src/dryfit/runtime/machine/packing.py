@@ -50,7 +50,7 @@ class Need:
         exclusive: It must be alone on its device.
         avoid: Devices it must not run on, as long as there are others.
         host_bytes: What it takes of the host; None: not known.
-        together: Devices that it takes; None: as many as most.
+        device_count: Devices that it takes; None: as many as most.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Need:
     exclusive: bool = False
     avoid: frozenset[str] = frozenset()
     host_bytes: int | None = None
-    together: int | None = None
+    device_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,15 @@ class DeviceCapacity:
 CPU = DeviceCapacity(None)
 
 
-def group_capacity(place: str, rooms: Sequence[DeviceCapacity]) -> DeviceCapacity:
+def group_capacity(place: str, capacities: Sequence[DeviceCapacity]) -> DeviceCapacity:
     """A group of devices as one place: with the memory of that which neighbours leave the least of; blocked if one is.
 
     As trials take the same of each of its devices, what fits that one fits all.
     """
-    counted = [(room.capacity_bytes, room.neighbour_bytes) for room in rooms if room.capacity_bytes is not None]
+    counted = [(one.capacity_bytes, one.neighbour_bytes) for one in capacities if one.capacity_bytes is not None]
     capacity_bytes, neighbour_bytes = min(counted, key=lambda one: one[0] - one[1], default=(None, 0))
     return DeviceCapacity(
-        place, capacity_bytes, neighbour_bytes, "; ".join(room.blocked for room in rooms if room.blocked)
+        place, capacity_bytes, neighbour_bytes, "; ".join(one.blocked for one in capacities if one.blocked)
     )
 
 
@@ -110,38 +110,38 @@ class Cluster:
 
     Attributes:
         places: Every device that is not set aside, or every group without one that is.
-        occupants: The trials that run.
+        allocations: The trials that run.
         set_aside: Devices that get no more trials.
-        host_room_bytes: What can still be taken of the host's memory; None: not counted.
+        host_free_bytes: What can still be taken of the host's memory; None: not counted.
         host_unknown: Why nobody knows yet what a trial takes of the host; empty: it is known, or does not count.
         bypassed: How many trials have passed each waiting one.
-        together: Devices that a trial takes which says nothing else.
-        larger: Places of other numbers of devices, for trials that take so many; their devices are those of
+        default_devices: Devices of a trial that asks for no other number.
+        other_places: Places of other numbers of devices, for trials that take so many; their devices are those of
             ``places`` again.
     """
 
     places: Sequence[DeviceCapacity] = (CPU,)
-    occupants: Sequence[Allocation] = ()
+    allocations: Sequence[Allocation] = ()
     set_aside: Sequence[str] = ()
-    host_room_bytes: int | None = None
+    host_free_bytes: int | None = None
     host_unknown: str = ""
     bypassed: Mapping[int, int] = field(default_factory=dict[int, int])
-    together: int = 1
-    larger: Mapping[int, Sequence[DeviceCapacity]] = field(default_factory=dict[int, Sequence[DeviceCapacity]])
+    default_devices: int = 1
+    other_places: Mapping[int, Sequence[DeviceCapacity]] = field(default_factory=dict[int, Sequence[DeviceCapacity]])
 
-    def taken_by(self, need: Need) -> int:
+    def devices_for(self, need: Need) -> int:
         """How many devices a trial takes."""
-        return self.together if need.together is None else need.together
+        return self.default_devices if need.device_count is None else need.device_count
 
     def places_for(self, need: Need) -> Sequence[DeviceCapacity]:
         """The places that have as many devices as a trial takes; the CPU is one for any number."""
-        if self.taken_by(need) == self.together or CPU in self.places:
+        if self.devices_for(need) == self.default_devices or CPU in self.places:
             return self.places
-        return self.larger.get(self.taken_by(need), ())
+        return self.other_places.get(self.devices_for(need), ())
 
     def on(self, device: str | None) -> list[Allocation]:
         """The trials that run on a device, or on any of a group."""
-        return [one for one in self.occupants if overlap(one.device, device)]
+        return [one for one in self.allocations if overlap(one.device, device)]
 
     def taken_bytes(self, device: str | None) -> int:
         """What the trials on a device are counted with; of a group, on that device which they take most of."""
@@ -172,12 +172,12 @@ class Blocker:
     text: str
 
 
-def pack(needs: Sequence[Need], house: Cluster) -> Fit | Blocker | None:
+def pack(needs: Sequence[Need], cluster: Cluster) -> Fit | Blocker | None:
     """Choose the next trial to start, and its device.
 
     Args:
         needs: The trials that could start, by number.
-        house: Where.
+        cluster: Where.
 
     Returns:
         What to start; else what keeps the first of them; None where none waits.
@@ -185,28 +185,28 @@ def pack(needs: Sequence[Need], house: Cluster) -> Fit | Blocker | None:
     first: Blocker | None = None
     kept: dict[str | None, int] = {}
     for need in needs:
-        hindrance = _host(need, house)
-        if hindrance is None:
-            found = _device_for(need, house, kept)
-            if isinstance(found, Fit):
-                return found
-            hindrance = found
-        first = first or hindrance
-        if house.bypassed.get(need.number, 0) >= BYPASSED_MOST and hindrance.limit is not Limit.NEIGHBOUR:
-            free = [place for place in _allowed(need, house) if _kept_for(place, kept) is None]
+        blocker = _host(need, cluster)
+        if blocker is None:
+            placed = _device_for(need, cluster, kept)
+            if isinstance(placed, Fit):
+                return placed
+            blocker = placed
+        first = first or blocker
+        if cluster.bypassed.get(need.number, 0) >= BYPASSED_MOST and blocker.limit is not Limit.NEIGHBOUR:
+            free = [place for place in _allowed(need, cluster) if _kept_for(place, kept) is None]
             if free:
-                kept[_emptiest(free, house).device] = need.number
+                kept[_emptiest(free, cluster).device] = need.number
     return first
 
 
-def no_device_left(set_aside: Sequence[str], together: int = 1) -> str:
+def no_device_left(set_aside: Sequence[str], device_count: int = 1) -> str:
     """What is told where so many devices are set aside that none is left, or too few for a trial."""
-    left = "no device is left" if together == 1 else f"fewer than the {together} devices of a trial are left"
+    left = "no device is left" if device_count == 1 else f"fewer than the {device_count} devices of a trial are left"
     return f"{left} to run on: {few(set_aside)} set aside"
 
 
-def _allowed(need: Need, house: Cluster) -> Sequence[DeviceCapacity]:
-    places = house.places_for(need)
+def _allowed(need: Need, cluster: Cluster) -> Sequence[DeviceCapacity]:
+    places = cluster.places_for(need)
     allowed = [one for one in places if one.device is None or need.avoid.isdisjoint(devices_of(one.device))]
     return allowed or places
 
@@ -216,43 +216,43 @@ def _kept_for(place: DeviceCapacity, kept: Mapping[str | None, int]) -> int | No
     return next((number for device, number in kept.items() if overlap(device, place.device)), None)
 
 
-def _emptiest(places: Sequence[DeviceCapacity], house: Cluster) -> DeviceCapacity:
+def _emptiest(places: Sequence[DeviceCapacity], cluster: Cluster) -> DeviceCapacity:
     """The place with the fewest trials, the first of equals."""
-    return min(places, key=lambda place: len(house.on(place.device)))
+    return min(places, key=lambda place: len(cluster.on(place.device)))
 
 
-def _host(need: Need, house: Cluster) -> Blocker | None:
-    room_bytes, needed_bytes = house.host_room_bytes, need.host_bytes
-    if house.occupants and house.host_unknown:
-        return Blocker(need.number, Limit.HOST_MEMORY, house.host_unknown)
-    if not house.occupants or room_bytes is None or needed_bytes is None or needed_bytes <= room_bytes:
+def _host(need: Need, cluster: Cluster) -> Blocker | None:
+    free_bytes, needed_bytes = cluster.host_free_bytes, need.host_bytes
+    if cluster.allocations and cluster.host_unknown:
+        return Blocker(need.number, Limit.HOST_MEMORY, cluster.host_unknown)
+    if not cluster.allocations or free_bytes is None or needed_bytes is None or needed_bytes <= free_bytes:
         return None
-    text = f"trial {need.number} takes {gib(needed_bytes)} of the host's memory, which has room for {gib(room_bytes)}"
+    text = f"trial {need.number} takes {gib(needed_bytes)} of the host's memory, which has room for {gib(free_bytes)}"
     return Blocker(need.number, Limit.HOST_MEMORY, text)
 
 
-def _device_for(need: Need, house: Cluster, kept: Mapping[str | None, int]) -> Fit | Blocker:
-    hindrances: list[Blocker] = []
-    together = house.taken_by(need)
-    for place in sorted(_allowed(need, house), key=lambda place: len(house.on(place.device))):
+def _device_for(need: Need, cluster: Cluster, kept: Mapping[str | None, int]) -> Fit | Blocker:
+    blockers: list[Blocker] = []
+    device_count = cluster.devices_for(need)
+    for place in sorted(_allowed(need, cluster), key=lambda place: len(cluster.on(place.device))):
         owner = _kept_for(place, kept)
         if owner is not None:
-            verb = "is" if together == 1 else "are"
+            verb = "is" if device_count == 1 else "are"
             text = f"{_called(place)} {verb} kept for trial {owner}, which waits for room"
-            hindrances.append(Blocker(need.number, Limit.KEPT, text))
+            blockers.append(Blocker(need.number, Limit.KEPT, text))
             continue
-        hindrance = _hindrance(need, place, house)
-        if hindrance is None:
+        blocker = _blocker(need, place, cluster)
+        if blocker is None:
             return Fit(need.number, place.device)
-        hindrances.append(hindrance)
-    if not hindrances:
-        return Blocker(need.number, Limit.SET_ASIDE, no_device_left(house.set_aside, together))
-    return min(hindrances, key=lambda one: one.limit is Limit.NEIGHBOUR)
+        blockers.append(blocker)
+    if not blockers:
+        return Blocker(need.number, Limit.SET_ASIDE, no_device_left(cluster.set_aside, device_count))
+    return min(blockers, key=lambda one: one.limit is Limit.NEIGHBOUR)
 
 
-def _hindrance(need: Need, place: DeviceCapacity, house: Cluster) -> Blocker | None:
+def _blocker(need: Need, place: DeviceCapacity, cluster: Cluster) -> Blocker | None:
     """Why a trial cannot start on a device now; None where it can."""
-    there, called = house.on(place.device), _called(place)
+    there, called = cluster.on(place.device), _called(place)
     if place.blocked:
         return Blocker(need.number, Limit.NOT_RETURNED, place.blocked)
     alone = next((one for one in there if one.exclusive), None)
@@ -263,11 +263,11 @@ def _hindrance(need: Need, place: DeviceCapacity, house: Cluster) -> Blocker | N
     wanted_bytes = need.shared_bytes if there else need.alone_bytes
     if wanted_bytes is None or place.capacity_bytes is None:
         return None
-    taken_bytes = house.taken_bytes(place.device)
+    taken_bytes = cluster.taken_bytes(place.device)
     if wanted_bytes + taken_bytes + place.neighbour_bytes <= place.capacity_bytes:
         return None
     others = few([str(one.number) for one in there])
-    each = called if house.taken_by(need) == 1 else f"each of {called}"
+    each = called if cluster.devices_for(need) == 1 else f"each of {called}"
     text = f"trial {need.number} needs {gib(wanted_bytes)} of {each}, which has {gib(place.capacity_bytes)}"
     text += f", {gib(taken_bytes)} of them planned for trial {others}" if there else ""
     text += f", {gib(place.neighbour_bytes)} of them held by others" if place.neighbour_bytes else ""

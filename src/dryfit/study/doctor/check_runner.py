@@ -57,7 +57,7 @@ def open_check_runner(folder: Path, isolation: Isolation, *, fresh: bool) -> Gen
 def _settings(folder: Path, isolation: Isolation) -> SupervisorSettings:
     return SupervisorSettings(
         marker=uuid.uuid4().hex,
-        doorbell=folder / f"doorbell-{isolation}",
+        wakeup_fifo=folder / f"doorbell-{isolation}",
         isolation=isolation,
         server_log=folder / "forkserver.txt",
     )

@@ -35,7 +35,7 @@ from dryfit.study.doctor.study_walk import (
     fold_findings,
     model_findings,
 )
-from dryfit.study.loop.child_jobs import PATIENT, ChildJob, run_job, run_side_by_side
+from dryfit.study.loop.child_jobs import STANDALONE_LIMITS, ChildJob, run_job, run_side_by_side
 from dryfit.study.loop.context import choose_device, possible_values, resolve_request
 from dryfit.study.planning.plan_requests import PlanInput, plan_trial
 from dryfit.study.planning.refusals import needed_bytes, refusal_text
@@ -50,7 +50,7 @@ _WEIGHT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class CheckedStudy:
     """A study that is looked at.
 
     Attributes:
@@ -64,21 +64,21 @@ class Patient:
     layout: StudyLayout
 
 
-def examine(patient: Patient | None, *, machine: bool, on_note: OnNote) -> Iterator[Finding]:
+def examine(study: CheckedStudy | None, *, machine: bool, on_note: OnNote) -> Iterator[Finding]:
     """Check a machine, a study, or both.
 
     Args:
-        patient: The study; None: the machine alone.
+        study: The study; None: the machine alone.
         machine: Whether the machine is checked too.
         on_note: Hears what is being done.
     """
     on_note("starting children")
     folder = Path(tempfile.mkdtemp(prefix="dryfit-doctor-"))
-    isolation = patient.config.runtime.isolation if patient is not None else Isolation.AUTO
+    isolation = study.config.runtime.isolation if study is not None else Isolation.AUTO
     told_of_log = False
     try:
         with open_check_runner(folder, isolation, fresh=machine) as room:
-            for finding in _findings(patient, room, on_note, machine=machine):
+            for finding in _findings(study, room, on_note, machine=machine):
                 told_of_log = told_of_log or str(folder) in f"{finding.found} {finding.fix}"
                 yield finding
     finally:
@@ -86,21 +86,21 @@ def examine(patient: Patient | None, *, machine: bool, on_note: OnNote) -> Itera
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _findings(patient: Patient | None, room: CheckRunner, on_note: OnNote, *, machine: bool) -> Iterator[Finding]:
+def _findings(study: CheckedStudy | None, room: CheckRunner, on_note: OnNote, *, machine: bool) -> Iterator[Finding]:
     if machine:
         yield from machine_findings(machine_facts(os.environ, Path.home()), room.trips)
-    if patient is not None:
-        yield from _study(patient, room, on_note)
+    if study is not None:
+        yield from _study(study, room, on_note)
 
 
-def _study(patient: Patient, room: CheckRunner, on_note: OnNote) -> Iterator[Finding]:
-    config, layout = patient.config, patient.layout
+def _study(study: CheckedStudy, room: CheckRunner, on_note: OnNote) -> Iterator[Finding]:
+    config, layout = study.config, study.layout
     folder = look_at_folder(layout.folder)
     yield from folder_findings(study_checks.ABOUT, folder)
-    space, drawn = study_checks.space_findings(config, patient.space)
+    space, drawn = study_checks.space_findings(config, study.space)
     yield space
     yield study_checks.lock_finding(layout)
-    record, state = study_checks.record_findings(config, patient.space, layout)
+    record, state = study_checks.record_findings(config, study.space, layout)
     yield from record
     yield study_checks.cache_finding(layout, folder)
     yield study_checks.mirror_finding(config.search.mirror, layout)
@@ -111,11 +111,11 @@ def _study(patient: Patient, room: CheckRunner, on_note: OnNote) -> Iterator[Fin
     if probe is None:
         yield failed(DATA, "rows", "no child could be started to read them", "see the checks of the machine")
         return
-    yield from device_findings(config, possible_values(config, patient.space, "train.precision"), probe)
+    yield from device_findings(config, possible_values(config, study.space, "train.precision"), probe)
     on_note("reading every row")
     cache_dir = layout.cache if layout.folder.is_dir() and not folder.not_writable else room.folder / "cache"
     try:
-        resolved = _rows(config, patient.space, cache_dir, room)
+        resolved = _rows(config, study.space, cache_dir, room)
     except DryfitError as error:
         yield failed_by(DATA, "rows", error)
         return
@@ -128,11 +128,11 @@ def _study(patient: Patient, room: CheckRunner, on_note: OnNote) -> Iterator[Fin
     cores = available_cores()
     ground = CheckScope(
         config=config,
-        space=patient.space,
+        space=study.space,
         fingerprint=resolved.data_fingerprint,
         device=resolved.device,
         # Too few devices have been told of: a rehearsal makes do with what is there.
-        visible_device=choose_device(resolved, (), together=min(config.execution.processes, resolved.device_count)),
+        visible_device=choose_device(resolved, (), processes=min(config.execution.processes, resolved.device_count)),
         cores=cores,
         parallel=parallelism(config, resolved, cores).most,
         cache_dir=cache_dir,
@@ -142,28 +142,30 @@ def _study(patient: Patient, room: CheckRunner, on_note: OnNote) -> Iterator[Fin
     answers = dict(zip(asked, _check_batches(asked, room, on_note), strict=True))
     for name, answer in answers.items():
         yield from model_findings(name, asked[name], answer, resolved.splits["train"].rows)
-    yield from _disk(patient, ground, folder, list(answers.values()))
+    yield from _disk(study, ground, folder, list(answers.values()))
     own = layout if cache_dir == layout.cache else StudyLayout(room.folder)
-    yield from _memory(patient, resolved, own, on_note)
+    yield from _memory(study, resolved, own, on_note)
 
 
 def _function(own: ObjectiveSettings, room: CheckRunner, on_note: OnNote) -> Finding:
     """Whether a function of the user's own can be called; it is not."""
     on_note(f"importing {own.function}")
-    errand = ChildJob(f"importing {own.function}", ImportRequest(objective=own), room.folder / "function", PATIENT)
+    job = ChildJob(
+        f"importing {own.function}", ImportRequest(objective=own), room.folder / "function", STANDALONE_LIMITS
+    )
     try:
-        result = run_job(errand, room.supervisor)
+        result = run_job(job, room.supervisor)
     except DryfitError as error:
         return failed_by(study_checks.ABOUT, "function", error)
     if result is None or result.imported is None:
-        raise InternalError(errand.doing, "the child's answer is of another job")
+        raise InternalError(job.doing, "the child's answer is of another job")
     return passed(study_checks.ABOUT, "function", f"{own.function} can be imported")
 
 
 def _rows(config: StudyConfig, space: Space, cache_dir: Path, room: CheckRunner) -> ResolveResult:
     """Read and check all rows; models are looked at later, each in a child of its own."""
     body = resolve_request(config, space, pairs=(), cache_dir=cache_dir, device="cpu")
-    result = run_job(ChildJob("reading every row", body, room.folder / "rows", PATIENT), room.supervisor)
+    result = run_job(ChildJob("reading every row", body, room.folder / "rows", STANDALONE_LIMITS), room.supervisor)
     if result is None or result.resolve is None:
         raise InternalError("reading every row", "the child's answer is of another job")
     return result.resolve
@@ -183,19 +185,19 @@ def _check_batches(
 ) -> list[ChildResult | ChildError]:
     """One child for each model, one after another: each may take most of the memory."""
     names = list(asked)
-    errands = [
-        ChildJob(f"rehearsing {name}", body, room.folder / f"model-{index}", PATIENT)
+    jobs = [
+        ChildJob(f"rehearsing {name}", body, room.folder / f"model-{index}", STANDALONE_LIMITS)
         for index, (name, body) in enumerate(asked.items())
     ]
     on_note(f"rehearsing {len(names)} model(s)")
-    return run_side_by_side(errands, room.supervisor, most=1, told=lambda index: on_note(f"rehearsed {names[index]}"))
+    return run_side_by_side(jobs, room.supervisor, most=1, told=lambda index: on_note(f"rehearsed {names[index]}"))
 
 
 def _disk(
-    patient: Patient, ground: CheckScope, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]
+    study: CheckedStudy, ground: CheckScope, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]
 ) -> Iterator[Finding]:
     """Whether there is room for what the largest model leaves behind; nothing where no model could be loaded."""
-    config = patient.config
+    config = study.config
     reports = [
         answer.batch_check for answer in answers if isinstance(answer, ChildResult) and answer.batch_check is not None
     ]
@@ -204,23 +206,23 @@ def _disk(
         return
     need = disk_need(
         [_WEIGHT_BYTES * size for size in sizes],
-        possible_values(config, patient.space, "optim.name"),
+        possible_values(config, study.space, "optim.name"),
         keep=config.runtime.keep,
         trials=config.study.trials,
         parallel=ground.parallel,
     ).with_folds(config.data.folds)
-    yield study_checks.disk_finding(need, folder, taken_bytes(patient.layout))
+    yield study_checks.disk_finding(need, folder, taken_bytes(study.layout))
 
 
-def _memory(patient: Patient, resolved: ResolveResult, layout: StudyLayout, on_note: OnNote) -> Iterator[Finding]:
+def _memory(study: CheckedStudy, resolved: ResolveResult, layout: StudyLayout, on_note: OnNote) -> Iterator[Finding]:
     """What the planner says of the study's own values, where it would be asked: on a GPU, or under a limit."""
-    device = planning_device(resolved, patient.config.execution)
+    device = planning_device(resolved, study.config.execution)
     if device is None:
         return
-    execution, traces = patient.config.execution, shared_traces(os.environ, Path.home())
-    degrees = degrees_at_hand(patient.config, resolved, available_cores())
+    execution, traces = study.config.execution, shared_traces(os.environ, Path.home())
+    degrees = degrees_at_hand(study.config, resolved, available_cores())
     host_bytes = host_bytes_for(execution, resolved.device, read_host_memory)
-    asked = PlanInput(patient.config, patient.space, device, traces, layout, degrees, host_bytes)
+    asked = PlanInput(study.config, study.space, device, traces, layout, degrees, host_bytes)
     try:
         answer = plan_trial(asked, on_note)
     except DryfitError as error:

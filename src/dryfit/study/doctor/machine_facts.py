@@ -21,7 +21,7 @@ from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.machine.cgroup import memory_limit_bytes
 from dryfit.store.layout import shared_traces
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
-from dryfit.study.loop.child_jobs import PATIENT, ChildJob, run_alone, run_job
+from dryfit.study.loop.child_jobs import STANDALONE_LIMITS, ChildJob, run_alone, run_job
 from dryfit.study.resources.trial_devices import available_cores
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -221,11 +221,11 @@ def fork_round_trip(supervisor: Supervisor, folder: Path) -> RoundTrip:
     """
     times_s: list[float] = []
     probe: ProbeResult | None = None
-    errand = ChildJob("asking a forked child", ProbeRequest(), folder / "probe", PATIENT)
+    job = ChildJob("asking a forked child", ProbeRequest(), folder / "probe", STANDALONE_LIMITS)
     try:
         for _ in range(2):
             began_s = time.monotonic()
-            result = run_job(errand, supervisor)
+            result = run_job(job, supervisor)
             times_s.append(time.monotonic() - began_s)
             probe = result.probe if result is not None else None
     except (ChildError, OSError) as error:

@@ -23,7 +23,7 @@ OnMessage = Callable[[Message], None]
 
 _RETRIES = 3
 _POLL_S = 0.5
-PATIENT = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.0)
+STANDALONE_LIMITS = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.0)
 """Limits of jobs that belong to no study."""
 
 
@@ -51,20 +51,20 @@ def never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """One child that works on an errand, and what became of those before it."""
+    """One child that works on an job, and what became of those before it."""
 
-    errand: ChildJob
+    job: ChildJob
     number: int
     past: tuple[PastFailure, ...] = ()
 
     @classmethod
-    def first(cls, errand: ChildJob) -> "_Try":
-        return cls(errand, 1 + (len(list(errand.folder.glob("*"))) if errand.folder.exists() else 0))
+    def first(cls, job: ChildJob) -> "_Try":
+        return cls(job, 1 + (len(list(job.folder.glob("*"))) if job.folder.exists() else 0))
 
     def spec(self) -> ChildSpec:
         """The child to start; its folder has a number that no earlier run used."""
-        key = f"{self.errand.folder.name}-{self.errand.body.job}-{self.number}"
-        return ChildSpec(key, self.errand.folder / f"{self.number:04d}", self.errand.body, self.errand.limits)
+        key = f"{self.job.folder.name}-{self.job.body.job}-{self.number}"
+        return ChildSpec(key, self.job.folder / f"{self.number:04d}", self.job.body, self.job.limits)
 
     def judge(self, exited: ChildExited) -> "ChildResult | _Try":
         """The answer, or the next try.
@@ -78,22 +78,22 @@ class _Try:
             raise result.error.rebuilt()
         if result is not None and result.fault is None:
             return result
-        failure = classify(exited.evidence, result, job=self.errand.body.job)
+        failure = classify(exited.evidence, result, job=self.job.body.job)
         answer = decide_recovery(failure, self.past, retries=_RETRIES)
         if answer.action not in ANOTHER_ATTEMPT or len(self.past) >= _RETRIES:
             raise ChildError(
-                self.errand.doing,
+                self.job.doing,
                 f"the process ended without an answer ({failure.kind}: {failure.sentence})",
                 hint=f"see {self.spec().folder / LOG_FILE}",
             )
-        return _Try(self.errand, self.number + 1, (*self.past, PastFailure(failure.kind, reached_checkpoint=False)))
+        return _Try(self.job, self.number + 1, (*self.past, PastFailure(failure.kind, reached_checkpoint=False)))
 
 
-def run_job(errand: ChildJob, supervisor: Supervisor, stop_asked: Callable[[], bool] = never) -> ChildResult | None:
+def run_job(job: ChildJob, supervisor: Supervisor, stop_asked: Callable[[], bool] = never) -> ChildResult | None:
     """Run a job to its answer.
 
     Args:
-        errand: The job.
+        job: The job.
         supervisor: Who runs it.
         stop_asked: Whether to give up; asked a few times a second.
 
@@ -104,7 +104,7 @@ def run_job(errand: ChildJob, supervisor: Supervisor, stop_asked: Callable[[], b
         DryfitError: What the child raised.
         ChildError: The child failed in another way, or died several times.
     """
-    answer: ChildResult | _Try = _Try.first(errand)
+    answer: ChildResult | _Try = _Try.first(job)
     while isinstance(answer, _Try):
         exited = _run(answer.spec(), supervisor, stop_asked)
         if exited is None:
@@ -114,7 +114,7 @@ def run_job(errand: ChildJob, supervisor: Supervisor, stop_asked: Callable[[], b
 
 
 def run_side_by_side(
-    errands: Sequence[ChildJob],
+    jobs: Sequence[ChildJob],
     supervisor: Supervisor,
     *,
     most: int,
@@ -124,7 +124,7 @@ def run_side_by_side(
     """Run several jobs, each in a folder of its own name.
 
     Args:
-        errands: The jobs.
+        jobs: The jobs.
         supervisor: Who runs them.
         most: How many at once.
         told: Called with the number of a job that has its answer.
@@ -136,7 +136,7 @@ def run_side_by_side(
     Raises:
         DryfitError: What a child raised.
     """
-    waiting = deque((index, _Try.first(errand)) for index, errand in enumerate(errands))
+    waiting = deque((index, _Try.first(job)) for index, job in enumerate(jobs))
     running: dict[str, tuple[int, _Try]] = {}
     answers: dict[int, ChildResult | ChildError] = {}
     while waiting or running:
@@ -156,7 +156,7 @@ def run_side_by_side(
             else:
                 answers[index] = answer
                 told(index)
-    return [answers[index] for index in range(len(errands))]
+    return [answers[index] for index in range(len(jobs))]
 
 
 def _answer(attempt: _Try, exited: ChildExited) -> ChildResult | ChildError | _Try:
@@ -211,16 +211,16 @@ def run_all_alone(
     folder = Path(tempfile.mkdtemp(prefix="dryfit-"))
     settings = SupervisorSettings(
         marker=uuid.uuid4().hex,
-        doorbell=folder / "doorbell",
+        wakeup_fifo=folder / "doorbell",
         isolation=Isolation.AUTO if preload else Isolation.FRESH,
         server_log=folder / "forkserver.txt",
         preload=preload,
     )
-    errands = [ChildJob(doing, body, folder / f"job-{index}", PATIENT) for index, body in enumerate(bodies)]
+    jobs = [ChildJob(doing, body, folder / f"job-{index}", STANDALONE_LIMITS) for index, body in enumerate(bodies)]
     keep = False
     try:
         with Supervisor(settings) as supervisor:
-            answers = run_side_by_side(errands, supervisor, most=most, told=told, heard=heard)
+            answers = run_side_by_side(jobs, supervisor, most=most, told=told, heard=heard)
         keep = any(isinstance(answer, ChildError) for answer in answers)
     finally:
         if not keep:

@@ -58,7 +58,7 @@ class StudyContext:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadStudy:
+class StudySnapshot:
     """What is known of a study by one who only looks at it, whether it runs or not."""
 
     config: StudyConfig
@@ -68,13 +68,13 @@ class ReadStudy:
     cores: int
 
 
-def side_by_side(study: StudyContext | ReadStudy) -> Parallelism:
+def side_by_side(study: StudyContext | StudySnapshot) -> Parallelism:
     """How many trials of a study may run side by side on this machine, as far as cores go."""
     return parallelism(study.config, study.resolved, study.cores)
 
 
 def trial_settings(
-    study: StudyContext | ReadStudy, params: Mapping[str, Scalar], own: Mapping[str, Scalar]
+    study: StudyContext | StudySnapshot, params: Mapping[str, Scalar], own: Mapping[str, Scalar]
 ) -> TrialSettings:
     """The tables of a trial: the study file's, with the searched values in them.
 
@@ -150,7 +150,9 @@ def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
     )
 
 
-def trial_config(study: StudyContext | ReadStudy, number: int, params: Mapping[str, Scalar], seed: int) -> TrialConfig:
+def trial_config(
+    study: StudyContext | StudySnapshot, number: int, params: Mapping[str, Scalar], seed: int
+) -> TrialConfig:
     """Everything that decides what trial ``number`` learns; it may be the one that is about to be asked for."""
     trials = study.state.trials
     own = trials[number].own if number < len(trials) else dict[str, Scalar]()
@@ -185,13 +187,13 @@ def fold_reports(study: StudyContext) -> int:
     return most_reports(study.space, study.config.trial_settings) if study.config.data.folds > 1 else 1
 
 
-def choose_device(resolved: ResolveResult, in_use: Sequence[str | None], *, together: int) -> str | None:
+def choose_device(resolved: ResolveResult, in_use: Sequence[str | None], *, processes: int) -> str | None:
     """The CUDA device, or group of them, with the fewest trials, where nothing is known of memory.
 
     Args:
         resolved: What is there.
         in_use: The devices, or groups, of the running trials.
-        together: Processes of each, with a device for each of them.
+        processes: Processes of each, with a device for each of them.
 
     Returns:
         Its name; None on a machine without CUDA devices.
@@ -201,9 +203,9 @@ def choose_device(resolved: ResolveResult, in_use: Sequence[str | None], *, toge
     """
     if resolved.device is not DeviceKind.CUDA:
         return None
-    check_enough(resolved.device_count, together)
+    check_enough(resolved.device_count, processes)
     names = visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return least_busy_device(in_use, places_of(names, together))
+    return least_busy_device(in_use, places_of(names, processes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,7 @@ def _objective_request(
 
 
 def train_request(
-    study: StudyContext | ReadStudy,
+    study: StudyContext | StudySnapshot,
     config: TrialConfig,
     paths: TrialLayout,
     placement: Placement,

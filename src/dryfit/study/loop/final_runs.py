@@ -13,8 +13,8 @@ from dryfit.core.settings.trial import Outcome, TrialConfig, mean
 from dryfit.core.wire import REQUEST_FILE, canonical_json, write_model
 from dryfit.store.layout import FinalLayout
 from dryfit.store.state import PlanState, TrialState
-from dryfit.study.loop.context import Placement, ReadStudy, choose_device, train_request, trial_config
-from dryfit.study.planning.device_needs import together
+from dryfit.study.loop.context import Placement, StudySnapshot, choose_device, train_request, trial_config
+from dryfit.study.planning.device_needs import process_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, sav
     return FinalRun(trial, trial.seed if seed is None else seed, last_step, save, schedule_steps)
 
 
-def final_request(study: ReadStudy, run: FinalRun, placement: Placement) -> FinalRequest:
+def final_request(study: StudySnapshot, run: FinalRun, placement: Placement) -> FinalRequest:
     """What the process is asked that does a run."""
     paths, trial = study.layout.final(run.name), run.trial
     return FinalRequest(
@@ -127,7 +127,7 @@ def final_request(study: ReadStudy, run: FinalRun, placement: Placement) -> Fina
     )
 
 
-def _chosen_dirs(study: ReadStudy, run: FinalRun) -> tuple[str, ...]:
+def _chosen_dirs(study: StudySnapshot, run: FinalRun) -> tuple[str, ...]:
     """Where it may stand what validation chose for a configuration: with the trial's weights, or a later run's."""
     if run.last_step is None:
         return ()
@@ -136,7 +136,7 @@ def _chosen_dirs(study: ReadStudy, run: FinalRun) -> tuple[str, ...]:
     return (str(study.layout.trial(run.trial.number).best), *(str(study.layout.final(one.name).model) for one in later))
 
 
-def _train_request(study: ReadStudy, run: FinalRun, paths: FinalLayout, placement: Placement) -> TrainRequest:
+def _train_request(study: StudySnapshot, run: FinalRun, paths: FinalLayout, placement: Placement) -> TrainRequest:
     """What is learned: a model that is to be used is one, though the trial may have trained one for each fold."""
     config = trial_config(study, run.trial.number, run.trial.params, run.seed)
     config = config.model_copy(update={"data": config.data.model_copy(update={"folds": 1})})
@@ -156,7 +156,7 @@ def _fingerprint(trial: TrialState, config: TrialConfig) -> str:
     return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
 
 
-def ensemble_request(study: ReadStudy, run: EnsembleRun, placement: Placement) -> EnsembleRequest:
+def ensemble_request(study: StudySnapshot, run: EnsembleRun, placement: Placement) -> EnsembleRequest:
     """What the process is asked that evaluates several models together."""
     members: list[EnsembleMember] = []
     for member, result in zip(run.members, run.results, strict=True):
@@ -174,13 +174,13 @@ def ensemble_request(study: ReadStudy, run: EnsembleRun, placement: Placement) -
     )
 
 
-def in_process_request(study: ReadStudy, run: FinalRun) -> Path:
+def in_process_request(study: StudySnapshot, run: FinalRun) -> Path:
     """Write what :mod:`dryfit.jobs.in_process` is asked, in a folder of its own that is emptied first."""
     paths = FinalLayout(study.layout.final(run.name).folder.with_name(f"{run.name}-in-process"))
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
     choice = run.trial.plan.execution if run.trial.plan is not None else None
-    device = choose_device(study.resolved, (), together=together(run.trial.plan, study.config.execution))
+    device = choose_device(study.resolved, (), processes=process_count(run.trial.plan, study.config.execution))
     body = _train_request(study, run, paths, Placement(1, device, choice))
     request = paths.folder / REQUEST_FILE
     write_model(request, body, durable=False)

@@ -23,10 +23,10 @@ from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, dec
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
 from dryfit.store.state import PlanState
-from dryfit.study.loop.context import Placement, ReadStudy, choose_device, side_by_side, training_limits
+from dryfit.study.loop.context import Placement, StudySnapshot, choose_device, side_by_side, training_limits
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, Run, ensemble_request, final_request
 from dryfit.study.loop.stops import StopRequests
-from dryfit.study.planning.device_needs import together
+from dryfit.study.planning.device_needs import process_count
 
 OnNote = Callable[[str], None]
 
@@ -47,13 +47,15 @@ def finished(paths: FinalLayout) -> Result | None:
     return None
 
 
-def runs_at_once(study: ReadStudy, runs: Sequence[Run]) -> int:
+def runs_at_once(study: StudySnapshot, runs: Sequence[Run]) -> int:
     """How many runs go on side by side: as many as trials; one a GPU where that is left to us, as nothing is packed.
 
     A run of several processes takes a GPU for each: all count as the one that has most.
     """
     if study.config.runtime.parallel == "auto" and study.resolved.device is DeviceKind.CUDA:
-        return max(1, study.resolved.device_count // max(together(run.plan, study.config.execution) for run in runs))
+        return max(
+            1, study.resolved.device_count // max(process_count(run.plan, study.config.execution) for run in runs)
+        )
     return side_by_side(study).most
 
 
@@ -113,7 +115,7 @@ class FinalWork:
         results: What each run came to, by its name: its result, or the error that ended it.
     """
 
-    study: ReadStudy
+    study: StudySnapshot
     supervisor: Supervisor
     stops: StopRequests
     told: OnNote
@@ -176,7 +178,7 @@ class FinalWork:
     def _start(self, live: _Live) -> None:
         in_use = [one.device for one in self._running.values()]
         live.device = choose_device(
-            self.study.resolved, in_use, together=together(live.plan, self.study.config.execution)
+            self.study.resolved, in_use, processes=process_count(live.plan, self.study.config.execution)
         )
         choice = live.plan.execution if live.plan is not None else None
         placement = Placement(live.attempt, live.device, choice, attempt_terms(live.past))

@@ -25,7 +25,7 @@ from dryfit.store.events import ComparabilityKey, Compatibility, GenerationBegan
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import ReadStudy
+from dryfit.study.loop.context import StudySnapshot
 
 _AGAIN: Final = 3
 """How many of the best points are tried again where values no longer compare: enough that one of them is a good start,
@@ -131,7 +131,7 @@ def recorded(state: StudyState, layout: StudyLayout) -> StudyRevised | None:
     return StudyRevised(basis=basis, compatibility=Compatibility.SAME)
 
 
-def as_it_was(study: ReadStudy, trial: TrialState) -> ReadStudy:
+def as_it_was(study: StudySnapshot, trial: TrialState) -> StudySnapshot:
     """The study as it was for a trial: what is learned, and what that is judged by; the data is today's."""
     generation = study.state.generations[trial.generation - 1]
     if generation is study.state.generation:

@@ -24,13 +24,13 @@ from dryfit.study.loop.messages import MessageHandler, RunningAttempt
 from dryfit.study.loop.next_step import (
     AskTrial,
     End,
-    Leave,
+    EndSession,
     Limits,
     Live,
     PlaceTrial,
     PlanTrial,
     RefuseTrial,
-    StopRunning,
+    StopTrials,
     Wait,
     next_step,
     tripped,
@@ -73,9 +73,9 @@ class StudyLoop:
         machine = machine or Machine()
         self._planner = Planner(study, supervisor, self._write, self._host_bytes(machine))
         self._hearing = MessageHandler(study, supervisor, self._write, observers)
-        self._occupancy = Placements(study, machine, self._write, self._note, clock)
+        self._placements = Placements(study, machine, self._write, self._note, clock)
         self._endings = AttemptFinalizer(
-            study, self._hearing, self._write, self._note, self._stop_because, self._occupancy.set_aside, clock
+            study, self._hearing, self._write, self._note, self._stop_because, self._placements.set_aside, clock
         )
         self._stopping: End | None = None
         self._killed = False
@@ -110,12 +110,12 @@ class StudyLoop:
                     self._refuse(self._study.state.trials[number])
                 case PlaceTrial(number, device):
                     self._place(self._study.state.trials[number], device, live)
-                case StopRunning(why):
+                case StopTrials(why):
                     self._stop(why)
                 case Wait(until_s, why):
-                    self._occupancy.waiting(why)
+                    self._placements.waiting(why)
                     self._wait(until_s)
-                case Leave(why, text):
+                case EndSession(why, text):
                     if text:
                         self._note(text)
                     self._planner.abandon()
@@ -130,14 +130,14 @@ class StudyLoop:
     def _live(self) -> Live:
         readiness = self._planner.readiness()
         return Live(
-            house=self._occupancy.house(),
+            cluster=self._placements.cluster(),
             waiting_until_s=self._endings.waiting_until_s,
             stopping=self._stopping,
             now_s=self._clock(),
             planning=self._planner.planning,
             readiness=readiness,
-            needs=self._occupancy.needs(readiness),
-            idle_since_s=self._occupancy.idle_since_s,
+            needs=self._placements.needs(readiness),
+            idle_since_s=self._placements.idle_since_s,
         )
 
     def _write(self, event: Event) -> None:
@@ -185,7 +185,7 @@ class StudyLoop:
     def _place(self, trial: TrialState, device: str | None, live: Live) -> None:
         attempt, need = len(trial.attempts) + 1, live.need(trial.number)
         terms = attempt_terms(trial.past_failures)
-        fraction = self._occupancy.fence(trial, need, device)
+        fraction = self._placements.fence(trial, need, device)
         placement = Placement(attempt, device, self._planner.choice(trial), terms, fraction)
         spec = child_spec(self._study, trial, placement)
         self._endings.waiting_until_s.pop(trial.number, None)
@@ -195,7 +195,7 @@ class StudyLoop:
             AttemptPlaced(number=trial.number, attempt=attempt, device=device, needs_bytes=needs_bytes, terms=words)
         )
         passed = [number for number in live.needs if number < trial.number and live.is_ready(number)]
-        self._occupancy.start(spec.key, RunningAttempt(trial.number, attempt, device, need), passed)
+        self._placements.start(spec.key, RunningAttempt(trial.number, attempt, device, need), passed)
         self._supervisor.start(spec)
 
     def _heed_stops(self) -> None:
@@ -204,15 +204,15 @@ class StudyLoop:
             self._stop(self._stops.why)
         if self._stops.at_once and not self._killed:
             self._killed = True
-            for key in self._occupancy.running:
+            for key in self._placements.running:
                 self._supervisor.kill(key, "now")
 
     def _stop(self, why: End) -> None:
         self._stopping = why
         self._planner.abandon()
-        if self._occupancy.running:
-            self._note(f"stopping ({why}): {len(self._occupancy.running)} running trial(s) write a checkpoint")
-        for key in self._occupancy.running:
+        if self._placements.running:
+            self._note(f"stopping ({why}): {len(self._placements.running)} running trial(s) write a checkpoint")
+        for key in self._placements.running:
             self._supervisor.ask_stop(key)
 
     def _stop_because(self, why: End, text: str) -> None:
@@ -228,18 +228,18 @@ class StudyLoop:
             planned = self._planner.owner(event.key)
             if planned is not None:
                 self._on_plan(event, planned)
-            child = self._occupancy.running.get(event.key)
+            child = self._placements.running.get(event.key)
             if child is None:
                 continue
             match event:
                 case ChildMessage(message=message):
                     if isinstance(message, Started):
-                        self._occupancy.started(message.pid)
+                        self._placements.started(message.pid)
                     if isinstance(message, FirstStep):
-                        self._occupancy.worked(child)
+                        self._placements.worked(child)
                     self._hearing.on_message(event, child)
                 case ChildExited():
-                    self._occupancy.end(event)
+                    self._placements.end(event)
                     self._endings.on_exit(child, event.result, event.evidence)
 
     # ---- what children say

@@ -85,7 +85,7 @@ class Live:
     """What the control process knows beside the ledger.
 
     Attributes:
-        house: Where trials can run, and the trials that have a process.
+        cluster: Where trials can run, and the trials that have a process.
         planning: Numbers of the trials whose memory is being planned now.
         readiness: Of open trials; those left out are planned.
         needs: What open trials ask of a device; those left out ask for nothing.
@@ -95,7 +95,7 @@ class Live:
         idle_since_s: Since when no trial runs although one could, but for its device; None: that is not so.
     """
 
-    house: Cluster
+    cluster: Cluster
     waiting_until_s: Mapping[int, float]
     stopping: End | None
     now_s: float
@@ -107,7 +107,7 @@ class Live:
     @property
     def running(self) -> frozenset[int]:
         """Numbers of the trials that have a process."""
-        return frozenset(one.number for one in self.house.occupants)
+        return frozenset(one.number for one in self.cluster.allocations)
 
     def need(self, number: int) -> Need:
         """What an open trial asks of a device."""
@@ -156,7 +156,7 @@ class RefuseTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRunning:
+class StopTrials:
     """Ask every running trial to checkpoint and stop; start nothing more."""
 
     why: End
@@ -175,14 +175,14 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class EndSession:
     """Nothing runs and nothing more is to start; ``text`` says more where the reason alone does not."""
 
     why: End
     text: str = field(default="", compare=False)
 
 
-Step = PlaceTrial | AskTrial | PlanTrial | RefuseTrial | StopRunning | Wait | Leave
+Step = PlaceTrial | AskTrial | PlanTrial | RefuseTrial | StopTrials | Wait | EndSession
 
 
 def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
@@ -193,12 +193,12 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     every earlier result, however often the control process died in between.
     """
     if live.stopping is not None:
-        return Wait() if live.running else Leave(live.stopping)
+        return Wait() if live.running else EndSession(live.stopping)
     if limits.max_wall_s is not None and state.generation_wall_until_s(live.now_s) >= limits.max_wall_s:
-        return StopRunning(End.MAX_HOURS)
+        return StopTrials(End.MAX_HOURS)
     trip = tripped(state, limits)
     if trip is not None:
-        return Wait() if live.running else Leave(trip.end)
+        return Wait() if live.running else EndSession(trip.end)
     idle = [trial.number for trial in state.open_trials if trial.number not in live.running | live.planning]
     early = _before_a_process(idle, limits, live)
     if early is not None:
@@ -206,7 +206,7 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     ready = [number for number in idle if live.is_ready(number)]
     if len(live.running) >= limits.parallel:
         return Wait()
-    packed = pack([live.need(number) for number in ready], live.house)
+    packed = pack([live.need(number) for number in ready], live.cluster)
     if isinstance(packed, Fit):
         return PlaceTrial(packed.number, packed.device)
     return _without_room(limits, live, packed) or _without_a_place(state, limits, live, idle, packed)
@@ -215,7 +215,7 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
 def _another(state: StudyState, live: Live, idle: Sequence[int]) -> Blocker | None:
     """What keeps even a small new trial from starting: one that is alone, or for which a device is kept."""
     needs = [live.need(number) for number in idle if live.is_ready(number)]
-    found = pack([*needs, Need(len(state.trials))], live.house)
+    found = pack([*needs, Need(len(state.trials))], live.cluster)
     return found if isinstance(found, Blocker) else None
 
 
@@ -270,7 +270,7 @@ def _without_room(limits: Limits, live: Live, why: Blocker | None) -> Step | Non
     if waited_s < limits.device_wait_s:
         return None
     hint = "free it, or set execution.memory_limit to what is left, then resume"
-    return Leave(End.PAUSED, f"waited {waited_s:.0f} s for room (runtime.device_wait_s): {why.text}; {hint}")
+    return EndSession(End.PAUSED, f"waited {waited_s:.0f} s for room (runtime.device_wait_s): {why.text}; {hint}")
 
 
 def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequence[int], why: Blocker | None) -> Step:
@@ -283,18 +283,18 @@ def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequen
     taken = len(live.running) + len(live.planning) + len(waiting_here)
     wanted = not (enough or nothing_fits or gave_up)
     if wanted and taken < limits.parallel:
-        hindrance = _another(state, live, idle)
-        if hindrance is None:
+        blocker = _another(state, live, idle)
+        if blocker is None:
             return AskTrial(len(state.trials))
-        why = why or hindrance
+        why = why or blocker
     waiting = [live.waiting_until_s[number] for number in idle if not live.may_start(number)]
     if why is not None and why.limit is Limit.SET_ASIDE and not live.running:
-        return Leave(End.PAUSED, why.text)
+        return EndSession(End.PAUSED, why.text)
     if waiting or live.running or live.planning or why is not None:
         return Wait(min(waiting, default=None), why)
     if enough:
-        return Leave(End.DONE)
-    return Leave(End.REFUSED if nothing_fits else End.NO_IMPROVEMENT)
+        return EndSession(End.DONE)
+    return EndSession(End.REFUSED if nothing_fits else End.NO_IMPROVEMENT)
 
 
 def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None:

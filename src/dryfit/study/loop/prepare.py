@@ -34,8 +34,8 @@ def prepare(
     """
 
     def answer(doing: str, body: Body) -> ChildResult | None:
-        errand = ChildJob(doing, body, layout.preparations, preparing_limits(config.runtime))
-        return run_job(errand, supervisor, stop_asked)
+        job = ChildJob(doing, body, layout.preparations, preparing_limits(config.runtime))
+        return run_job(job, supervisor, stop_asked)
 
     def stop_asked() -> bool:
         stops.look()

@@ -268,7 +268,7 @@ def _supervisor_settings(work: StudyWork, around: EvidenceCollector) -> Supervis
     own = work.config.objective
     return SupervisorSettings(
         marker=work.created.id,
-        doorbell=work.layout.doorbell,
+        wakeup_fifo=work.layout.wakeup_fifo,
         isolation=work.config.runtime.isolation,
         server_log=work.layout.logs / "forkserver.txt",
         preload=PRELOAD if own is None else (*OBJECTIVE_PRELOAD, *own.preload),

@@ -15,7 +15,7 @@ def trial_need(
     terms: AttemptTerms,
     *,
     host_bytes: int | None = None,
-    together: int | None = None,
+    device_count: int | None = None,
 ) -> Need:
     """What a trial asks of a device.
 
@@ -28,7 +28,7 @@ def trial_need(
         readiness: Whether it may run, and must run alone.
         terms: What earlier failures ask of its next attempt.
         host_bytes: What is known of its host memory.
-        together: Devices that it takes; None: as many as most.
+        device_count: Devices that it takes; None: as many as most.
     """
     missed = plan is not None and plan.misses > 0
     memory = plan.answer.memory if plan is not None else None
@@ -46,11 +46,11 @@ def trial_need(
         exclusive=readiness is Readiness.EXCLUSIVE or terms.exclusive or missed,
         avoid=terms.avoid,
         host_bytes=host_bytes,
-        together=together,
+        device_count=device_count,
     )
 
 
-def together(plan: PlanState | None, execution: ExecutionSettings) -> int:
+def process_count(plan: PlanState | None, execution: ExecutionSettings) -> int:
     """Processes that the next attempt of a trial has: as its plan says, else as wished."""
     choice = plan.execution if plan is not None else None
     return execution.processes if choice is None or choice.tp is None else choice.tp

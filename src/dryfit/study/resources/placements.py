@@ -27,7 +27,7 @@ from dryfit.store.state import TrialState
 from dryfit.study.loop.context import StudyContext
 from dryfit.study.loop.messages import RunningAttempt
 from dryfit.study.loop.next_step import Readiness
-from dryfit.study.planning.device_needs import fence, together, trial_need
+from dryfit.study.planning.device_needs import fence, process_count, trial_need
 from dryfit.study.resources.leftovers import LOOK_BUSY_EVERY_S, LOOK_EVERY_S, Leftover, Leftovers
 from dryfit.study.resources.trial_devices import visible_devices
 
@@ -94,12 +94,12 @@ class Placements:
         self._tell_left_over(())
 
     @property
-    def _together(self) -> int:
+    def _default_processes(self) -> int:
         """Processes of a trial, and devices of a place, where its plan says nothing else."""
         return self.study.config.execution.processes
 
     def _processes(self, trial: TrialState) -> int:
-        return together(trial.plan, self.study.config.execution)
+        return process_count(trial.plan, self.study.config.execution)
 
     @property
     def _auto(self) -> bool:
@@ -112,20 +112,27 @@ class Placements:
 
     # ---- what packing is told
 
-    def house(self) -> Cluster:
+    def cluster(self) -> Cluster:
         """Where trials can run now, and who runs there; memory that came back, or did not, is noticed here."""
-        occupants = [
+        allocations = [
             Allocation(one.number, one.device, one.need.shared_bytes, one.need.exclusive)
             for one in self.running.values()
         ]
         set_aside = self.study.state.sessions[-1].set_aside
-        rooms, larger = self._rooms() if self._names else ([CPU], {})
-        host_room_bytes = self._host_room_bytes()
+        capacities, other_places = self._capacities() if self._names else ([CPU], {})
+        host_free_bytes = self._host_free_bytes()
         unknown = ""
-        if host_room_bytes is not None and not self._host_bytes:
+        if host_free_bytes is not None and not self._host_bytes:
             unknown = "nothing is known yet of the host memory of a trial: waiting for the first step of one"
         return Cluster(
-            rooms, occupants, tuple(set_aside), host_room_bytes, unknown, self._bypassed, self._together, larger
+            capacities,
+            allocations,
+            tuple(set_aside),
+            host_free_bytes,
+            unknown,
+            self._bypassed,
+            self._default_processes,
+            other_places,
         )
 
     def needs(self, readiness: Mapping[int, Readiness]) -> dict[int, Need]:
@@ -142,7 +149,7 @@ class Placements:
             Readiness.EXCLUSIVE if unplanned else readiness,
             self.terms(trial),
             host_bytes=self._trial_host_bytes(trial),
-            together=self._processes(trial),
+            device_count=self._processes(trial),
         )
 
     def terms(self, trial: TrialState) -> AttemptTerms:
@@ -156,7 +163,7 @@ class Placements:
             return self._processes(trial) * memory.required_bytes
         return self._host_bytes or None
 
-    def _host_room_bytes(self) -> int | None:
+    def _host_free_bytes(self) -> int | None:
         """What the host has left, where that decides how many trials run."""
         if not self._auto or not self.running:
             return None
@@ -170,24 +177,24 @@ class Placements:
             expected[attempts[one.number].pid or -1 - one.number] = one.need.host_bytes or self._host_bytes
         return look.available_bytes(expected)
 
-    def _rooms(self) -> tuple[list[DeviceCapacity], dict[int, list[DeviceCapacity]]]:
+    def _capacities(self) -> tuple[list[DeviceCapacity], dict[int, list[DeviceCapacity]]]:
         """The places that no device is missing from; and those of other sizes, as far as open trials take such.
 
         Places of different sizes share devices: what runs on one of them is on the others too.
         """
         set_aside = self.study.state.sessions[-1].set_aside
-        sizes = {self._processes(trial) for trial in self.study.state.open_trials} - {self._together}
-        places = {size: self._places(size) for size in (self._together, *sorted(sizes))}
+        sizes = {self._processes(trial) for trial in self.study.state.open_trials} - {self._default_processes}
+        places = {size: self._places(size) for size in (self._default_processes, *sorted(sizes))}
         names = dict.fromkeys(name for one in places.values() for place in one for name in devices_of(place))
-        each = {name: self._room(name) for name in names}
-        rooms = {
-            size: [group_capacity(place, [each[name] for name in devices_of(place)]) for place in found]
-            for size, found in places.items()
+        each = {name: self._capacity(name) for name in names}
+        capacities = {
+            size: [group_capacity(place, [each[name] for name in devices_of(place)]) for place in same_size]
+            for size, same_size in places.items()
         }
-        larger, rooms = {size: rooms[size] for size in sorted(sizes)}, rooms[self._together]
-        if self._together > 1:  # what is left of a group that just lost a device is blocked until the next division
-            return rooms, larger
-        return [room for room in rooms if room.device not in set_aside], larger  # one may just have been
+        usual, other_places = capacities.pop(self._default_processes), capacities
+        if self._default_processes > 1:
+            return usual, other_places  # what is left of a group that lost a device is blocked until the next division
+        return [one for one in usual if one.device not in set_aside], other_places  # one may just have been set aside
 
     def _places(self, size: int) -> list[str]:
         """The places of ``size`` devices; where trials of that size run they stay as they are."""
@@ -196,10 +203,10 @@ class Placements:
         own = [place for place in taken if len(devices_of(place)) == size]
         return places_of(self._names, size, set_aside=set_aside, taken=own)
 
-    def _room(self, name: str) -> DeviceCapacity:
+    def _capacity(self, name: str) -> DeviceCapacity:
         now_s, there = self.clock(), self._on(name)
         full = len(self.running) >= self.study.parallelism.most
-        every_s = LOOK_BUSY_EVERY_S if full else self._patient_s(now_s)
+        every_s = LOOK_BUSY_EVERY_S if full else self._look_every_s(now_s)
         look = self._leftovers.look(name, now_s, ours_run=bool(there), every_s=every_s)
         blocked = self._leftovers.waiting_for(name, ours_run=bool(there))
         if blocked and self._leftovers.overdue(name, now_s):
@@ -213,7 +220,7 @@ class Placements:
         capacity_bytes = max(look.total_bytes, planned_for or 0)
         return DeviceCapacity(name, capacity_bytes, look.neighbour_bytes(planned_bytes, ours=bool(there)), blocked)
 
-    def _patient_s(self, now_s: float) -> float:
+    def _look_every_s(self, now_s: float) -> float:
         """How old a look may be: the longer others hold the memory, the rarer they are looked at."""
         waited_s = now_s - self._idle_since_s if self._idle_since_s is not None else 0.0
         return min(max(LOOK_EVERY_S, waited_s / 10), LOOK_BUSY_EVERY_S)
@@ -282,7 +289,7 @@ class Placements:
         set_aside = self.study.state.sessions[-1].set_aside
         if device in set_aside:
             return
-        idle = left_over(self._names, self._together, set_aside=set_aside)
+        idle = left_over(self._names, self._default_processes, set_aside=set_aside)
         look = self.machine.devices.look(device)
         if look is not None and look.memory_errors:
             reason += f"; {look.memory_errors} uncorrected memory error(s) since its driver was loaded"
@@ -292,9 +299,9 @@ class Placements:
 
     def _tell_left_over(self, before: Sequence[str]) -> None:
         """Say which devices get no trial although nothing is wrong with them, where it is not told yet."""
-        idle = left_over(self._names, self._together, set_aside=self.study.state.sessions[-1].set_aside)
+        idle = left_over(self._names, self._default_processes, set_aside=self.study.state.sessions[-1].set_aside)
         if idle and idle != tuple(before):
-            self.note(f"device(s) {', '.join(idle)} stay idle: a trial takes {self._together} at once")
+            self.note(f"device(s) {', '.join(idle)} stay idle: a trial takes {self._default_processes} at once")
 
     def waiting(self, why: Blocker | None) -> None:
         """Nothing can be started now; say so once, where something else than the number asked for is the reason."""

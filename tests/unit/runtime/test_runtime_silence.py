@@ -11,7 +11,7 @@ from dryfit.core.failure import FailureKind, PastFailure
 from dryfit.core.wire import Phase, Progress, Started
 from dryfit.runtime.children.attempt import Attempt
 from dryfit.runtime.children.child_spec import ChildLimits, ChildSpec
-from dryfit.runtime.children.silence import FACTOR, LEAST_GAPS, LEAST_S, Patience, silence_limit_s
+from dryfit.runtime.children.silence import FACTOR, LEAST_GAPS, LEAST_S, SilenceLimits, silence_limit_s
 from dryfit.study.loop.context import training_limits
 from runtime_jobs import request
 
@@ -28,7 +28,7 @@ def test_it_is_never_longer_than_what_was_set_and_never_shorter_than_what_was_se
 
 @given(st.lists(st.tuples(st.sampled_from(["load", "train", "evaluate", "save"]), seconds)))
 def test_what_one_phase_shows_says_nothing_of_another(gaps):
-    patience = Patience()
+    patience = SilenceLimits()
     for phase, gap_s in gaps:
         patience.note(phase, gap_s)
     for phase in ("load", "train", "evaluate", "save"):

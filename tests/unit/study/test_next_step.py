@@ -24,14 +24,14 @@ from dryfit.store.replay import StudyState
 from dryfit.study.loop.next_step import (
     AskTrial,
     End,
-    Leave,
+    EndSession,
     Limits,
     Live,
     PlaceTrial,
     PlanTrial,
     Readiness,
     RefuseTrial,
-    StopRunning,
+    StopTrials,
     Wait,
     finish_trial,
     next_step,
@@ -66,13 +66,13 @@ def study(*outcomes: Outcome | None, values: Mapping[int, float] | None = None) 
     return state
 
 
-def house(*running: int, alone: Collection[int] = ()) -> Cluster:
+def cluster(*running: int, alone: Collection[int] = ()) -> Cluster:
     """A machine without a device on which trials run, some of them alone."""
-    return Cluster(occupants=[Allocation(number, None, exclusive=number in alone) for number in running])
+    return Cluster(allocations=[Allocation(number, None, exclusive=number in alone) for number in running])
 
 
 def live(*running: int, stopping: End | None = None, waiting: Mapping[int, float] | None = None) -> Live:
-    return Live(house(*running), waiting or {}, stopping, now_s=100.0)
+    return Live(cluster(*running), waiting or {}, stopping, now_s=100.0)
 
 
 C, P, F, R = Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED, Outcome.REFUSED
@@ -91,7 +91,7 @@ def test_trials_that_exist_come_first() -> None:
 
 def test_a_refused_trial_costs_no_budget_a_failed_one_does() -> None:
     assert next_step(study(C, R, F, P), LIMITS, live()) == AskTrial(4)
-    assert next_step(study(C, C, F, P), LIMITS, live()) == Leave(End.DONE)
+    assert next_step(study(C, C, F, P), LIMITS, live()) == EndSession(End.DONE)
 
 
 def test_never_more_than_the_total_is_open() -> None:
@@ -107,17 +107,17 @@ def test_a_waiting_trial_is_waited_for() -> None:
 
 def test_a_stop_starts_nothing_and_leaves_when_all_have_gone() -> None:
     assert next_step(study(None), LIMITS, live(0, stopping=End.STOPPED)) == Wait()
-    assert next_step(study(None), LIMITS, live(stopping=End.STOPPED)) == Leave(End.STOPPED)
+    assert next_step(study(None), LIMITS, live(stopping=End.STOPPED)) == EndSession(End.STOPPED)
 
 
 def test_hours_failures_and_patience_end_a_study() -> None:
     hours = Limits(4, 2, max_wall_s=0.0, patience=None, max_failed_in_a_row=3, max_refused_in_a_row=5)
-    assert next_step(study(None), hours, live(0)) == StopRunning(End.MAX_HOURS)
-    assert next_step(study(F, F, F), LIMITS, live()) == Leave(End.TOO_MANY_FAILURES)
+    assert next_step(study(None), hours, live(0)) == StopTrials(End.MAX_HOURS)
+    assert next_step(study(F, F, F), LIMITS, live()) == EndSession(End.TOO_MANY_FAILURES)
     assert next_step(study(F, F, F, None), LIMITS, live(3)) == Wait()
     patient = Limits(9, 2, None, patience=2, max_failed_in_a_row=9, max_refused_in_a_row=9)
     assert next_step(study(C, C, values={1: 0.4}), patient, live()) == AskTrial(2)
-    assert next_step(study(C, C, P), patient, live()) == Leave(End.NO_IMPROVEMENT)
+    assert next_step(study(C, C, P), patient, live()) == EndSession(End.NO_IMPROVEMENT)
     assert next_step(study(C, C, P, None), patient, live(3)) == Wait()
     assert next_step(study(C, C, P, None), patient, live()) == PlaceTrial(3)
 
@@ -182,7 +182,7 @@ def planned(
     waiting: Mapping[int, float] | None = None,
 ) -> Live:
     alone = [number for number, ready in (readiness or {}).items() if ready is E]
-    return Live(house(*running, alone=alone), waiting or {}, None, 100.0, frozenset(planning), readiness or {})
+    return Live(cluster(*running, alone=alone), waiting or {}, None, 100.0, frozenset(planning), readiness or {})
 
 
 def test_a_trial_is_planned_before_it_is_placed_and_nothing_is_asked_meanwhile() -> None:
@@ -215,8 +215,8 @@ def test_what_does_not_fit_is_refused_at_once_and_costs_no_budget() -> None:
 
 def test_refusals_in_a_row_end_a_study_in_which_nothing_else_is_left() -> None:
     assert next_step(study(R, R, R, R), LIMITS, planned()) == AskTrial(4)
-    assert next_step(study(R, R, R, R, R), LIMITS, planned()) == Leave(End.REFUSED)
-    assert next_step(study(C, R, R, R, R, R), LIMITS, planned()) == Leave(End.REFUSED)
+    assert next_step(study(R, R, R, R, R), LIMITS, planned()) == EndSession(End.REFUSED)
+    assert next_step(study(C, R, R, R, R, R), LIMITS, planned()) == EndSession(End.REFUSED)
     assert next_step(study(R, R, R, R, R, None), LIMITS, planned()) == PlaceTrial(5)
     assert next_step(study(R, R, R, R, R, None), LIMITS, planned(5)) == Wait()
     assert next_step(study(R, R, R, R, R, C), LIMITS, planned()) == AskTrial(6)
@@ -257,10 +257,10 @@ def test_whatever_has_happened_the_study_ends_with_exactly_its_total(
                 running.remove(number)
                 outcome = data.draw(st.sampled_from([C, C, P, F, R]))
                 state.apply(TrialFinished(number=number, outcome=outcome, value=0.1 if outcome is C else None))
-            case Leave(why):
+            case EndSession(why):
                 assert why is End.DONE
                 break
-            case StopRunning() | PlanTrial() | RefuseTrial():
+            case StopTrials() | PlanTrial() | RefuseTrial():
                 raise AssertionError
     else:
         raise AssertionError("no end")
@@ -291,7 +291,7 @@ def test_whatever_plans_say_the_study_ends(
     answers = st.sampled_from([Readiness.PLANNED, E, X, X])
     for _ in range(1000):
         alone = [number for number, ready in readiness.items() if ready is E]
-        now = Live(house(*running, alone=alone), {}, None, 100.0, frozenset(planning), dict(readiness))
+        now = Live(cluster(*running, alone=alone), {}, None, 100.0, frozenset(planning), dict(readiness))
         match next_step(state, limits, now):
             case AskTrial(number):
                 assert len(running | planning) < parallel
@@ -319,11 +319,11 @@ def test_whatever_plans_say_the_study_ends(
                     running.remove(number)
                     outcome = data.draw(st.sampled_from([C, P, F]))
                     state.apply(TrialFinished(number=number, outcome=outcome, value=0.1 if outcome is C else None))
-            case Leave(why):
+            case EndSession(why):
                 assert why is (End.DONE if state.counted >= total else End.REFUSED)
                 assert why is End.DONE or state.refused_in_a_row >= refusals
                 break
-            case StopRunning():
+            case StopTrials():
                 raise AssertionError
     else:
         raise AssertionError("no end")

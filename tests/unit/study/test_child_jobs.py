@@ -104,9 +104,9 @@ def test_several_jobs_run_side_by_side_and_one_death_spoils_no_other(tmp_path: P
     script = Several({"a": [good], "b": [(None, KILLED)] * 4, "c": [(None, KILLED), good], "d": [good]})
     body = CheckRequest(folder="f", task=None, trust=False)
     limits = ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1)
-    errands = [ChildJob("looking", body, tmp_path / name, limits) for name in "abcd"]
+    jobs = [ChildJob("looking", body, tmp_path / name, limits) for name in "abcd"]
     told: list[int] = []
-    answers = run_side_by_side(errands, cast(Supervisor, script), most=2, told=told.append)
+    answers = run_side_by_side(jobs, cast(Supervisor, script), most=2, told=told.append)
     assert [isinstance(answer, ChildError) for answer in answers] == [False, True, False, False]
     assert answers[2] == ANSWER
     assert sorted(told) == [0, 1, 2, 3]
@@ -118,6 +118,6 @@ def test_what_a_child_of_several_raises_ends_them_all(tmp_path: Path) -> None:
     fault = ChildFault(type_names=("dryfit.core.errors.DataError",), code="DATA", message="")
     script = Several({"a": [(ChildResult(fault=fault, error=parts), Evidence(exit_code=1))]})
     body = CheckRequest(folder="f", task=None, trust=False)
-    errand = ChildJob("looking", body, tmp_path / "a", ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1))
+    job = ChildJob("looking", body, tmp_path / "a", ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1))
     with pytest.raises(DataError):
-        run_side_by_side([errand], cast(Supervisor, script), most=2, told=lambda _: None)
+        run_side_by_side([job], cast(Supervisor, script), most=2, told=lambda _: None)
