@@ -21,7 +21,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench gpu gpu-memory clean
-.PHONY: engines wheel-test versions mutants
+.PHONY: engines wheel-test versions mutants map
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -79,6 +79,9 @@ wheel-test: $(STAMP) ## build wheel and sdist, install the wheel with its extras
 
 versions: $(STAMP) ## tests on the lowest and highest versions allowed, on each Python; gigabytes, one run at a time
 	$(TEST_ENV) $(BIN)/python scripts/versions.py $(VERSION_TESTS)
+
+map: $(STAMP) ## write the map of all modules into ARCHITECTURE.md
+	$(BIN)/python scripts/module_map.py
 
 mutants: $(STAMP) ## change five modules a little, 8 times each: what the night's tests notice, the daily ones must
 	$(TEST_ENV) $(BIN)/python scripts/mutants.py
