@@ -146,7 +146,7 @@ class Ends:
 def go_on(folder: Path, config: StudyConfig, space: Space, more: int) -> dict[str, list[float]]:
     """Go on with a study for some trials: CPU milliseconds of each part, and of each trial in all."""
     layout, state = StudyLayout(folder), StudyState()
-    ledger = Ledger(layout.ledger, fold=state.apply)
+    ledger = Ledger(layout.ledger, apply=state.apply)
     before = len(state.trials)
     ledger.append(SessionOpened(pid=os.getpid(), host="here", version="0", total=before + more + 1))
     played = Played(random.Random(before))

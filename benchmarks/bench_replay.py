@@ -33,7 +33,7 @@ def cost(way: str, folder: Path) -> None:
         state = read_study(layout)
     else:
         state = StudyState()
-        Ledger(layout.ledger, fold=state.apply).close()
+        Ledger(layout.ledger, apply=state.apply).close()
     cpu_s = time.process_time() - began_s
     more_bytes = process.memory_info().rss - before_bytes
     print(json.dumps({"cpu_s": cpu_s, "mib": more_bytes / 2**20, "trials": len(state.trials)}))

@@ -74,7 +74,7 @@ def undisturbed(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ends(folder: Path) -> list[Any]:
     state = fold(folder)
-    told = [(generation.number, generation.told, generation.reasons) for generation in state.generations]
+    told = [(generation.number, generation.reused, generation.reasons) for generation in state.generations]
     return [told, *((one.number, one.generation, one.params, one.outcome, one.value) for one in state.trials)]
 
 
@@ -87,7 +87,7 @@ def test_both_generations_are_plain_optuna_and_every_command_reads_them(undistur
     assert all(-1 <= trial.params["x"] <= 2 and trial.params["kind"] == "plain" for trial in new.trials)
     state = fold(undisturbed)
     fitting = [t.number for t in state.trials[:TRIALS] if -1 <= t.params["x"] <= 2 and t.params["kind"] == "plain"]  # type: ignore[operator]
-    assert list(state.generation.told) == new.user_attrs["told"] == fitting
+    assert list(state.generation.reused) == new.user_attrs["told"] == fitting
     assert state.best is not None and state.best.number >= TRIALS and new.best_value == state.best.value
     exported = dryfit.export(undisturbed, "optuna", undisturbed / "all.journal")
     again = JournalStorage(JournalFileBackend(str(exported)))

@@ -207,8 +207,8 @@ def test_a_plan_has_its_peak_from_scores_that_stay_cut(tmp_path: Path, monkeypat
 
 def of(answer: PlanAnswer) -> ShardSummary:
     """How the model is cut."""
-    assert answer.cut is not None
-    return answer.cut
+    assert answer.sharding is not None
+    return answer.sharding
 
 
 def category(answer: PlanAnswer, name: MemoryCategory) -> int:
@@ -226,7 +226,7 @@ def test_a_rank_takes_less_than_the_whole_and_neither_answers_for_the_other(tmp_
     peaks = [one.memory.peak_allocated_bytes for one in (whole, two, four) if one.memory is not None]
     assert peaks[0] > peaks[1] > peaks[2]
     assert peaks[1] < 2 / 3 * peaks[0] and peaks[2] < peaks[0] / 2
-    assert whole.cut is None
+    assert whole.sharding is None
     assert [of(one).degree for one in (two, four)] == [2, 4]
     for one in (two, four):
         states = category(one, MemoryCategory.OPTIMIZER) / category(whole, MemoryCategory.OPTIMIZER)
@@ -324,7 +324,7 @@ def test_more_devices_are_the_last_fallbacks_and_a_refusal_names_the_fewest(tmp_
     what, cache = wide(tmp_path / "model"), tmp_path / "cache"
     planned_so = partial(planned, what, cache, micro_batch=2, optimizer_impl=OptimizerImpl.FUSED)
     free = planned_so(every_fallback=True)
-    assert free.verdict is VerdictKind.FITS and free.cut is None and not free.cannot_cut
+    assert free.verdict is VerdictKind.FITS and free.sharding is None and not free.cannot_shard
     *others, two, four = free.ladder
     assert (two.change, two.devices, two.note) == ("execution.tp = 2", 2, "on each of 2 devices")
     assert (four.change, four.devices) == ("execution.tp = 4", 4)
@@ -357,12 +357,12 @@ def test_a_model_that_cannot_be_cut_has_no_such_fallback_but_a_reason(tmp_path: 
     odd = subject(config(tmp_path / "odd", num_attention_heads=1, hidden_size=63, intermediate_size=33))
     none = few(odd)
     assert {fallback.devices for fallback in none.ladder} == {1}
-    assert none.cannot_cut.startswith("execution.tp = 2: 2 does not divide")
+    assert none.cannot_shard.startswith("execution.tp = 2: 2 does not divide")
     two = few(subject(config(tmp_path / "two", num_attention_heads=2)))
     assert [fallback.devices for fallback in two.ladder if fallback.devices > 1] == [2]
-    assert two.cannot_cut.startswith("execution.tp = 4: 4 does not divide 2")
+    assert two.cannot_shard.startswith("execution.tp = 4: 4 does not divide 2")
     by_rows = subject(config(tmp_path / "rows"), optim={"name": "adafactor"})
-    assert "adafactor" in few(by_rows, optimizer_impl=OptimizerImpl.PLAIN).cannot_cut
+    assert "adafactor" in few(by_rows, optimizer_impl=OptimizerImpl.PLAIN).cannot_shard
 
 
 @pytest.mark.slow
@@ -377,4 +377,4 @@ def test_where_a_degree_is_set_only_larger_ones_are_fallbacks(tmp_path: Path) ->
     assert not any("would fit" in reason for reason in found.reasons)
     divided = planned(what, tmp_path / "cache", dp=2, every_fallback=True, micro_batch=8, checkpointing=False)
     assert divided.verdict is VerdictKind.UNKNOWN and "execution.dp is 2" in divided.reasons[0]
-    assert not divided.ladder and divided.cut is None and not divided.cannot_cut
+    assert not divided.ladder and divided.sharding is None and not divided.cannot_shard

@@ -55,7 +55,7 @@ def test_a_refusal_names_the_fewest_devices_for_one_trace_each_and_no_proof(
     monkeypatch.setattr(sharding, "plan_shards", counted)
     for execution in ({}, {"tp": "auto"}):
         refused = ask(20 * MB, **execution)
-        assert refused.verdict is VerdictKind.REFUSED and refused.execution is None and refused.cut is None
+        assert refused.verdict is VerdictKind.REFUSED and refused.execution is None and refused.sharding is None
         (two,) = [fallback for fallback in refused.ladder if fallback.devices > 1]
         assert (two.change, two.fits, two.execution) == ("execution.tp = 2", True, None)
         assert "would fit: execution.tp = 2 (" in refusal_text(refused)
@@ -68,13 +68,13 @@ def test_a_refusal_names_the_fewest_devices_for_one_trace_each_and_no_proof(
 @pytest.mark.slow
 def test_the_fewest_ranks_are_taken_and_what_fits_is_not_cut(ask: Callable[..., PlanAnswer]) -> None:
     one = ask(0, tp="auto", degrees=(2, 4))
-    assert one.verdict is VerdictKind.FITS and one.devices == 1 and one.cut is None
+    assert one.verdict is VerdictKind.FITS and one.devices == 1 and one.sharding is None
     assert one.execution is not None and one.execution.tp is None
     assert [choice.tp for choice in one.fallbacks][-1] == 2, "the last thing to fall back to"
     two = ask(20 * MB, tp="auto", degrees=(2, 4))
     fixed = ask(20 * MB, tp=2)
     assert two.verdict is VerdictKind.FITS_WITH and two.devices == 2
-    assert two.cut == fixed.cut and two.memory == fixed.memory
+    assert two.sharding == fixed.sharding and two.memory == fixed.memory
     assert two.execution is not None and fixed.execution is not None
     assert two.execution == fixed.execution.model_copy(update={"tp": 2})
     assert headline(two).startswith("plan fits with cut over 2 ranks, micro-batch 2 x 1")
@@ -100,4 +100,4 @@ def test_what_cannot_be_cut_is_no_fallback_and_says_why(ask: Callable[..., PlanA
     ):
         found = ask(600 * MB, tp="auto", degrees=(2,), **more)
         assert found.verdict is VerdictKind.REFUSED and found.execution is None
-        assert said in found.cannot_cut
+        assert said in found.cannot_shard

@@ -61,10 +61,10 @@ def test_every_goal_is_that_of_the_best_validation(tuned: Tuned) -> None:
 
 def test_known_points_are_the_first_trials(tuned: Tuned) -> None:
     defaults, point, *rest = tuned.state.trials
-    assert defaults.given["optim.lr"] == 5e-5
-    assert point.given == POINT
+    assert defaults.enqueued["optim.lr"] == 5e-5
+    assert point.enqueued == POINT
     assert point.params.items() >= POINT.items()
-    assert [trial.given for trial in rest] == [{}, {}]
+    assert [trial.enqueued for trial in rest] == [{}, {}]
 
 
 def test_the_front_is_printed_and_in_the_json(tuned: Tuned) -> None:

@@ -68,7 +68,9 @@ def history_of(events: list[Event]) -> list[TrialRecord]:
         number = event["number"]
         match event["type"]:
             case "trial_asked":
-                records[number] = TrialRecord(number, event["internal"], event["distributions"], given=event["given"])
+                records[number] = TrialRecord(
+                    number, event["internal"], event["distributions"], enqueued=event["given"]
+                )
             case "report":
                 reports = (*records[number].reports, MetricPoint(**event["point"]))
                 records[number] = replace(records[number], reports=reports)
@@ -111,7 +113,7 @@ def next_event(history: list[TrialRecord], events: list[Event], setup: Setup) ->
             "internal": point.internal,
             "params": point.params,
             "distributions": point.distributions,
-            "given": point.given,
+            "given": point.enqueued,
         }
     params = next(event["params"] for event in events if event["number"] == number)
     last, reports = events[-1], history[number].reports

@@ -123,7 +123,7 @@ def test_every_change_goes_on(
     assert len(events) == (0 if name == "another pruner" or name == "another seed" else 1)
     if events and name != "no logarithm":
         assert events[0].reasons
-    usable = {trial.number for trial in state.trials[:TRIALS]} if not forks else set(state.generation.told)
+    usable = {trial.number for trial in state.trials[:TRIALS]} if not forks else set(state.generation.reused)
     assert all(one & set(range(TRIALS)) == usable for one in told)
     if not compares:
         assert not usable
@@ -137,7 +137,7 @@ def test_every_change_goes_on(
         assert [trial.user_attrs["trial"] for trial in new.trials] == list(range(TRIALS, TRIALS + MORE))
         assert not any("~" in key for trial in new.trials for key in trial.params)
         assert new.user_attrs["generation"] == 2 and new.user_attrs["reasons"] == list(state.generation.reasons)
-        assert new.user_attrs["told"] == list(state.generation.told)
+        assert new.user_attrs["told"] == list(state.generation.reused)
         assert [one.name for one in new.directions] == [one.name for one in state.directions]
     # once more: nothing has changed since
     again = run(folder, after.model_copy(), data="others" if name == "other rows" else "rows")
@@ -160,7 +160,7 @@ def test_earlier_trials_are_used_where_they_still_say_something(before: Path, sa
                 (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             study = config(sampler, 3, search={"defaults_first": False}, **change)
             state = run(folder, study, data="others" if name == "rows" else "rows")
-            tried = [trial.params for trial in state.present if not trial.given]
+            tried = [trial.params for trial in state.present if not trial.enqueued]
             drawn.setdefault(name, []).append(tried)
     reads = sampler in ("tpe", "nsga2")
     assert (drawn["fewer"][0] != drawn["fewer"][1]) == reads
@@ -171,7 +171,7 @@ def test_what_is_said(tmp_path: Path) -> None:
     watch = Watch()
     state = run(tmp_path, config("random", 3, space=space_of(6)), watch=watch)
     fitting = [n for n in range(TRIALS) if state.trials[n].params["model.name"] not in ("m6", "m7", "m8")]
-    assert list(state.generation.told) == fitting
+    assert list(state.generation.reused) == fitting
     assert 0 < len(fitting) < TRIALS
     began = next(event for event in watch.events if isinstance(event, GenerationBegan))
     said = began_text(began, state)
@@ -210,9 +210,9 @@ def test_the_best_points_are_tried_again_where_values_do_not_compare(tmp_path: P
     first = run(tmp_path, config("random", TRIALS, search={"defaults_first": False}))
     best = sorted(first.trials, key=lambda trial: -(trial.value or 0))
     second = run(tmp_path, config("random", 5, search={"defaults_first": False}), data="others")
-    assert second.generation.told == ()
+    assert second.generation.reused == ()
     assert [trial.params for trial in second.present[:3]] == [trial.params for trial in best[:3]]
-    assert not any(trial.given for trial in second.present[3:])
+    assert not any(trial.enqueued for trial in second.present[3:])
     # more epochs: the values do not compare, the points still are points
     third = run(tmp_path, config("random", 4, search={"defaults_first": False}, train={"epochs": 7}), data="others")
     best = sorted(second.present, key=lambda trial: (-(trial.value or 0), trial.number))
@@ -230,13 +230,13 @@ def test_going_back_brings_the_old_trials_back(tmp_path: Path) -> None:
     run(tmp_path, config("tpe", 3), data="others")
     state = run(tmp_path, config("tpe", 3))
     assert [generation.number for generation in state.generations] == [1, 2, 3]
-    assert state.generation.told == tuple(range(TRIALS))
+    assert state.generation.reused == tuple(range(TRIALS))
     assert [len(state.in_generation(number)) for number in (1, 2, 3)] == [TRIALS, 3, 3]
     wide = run(tmp_path, config("tpe", 6, space=space_of(9, optim__lr={"low": 1e-6, "high": 1.0, "log": True})))
-    assert len(wide.generations) == 3 and wide.generation.told == tuple(range(TRIALS))
+    assert len(wide.generations) == 3 and wide.generation.reused == tuple(range(TRIALS))
     back = run(tmp_path, config("tpe", 3))
     inside = {trial.number for trial in wide.present if 1e-5 <= float(trial.params["optim.lr"] or 0) <= 1e-2}  # type: ignore[arg-type]
-    assert set(back.generation.told) == {*range(TRIALS), *inside}
+    assert set(back.generation.reused) == {*range(TRIALS), *inside}
 
 
 def test_a_key_more_gives_earlier_trials_the_value_they_had(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_function_of_ones_own(tmp_path: Path, change: dict[str, Any], verdict:
     state = run(tmp_path, after)
     assert len(state.generations) == (2 if verdict is FORKS else 1)
     check_new_trials(state, after, TRIALS)
-    assert len(state.generation.told) == told
+    assert len(state.generation.reused) == told
     assert state.counts[Outcome.COMPLETE] == TRIALS + 4
     if "n" in after.space and isinstance(after.space["n"][0].low, float):
         assert all(isinstance(trial.params["n"], float) for trial in state.present)
@@ -283,7 +283,7 @@ def test_another_task_is_another_generation(tmp_path: Path) -> None:
     run(tmp_path, config("tpe", 3))
     state = run(tmp_path, own_function(OWN, 3), data="")
     assert state.created is not None and state.created.task == "objective"
-    assert (len(state.generations), state.generation.told, state.generation.points) == (2, (), ())
+    assert (len(state.generations), state.generation.reused, state.generation.points) == (2, (), ())
     assert {tuple(trial.params) for trial in state.present} == {("x", "n", "kind")}
 
 
@@ -327,7 +327,7 @@ def test_a_generation_without_a_trial_may_change_again(tmp_path: Path) -> None:
     state = run(tmp_path, config("tpe", 3))
     assert (len(state.generations), state.generation.name) == (2, "toy-g2")
     assert state.generation.reasons == ("what had changed was changed back",)
-    assert state.generation.told == (0, 1, 2)
+    assert state.generation.reused == (0, 1, 2)
     assert len(mirrored(tmp_path, "toy-g2").trials) == 3
 
 
@@ -378,7 +378,7 @@ def test_a_trial_that_had_not_ended_goes_on_where_the_study_was_widened(
 
 def ends(state: StudyState) -> list[tuple[Any, ...]]:
     return [
-        (trial.number, trial.generation, trial.params, trial.given, trial.outcome, trial.value)
+        (trial.number, trial.generation, trial.params, trial.enqueued, trial.outcome, trial.value)
         for trial in state.trials
     ]
 

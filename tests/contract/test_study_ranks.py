@@ -91,7 +91,7 @@ def test_the_large_model_is_cut_and_learns_what_one_process_does(
         is_large = cut.params["model.name"] == str(large)
         assert cut.params == alone.params and cut.plan is not None and cut.plan.execution is not None
         assert cut.plan.execution.tp == (2 if is_large else None)
-        assert (cut.plan.answer.cut is not None) is is_large
+        assert (cut.plan.answer.sharding is not None) is is_large
         assert cut.value == pytest.approx(alone.value, abs=1e-4)
         assert [one.metrics for one in cut.reports] == [pytest.approx(one.metrics, abs=1e-4) for one in alone.reports]
         asked = json.loads((tight / "trials" / f"{cut.number:04d}" / "attempt-1" / "request.json").read_text())

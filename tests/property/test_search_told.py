@@ -58,7 +58,7 @@ def test_the_window_is_that_of_all_trials(study, refused, random) -> None:  # ty
     window = Window(directions, refused=refused, best=BEST, last=LAST)
     seen: list[TrialRecord] = []
     for record in random.sample(records, len(records)):
-        window.take(record)
+        window.apply(record)
         seen = sorted([*seen, record], key=lambda one: one.number)
         told = [one for one in seen if is_visible(one, len(directions), refused=refused)]
         assert window.count == len(told)
@@ -80,7 +80,7 @@ def test_curves_are_those_of_complete_trials(curves: list[list[float]]) -> None:
     kept = Curves()
     for number, curve in enumerate(curves):
         points = tuple(MetricPoint(n, n, float(n), value, {}) for n, value in enumerate(curve))
-        kept.take(TrialRecord(number, {}, {}, Outcome.COMPLETE if number % 2 else Outcome.PRUNED, 0.0, points))
+        kept.apply(TrialRecord(number, {}, {}, Outcome.COMPLETE if number % 2 else Outcome.PRUNED, 0.0, points))
     complete = curves[1::2]
     assert kept.complete == len(complete)
     for n in range(5):

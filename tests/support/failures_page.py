@@ -408,7 +408,7 @@ def follows(permission: Permission) -> str:
         said += "; this counts as a retry" if permission.counts else "; this counts as no retry"
     if permission.first_delay_s:
         said += f"; the first wait is {permission.first_delay_s:g} s, each further one longer"
-    return said + ("; samplers hear of it as of a refused point" if permission.told else "")
+    return said + ("; samplers hear of it as of a refused point" if permission.blames_point else "")
 
 
 _TRIES = {Action.RETRY, Action.FALLBACK, Action.EXCLUSIVE, Action.ELSEWHERE, Action.LIGHTER, Action.DIAGNOSE}

@@ -198,7 +198,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     layout, state, space = StudyLayout(folder), StudyState(), Space.from_config(study)
     events: list[Event] = []
-    ledger = Ledger(layout.ledger, fold=lambda event: (state.apply(event), events.append(event))[0])
+    ledger = Ledger(layout.ledger, apply=lambda event: (state.apply(event), events.append(event))[0])
 
     def append(event: Event) -> Event:
         if kill_after is not None and len(events) >= kill_after:

@@ -218,7 +218,7 @@ def none_completed(study: StudySnapshot) -> ConfigError:
 
 def _other_data(study: StudySnapshot, trial: TrialState) -> bool:
     """Whether the rows have changed since a trial."""
-    return study.state.generations[trial.generation - 1].basis.data != study.resolved.data_fingerprint
+    return study.state.generations[trial.generation - 1].comparability.data != study.resolved.data_fingerprint
 
 
 def do_runs(

@@ -174,16 +174,16 @@ def print_plan(answer: PlanAnswer) -> None:
         for table in (requirement_table(answer, memory), memory_table(memory)):
             out.print()
             print_table(table)
-    if answer.cut is not None:
+    if answer.sharding is not None:
         out.print()
-        print_table(shard_table(answer.cut))
-        for line in shard_lines(answer.cut):
+        print_table(shard_table(answer.sharding))
+        for line in shard_lines(answer.sharding):
             out.print(Text(line))
     if answer.ladder:
         out.print()
         print_table(ladder_table(answer.ladder))
-    if answer.cannot_cut:
-        out.print(Text(f"no fallback to several devices: {answer.cannot_cut}"))
+    if answer.cannot_shard:
+        out.print(Text(f"no fallback to several devices: {answer.cannot_shard}"))
     out.print(Text(trust_text(answer), style="dim"))
 
 

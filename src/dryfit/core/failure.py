@@ -171,7 +171,7 @@ class Permission:
         then: What follows after the last of them.
         counts: Whether the attempt counts as a retry of the trial at all.
         first_delay_s: How long the first attempt after it waits; each further one waits longer.
-        told: The point itself is to blame: where the trial fails of this kind, samplers hear of it as of a refused one.
+        blames_point: A trial that fails of this kind counts as refused for samplers: its parameters are to blame.
         trips: Whether a trial that fails of this kind counts for the breaker that ends a study.
     """
 
@@ -179,12 +179,12 @@ class Permission:
     then: Action = Action.GIVE_UP
     counts: bool = True
     first_delay_s: float = 0.0
-    told: bool = False
+    blames_point: bool = False
     trips: bool = True
 
 
-def _always(action: Action, *, counts: bool = True, told: bool = False) -> Permission:
-    return Permission((Stage(action),), counts=counts, told=told)
+def _always(action: Action, *, counts: bool = True, blames_point: bool = False) -> Permission:
+    return Permission((Stage(action),), counts=counts, blames_point=blames_point)
 
 
 def _times(action: Action, times: int, *, counts: bool = True, first_delay_s: float = 0.0) -> Permission:
@@ -195,20 +195,20 @@ PERMITTED: dict[FailureKind, Permission] = {
     FailureKind.INTERRUPTED: _always(Action.PAUSE, counts=False),
     FailureKind.PREEMPTED: _always(Action.RETRY, counts=False),
     FailureKind.LOST: _always(Action.RETRY, counts=False),
-    FailureKind.CONFIG: _always(Action.GIVE_UP, told=True),
-    FailureKind.DATA: _always(Action.GIVE_UP, told=True),
+    FailureKind.CONFIG: _always(Action.GIVE_UP, blames_point=True),
+    FailureKind.DATA: _always(Action.GIVE_UP, blames_point=True),
     FailureKind.NETWORK: _times(Action.RETRY, 3, first_delay_s=5.0),
     FailureKind.DISK_FULL: _always(Action.PAUSE, counts=False),
     FailureKind.CHECKPOINT_CORRUPT: _times(Action.RETRY, 3, counts=False),
     FailureKind.OOM_NEIGHBOUR: Permission(
         (Stage(Action.RETRY, 3), Stage(Action.EXCLUSIVE, 5)), counts=False, first_delay_s=15.0
     ),
-    FailureKind.OOM_DEVICE: _always(Action.FALLBACK, counts=False, told=True),
+    FailureKind.OOM_DEVICE: _always(Action.FALLBACK, counts=False, blames_point=True),
     FailureKind.OOM_HOST: _times(Action.LIGHTER, 1, first_delay_s=10.0),
     FailureKind.SHM_FULL: _times(Action.LIGHTER, 3),
     FailureKind.POISONED: _times(Action.RETRY, 3, counts=False),
     FailureKind.DEVICE_LOST: _times(Action.ELSEWHERE, 3, counts=False),
-    FailureKind.DEVICE_ASSERT: Permission((Stage(Action.DIAGNOSE, 1),), counts=False, told=True),
+    FailureKind.DEVICE_ASSERT: Permission((Stage(Action.DIAGNOSE, 1),), counts=False, blames_point=True),
     FailureKind.COMM: Permission((Stage(Action.RETRY, 1), Stage(Action.ELSEWHERE, 1))),
     FailureKind.HANG: _times(Action.RETRY, 1),
     FailureKind.TIMEOUT: _always(Action.GIVE_UP),

@@ -33,7 +33,16 @@ MARKER_VARIABLE = "DRYFIT_STUDY"
 class Wire(BaseModel):
     """Base of every message: frozen, strict, versioned. Validate from JSON."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+    # A field with an alias has that name in files, so that older ones can be read; our code uses its own name.
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        ser_json_inf_nan="constants",
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
 
     v: Literal[1] = 1
 

@@ -160,7 +160,9 @@ class _Planner:
         """An answer about a rank, with how the model is cut and what is sent."""
         if cut is None:
             return answer
-        return answer.model_copy(update={"cut": cut.model_copy(update={"sent": self.sent(subject, trial, answer)})})
+        return answer.model_copy(
+            update={"sharding": cut.model_copy(update={"sent": self.sent(subject, trial, answer)})}
+        )
 
     def fewest(self, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
         """Plan a subject on the fewest ranks by which it fits; where none does, the refusal on one device.
@@ -183,7 +185,7 @@ class _Planner:
                 found[ranks] = RankOutcome.NOT_POSSIBLE
                 reasons.append(device_counts.why_not_sharded(ranks, error))
         one, taken = answers.pop(1), ranks_taken(found)
-        one = one.model_copy(update={"cannot_cut": reasons[0]}) if reasons and not one.verdict.fits else one
+        one = one.model_copy(update={"cannot_shard": reasons[0]}) if reasons and not one.verdict.fits else one
         if taken is None:
             return device_counts.with_tried_ranks(one, answers, host_bytes)
         answer = (

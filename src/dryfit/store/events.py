@@ -66,7 +66,7 @@ class StudyCreated(LedgerEvent):
     folder: str = Field(default="", description="as in ``ComparabilityKey``")
 
     @property
-    def basis(self) -> ComparabilityKey:
+    def comparability(self) -> ComparabilityKey:
         """What its first trials rest on, before anybody has looked at the data."""
         return ComparabilityKey(
             task=self.task,
@@ -113,7 +113,7 @@ class StudyRevised(LedgerEvent):
     """The study file has changed, and every trial so far counts as before."""
 
     type: Literal["study_revised"] = "study_revised"
-    basis: ComparabilityKey
+    comparability: ComparabilityKey = Field(validation_alias="basis", serialization_alias="basis")
     compatibility: Compatibility
     reasons: tuple[str, ...] = ()
 
@@ -127,9 +127,14 @@ class GenerationBegan(LedgerEvent):
     type: Literal["generation_began"] = "generation_began"
     generation: int = Field(description="from 1; the first begins with the study")
     name: str = Field(description="what its Optuna mirror is called")
-    basis: ComparabilityKey
+    comparability: ComparabilityKey = Field(validation_alias="basis", serialization_alias="basis")
     reasons: tuple[str, ...] = ()
-    told: tuple[int, ...] = Field(default=(), description="earlier trials that samplers and pruners still learn from")
+    reused: tuple[int, ...] = Field(
+        default=(),
+        validation_alias="told",
+        serialization_alias="told",
+        description="earlier trials that samplers and pruners still learn from",
+    )
     points: tuple[dict[str, Scalar], ...] = Field(default=(), description="of earlier trials, to be tried again")
 
 
@@ -141,7 +146,12 @@ class TrialAsked(LedgerEvent):
     params: dict[str, Scalar]
     internal: dict[str, Scalar]
     distributions: dict[str, str]
-    given: dict[str, Scalar] = Field(default={}, description="the known point it is made from; empty: none")
+    enqueued: dict[str, Scalar] = Field(
+        default={},
+        validation_alias="given",
+        serialization_alias="given",
+        description="the enqueued point it is made from; empty: none",
+    )
     seed: int
     fingerprint: str
     fold_reports: int = Field(default=1, description="numbers that each of its folds has for its reports")

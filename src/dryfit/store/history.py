@@ -17,12 +17,12 @@ from dryfit.core.settings.trial import Outcome, TrialRecord
 class Projection(Protocol):
     """What somebody wants to know of all ended trials; it must not depend on the order in which they ended."""
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended."""
         ...
 
 
-FoldT = TypeVar("FoldT", bound=Projection)
+ProjectionT = TypeVar("ProjectionT", bound=Projection)
 
 
 class History(Sequence[TrialRecord]):
@@ -37,7 +37,7 @@ class History(Sequence[TrialRecord]):
         self._places: dict[int, int] = {}
         self._open: dict[int, TrialRecord] = {}
         self._ended: list[TrialRecord] = []
-        self._folds: dict[Hashable, tuple[Projection, int]] = {}
+        self._projections: dict[Hashable, tuple[Projection, int]] = {}
         for record in sorted(records, key=lambda record: record.number):
             self.put(record)
 
@@ -80,18 +80,18 @@ class History(Sequence[TrialRecord]):
             return self
         return History(record for record in self._records if record.number < number)
 
-    def folded(self, key: Hashable, make: Callable[[], FoldT]) -> FoldT:
+    def projected(self, key: Hashable, make: Callable[[], ProjectionT]) -> ProjectionT:
         """A fold of all trials that have ended, up to date.
 
         Args:
             key: What tells it from other folds.
             make: Makes an empty one, the first time it is asked for.
         """
-        fold, heard = self._folds.get(key) or (make(), 0)
-        for record in self._ended[heard:]:
-            fold.take(record)
-        self._folds[key] = fold, len(self._ended)
-        return cast("FoldT", fold)
+        projection, applied = self._projections.get(key) or (make(), 0)
+        for record in self._ended[applied:]:
+            projection.apply(record)
+        self._projections[key] = projection, len(self._ended)
+        return cast("ProjectionT", projection)
 
     def __len__(self) -> int:
         """How many trials there are."""
@@ -128,7 +128,7 @@ class Ranking:
         self._first = first
         self._ranked: list[tuple[float, int]] = []
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended."""
         if (
             record.number >= self._first

@@ -180,15 +180,15 @@ class Ledger:
 
     Args:
         path: The file; created when absent.
-        fold: Called with every event that is already there, in order, and with each one appended later.
+        apply: Called with every event that is already there, in order, and with each one appended later.
         clock: Unix time in seconds.
 
     Raises:
         LedgerError: The file cannot be read.
     """
 
-    def __init__(self, path: Path, *, fold: Callable[[Event], None], clock: Callable[[], float] = time.time) -> None:
-        self._fold = fold
+    def __init__(self, path: Path, *, apply: Callable[[Event], None], clock: Callable[[], float] = time.time) -> None:
+        self._apply = apply
         self._clock = clock
         existed = path.exists()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -197,7 +197,7 @@ class Ledger:
         self._size = self._next = 0
         with path.open("rb") as file:
             for event in _parse(path, self._counted(_whole_lines(file))):
-                fold(event)
+                apply(event)
                 self._next += 1
         if self._size < os.fstat(self._fd).st_size:
             self._truncate()
@@ -208,7 +208,7 @@ class Ledger:
         return self._size
 
     def append(self, event: Event) -> Event:
-        """Write one event durably, then fold it.
+        """Write one event durably, then apply it.
 
         Returns:
             The event with its place and time.
@@ -228,7 +228,7 @@ class Ledger:
             raise
         self._size += len(line)
         self._next += 1
-        self._fold(placed)
+        self._apply(placed)
         return placed
 
     def close(self) -> None:

@@ -133,10 +133,10 @@ class StudyState:
         match event:
             case StudyCreated():
                 self.created = event
-                self.generations.append(GenerationState(1, event.name, event.basis, event.at))
-            case StudyRevised(basis=basis):
-                self._rest_on(basis)
-                self.generation.basis = basis
+                self.generations.append(GenerationState(1, event.name, event.comparability, event.at))
+            case StudyRevised(comparability=comparability):
+                self._rest_on(comparability)
+                self.generation.comparability = comparability
                 self._retell()
             case GenerationBegan():
                 self._begin(event)
@@ -146,9 +146,9 @@ class StudyState:
                 self.sessions[-1].closed = event.reason
             case Resolved():
                 self.resolved = event.result
-                if self.generations and not self.generation.basis.data:
+                if self.generations and not self.generation.comparability.data:
                     data = event.result.data_fingerprint
-                    self.generation.basis = self.generation.basis.model_copy(update={"data": data})
+                    self.generation.comparability = self.generation.comparability.model_copy(update={"data": data})
             case TrialAsked():
                 self._ask(event)
             case TrialPlanned():
@@ -190,19 +190,19 @@ class StudyState:
 
     def _begin(self, event: GenerationBegan) -> None:
         """Count from zero; what was is kept."""
-        self._rest_on(event.basis)
+        self._rest_on(event.comparability)
         if event.generation == len(self.generations):  # it has no trial yet
             del self.generations[-1]
         self.generations.append(
             GenerationState(
                 number=event.generation,
                 name=event.name,
-                basis=event.basis,
+                comparability=event.comparability,
                 began_at_s=event.at,
                 first=len(self.trials),
                 session=max(0, len(self.sessions) - 1),
                 reasons=event.reasons,
-                told=event.told,
+                reused=event.reused,
                 points=event.points,
             )
         )
@@ -214,13 +214,13 @@ class StudyState:
 
     def _retell(self) -> None:
         """Begin the history anew: of other trials, or of the same with other values of the file's own."""
-        told = [self.trials[number] for number in self.generation.told]
-        self._history = History(trial.record() for trial in (*told, *self.present))
+        reused = [self.trials[number] for number in self.generation.reused]
+        self._history = History(trial.record() for trial in (*reused, *self.present))
 
     def _rest_on(self, basis: ComparabilityKey) -> None:
         """From here on trials rest on something else; those so far keep what they had."""
         assert self.created is not None
-        old = self.generation.basis
+        old = self.generation.comparability
         before = old.own or {}
         if before and (before != basis.own or old.space != basis.space):
             for trial in self.trials:
@@ -255,7 +255,7 @@ class StudyState:
             seed=event.seed,
             fingerprint=event.fingerprint,
             fold_reports=event.fold_reports,
-            given=event.given,
+            enqueued=event.enqueued,
             asked_at_s=event.at,
             generation=len(self.generations) or 1,
         )

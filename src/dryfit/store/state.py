@@ -75,23 +75,23 @@ class GenerationState:
     Attributes:
         number: From 1.
         name: What its Optuna mirror is called.
-        basis: What its trials rest on.
+        comparability: What its trials rest on.
         began_at_s: Unix seconds.
         first: The number that its first trial has.
         session: Index of the session in which it began.
         reasons: Why the one before it could not go on.
-        told: Numbers of earlier trials that samplers and pruners learn from.
+        reused: Numbers of earlier trials that samplers and pruners learn from.
         points: Points of earlier trials that are tried again.
     """
 
     number: int
     name: str
-    basis: ComparabilityKey
+    comparability: ComparabilityKey
     began_at_s: float
     first: int = 0
     session: int = 0
     reasons: tuple[str, ...] = ()
-    told: tuple[int, ...] = ()
+    reused: tuple[int, ...] = ()
     points: tuple[dict[str, Scalar], ...] = ()
 
 
@@ -119,7 +119,7 @@ class TrialState:
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     attempts: list[AttemptState] = field(default_factory=list[AttemptState])
     plan: PlanState | None = None
-    given: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
+    enqueued: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
     asked_at_s: float = 0.0
     finished_at_s: float | None = None
     outcome: Outcome | None = None
@@ -157,7 +157,7 @@ class TrialState:
         if self.outcome is not Outcome.FAILED or not failures:
             return False
         diagnosed = [one for one in failures[:-1] if one.action is Action.DIAGNOSE]
-        return any(PERMITTED[one.kind].told for one in (failures[-1], *diagnosed))
+        return any(PERMITTED[one.kind].blames_point for one in (failures[-1], *diagnosed))
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -183,7 +183,7 @@ class TrialState:
             reports=tuple(self.reports),
             system_attrs=dict(self.system_attrs),
             also=self.also,
-            given=self.given,
+            enqueued=self.enqueued,
             own=self.own,
         )
 

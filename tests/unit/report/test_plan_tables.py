@@ -150,9 +150,9 @@ def test_a_cut_model_is_a_table_and_lines() -> None:
         "whole: table, head: too many words",
     ]
     assert "sent by a rank in an optimizer step: unknown" in shard_lines(CUT.model_copy(update={"sent": None}))
-    fits = answer(VerdictKind.FITS, plan=memory(20)).model_copy(update={"cut": CUT})
+    fits = answer(VerdictKind.FITS, plan=memory(20)).model_copy(update={"sharding": CUT})
     assert headline(fits) == "plan fits: needs 20.0 GiB on each of 2 devices, device has 23.6 GiB (rtx4090)"
-    refused = answer(VerdictKind.REFUSED, plan=memory()).model_copy(update={"cut": CUT})
+    refused = answer(VerdictKind.REFUSED, plan=memory()).model_copy(update={"sharding": CUT})
     assert headline(refused).startswith("plan refused: trial needs 31.4 GiB on each of 2 devices, device has")
     assert refusal_text(refused).startswith("needs 31.4 GiB on each of 2 devices, rtx4090 has 23.6 GiB")
     assert plan_view(fits).cut == CUT
@@ -266,7 +266,7 @@ def test_a_space_without_batches_has_one_column() -> None:
 
 def test_a_space_says_once_how_each_model_is_cut() -> None:
     whole = answer(VerdictKind.FITS, plan=memory(20))
-    less, most = (whole.model_copy(update={"cut": cut}) for cut in (CUT.model_copy(update={"sent": None}), CUT))
+    less, most = (whole.model_copy(update={"sharding": cut}) for cut in (CUT.model_copy(update={"sent": None}), CUT))
     lines = space_lines(space(cell(64, 8, less), cell(64, 16, most), cell(128, 8, less)))
     (line,) = (line for line in lines if "ranks" in line)
     assert line.startswith("cut over 2 ranks, a device each: a rank holds 3.0 GiB of 5.0 GiB of weights")

@@ -197,7 +197,7 @@ def test_the_supervisor_s_end_does_not_hide_the_first_error(tmp_path, monkeypatc
 
 
 def test_the_ledger_s_end_does_not_hide_the_first_error(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl", fold=lambda event: None)
+    ledger = Ledger(tmp_path / "ledger.jsonl", apply=lambda event: None)
     os.close(ledger._fd)  # somebody else closed it
     with pytest.raises(FirstError) as caught, ExitStack() as stack:
         stack.push(closing(ledger.close))

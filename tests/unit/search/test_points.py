@@ -89,7 +89,7 @@ def test_each_point_is_taken_once_whatever_order_they_stand_in() -> None:
     one, two = {"optim.lr": 0.1}, {"optim.lr": 0.2}
 
     def past(*points: dict[str, float]) -> list[TrialRecord]:
-        return [TrialRecord(number, {}, {}, given=dict(point)) for number, point in enumerate(points)]
+        return [TrialRecord(number, {}, {}, enqueued=dict(point)) for number, point in enumerate(points)]
 
     assert next_enqueued([one, two], []) == one
     assert next_enqueued([one, two], past(one)) == two

@@ -83,7 +83,7 @@ def test_random_reads_no_history() -> None:
 
 def read_by_tpe(made: Space, history: list[TrialRecord], directions: tuple[Direction, ...]) -> set[int]:
     """Numbers of the trials that TPE reads: each has a learning rate of its own."""
-    memory = History(history).folded("read", lambda: TpeMemory(made, directions, refused=True))
+    memory = History(history).projected("read", lambda: TpeMemory(made, directions, refused=True))
     numbers = {record.params["optim.lr"]: record.number for record in history}
     return {numbers[trial.params["optim.lr"]] for trial in memory.trials([])}
 

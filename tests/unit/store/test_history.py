@@ -19,7 +19,7 @@ class Heard:
     def __init__(self) -> None:
         self.numbers: list[int] = []
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         self.numbers.append(record.number)
 
 
@@ -49,15 +49,15 @@ def test_what_is_running_may_change_and_what_ended_may_not() -> None:
 
 def test_a_fold_hears_of_each_ended_trial_once() -> None:
     past = History([ended(0), running(1), ended(2)])
-    heard = past.folded("heard", Heard)
+    heard = past.projected("heard", Heard)
     assert heard.numbers == [0, 2]
     past.put(running(1))
     past.put(ended(3))
     past.put(ended(1))
     assert heard.numbers == [0, 2]
-    assert past.folded("heard", Heard) is heard
+    assert past.projected("heard", Heard) is heard
     assert heard.numbers == [0, 2, 3, 1]
-    assert past.folded("another", Heard).numbers == [0, 2, 3, 1]
+    assert past.projected("another", Heard).numbers == [0, 2, 3, 1]
 
 
 def test_before_a_number_folds_begin_anew() -> None:
@@ -65,8 +65,8 @@ def test_before_a_number_folds_begin_anew() -> None:
     assert past.before(3) is past
     earlier = past.before(1)
     assert list(earlier) == [ended(0)]
-    assert past.folded("heard", Heard).numbers == [0, 1]
-    assert earlier.folded("heard", Heard).numbers == [0]
+    assert past.projected("heard", Heard).numbers == [0, 1]
+    assert earlier.projected("heard", Heard).numbers == [0]
     assert as_history(past) is past
     assert list(as_history([running(2), ended(0)])) == [ended(0), running(2)]
 
@@ -76,7 +76,7 @@ def test_a_ranking_has_complete_trials_with_a_number_the_earlier_of_equals_first
     values = [0.5, float("nan"), 0.5, 0.1, None, 0.9]
     past = History(ended(number, value) for number, value in enumerate(values))
     past.put(ended(6, 0.05, Outcome.PRUNED))
-    ranking = past.folded("ranking", lambda: Ranking(sign))
+    ranking = past.projected("ranking", lambda: Ranking(sign))
     assert ranking.numbers(9) == best
     assert ranking.numbers(2) == best[:2]
     assert ranking.numbers(0) == []

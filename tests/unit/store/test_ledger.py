@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from dryfit.core.errors import LedgerError, StudyBusyError
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import MetricPoint
-from dryfit.store.events import Event, ReportMade, SessionClosed, StudyCreated
+from dryfit.store.events import EVENT, Event, GenerationBegan, ReportMade, SessionClosed, StudyCreated, TrialAsked
 from dryfit.store.ledger import Ledger, LedgerTail, StudyLock, lock_owner, read_ledger
 
 CREATED = StudyCreated(
@@ -29,7 +30,7 @@ CREATED = StudyCreated(
 
 def write(path: Path, count: int) -> list[Event]:
     seen: list[Event] = []
-    ledger = Ledger(path, fold=seen.append, clock=lambda: 5.0)
+    ledger = Ledger(path, apply=seen.append, clock=lambda: 5.0)
     ledger.append(CREATED)
     for index in range(count):
         ledger.append(SessionClosed(reason=f"r{index}"))
@@ -45,6 +46,17 @@ def test_what_was_appended_is_read_back_in_order(tmp_path: Path) -> None:
     assert {event.at for event in seen} == {5.0}
 
 
+def test_a_ledger_keeps_the_field_names_that_older_studies_have() -> None:
+    began = GenerationBegan(generation=2, name="s-g2", comparability=CREATED.comparability, reused=(0, 1))
+    asked = TrialAsked(
+        number=0, params={}, internal={}, distributions={}, enqueued={"optim.lr": 0.1}, seed=1, fingerprint="f"
+    )
+    for event, names in ((began, {"basis", "told"}), (asked, {"given"})):
+        line = event.model_dump_json()
+        assert names <= json.loads(line).keys()
+        assert EVENT.validate_json(line) == event
+
+
 @pytest.mark.parametrize("cut", range(1, 40))
 def test_a_torn_tail_is_dropped_and_overwritten(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "ledger.jsonl"
@@ -52,7 +64,7 @@ def test_a_torn_tail_is_dropped_and_overwritten(tmp_path: Path, cut: int) -> Non
     os.truncate(path, path.stat().st_size - cut)
     assert read_ledger(path) == seen[:2]
     replayed: list[Event] = []
-    ledger = Ledger(path, fold=replayed.append)
+    ledger = Ledger(path, apply=replayed.append)
     ledger.append(SessionClosed(reason="after"))
     ledger.close()
     assert [event.seq for event in read_ledger(path)] == [0, 1, 2]
@@ -62,7 +74,7 @@ def test_a_torn_tail_is_dropped_and_overwritten(tmp_path: Path, cut: int) -> Non
 def test_numbers_that_are_no_numbers_survive(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     point = MetricPoint(0, 5, 0.5, float("nan"), {"loss": float("inf"), "f1": -0.0})
-    ledger = Ledger(path, fold=lambda event: None)
+    ledger = Ledger(path, apply=lambda event: None)
     ledger.append(ReportMade(number=0, attempt=1, point=point))
     ledger.close()
     (event,) = read_ledger(path)
@@ -92,7 +104,7 @@ def test_damage_inside_is_an_error_with_its_line(tmp_path: Path, line: bytes, sa
 
 def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path, fold=lambda event: None)
+    ledger = Ledger(path, apply=lambda event: None)
     ledger.append(CREATED)
     before = path.read_bytes()
     real = os.pwrite

@@ -67,11 +67,11 @@ def test_keep_says_whose_weights_stay(tmp_path: Path, keep: str, stay: set[int])
 
 def test_the_best_of_every_generation_keep_their_weights(tmp_path: Path) -> None:
     layout, state = StudyLayout(tmp_path), begun()
-    basis = state.generation.basis
+    basis = state.generation.comparability
     worse_is_better = basis.model_copy(update={"goals": (Goal(name="loss", direction=Direction.MINIMIZE),)})
     for number, value in enumerate((0.5, 0.9, 0.7, 0.4, 0.1, 0.3)):
         if number == 3:
-            state.apply(GenerationBegan(generation=2, name="n-g2", basis=worse_is_better))
+            state.apply(GenerationBegan(generation=2, name="n-g2", comparability=worse_is_better))
         state.apply(TrialAsked(number=number, params={}, internal={}, distributions={}, seed=0, fingerprint=""))
         layout.trial(number).best.mkdir(parents=True)
         state.apply(TrialFinished(number=number, outcome=Outcome.COMPLETE, value=value))

@@ -83,10 +83,10 @@ class ChildRequest(Wire):
 
     Attributes:
         placed_at_s: ``time.monotonic()`` of the control process when it decided to start this child.
-        doorbell: A FIFO the child rings after each message; None: the control process polls.
+        wakeup_fifo: A FIFO the child rings after each message; None: the control process polls.
         body: The job itself.
     """
 
     placed_at_s: float
-    doorbell: str | None
+    wakeup_fifo: str | None = Field(validation_alias="doorbell", serialization_alias="doorbell")
     body: Annotated[Body, Field(discriminator="job")]

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from dryfit.core.jobs.calibration import Calibration, CaseComparison, MemoryCase, Observation
 from dryfit.core.jobs.memory import Confidence, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
@@ -23,8 +23,6 @@ class StudyTokens(Settings):
 
 class PlanRequest(Wire):
     """Plan the memory of some subjects on a device; nothing is allocated there."""
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     job: Literal[Job.PLAN] = Job.PLAN
     subjects: tuple[PlanSubject, ...]
@@ -53,8 +51,9 @@ class PlanAnswer(Wire):
         shortfall_bytes: What the device lacks for the plan as asked; 0 where it fits.
         ladder: Changes, each with what it saves.
         reasons: Why it is unknown or refused.
-        cut: How the model is cut, by ``execution.tp`` or by the planner; bytes are those of each rank then.
-        cannot_cut: Why the ladder has no fallback to several devices; empty where it has one or none was asked for.
+        sharding: The tensor-parallel shards, asked for by ``execution.tp`` or chosen by the planner; all bytes are
+            then those of one rank.
+        cannot_shard: Why the ladder has no fallback to several devices; empty where it has one or none was asked for.
         torch: Version the traces speak for.
     """
 
@@ -66,8 +65,8 @@ class PlanAnswer(Wire):
     shortfall_bytes: int = 0
     ladder: tuple[Fallback, ...] = ()
     reasons: tuple[str, ...] = ()
-    cut: ShardSummary | None = None
-    cannot_cut: str = ""
+    sharding: ShardSummary | None = Field(default=None, validation_alias="cut", serialization_alias="cut")
+    cannot_shard: str = Field(default="", validation_alias="cannot_cut", serialization_alias="cannot_cut")
     confidence: Confidence = Confidence.UNCALIBRATED
     torch: str
     planner_s: float
@@ -75,8 +74,8 @@ class PlanAnswer(Wire):
     @property
     def devices(self) -> int:
         """How many devices the trial takes, where it fits; all bytes are those of each."""
-        if self.cut is not None:
-            return self.cut.degree
+        if self.sharding is not None:
+            return self.sharding.degree
         return (self.execution.tp if self.execution is not None else None) or 1
 
 

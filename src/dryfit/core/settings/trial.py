@@ -168,7 +168,7 @@ class TrialRecord:
         reports: Its validations in order.
         system_attrs: What a pruner must remember (ASHA's rungs).
         also: Its values of the study's further goals, in their order; empty unless it completed.
-        given: The known point it was made from, by public name; empty where there was none.
+        enqueued: The enqueued point it was made from, by public name; empty where there was none.
         own: The study file's own values by public name, where today's may differ: what it had where it drew none.
     """
 
@@ -180,7 +180,7 @@ class TrialRecord:
     reports: tuple[MetricPoint, ...] = ()
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     also: tuple[float, ...] = ()
-    given: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
+    enqueued: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
     own: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
 
     @property

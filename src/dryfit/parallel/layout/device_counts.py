@@ -52,7 +52,7 @@ def with_rank_counts(
     choices = list(dict.fromkeys((asked, smallest))) if every_fallback else [smallest]
     known = max(execution.ranks, *(fallback.devices for fallback in answer.ladder), 1)
     found: list[Fallback] = []
-    cannot_cut = answer.cannot_cut
+    cannot_cut = answer.cannot_shard
     for degree in NAMED_COUNTS:
         if degree <= known:
             continue
@@ -77,7 +77,8 @@ def with_rank_counts(
     reasons = answer.reasons
     if refused and fitting is not None:
         reasons = (*reasons, f"{fitting.change} would fit: {gib(fitting.required_bytes)} {fitting.note}")
-    return answer.model_copy(update={"ladder": (*answer.ladder, *found), "reasons": reasons, "cannot_cut": cannot_cut})
+    ladder = (*answer.ladder, *found)
+    return answer.model_copy(update={"ladder": ladder, "reasons": reasons, "cannot_shard": cannot_cut})
 
 
 def rank_outcome(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> RankOutcome:
@@ -137,7 +138,7 @@ def answer_on_ranks(
             "fallbacks": tuple(choice.model_copy(update={"tp": ranks}) for choice in several.fallbacks),
             "shortfall_bytes": one.shortfall_bytes,
             "ladder": (*one.ladder, *found),
-            "cannot_cut": one.cannot_cut,
+            "cannot_shard": one.cannot_shard,
         }
     )
 

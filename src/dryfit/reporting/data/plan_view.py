@@ -98,8 +98,8 @@ def plan_view(answer: PlanAnswer) -> PlanView:
         confidence=answer.confidence,
         torch=answer.torch,
         planner_s=answer.planner_s,
-        cut=answer.cut,
-        cannot_cut=answer.cannot_cut,
+        cut=answer.sharding,
+        cannot_cut=answer.cannot_shard,
     )
 
 

@@ -75,7 +75,7 @@ def trial_story(state: StudyState, number: int, events: Sequence[Event], layout:
         spreads=dict(zip(goals, trial.spreads, strict=False)),
         steps=trial.steps,
         params=trial.params,
-        given=trial.given,
+        given=trial.enqueued,
         seed=trial.seed,
         fingerprint=trial.fingerprint,
         asked_at=trial.asked_at_s,
@@ -202,7 +202,7 @@ def _notes(messages: Sequence[Message]) -> dict[Anchor, list[str]]:
 def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None:
     match event:
         case TrialAsked():
-            known = ", from a known point" if event.given else ""
+            known = ", from a known point" if event.enqueued else ""
             return Moment(at=event.at, attempt=None, what=MomentKind.ASKED, text=f"asked{known}")
         case TrialPlanned():
             plan = PlanState(event.key, event.answer or state.answers[event.key])

@@ -120,7 +120,7 @@ def summarise(state: StudyState) -> StudySummary:
             reasons=generation.reasons,
             mirror=generation.name,
             earlier=generation.first,
-            used=len(generation.told),
+            used=len(generation.reused),
         ),
         trials=TrialCounts(
             complete=state.counts[Outcome.COMPLETE],

@@ -24,7 +24,7 @@ def began_text(event: GenerationBegan, state: StudyState) -> str | None:
     """What is told when a study cannot go on as it was."""
     if event.generation == 1:
         return None
-    kept = _kept(event.generation, state.generation.first, len(event.told))
+    kept = _kept(event.generation, state.generation.first, len(event.reused))
     again = f"; its {len(event.points)} best points are tried again" if event.points else ""
     lines = [f"generation {event.generation} begins ({Compatibility.FORKS}): {kept}{again}; the total counts from zero"]
     return "\n".join([*lines, *(f"  {reason}" for reason in event.reasons)])
@@ -47,18 +47,18 @@ def generations_table(state: StudyState) -> Table:
     rows: list[tuple[str, ...]] = []
     for generation in reversed(state.generations):
         trials = state.in_generation(generation.number)
-        goal = generation.basis.goals[0]
+        goal = generation.comparability.goals[0]
         best = best_first(trials, goal.direction)
         rows.append(
             (
                 str(generation.number),
                 time_text(generation.began_at_s),
                 "; ".join(generation.reasons) or "-",
-                ", ".join(f"{one.direction} {one.name}" for one in generation.basis.goals),
+                ", ".join(f"{one.direction} {one.name}" for one in generation.comparability.goals),
                 f"{trials[0].number} to {trials[-1].number}" if trials else "none yet",
                 str(sum(trial.outcome is Outcome.COMPLETE for trial in trials)),
                 f"{number_text(best[0].value)} (trial {best[0].number})" if best else "-",
-                str(len(generation.told)),
+                str(len(generation.reused)),
                 generation.name,
             )
         )

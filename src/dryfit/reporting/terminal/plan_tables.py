@@ -151,7 +151,7 @@ def space_lines(plan: SpacePlan) -> list[str]:
         lines.append(f"planned at {kept}; these are searched too: --set another value to see it")
     if any(cell.answer.memory is not None and not cell.answer.memory.worst_batch.from_data for cell in plan.cells):
         lines.append("the lengths of the data are not known here: rows of train.max_length were taken")
-    lines += space_shard_lines((str(cell.params.get("model.name", "")), cell.answer.cut) for cell in plan.cells)
+    lines += space_shard_lines((str(cell.params.get("model.name", "")), cell.answer.sharding) for cell in plan.cells)
     reasons = dict.fromkeys(reason for cell in plan.cells if _unknown(cell) for reason in cell.answer.reasons)
     return lines + [f"unknown: {reason}" for reason in reasons]
 

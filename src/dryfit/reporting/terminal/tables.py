@@ -80,8 +80,8 @@ def trials_table(state: StudyState) -> Table:
 
 def _cells_beside(trial: TrialState, state: StudyState, goals: int) -> tuple[str, ...]:
     """A trial's values, beside those of the present generation; with their names where its goals were others."""
-    own = state.generations[trial.generation - 1].basis.goals if state.generations else ()
-    if trial.values is None or not own or own == state.generation.basis.goals:
+    own = state.generations[trial.generation - 1].comparability.goals if state.generations else ()
+    if trial.values is None or not own or own == state.generation.comparability.goals:
         return values_cells(trial, goals)
     named = ", ".join(f"{goal.name} {number_text(value)}" for goal, value in zip(own, trial.values, strict=False))
     return (named, *("-",) * (goals - 1))

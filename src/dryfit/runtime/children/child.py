@@ -291,7 +291,7 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
             raise InternalError("starting a child", f"no request at {request_path}")
         print(_heading(request))
         opened = channel = ChildChannel(
-            folder, wakeup_fifo=request.doorbell, placed_at_s=request.placed_at_s, secrets=secrets
+            folder, wakeup_fifo=request.wakeup_fifo, placed_at_s=request.placed_at_s, secrets=secrets
         )
         signal.signal(signal.SIGTERM, lambda _number, _frame: opened.note_sigterm())
         opened.finish(_do_job(request, entry, opened))

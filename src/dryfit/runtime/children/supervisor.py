@@ -97,7 +97,7 @@ class Supervisor:
         clear(spec.folder)
         wakeup_fifo = self._waiter.wakeup_fifo
         request = ChildRequest(
-            placed_at_s=placed_at_s, doorbell=str(wakeup_fifo.absolute()) if wakeup_fifo else None, body=spec.body
+            placed_at_s=placed_at_s, wakeup_fifo=str(wakeup_fifo.absolute()) if wakeup_fifo else None, body=spec.body
         )
         write_model(spec.folder / REQUEST_FILE, request, durable=False)
         attempt = Attempt(spec, token=str(next(self._tokens)), begun_s=self._clock_s)

@@ -62,7 +62,7 @@ class Window:
         self._last: list[TrialRecord] = []
         self._best = _BestOfOne(directions[0], best) if len(directions) == 1 else _BestOfSeveral(directions, best)
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended."""
         if not is_visible(record, self._goals, refused=self._refused):
             return
@@ -70,7 +70,7 @@ class Window:
         insort(self._last, record, key=_number)
         del self._last[: -self._most]
         if record.outcome is Outcome.COMPLETE:
-            self._best.take(record)
+            self._best.apply(record)
 
     def records(self) -> list[TrialRecord]:
         """Those that are read, by number: all, while they are not too many."""
@@ -88,7 +88,7 @@ class _BestOfOne:
         self._most = most
         self._best: list[tuple[float, int, TrialRecord]] = []
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         assert record.value is not None  # it would not be told
         insort(self._best, (self._sign * record.value, record.number, record))
         del self._best[self._most :]
@@ -112,7 +112,7 @@ class _BestOfSeveral:
         self._losses: Floats = np.empty((0, len(directions)))
         self._beaten = np.empty(0, dtype=np.int64)
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         losses = np.array(record.values) * self._signs
         differs = (self._losses != losses).any(axis=1)
         beaten_by = int(((self._losses <= losses).all(axis=1) & differs).sum())

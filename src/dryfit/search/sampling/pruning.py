@@ -149,7 +149,7 @@ class Curves:
         """How many trials completed."""
         self._values: dict[int, list[float]] = {}
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended."""
         if record.outcome is not Outcome.COMPLETE:
             return
@@ -171,7 +171,7 @@ def middle(values: Sequence[float]) -> Sequence[float]:
 def _median(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
     search = rules.search
     n = own.reports[-1].n
-    curves = past.folded("curves", Curves)
+    curves = past.projected("curves", Curves)
     if not curves.complete or curves.complete < search.pruner_startup_trials:
         needed = max(1, search.pruner_startup_trials)
         return PruneVerdict(True, reason=f"{curves.complete} of {needed} complete trials a median needs")
@@ -207,7 +207,7 @@ class Rungs:
         self._bracket_of = bracket_of
         self._values: dict[tuple[int, str], list[float]] = {}
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended; how does not matter."""
         rungs = _rungs(record)
         if rungs:
@@ -246,7 +246,7 @@ def _asha(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
     """
     search = rules.search
     pruner = SuccessiveHalvingPruner(min_resource=search.warmup_reports + 1, reduction_factor=search.reduction)
-    rungs = past.folded("rungs", lambda: Rungs(lambda number: 0))
+    rungs = past.projected("rungs", lambda: Rungs(lambda number: 0))
     return _halved(own, rungs.cutoffs(own, past.running, rules), rules, pruner)
 
 
@@ -254,7 +254,7 @@ def _hyperband(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
     """Optuna's Hyperband: brackets of successive halving, the later ones with a longer first rung."""
     search = rules.search
     key: Hashable = ("brackets", rules.study, rules.most_reports, search.warmup_reports, search.reduction)
-    rungs = past.folded(key, lambda: Rungs(partial(_bracket, rules)))
+    rungs = past.projected(key, lambda: Rungs(partial(_bracket, rules)))
     return _halved(own, rungs.cutoffs(own, past.running, rules), rules, _hyperband_pruner(rules))
 
 

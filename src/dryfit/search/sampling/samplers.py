@@ -142,9 +142,9 @@ class TpeMemory:
         """How many trials it was told of in all."""
         return self._window.count
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended."""
-        self._window.take(record)
+        self._window.apply(record)
 
     def trials(self, running: Sequence[TrialRecord]) -> list[ScratchTrial]:
         """Those that TPE reads now and the ones that run, by number."""
@@ -171,7 +171,7 @@ def _tpe(asked: SamplerInput) -> Draw | None:
     """TPE; None while it was told of too few trials."""
     space, directions, refused = asked.space, asked.directions, asked.shows_refusals
     key = ("tpe", id(space), directions, refused)  # the memory holds the space, so no other gets its id
-    memory = asked.history.folded(key, lambda: TpeMemory(space, directions, refused=refused))
+    memory = asked.history.projected(key, lambda: TpeMemory(space, directions, refused=refused))
     if memory.told < asked.search.startup_trials:
         return None
     running = asked.history.running
@@ -251,7 +251,7 @@ def _nsga2(asked: SamplerInput) -> Draw:
 def nsga2_parents(asked: SamplerInput) -> list[TrialRecord]:
     """The trials that the next child descends from, by number; none before the first generation is full."""
     size, directions = asked.search.population_size, asked.directions
-    return asked.history.folded(("nsga2", size, directions), lambda: Generations(size, directions)).parents()
+    return asked.history.projected(("nsga2", size, directions), lambda: Generations(size, directions)).parents()
 
 
 class Generations:
@@ -268,7 +268,7 @@ class Generations:
         self._complete: list[TrialRecord] = []
         self._left: list[list[TrialRecord]] = []
 
-    def take(self, record: TrialRecord) -> None:
+    def apply(self, record: TrialRecord) -> None:
         """Hear of one more trial that ended: generations from its place on are not what they were."""
         if record.outcome is not Outcome.COMPLETE or not is_visible(record, len(self._directions), refused=False):
             return

@@ -28,13 +28,13 @@ class Suggestion:
         params: Values by public dotted name.
         internal: The same values by internal name.
         distributions: Optuna's JSON of the distribution behind each internal name.
-        given: The known point it is made from; empty where there is none.
+        enqueued: The enqueued point it is made from; empty where there is none.
     """
 
     params: dict[str, Scalar]
     internal: dict[str, Scalar]
     distributions: dict[str, str]
-    given: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
+    enqueued: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
 
 
 def suggest(
@@ -85,7 +85,7 @@ def _draw(space: Space, draw: Draw, given: Point) -> Suggestion:
         params={name: drawn[name] for name in space.names if name in drawn},
         internal={chosen[name].internal: drawn[name] for name in space.names if name in drawn},
         distributions={param.internal: to_text(param.distribution) for param in chosen.values()},
-        given=dict(given),
+        enqueued=dict(given),
     )
 
 

@@ -40,7 +40,7 @@ def next_enqueued(points: Sequence[Point], past: Iterable[TrialRecord]) -> Point
     """
     if not points:
         return {}
-    taken = Counter(canonical_json(record.given) for record in past if record.given)
+    taken = Counter(canonical_json(record.enqueued) for record in past if record.enqueued)
     for point in points:
         text = canonical_json(dict(point))
         if taken[text] == 0:

@@ -108,11 +108,11 @@ def _going_on(config: StudyConfig, space: Space, layout: StudyLayout, state: Stu
     missing = recorded(state, layout)
     if missing is not None:
         state.apply(missing)
-    now = comparability_key(config, space, data=state.generation.basis.data, folder=layout.folder)
+    now = comparability_key(config, space, data=state.generation.comparability.data, folder=layout.folder)
     following = next_generation(state, now)
     match following:
-        case GenerationBegan(generation=number, reasons=reasons, told=told) if number > 1:
-            kept = f"generation {number} would begin, {len(told)} of {len(state.trials)} trials would be used"
+        case GenerationBegan(generation=number, reasons=reasons, reused=reused) if number > 1:
+            kept = f"generation {number} would begin, {len(reused)} of {len(state.trials)} trials would be used"
             yield warned(ABOUT, "going on", f"{Compatibility.FORKS}: {'; '.join(reasons)}: {kept}", _FORKS_FIX)
         case StudyRevised(compatibility=compatibility, reasons=reasons) if reasons:
             found = f"{compatibility}: {'; '.join(reasons)}: its trials count as before"

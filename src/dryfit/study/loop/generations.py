@@ -42,17 +42,17 @@ def next_generation(state: StudyState, new: ComparabilityKey) -> StudyRevised | 
         state: The study so far.
         new: What its next trials rest on.
     """
-    old, present = state.generation.basis, state.generation
+    old, present = state.generation.comparability, state.generation
     if old.model_copy(update={"data": old.data or new.data, "folder": new.folder}) == new:
         return None
     if state.present:
         change = compare(old, new)
         if change.verdict is not Compatibility.FORKS:
-            return StudyRevised(basis=new, compatibility=change.verdict, reasons=change.reasons)
+            return StudyRevised(comparability=new, compatibility=change.verdict, reasons=change.reasons)
         return _generation(state, present.number + 1, new, change)
     if present.number == 1:  # nothing has been tried: there is nothing to keep apart
-        return GenerationBegan(generation=1, name=present.name, basis=new)
-    earlier = state.generations[-2].basis
+        return GenerationBegan(generation=1, name=present.name, comparability=new)
+    earlier = state.generations[-2].comparability
     return _generation(state, present.number, new, compare(earlier, new))
 
 
@@ -64,16 +64,16 @@ def _generation(state: StudyState, number: int, new: ComparabilityKey, change: C
     return GenerationBegan(
         generation=number,
         name=f"{state.created.name}-g{number}",
-        basis=new,
+        comparability=new,
         reasons=change.reasons or ("what had changed was changed back",),
-        told=told,
+        reused=told,
         points=() if known else _points_again(state, number - 1, possible),
     )
 
 
 def _still_counts(state: StudyState, trial: TrialState, possible: PossibleTrials) -> bool:
     """Whether an earlier trial, of whichever generation, could be one of the new: its values compare and it fits."""
-    old = state.generations[trial.generation - 1].basis
+    old = state.generations[trial.generation - 1].comparability
     if trial.outcome not in _INFORMATIVE or not comparable(old, possible.key):
         return False
     return possible.allows(trial.params, _own_of(state, trial))
@@ -81,13 +81,13 @@ def _still_counts(state: StudyState, trial: TrialState, possible: PossibleTrials
 
 def _own_of(state: StudyState, trial: TrialState) -> Mapping[str, Scalar]:
     """The study file's own values when a trial was asked for."""
-    basis = state.generations[trial.generation - 1].basis
+    basis = state.generations[trial.generation - 1].comparability
     return with_defaults(trial.own or basis.own or {}, basis.task)
 
 
 def _points_again(state: StudyState, number: int, possible: PossibleTrials) -> tuple[dict[str, Scalar], ...]:
     """The best points of an earlier generation, whose values say nothing any more, as far as they can be drawn."""
-    old = state.generations[number - 1].basis
+    old = state.generations[number - 1].comparability
     was, now = old.goals[0], possible.key.goals[0]
     if relocated(old, possible.key.folder).task != possible.key.task or (
         was.name == now.name and was.direction is not now.direction
@@ -120,15 +120,15 @@ def recorded(state: StudyState, layout: StudyLayout) -> StudyRevised | None:
 
     Only before a session replaces that file.
     """
-    if state.created is None or state.generation.basis.own is not None:
+    if state.created is None or state.generation.comparability.own is not None:
         return None
     try:
         config = load_study_file(layout.frozen_file).config
     except ConfigError:
         return None
-    old = state.generation.basis
+    old = state.generation.comparability
     basis = comparability_key(config, Space.from_json(old.space), data=old.data, folder=layout.folder)
-    return StudyRevised(basis=basis, compatibility=Compatibility.SAME)
+    return StudyRevised(comparability=basis, compatibility=Compatibility.SAME)
 
 
 def as_it_was(study: StudySnapshot, trial: TrialState) -> StudySnapshot:
@@ -136,7 +136,7 @@ def as_it_was(study: StudySnapshot, trial: TrialState) -> StudySnapshot:
     generation = study.state.generations[trial.generation - 1]
     if generation is study.state.generation:
         return study
-    basis = relocated(generation.basis.model_copy(update={"own": dict(trial.own)}), str(study.layout.folder))
+    basis = relocated(generation.comparability.model_copy(update={"own": dict(trial.own)}), str(study.layout.folder))
     own = {name: value for name, value in (basis.own or {}).items() if name in searchable_keys() or is_own_key(name)}
     settings = apply_params(study.config.trial_settings.model_copy(update={"own": OwnSettings()}), own)
     goal, *also = basis.goals

@@ -170,7 +170,7 @@ class StudyLoop:
                 params=dict(suggestion.params),
                 internal=dict(suggestion.internal),
                 distributions=dict(suggestion.distributions),
-                given=dict(suggestion.given),
+                enqueued=dict(suggestion.enqueued),
                 seed=seed,
                 fingerprint=trial_fingerprint(study, number, suggestion.params, seed),
                 fold_reports=fold_reports(study),

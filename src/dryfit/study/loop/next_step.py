@@ -242,7 +242,7 @@ def tripped(state: StudyState, limits: Limits) -> Trip | None:
             continue
         if kind is FailureKind.CONFIG:
             return Trip(End.SAME_FAILURE, f"{count} trials have the same fault in their settings ({how})")
-        if useless and not PERMITTED[kind].told:
+        if useless and not PERMITTED[kind].blames_point:
             return Trip(End.SAME_FAILURE, f"the first trials failed in the same way, {count} of them ({how})")
     if failures.in_a_row >= limits.max_failed_in_a_row:
         return Trip(End.TOO_MANY_FAILURES, f"{failures.in_a_row} trials failed in a row")

@@ -162,7 +162,7 @@ def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Seq
     """Replay the ledger, or begin one; end what an earlier run left behind; say that a session has begun."""
     state = StudyState()
     clock = steady_clock()
-    ledger = Ledger(layout.ledger, fold=state.apply, clock=clock)
+    ledger = Ledger(layout.ledger, apply=state.apply, clock=clock)
     study = state.created or _created(config, space, layout)
     missing = recorded(state, layout)
     if state.created is None:

@@ -22,7 +22,7 @@ def most_kept(keep: str) -> int | None:
 def _ranking(state: StudyState) -> Ranking:
     sign = -1.0 if state.direction is Direction.MAXIMIZE else 1.0
     first = state.generation.first if state.generations else 0
-    return state.history().folded(("ranking", sign), lambda: Ranking(sign, first))
+    return state.history().projected(("ranking", sign), lambda: Ranking(sign, first))
 
 
 def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
@@ -37,7 +37,9 @@ def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
     earlier = (
         trial.number
         for generation in state.generations[:-1]
-        for trial in best_first(state.in_generation(generation.number), generation.basis.goals[0].direction)[:most]
+        for trial in best_first(state.in_generation(generation.number), generation.comparability.goals[0].direction)[
+            :most
+        ]
     )
     return frozenset((*earlier, *_ranking(state).numbers(most)))
 

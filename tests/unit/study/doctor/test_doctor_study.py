@@ -43,7 +43,7 @@ def begun(folder: Path, asked: StudyConfig) -> StudyLayout:
     layout = StudyLayout(folder)
     space = Space.from_config(asked)
     study = asked.study
-    ledger = Ledger(layout.ledger, fold=lambda event: None)
+    ledger = Ledger(layout.ledger, apply=lambda event: None)
     ledger.append(
         StudyCreated(
             id="i",
