@@ -1,4 +1,4 @@
-"""Verdicts on a throw-away study are those of one Optuna study that lives all along."""
+"""Verdicts are those of Optuna's own pruners on one Optuna study with all trials."""
 
 import json
 import warnings
@@ -14,29 +14,37 @@ from dryfit.config.schema import SearchSettings
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.sampling.pruning import Rules, judge
-from dryfit.search.sampling.scratch_study import scratch_study_name
 from thinning import examples
 
 pytestmark = pytest.mark.usefixtures("quiet_optuna")
 
 
 VALUES = st.one_of(st.floats(-10, 10), st.sampled_from([0.0, 1.0, nan, float("inf"), float("-inf")]))
-CURVES = st.lists(st.lists(VALUES, min_size=1, max_size=10), min_size=1, max_size=14)
+Reports = list[list[float | None]]
+CURVES = st.lists(st.lists(st.none() | VALUES, min_size=1, max_size=10), min_size=1, max_size=14)
+"""The reports of each trial; None stands for a step without one."""
 
 
 def compare_runs(
-    search: SearchSettings, direction: Direction, pruner: BasePruner, curves: list[list[float]], most_reports: int = 10
+    search: SearchSettings,
+    direction: Direction,
+    pruner: BasePruner,
+    curves: Reports,
+    most_reports: int = 10,
 ) -> None:
     deciding = search.patient_of if search.pruner == "patient" else search.pruner
     first_step = 0 if deciding == "median" else 1
-    study = optuna.create_study(study_name=scratch_study_name("toy"), direction=direction.value, pruner=pruner)
+    study = optuna.create_study(study_name="dryfit-throw-away:toy", direction=direction.value, pruner=pruner)
     rules = Rules(search=search, direction=direction, study="toy", most_reports=most_reports)
     history: list[TrialRecord] = []
     for number, curve in enumerate(curves):
         trial = study.ask()
         record = TrialRecord(number, {}, {})
-        stopped = False
+        stopped, final = False, nan
         for n, value in enumerate(curve):
+            if value is None:
+                continue
+            final = value
             point = MetricPoint(n, n, float(n), value, {})
             attrs = dict(record.system_attrs)
             record = TrialRecord(number, {}, {}, reports=(*record.reports, point), system_attrs=attrs)
@@ -53,7 +61,6 @@ def compare_runs(
             if expected:
                 stopped = True
                 break
-        final = curve[-1]
         if stopped:
             outcome = Outcome.PRUNED
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
@@ -73,7 +80,7 @@ def compare_runs(
     warmup=st.integers(0, 2),
     reduction=st.integers(2, 4),
 )
-def test_asha(curves: list[list[float]], direction: Direction, warmup: int, reduction: int) -> None:
+def test_asha(curves: Reports, direction: Direction, warmup: int, reduction: int) -> None:
     options = {"pruner": "asha", "warmup_reports": warmup, "reduction": reduction}
     search = SearchSettings.model_validate_json(json.dumps(options))
     pruner = SuccessiveHalvingPruner(min_resource=warmup + 1, reduction_factor=reduction)
@@ -82,7 +89,7 @@ def test_asha(curves: list[list[float]], direction: Direction, warmup: int, redu
 
 @settings(max_examples=examples(60), deadline=None)
 @given(curves=CURVES, direction=st.sampled_from(list(Direction)), warmup=st.integers(0, 2), startup=st.integers(0, 4))
-def test_median(curves: list[list[float]], direction: Direction, warmup: int, startup: int) -> None:
+def test_median(curves: Reports, direction: Direction, warmup: int, startup: int) -> None:
     options = {"pruner": "median", "warmup_reports": warmup, "pruner_startup_trials": startup}
     search = SearchSettings.model_validate_json(json.dumps(options))
     compare_runs(search, direction, MedianPruner(n_startup_trials=startup, n_warmup_steps=warmup), curves)
@@ -94,9 +101,9 @@ def test_median(curves: list[list[float]], direction: Direction, warmup: int, st
     direction=st.sampled_from(list(Direction)),
     warmup=st.integers(0, 2),
     reduction=st.integers(2, 4),
-    most=st.integers(1, 12),
+    most=st.integers(1, 12) | st.sampled_from([16, 27, 125, 1000]),
 )
-def test_hyperband(curves: list[list[float]], direction: Direction, warmup: int, reduction: int, most: int) -> None:
+def test_hyperband(curves: Reports, direction: Direction, warmup: int, reduction: int, most: int) -> None:
     options = {"pruner": "hyperband", "warmup_reports": warmup, "reduction": reduction}
     search = SearchSettings.model_validate_json(json.dumps(options))
     pruner = HyperbandPruner(min_resource=warmup + 1, max_resource=most, reduction_factor=reduction)
@@ -110,16 +117,27 @@ def test_hyperband(curves: list[list[float]], direction: Direction, warmup: int,
     patience=st.integers(0, 3),
     min_delta=st.sampled_from([0.0, 0.5, 3.0]),
     behind=st.sampled_from(["median", "asha"]),
+    warmup=st.integers(0, 2),
+    number=st.integers(2, 4),
 )
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_patient(curves: list[list[float]], direction: Direction, patience: int, min_delta: float, behind: str) -> None:
+def test_patient(
+    curves: Reports,
+    direction: Direction,
+    patience: int,
+    min_delta: float,
+    behind: str,
+    warmup: int,
+    number: int,
+) -> None:
+    """``number`` is the startup trials of the median, or the reduction of ASHA."""
     options = {"pruner": "patient", "patient_of": behind, "patience_reports": patience, "min_delta": min_delta}
-    numbers = {"warmup_reports": 1} | ({"pruner_startup_trials": 1} if behind == "median" else {"reduction": 2})
+    numbers = {"warmup_reports": warmup, "pruner_startup_trials" if behind == "median" else "reduction": number}
     search = SearchSettings.model_validate_json(json.dumps(options | numbers))
     inner: BasePruner = (
-        MedianPruner(n_startup_trials=1, n_warmup_steps=1)
+        MedianPruner(n_startup_trials=number, n_warmup_steps=warmup)
         if behind == "median"
-        else SuccessiveHalvingPruner(min_resource=2, reduction_factor=2)
+        else SuccessiveHalvingPruner(min_resource=warmup + 1, reduction_factor=number)
     )
     compare_runs(search, direction, PatientPruner(inner, patience=patience, min_delta=min_delta), curves)
 

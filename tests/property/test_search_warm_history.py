@@ -16,7 +16,6 @@ from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.sampling.pruning import Rules, judge
-from dryfit.search.sampling.scratch_study import scratch_study_name
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.space import Space
 from dryfit.store.history import History
@@ -112,7 +111,7 @@ def test_rungs_among_trials_that_run_side_by_side(
         if brackets
         else SuccessiveHalvingPruner(min_resource=1, reduction_factor=reduction)
     )
-    study = optuna.create_study(study_name=scratch_study_name("toy"), direction=direction.value, pruner=pruner)
+    study = optuna.create_study(study_name="dryfit-throw-away:toy", direction=direction.value, pruner=pruner)
     trials, past = [study.ask() for _ in range(6)], History(TrialRecord(number, {}, {}) for number in range(6))
     for which, value, ends in reports:
         number = sorted(past.running, key=lambda record: record.number)[which % len(past.running)].number

@@ -5,8 +5,7 @@ from typing import Final
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.pruners import SuccessiveHalvingPruner
-from optuna.samplers import NSGAIISampler, RandomSampler, TPESampler
+from optuna.samplers import NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from dryfit.core.private_names import PrivateName, PrivateNames
@@ -29,8 +28,6 @@ NAMES: Final = (
 
 GENERATION: Final = "NSGAIISampler:generation"
 """What Optuna's NSGA-II calls the generation of a trial in its system attributes, as ``_get_generation_key`` says."""
-RUNG_PREFIX: Final = "completed_rung_"
-"""How the system attributes of Optuna's successive halving begin; needed until a pruner can be asked for its rungs."""
 
 
 class NumberedTpe(TPESampler):
@@ -69,15 +66,5 @@ def _nsga2_misbehaves() -> str:
     return "" if found == GENERATION else f"NSGAIISampler keeps the generation of a trial as {found!r}"
 
 
-def _halving_misbehaves() -> str:
-    climbing = scratch_trial(TrialState.RUNNING, reports={1: 0.0})
-    pruner = SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
-    study = ScratchStudy([], climbing, directions=[Direction.MAXIMIZE], sampler=RandomSampler(seed=0), pruner=pruner)
-    pruner.prune(study.study, study.trial)
-    found = list(study.trial.system_attrs)
-    return "" if found == [f"{RUNG_PREFIX}0"] else f"SuccessiveHalvingPruner writes down its first rung as {found}"
-
-
 TPE: Final = PrivateNames("optuna", NAMES[:1], _tpe_misbehaves)
 NSGA2: Final = PrivateNames("optuna", NAMES[1:], _nsga2_misbehaves)
-HALVING: Final = PrivateNames("optuna", (), _halving_misbehaves)

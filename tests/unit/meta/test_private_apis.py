@@ -55,7 +55,6 @@ GROUPS = {
     "hooks": accelerate_hooks.HOOKS,
     "tpe": search_apis.TPE,
     "nsga2": search_apis.NSGA2,
-    "halving": search_apis.HALVING,
 }
 
 
@@ -161,7 +160,6 @@ CHANGES = {
     "numbers": (TPESampler, "_get_internal_repr", lambda *_: {}, "TPE", "gives other numbers"),
     "sampling": (TPESampler, "sample_relative", lambda *_: {}, "TPE", "no longer asks"),
     "key": (NSGAIISampler, "_get_generation_key", lambda: "other", "NSGA2", "'other'"),
-    "prefix": (search_apis, "RUNG_PREFIX", "rung", "HALVING", "'completed_rung_0'"),
 }
 
 

@@ -1,34 +1,35 @@
-"""Whether a trial goes on after a report: a pure function of the history.
+"""Prune a trial, or let it go on, after a report: a pure function of the history.
 
-Optuna's own pruners decide, on a throw-away study that holds only what their verdict depends on: of all complete trials
-the ones around the median, of all trials on a rung the one at its cutoff. A test holds them against a study with every
-trial in it. ASHA remembers which rungs a trial has completed in the trial's system attributes; a verdict returns the
-new ones, and the ledger keeps them.
+The comparisons are those of Optuna's median, successive-halving, Hyperband and patient pruners; property tests compare
+the verdicts with Optuna's own over random histories. A projection of the ended trials keeps what they read, so a
+verdict costs the same however many trials there are. Which rungs a trial has completed is part of its verdicts: the
+ledger keeps it under the names that Optuna gives its system attributes.
 """
 
-import warnings
+import math
+from binascii import crc32
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
+from typing import Final
 
 import numpy as np
-from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, PatientPruner, SuccessiveHalvingPruner
-from optuna.samplers import RandomSampler
-from optuna.trial import TrialState
 
 from dryfit.config.schema import PatientOf, PrunerName, SearchSettings
 from dryfit.core.errors import InternalError
-from dryfit.core.private_names import require
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.private_apis import HALVING, RUNG_PREFIX
-from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
 from dryfit.search.space.space import Space
 from dryfit.store.history import History, as_history
+
+_RUNG_PREFIX: Final = "completed_rung_"
+"""How Optuna's successive halving names the system attribute of a rung, which the number of the rung follows."""
+
+_HASHED_NAME: Final = "dryfit-throw-away:"
+"""What stands before the study's name where Hyperband hashes it; as it ever was, so trials keep their brackets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class PruneVerdict:
 
     Attributes:
         proceed: Whether the trial goes on.
-        system_attrs: What the pruner must find in this trial from now on.
+        system_attrs: Values by rung that the trial has completed with this report.
         reason: One sentence.
     """
 
@@ -48,12 +49,12 @@ class PruneVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What decides beside the history.
+    """What a verdict depends on, beside the history.
 
     Attributes:
         search: Which pruner, and its settings.
-        direction: What is better.
-        study: Name of the study; Hyperband deals its trials out by it.
+        direction: Whether larger or smaller values are better.
+        study: Name of the study; Hyperband assigns trials to brackets by it.
         most_reports: Reports of the longest trial that the study can have; Hyperband's maximum resource.
     """
 
@@ -64,7 +65,7 @@ class Rules:
 
 
 def most_reports(space: Space, settings: TrialSettings) -> int:
-    """Reports of the longest training that a space can have; with folds a trial has several of these."""
+    """Return the number of reports of the longest training that a space allows; of one fold where there are several."""
     epochs = space.most("train.epochs", settings.train.epochs)
     return int(epochs * space.most("train.evals_per_epoch", settings.train.evals_per_epoch))
 
@@ -76,9 +77,9 @@ def judge(history: Iterable[TrialRecord], number: int, rules: Rules) -> PruneVer
 
     Args:
         history: All trials so far, this one and its latest report included. A
-            :class:`~dryfit.store.history.History` is asked at the same cost however long it is.
+            :class:`~dryfit.store.history.History` makes the cost independent of its length.
         number: The trial that reported.
-        rules: Which pruner, and what it goes by.
+        rules: Which pruner, and its settings.
     """
     pruner = rules.search.pruner
     if pruner is PrunerName.NONE:
@@ -89,7 +90,7 @@ def judge(history: Iterable[TrialRecord], number: int, rules: Rules) -> PruneVer
         raise InternalError("judging a report", f"history has no running trial {number}")
     if not own.reports:
         return PruneVerdict(True, reason="nothing reported yet")
-    own = _in_fold(own)
+    own = _present_fold(own)
     match pruner:
         case PrunerName.MEDIAN:
             return _median(own, past, rules)
@@ -98,51 +99,45 @@ def judge(history: Iterable[TrialRecord], number: int, rules: Rules) -> PruneVer
         case PrunerName.HYPERBAND:
             return _hyperband(own, past, rules)
         case PrunerName.PATIENT:
-            behind = _median if rules.search.patient_of is PatientOf.MEDIAN else _asha
-            return _spared(own, rules) or behind(own, past, rules)
+            wrapped = _median if rules.search.patient_of is PatientOf.MEDIAN else _asha
+            return _patience(own, rules) or wrapped(own, past, rules)
 
 
-def _in_fold(own: TrialRecord) -> TrialRecord:
-    """A trial as its present fold shows it: all of a trial that trains once.
+def _present_fold(own: TrialRecord) -> TrialRecord:
+    """Return a trial with the reports of its present fold alone.
 
-    A trial is compared with others by the report that it has just made, and with itself by those before. Of another
-    fold these say how hard its rows were: after an easy one no trial would ever look worse than the others.
+    A trial is compared with others by its latest report, and with itself by those before. Reports of other folds say
+    how hard the rows of those folds are: after an easy fold no trial would ever look worse than the others.
     """
     fold = own.reports[-1].fold
     return replace(own, reports=tuple(point for point in own.reports if point.fold == fold))
 
 
-def _spared(own: TrialRecord, rules: Rules) -> PruneVerdict | None:
-    """Why a patient pruner does not ask the one behind it; None where it does.
+def _best(values: Iterable[float], direction: Direction) -> float:
+    """Return the best of some values, NaN left out; NaN where no number is among them."""
+    best = max if direction is Direction.MAXIMIZE else min
+    return best((value for value in values if not isnan(value)), default=math.nan)
 
-    Optuna's patient pruner around nothing says whether it would ask.
-    """
-    allowed = rules.search.patience_reports
-    reports = {point.n: point.value for point in own.reports}
-    values = [reports[n] for n in sorted(reports)]
-    before, since = values[: -allowed - 1], values[-allowed - 1 :]
-    # Without a number on either side Optuna spares the trial too, but with a warning from inside numpy.
-    if all(isnan(value) for value in before) or all(isnan(value) for value in since):
+
+def _patience(own: TrialRecord, rules: Rules) -> PruneVerdict | None:
+    """Let a trial go on that is not worse than it was by ``min_delta``; None where the wrapped pruner decides."""
+    allowed, min_delta = rules.search.patience_reports, rules.search.min_delta
+    values = [point.value for point in own.reports]
+    before = _best(values[: -allowed - 1], rules.direction)
+    since = _best(values[-allowed - 1 :], rules.direction)
+    if isnan(before) or isnan(since):
         return PruneVerdict(True, reason=f"no validation to compare the last {allowed + 1} with")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)  # its constructor says so each time
-        pruner = PatientPruner(None, patience=allowed, min_delta=rules.search.min_delta)
-    study = _study([], scratch_trial(TrialState.RUNNING, reports=reports), rules, pruner)
-    if pruner.prune(study.study, study.trial):
+    maximize = rules.direction is Direction.MAXIMIZE
+    if before - min_delta > since if maximize else before + min_delta < since:
         return None
     return PruneVerdict(True, reason=f"its last {allowed + 1} validations are no worse than those before")
-
-
-def _study(trials: Iterable[ScratchTrial], trial: ScratchTrial, rules: Rules, pruner: BasePruner) -> ScratchStudy:
-    sampler = RandomSampler()
-    return ScratchStudy(trials, trial, directions=(rules.direction,), sampler=sampler, pruner=pruner, label=rules.study)
 
 
 # ---- median
 
 
 class Curves:
-    """The reports of complete trials: sorted values of each. NaN has no place among them."""
+    """The reports of all complete trials: the sorted values of each report, without NaN."""
 
     def __init__(self) -> None:
         self.complete = 0
@@ -150,7 +145,7 @@ class Curves:
         self._values: dict[int, list[float]] = {}
 
     def apply(self, record: TrialRecord) -> None:
-        """Hear of one more trial that ended."""
+        """Add one more trial that ended."""
         if record.outcome is not Outcome.COMPLETE:
             return
         self.complete += 1
@@ -159,12 +154,12 @@ class Curves:
                 insort(self._values.setdefault(point.n, []), point.value)
 
     def at(self, n: int) -> Sequence[float]:
-        """All values of report ``n``, in order."""
+        """Return all values of report ``n``, sorted."""
         return self._values.get(n, ())
 
 
 def middle(values: Sequence[float]) -> Sequence[float]:
-    """The two or three of some ordered values that their median is computed from: it is the same without the rest."""
+    """Return the two or three of some sorted values that numpy computes their median from."""
     return values[max(0, (len(values) - 1) // 2 - (len(values) % 2)) : len(values) // 2 + 1 + (len(values) % 2)]
 
 
@@ -177,18 +172,15 @@ def _median(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
         return PruneVerdict(True, reason=f"{curves.complete} of {needed} complete trials a median needs")
     if n < search.warmup_reports:
         return PruneVerdict(True, reason="warming up")
-    if all(isnan(point.value) for point in own.reports):
-        # As Optuna decides; its own way there warns from inside numpy.
+    best = _best((point.value for point in own.reports), rules.direction)
+    if isnan(best):
         return PruneVerdict(False, reason="every report is NaN")
     values = curves.at(n)
     if not values:
         return PruneVerdict(True, reason=f"no complete trial has report {n}")
-    at_n = [scratch_trial(TrialState.COMPLETE, values=(0.0,), reports={n: value}) for value in middle(values)]
-    reports = {point.n: point.value for point in own.reports}
-    pruner = MedianPruner(n_startup_trials=0, n_warmup_steps=search.warmup_reports)
-    study = _study(at_n, scratch_trial(TrialState.RUNNING, reports=reports), rules, pruner)
-    with np.errstate(invalid="ignore"):  # two infinities around the median: NaN, which prunes nothing
-        stop = pruner.prune(study.study, study.trial)
+    with np.errstate(invalid="ignore"):  # NaN beside an infinity, as in Optuna; it prunes nothing
+        median = float(np.percentile(middle(values), 50))
+    stop = best < median if rules.direction is Direction.MAXIMIZE else best > median
     side = "worse" if stop else "no worse"
     return PruneVerdict(not stop, reason=f"{side} than the median of {len(values)} trials at report {n}")
 
@@ -197,10 +189,10 @@ def _median(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
 
 
 class Rungs:
-    """The rungs of the trials that have ended: sorted values on each, bracket by bracket.
+    """The rungs of the trials that have ended: the sorted values on each, by bracket.
 
     Args:
-        bracket_of: The bracket of a trial.
+        bracket_of: Returns the bracket of a trial.
     """
 
     def __init__(self, bracket_of: Callable[[int], int]) -> None:
@@ -208,7 +200,7 @@ class Rungs:
         self._values: dict[tuple[int, str], list[float]] = {}
 
     def apply(self, record: TrialRecord) -> None:
-        """Hear of one more trial that ended; how does not matter."""
+        """Add one more trial that ended, with whichever outcome."""
         rungs = _rungs(record)
         if rungs:
             bracket = self._bracket_of(record.number)
@@ -216,10 +208,10 @@ class Rungs:
                 insort(self._values.setdefault((bracket, key), []), value)
 
     def cutoffs(self, own: TrialRecord, running: Iterable[TrialRecord], rules: Rules) -> dict[str, float]:
-        """What a trial must reach on each rung to be promoted, judged by the others of its bracket.
+        """Return the value that a trial must reach on each rung to be promoted.
 
-        Of ``k`` trials on a rung, itself included, the best ``k / reduction`` are promoted, and at least one: so all
-        that counts of the others is the one that stands last among these.
+        Of ``k`` trials on a rung of its bracket, itself included, the best ``k / reduction`` are promoted, and at least
+        one: the cutoff is the value of the last of these among the others.
         """
         bracket, most = self._bracket_of(own.number), rules.direction is Direction.MAXIMIZE
         beside = [
@@ -228,77 +220,67 @@ class Rungs:
             if record.number != own.number and (rungs := _rungs(record)) and self._bracket_of(record.number) == bracket
         ]
         ended = {key: values for (where, key), values in self._values.items() if where == bracket}
-        found: dict[str, float] = {}
+        cutoffs: dict[str, float] = {}
         for key in dict.fromkeys([*ended, *(key for rungs in beside for key in rungs)]):
             values, more = ended.get(key, []), [rungs[key] for rungs in beside if key in rungs]
             last = max(0, (len(values) + len(more) + 1) // rules.search.reduction - 1)
             first = max(0, last - len(more))  # only the running ones can move that place, each by one
             end = len(values)
             near = values[max(0, end - 1 - last) : end - first] if most else values[first : last + 1]
-            found[key] = sorted([*near, *more], reverse=most)[last - first]
-        return found
+            cutoffs[key] = sorted([*near, *more], reverse=most)[last - first]
+        return cutoffs
 
 
 def _asha(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
-    """Optuna's asynchronous successive halving; its resource is the number of reports, so its steps count from 1.
-
-    With a warm-up of w and a reduction of r, decisions fall at report w + 1, (w + 1) r, (w + 1) r^2, ...
-    """
-    search = rules.search
-    pruner = SuccessiveHalvingPruner(min_resource=search.warmup_reports + 1, reduction_factor=search.reduction)
+    """Judge by asynchronous successive halving."""
     rungs = past.projected("rungs", lambda: Rungs(lambda number: 0))
-    return _halved(own, rungs.cutoffs(own, past.running, rules), rules, pruner)
+    return _halved(own, rungs.cutoffs(own, past.running, rules), rules, bracket=0)
 
 
 def _hyperband(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
-    """Optuna's Hyperband: brackets of successive halving, the later ones with a longer first rung."""
+    """Judge by Hyperband: brackets of successive halving, the later ones with a longer first rung."""
     search = rules.search
+    if not (budgets := _bracket_budgets(rules)):
+        return PruneVerdict(True, reason=f"report {own.reports[-1].n} decides no rung")  # all trials are too short
+    bracket_of = partial(_bracket, rules.study, budgets)
     key: Hashable = ("brackets", rules.study, rules.most_reports, search.warmup_reports, search.reduction)
-    rungs = past.projected(key, lambda: Rungs(partial(_bracket, rules)))
-    return _halved(own, rungs.cutoffs(own, past.running, rules), rules, _hyperband_pruner(rules))
+    rungs = past.projected(key, lambda: Rungs(bracket_of))
+    return _halved(own, rungs.cutoffs(own, past.running, rules), rules, bracket_of(own.number))
 
 
-def _hyperband_pruner(rules: Rules) -> HyperbandPruner:
-    return HyperbandPruner(
-        min_resource=rules.search.warmup_reports + 1,
-        max_resource=rules.most_reports,
-        reduction_factor=rules.search.reduction,
-    )
+def _bracket_budgets(rules: Rules) -> tuple[int, ...]:
+    """Return how many trials each bracket gets in turn, as in Optuna's ``HyperbandPruner``; none without a rung."""
+    reduction = rules.search.reduction
+    count = math.floor(math.log(rules.most_reports / (rules.search.warmup_reports + 1), reduction)) + 1
+    return tuple(math.ceil(count * reduction**left / (left + 1)) for left in reversed(range(count)))
 
 
-def _bracket(rules: Rules, number: int) -> int:
-    """The bracket that Optuna deals a trial out to, by a hash of the study's name and the trial's number.
+def _bracket(study: str, budgets: Sequence[int], number: int) -> int:
+    """Return the bracket of a trial, by Optuna's hash of the study's name and the trial's number."""
+    place = crc32(f"{_HASHED_NAME}{study}_{number}".encode()) % sum(budgets)
+    return next(bracket for bracket in range(len(budgets)) if place < sum(budgets[: bracket + 1]))
 
-    It says so only by what it does: a trial that nobody competes with completes all the rungs of its bracket at its
-    last report.
+
+def _halved(own: TrialRecord, cutoffs: Mapping[str, float], rules: Rules, bracket: int) -> PruneVerdict:
+    """Take a trial up the rungs that its latest report reaches, until it is below a cutoff.
+
+    With a warm-up of w, a reduction of r and bracket b, rung i is reached at report (w + 1) r^(b + i), counted from 1.
     """
-    climbing = scratch_trial(TrialState.RUNNING, reports={rules.most_reports: 0.0})
-    pruner = _hyperband_pruner(rules)
-    study = _study([], climbing, rules, pruner)
-    climbing.number = number
-    pruner.prune(study.study, study.trial)
-    return len(study.trial.system_attrs)
-
-
-def _halved(own: TrialRecord, cutoffs: Mapping[str, float], rules: Rules, pruner: BasePruner) -> PruneVerdict:
-    """Let Optuna compare a trial with one that stands at the cutoff of each rung."""
-    require("comparing a trial with others at a rung", HALVING)
-    reports = {point.n + 1: point.value for point in own.reports}
-    climbing = scratch_trial(TrialState.RUNNING, reports=reports, system_attrs=own.system_attrs)
-    standing = scratch_trial(TrialState.RUNNING, system_attrs=cutoffs)
-    study = _study([standing], climbing, rules, pruner)
-    standing.number = climbing.number = own.number  # Hyperband looks only at trials of the same bracket
-    stop = pruner.prune(study.study, study.trial)
-    after: dict[str, float] = study.trial.system_attrs
-    new = {key: value for key, value in after.items() if key not in own.system_attrs}
-    n = own.reports[-1].n
-    if stop and isnan(own.reports[-1].value):
-        return PruneVerdict(False, new, f"report {n} is NaN")
-    if stop:
-        return PruneVerdict(False, new, f"not among the best 1/{rules.search.reduction} of its rung at report {n}")
+    n, value, reduction = own.reports[-1].n, own.reports[-1].value, rules.search.reduction
+    rung = len(_rungs(own))
+    new: dict[str, float] = {}
+    while n + 1 >= (rules.search.warmup_reports + 1) * reduction ** (bracket + rung):
+        if isnan(value):
+            return PruneVerdict(False, new, f"report {n} is NaN")
+        key = f"{_RUNG_PREFIX}{rung}"
+        new[key] = value
+        cutoff = cutoffs.get(key, value)
+        if value < cutoff if rules.direction is Direction.MAXIMIZE else value > cutoff:
+            return PruneVerdict(False, new, f"not among the best 1/{reduction} of its rung at report {n}")
+        rung += 1
     return PruneVerdict(True, new, f"promoted at report {n}" if new else f"report {n} decides no rung")
 
 
 def _rungs(record: TrialRecord) -> dict[str, float]:
-    """All that is read of another trial."""
-    return {key: value for key, value in record.system_attrs.items() if key.startswith(RUNG_PREFIX)}
+    """Return the values on the rungs that a trial has completed."""
+    return {key: value for key, value in record.system_attrs.items() if key.startswith(_RUNG_PREFIX)}

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.pruners import BasePruner, NopPruner
+from optuna.pruners import NopPruner
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
@@ -14,11 +14,6 @@ from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Scalar
 
 _NAME = "dryfit-throw-away"
-
-
-def scratch_study_name(label: str) -> str:
-    """The name of a throw-away study."""
-    return f"{_NAME}:{label}" if label else _NAME
 
 
 def _not_ours(record: logging.LogRecord) -> bool:
@@ -127,7 +122,6 @@ class ScratchStudy:
         trials: The trials to fill it with, in order: Optuna numbers them from 0.
         trial: The trial that is asked about; the last one, unless it is among the others.
         directions: What is better, of each goal.
-        label: Part of the study's name, for deciders that read it.
     """
 
     def __init__(
@@ -137,21 +131,18 @@ class ScratchStudy:
         *,
         directions: Sequence[Direction],
         sampler: BaseSampler,
-        pruner: BasePruner | None = None,
-        label: str = "",
     ) -> None:
         others = list(trials)
         place = next((place for place, other in enumerate(others) if other is trial), len(others))
         self._storage = _Filled([other for other in others if other is not trial], place)
-        name = scratch_study_name(label)
         self.study = optuna.create_study(
-            study_name=name,
+            study_name=_NAME,
             storage=self._storage,
             sampler=sampler,
-            pruner=pruner or NopPruner(),
+            pruner=NopPruner(),
             directions=[direction.value for direction in directions],
         )
-        self._study_id = self._storage.get_study_id_from_name(name)
+        self._study_id = self._storage.get_study_id_from_name(_NAME)
         self._trial_id = self._storage.create_new_trial(self._study_id, trial)
 
     @property
