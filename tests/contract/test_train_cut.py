@@ -107,7 +107,7 @@ def test_two_processes_learn_what_one_does(
 
 def assert_scores_stay_cut(expected: bool) -> None:
     """Of all plans made so far, those of many words keep their scores cut, and no other."""
-    plans = [read_model(kept, ProvedPlan).plan for kept in Path(model_module.FOLDER).glob("*.json")]
+    plans = [read_model(kept, ProvedPlan).plan for kept in Path(model_module.PLANS_FOLDER).glob("*.json")]
     many = [plan.vocabulary == WORDS["vocab_size"] for plan in plans]
     assert [plan.scores is not None for plan in plans] == many
     assert any(many) or not expected
@@ -180,10 +180,10 @@ def test_what_ended_a_rank_is_what_ended_the_trial(
 def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_module, "FOLDER", sharding.FOLDER)  # a plan of its own, as for a study's first trial
+    monkeypatch.setattr(model_module, "PLANS_FOLDER", sharding.PLANS_FOLDER)  # a plan of its own, as for a study's first trial
     # So wide that the header of the file is less than a hundredth of what a rank reads.
     wide = tiny.model(tmp_path / "wide", hidden_size=128, intermediate_size=512)
-    original, together = TensorParallelLayout.save_whole_state, entry.together
+    original, together = TensorParallelLayout.save_whole_state, entry.run_in_process_group
     held: list[int] = []
 
     def looking(self: TensorParallelLayout, module: Any, optimizer: Any) -> None:
@@ -201,7 +201,7 @@ def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
         return together(plan, channel, work)
 
     monkeypatch.setattr(TensorParallelLayout, "save_whole_state", looking)
-    monkeypatch.setattr(entry, "together", reading)
+    monkeypatch.setattr(entry, "run_in_process_group", reading)
     trial = criteria(tmp_path, wide, execution=CUT)
     with reads.counted() as read:
         _, channel = trial.run()
@@ -218,7 +218,7 @@ def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
 
 def _slices_bytes(trial: Trial) -> int:
     """Bytes of what a rank holds of the pretrained weights, in fp32, as the plan says."""
-    (file,) = (trial.folder / "cache" / sharding.FOLDER).iterdir()
+    (file,) = (trial.folder / "cache" / sharding.PLANS_FOLDER).iterdir()
     plan = ProvedPlan.model_validate_json(file.read_bytes()).plan
     drawn = LoadReport.model_validate_json((trial.folder / "load.json").read_bytes()).random
     held = {name: math.prod(shard.local_shape(plan.degree)) for name, shard in plan.parameters.items()}

@@ -27,7 +27,7 @@ from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.trial import MetricPoint, fold_spreads
 from dryfit.core.wire import Checkpointed, FirstStep, Note, Progress
 from dryfit.jobs import plan as planning
-from dryfit.jobs.train import fold_seed, train
+from dryfit.jobs.train import train
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import Fold, fold_splits, study_folds
 from dryfit.tasks.prepare import checked_splits
@@ -35,6 +35,7 @@ from dryfit.tasks.registry import make_task
 from dryfit.train import trial_callback as steward
 from dryfit.train.checkpoint import newest_good
 from dryfit.train.model import build_model
+from dryfit.train.run import fold_seed
 from dryfit.train.validation import Evaluated
 
 TABLES = {

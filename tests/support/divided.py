@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor
 
 from dryfit.core.jobs import TrainRequest
 from dryfit.core.seeds import derive_seed
-from dryfit.jobs.train import begin, trial_task
 from dryfit.parallel.layout.fsdp import FsdpBuilder, FsdpLayout, part_here
 from dryfit.parallel.layout.fsdp_bytes import HeldBytes, ParameterSize
 from dryfit.parallel.layout.model_slices import empty_model
@@ -19,8 +18,10 @@ from dryfit.parallel.proof.stand_in import InDouble
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
+from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.model import build_model
 from dryfit.train.optimizer import make_optimizer, optimizer_plan
+from dryfit.train.start import start_training
 from dryfit.train.step import backward_batch
 from trials import ScriptedChannel, Trial, apart
 
@@ -49,7 +50,8 @@ def on_ranks(trial: Trial, job: Callable[[Sides], Any], *, steps: int = 3) -> li
     channel = ScriptedChannel(trial.folder / "sides")
 
     def on_rank(group: ProcessGroup) -> list[Any]:
-        tokens = begin(request, channel, only=(TRAIN, VALIDATION))
+        start_training(request, channel)
+        tokens = read_tokens(request, only=(TRAIN, VALIDATION))
         task = trial_task(request.config, tokens)
         batch, rows = request.plan.effective_batch, tokens.splits[TRAIN]
         made = [task.collate(rows, range(step * batch, (step + 1) * batch)) for step in range(steps)]

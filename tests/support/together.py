@@ -91,7 +91,7 @@ OF_EACH_KIND: dict[str, Callable[..., Trial]] = {
 @contextmanager
 def plans_in(folder: Path) -> Iterator[None]:
     """All trials keep plans and proofs in one folder, as those of a study do: each model is planned and proved once."""
-    with mock.patch.object(model_module, "FOLDER", str(folder.absolute())):
+    with mock.patch.object(model_module, "PLANS_FOLDER", str(folder.absolute())):
         yield
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -32,14 +31,13 @@ from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.core.wire import ErrorParts, Note, Phase
-from dryfit.jobs.train import trial_task
 from dryfit.meta.loading.pretrained import encoder_config
 from dryfit.tasks.base import DTYPES, Batch, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard, config_bounds
-from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows.checked_rows import TRAIN
 from dryfit.tasks.tokens.token_set import Tokens, TokenSet
 from dryfit.train.batches import epoch_batches, evaluation_batches
+from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.device import prepare_device
 from dryfit.train.ineffective_settings import check_effect
 from dryfit.train.model import build_model
@@ -119,9 +117,7 @@ class _Findings:
 
 def _tokens(trial: TrainRequest, max_length: int) -> Tokens:
     """All splits, from the cache or made now."""
-    config = _of_length(trial.config, max_length)
-    cache_dir, data_fingerprint = Path(trial.cache_dir), config.data_fingerprint
-    return prepared_tokens(trial_task(config), cache_dir=cache_dir, data_fingerprint=data_fingerprint, only=None)
+    return read_tokens(trial.model_copy(update={"config": _of_length(trial.config, max_length)}), only=None)
 
 
 def _of_length(config: TrialConfig, max_length: int) -> TrialConfig:

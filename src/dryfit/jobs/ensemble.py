@@ -22,19 +22,18 @@ from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Note, Phase
-from dryfit.jobs.train import trial_task
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.tasks.averaging import Averaged, Said, averaging
 from dryfit.tasks.base import Batch, Outputs, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
-from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import TEST, VALIDATION, UnlabelledRow
 from dryfit.tasks.saved.model_input import ModelInput
 from dryfit.tasks.saved.saved_ensemble import EnsembleFolder, read_ensemble, save_ensemble
 from dryfit.tasks.saved.saved_model import load
 from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.device import prepare_device
 from dryfit.train.export.ensemble_card import Together, ensemble_card
 from dryfit.train.export.model_card import README_FILE
@@ -132,9 +131,7 @@ def _said_of_splits(
 ) -> Iterator[tuple[str, Said]]:
     training = member.training
     config, plan = training.config, training.plan
-    tokens = prepared_tokens(
-        trial_task(config), cache_dir=Path(training.cache_dir), data_fingerprint=config.data_fingerprint, only=names
-    )
+    tokens = read_tokens(training, only=names)
     task = trial_task(config, tokens)
     trust = config.settings.model.trust_remote_code
     model = _loaded(Path(member.model_dir), plan.device, trust=trust)

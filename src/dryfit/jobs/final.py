@@ -13,7 +13,6 @@ from dryfit.core.settings.task_facts import is_own, reads, task_word
 from dryfit.core.settings.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Note, Phase
-from dryfit.jobs.train import begin, newest_good_of, train_result, trial_parts, trial_task
 from dryfit.parallel.layout.processes import ProcessGroup, run_in_process_group
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.rows.checked_rows import TEST, TRAIN, VALIDATION
@@ -21,9 +20,14 @@ from dryfit.tasks.saved.model_input import DRYFIT_FILE, model_input, read_model_
 from dryfit.tasks.saved.saved_model import save_trained
 from dryfit.tasks.tokens.token_set import Tokens, joined
 from dryfit.train.batches import epoch_size
+from dryfit.train.checkpoint import newest_checkpoint
+from dryfit.train.data import read_tokens, send_remarks, trial_task
 from dryfit.train.error_context import ErrorContext
 from dryfit.train.export.model_card import EXAMPLE_FILE, README_FILE, Trained, example, model_card
+from dryfit.train.model import trial_parts
+from dryfit.train.results import train_result
 from dryfit.train.run import FixedLength, TrialParts
+from dryfit.train.start import start_training
 from dryfit.train.trainer import run_training
 from dryfit.train.validation import evaluate, evaluation_rows
 
@@ -41,7 +45,9 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
 
 
 def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> ChildResult:
-    tokens = begin(body.training, channel, only=(TRAIN, VALIDATION, TEST))
+    start_training(body.training, channel)
+    tokens = read_tokens(body.training, only=(TRAIN, VALIDATION, TEST))
+    send_remarks(body.training, channel, tokens)
     rows = {name: split.sources for name, split in tokens.splits.items()}
     length, fitted = None, dict[str, float]()
     if body.last_step is not None:
@@ -50,10 +56,10 @@ def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> Ch
         length = FixedLength(body.schedule_steps or _schedule_steps(body, alone), body.last_step)
         both = joined(tokens.splits[TRAIN], tokens.splits[VALIDATION])
         tokens = replace(tokens, splits={**tokens.splits, TRAIN: both})
-    parts = trial_parts(body.training, channel, tokens, length, group=group)
+    parts = trial_parts(body.training, channel, tokens, length=length, group=group)
     if TEST in tokens.splits:  # before the training, not after it
         check_tokens(TEST, tokens.splits[TEST], model_bounds(parts.model))
-    run = run_training(parts, newest_good_of(body.training, channel))
+    run = run_training(parts, newest_checkpoint(body.training, channel))
     ended = train_result(body.training, run, group)
     if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
         return ChildResult(train=ended, error=None)

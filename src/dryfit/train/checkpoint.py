@@ -19,9 +19,12 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 
+from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError, LoadError
+from dryfit.core.jobs import TrainRequest
 from dryfit.core.settings.trial import FoldScore, MetricPoint
-from dryfit.core.wire import canonical_json, sync_folder, sync_tree
+from dryfit.core.wire import Checkpointed, Note, Phase, canonical_json, sync_folder, sync_tree
+from dryfit.train.run import FoldPosition
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -157,6 +160,31 @@ def newest_good(
     for text in damaged:
         told(f"{text}, and there is no good one before: beginning anew")
     return None
+
+
+def newest_checkpoint(request: TrainRequest, channel: ChildChannel) -> Checkpoint | None:
+    """Return the checkpoint that a trial goes on from; None: it begins anew. A note is sent of each damaged one."""
+
+    def send(text: str) -> None:
+        channel.send(Note(text=text))
+
+    return newest_good(Path(request.checkpoint_dir), request.fingerprint, send, computed=request.config.fingerprint)
+
+
+def save_between_folds(request: TrainRequest, channel: ChildChannel, position: FoldPosition) -> None:
+    """Write a checkpoint of the folds that are done; the next one begins with nothing else."""
+    step = position.steps_before
+    channel.send(Phase(name="save", step=step))
+    save_checkpoint(
+        Path(request.checkpoint_dir),
+        step=step,
+        fingerprint=request.fingerprint,
+        points=(),
+        write=lambda _: None,
+        folds=position.done,
+    )
+    channel.send(Checkpointed(step=step))
+    channel.send(Phase(name="load", step=step))
 
 
 @final

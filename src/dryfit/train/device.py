@@ -1,5 +1,6 @@
 """What a trial's process does to its device before anything is put there, and what it has used of it in the end."""
 
+import gc
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -163,6 +164,13 @@ def observed_memory(device: DeviceKind) -> ObservedMemory:
 def taken_of_device(device: DeviceKind) -> int | None:
     """What the allocator holds of the device now; None on the CPU. The host counts it: no wait for the device."""
     return torch.cuda.memory_reserved(_DEVICE) if device is DeviceKind.CUDA else None
+
+
+def release_memory(device: DeviceKind) -> None:
+    """Give back what a fold's model and optimizer held; the Trainer and its callbacks refer to each other."""
+    gc.collect()
+    if device is DeviceKind.CUDA:
+        torch.cuda.empty_cache()
 
 
 def _context_bytes(cuda: Cuda) -> int | None:

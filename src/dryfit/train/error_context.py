@@ -58,7 +58,9 @@ class ErrorContext(AbstractContextManager[None]):
         batches = [text for text in (guard.describe(self._at_hand()) for guard in self._guards) if text]
         searched = ", ".join(f"{key} = {value}" for key, value in config.params.items())
         micro = f", micro-batch {self._micro} of {len(self._portions)}" if self._exact and self._micro else ""
-        place = f"at optimizer step {self.step} of {self._parts.last_step}{self._parts.place}{micro if batches else ''}"
+        place = (
+            f"at optimizer step {self.step} of {self._parts.last_step}{self._parts.position}{micro if batches else ''}"
+        )
         how = f"{plan.effective_batch} rows a step, {plan.micro_batch} at once, seed {config.seed}"
         trial = f"trial {config.number}: {searched or 'nothing searched'}"
         return "\n".join([place, *batches, trial, f"on {plan.device} in {config.settings.train.precision}, {how}"])

@@ -5,54 +5,102 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import TrainRequest
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.execution import DeviceKind, ExecutionPlan
 from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
 from dryfit.core.wire import write_text_atomic
+from dryfit.meta.files.source import model_folder
 from dryfit.meta.loading.configs import set_dropouts
 from dryfit.meta.loading.filling import materialise
 from dryfit.meta.loading.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
 from dryfit.parallel.layout.fsdp import FsdpBuilder
 from dryfit.parallel.layout.layout import Layout, OneProcess
 from dryfit.parallel.layout.model_slices import empty_model
-from dryfit.parallel.layout.processes import ProcessGroup, RankGroup
+from dryfit.parallel.layout.processes import SINGLE_PROCESS, ProcessGroup, RankGroup
 from dryfit.parallel.layout.proved_plans import PLANS_FOLDER, proved_plan
 from dryfit.parallel.layout.tensor_parallel import TensorParallelBuilder
 from dryfit.tasks.base import MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.lm.decoder import load_int8
+from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
+from dryfit.tasks.tokens.token_set import Tokens
+from dryfit.train.batches import epoch_size
+from dryfit.train.data import trial_task
+from dryfit.train.run import ALONE, FixedLength, FoldPosition, TrialParts, fold_seed
 
 
-def lay_out(body: TrainRequest, task: Task, group: ProcessGroup) -> tuple[TaskModel, Layout]:
-    """The trial's model, or this process's part of it, ready to train, and how it lies on the processes.
+def trial_parts(
+    request: TrainRequest,
+    channel: ChildChannel,
+    tokens: Tokens,
+    *,
+    length: FixedLength | None = None,
+    position: FoldPosition = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> TrialParts:
+    """Build the model, and put together what one training run is made of.
+
+    Args:
+        request: What to learn, how to run it and where its files lie.
+        channel: How to report, and to hear verdicts and stop requests.
+        tokens: The rows, of which train and validation are those of the position.
+        length: None: all epochs, validated on the way.
+        position: Which of the trial's trainings it is.
+        group: The processes that train it.
+    """
+    channel.beat()
+    if position.number:
+        seed = fold_seed(request.config.seed, position.number)
+        request = request.model_copy(update={"config": request.config.model_copy(update={"seed": seed})})
+    task = trial_task(request.config, tokens)
+    model, layout = _laid_out(request, task, group)
+    channel.beat()
+    return TrialParts(
+        request=request,
+        channel=channel,
+        model=model,
+        task=layout.task_here(task),
+        train=tokens.splits[TRAIN],
+        validation=tokens.splits[VALIDATION],
+        tokenizer_folders={part: model_folder(source) for part, source in task.sources().items()},
+        epoch_rows=epoch_size(tokens.splits[TRAIN], task),
+        length=length,
+        position=position,
+        layout=layout,
+    )
+
+
+def _laid_out(request: TrainRequest, task: Task, group: ProcessGroup) -> tuple[TaskModel, Layout]:
+    """Return the trial's model, or this process's part of it, ready to train, and how it lies on the processes.
 
     Raises:
         ConfigError: It cannot be divided so.
         ShardError: The plan by which it would be cut is wrong, or the ranks are not alike.
     """
     if not isinstance(group, RankGroup):
-        return build_model(body, task), OneProcess()
-    regularization = body.config.settings.regularization
+        return build_model(request, task), OneProcess()
+    regularization = request.config.settings.regularization
 
     def build(make: MakeBase) -> TaskModel:
-        model = task.model(make, seed=derive_seed(body.config.seed, "head"))
-        _recompute(model, body.plan)
+        model = task.model(make, seed=derive_seed(request.config.seed, "head"))
+        _recompute(model, request.plan)
         return model
 
-    whole, device = empty_model(build, regularization), device_of(body.plan)
-    if body.plan.dp > 1:
+    whole, device = empty_model(build, regularization), device_of(request.plan)
+    if request.plan.dp > 1:
         making = FsdpBuilder(build, regularization, whole, group, device)
     else:
-        folder = Path(body.cache_dir) / PLANS_FOLDER
+        folder = Path(request.cache_dir) / PLANS_FOLDER
         # Rank 0 plans and proves, for all.
         plan = group.share(proved_plan(whole, task, group.size, folder).plan if group.rank == 0 else None)
         assert plan is not None
         making = TensorParallelBuilder(build, regularization, whole, plan, group, device)
     model, report = making.filled()
     if group.rank == 0:
-        write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
+        write_text_atomic(Path(request.load_report), report.model_dump_json(), durable=False)
     freeze(model, regularization.freeze_layers)
     layout = making.connected(model)
     task.check_model(model)
@@ -70,14 +118,14 @@ def _recompute(model: TaskModel, plan: ExecutionPlan) -> None:
             enable_checkpointing(part, reentrant=plan.reentrant)
 
 
-def build_model(body: TrainRequest, task: Task) -> TaskModel:
+def build_model(request: TrainRequest, task: Task) -> TaskModel:
     """The trial's model: pretrained, with a seeded head, layers frozen, on its device; its report is written."""
-    regularization = body.config.settings.regularization
-    device = device_of(body.plan)
-    model = task.model(_pretrained(regularization, device), seed=derive_seed(body.config.seed, "head"))
-    _recompute(model, body.plan)
+    regularization = request.config.settings.regularization
+    device = device_of(request.plan)
+    model = task.model(_pretrained(regularization, device), seed=derive_seed(request.config.seed, "head"))
+    _recompute(model, request.plan)
     report = materialise(model, device=device, missing=model.drawn)
-    write_text_atomic(Path(body.load_report), report.model_dump_json(), durable=False)
+    write_text_atomic(Path(request.load_report), report.model_dump_json(), durable=False)
     freeze(model, regularization.freeze_layers)
     task.check_model(model)
     return model

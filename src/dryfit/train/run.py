@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs import StopReason, TrainRequest
+from dryfit.core.seeds import derive_seed
+from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.trial import FoldScore, MetricPoint, mean
 from dryfit.parallel.layout.layout import Layout, OneProcess
 from dryfit.tasks.base import Task, TaskModel
+from dryfit.tasks.folds import Fold, study_folds
 from dryfit.tasks.tokens.token_set import TokenSet
 
 
@@ -42,6 +46,28 @@ class FoldPosition:
     def __str__(self) -> str:
         """Behind what is said of a step."""
         return f" of fold {self.number} of {self.folds}" if self.number else ""
+
+    @classmethod
+    def of(cls, request: TrainRequest, done: tuple[FoldScore, ...]) -> Self:
+        """Return the position behind the folds that are done."""
+        train = request.config.settings.train
+        # As many numbers as in all trials of the study, and never fewer than a fold needs.
+        reports = max(request.fold_reports, train.epochs * train.evals_per_epoch)
+        return cls(request.config.data.folds, done, reports)
+
+    def after(self, score: FoldScore) -> Self:
+        """Return the position behind one more fold."""
+        return replace(self, done=(*self.done, score))
+
+    def fold(self, data: DataSettings) -> Fold | None:
+        """Return the fold that is trained; None: the trial trains once."""
+        folds = study_folds(data)
+        return folds[len(self.done)] if folds else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all folds are done."""
+        return len(self.done) == self.folds
 
     @property
     def number(self) -> int:
@@ -82,6 +108,11 @@ class FoldPosition:
         )
 
 
+def fold_seed(seed: int, number: int) -> int:
+    """Return the seed of one of a trial's folds; they count from 1."""
+    return derive_seed(seed, "fold", number)
+
+
 ALONE = FoldPosition()
 """The trial trains once."""
 
@@ -95,7 +126,7 @@ class TrialParts:
         tokenizer_folders: Of each pretrained model, by the folder that keeps it in a saved model's own.
         epoch_rows: Rows of the training split that each epoch trains on.
         length: None: all epochs, validated on the way.
-        place: Which of the trial's trainings it is.
+        position: Which of the trial's trainings it is.
         layout: How the model lies on the processes that train it.
     """
 
@@ -108,7 +139,7 @@ class TrialParts:
     tokenizer_folders: Mapping[str, Path]
     epoch_rows: int
     length: FixedLength | None = None
-    place: FoldPosition = ALONE
+    position: FoldPosition = ALONE
     layout: Layout = field(default_factory=OneProcess)
 
     @property

@@ -142,7 +142,7 @@ class TrialTrainer(StateTrainer):
         if not math.isfinite(loss):
             batch = {name: values.to(self.args.device) for name, values in self._batch.items()}
             origin = loss_origin(model, batch, self._parts.task, self._parts.request.plan.micro_batch)
-        doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}{self._parts.place}"
+        doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}{self._parts.position}"
         raise non_finite(doing, model, self.optimizer, loss=loss, norm=norm, scale=scale, origin=origin)
 
     def load_weights(self, folder: Path) -> None:
@@ -179,6 +179,8 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
         CorruptCheckpointError: The checkpoint cannot be read; the next attempt does without it.
         PoisonedError: Something has changed this process's torch.
     """
+    if checkpoint is not None and not checkpoint.fold_step:
+        checkpoint = None  # it stands between two folds, and has no state
     require(f"training trial {parts.request.config.number}", TRAINER)
     config = parts.request.config
     bounds = model_bounds(parts.model)
@@ -202,7 +204,7 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
     with at:
         trainer = TrialTrainer(parts, sampler, guards[0], at)
         trainer.add_callback(TrialCallback(parts, run, trainer, guards[1], at))
-        parts.channel.send(Phase(name="train", step=parts.place.steps_before + run.step))
+        parts.channel.send(Phase(name="train", step=parts.position.steps_before + run.step))
         trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
     return run
 

@@ -121,7 +121,7 @@ class TrialCallback(TrainerCallback):
             channel.send(
                 Progress(
                     step=self._of_trial(step),
-                    total_steps=self._parts.place.total_steps(self._parts.last_step),
+                    total_steps=self._parts.position.total_steps(self._parts.last_step),
                     epoch=epoch,
                     loss=loss,
                     device_bytes=taken_of_device(self._parts.request.plan.device),
@@ -154,12 +154,12 @@ class TrialCallback(TrainerCallback):
         before = best_value(run.points, config.direction)
         run.points = (*run.points, point)
         # A fold's weights are nobody's: the others' are as good, and none has seen all rows.
-        if not parts.place.number and better(point.value, before, config.direction):
+        if not parts.position.number and better(point.value, before, config.direction):
             self._save_best(point, found)  # before the report: what the ledger knows of can be loaded
         patience = config.settings.train.early_stopping
         stalls = stopped_early(run.points, patience=patience, direction=config.direction)
         is_last = stalls or step == parts.last_step
-        told = parts.place.reported(point, best_value(run.points, config.direction) if is_last else None)
+        told = parts.position.reported(point, best_value(run.points, config.direction) if is_last else None)
         proceed = parts.channel.report(told, timeout_s=parts.request.verdict_timeout_s)
         parts.channel.send(Phase(name="train", step=self._of_trial(step)))
         if not proceed:
@@ -168,7 +168,7 @@ class TrialCallback(TrainerCallback):
 
     def _of_trial(self, step: int) -> int:
         """A step of this run, counted over all of the trial's."""
-        return self._parts.place.steps_before + step
+        return self._parts.position.steps_before + step
 
     def _save_best(self, point: MetricPoint, found: Evaluated) -> None:
         config = self._parts.request.config
@@ -206,7 +206,7 @@ class TrialCallback(TrainerCallback):
             fingerprint=self._parts.request.fingerprint,
             points=self._run.points,
             write=self._trainer.write_state,
-            folds=self._parts.place.done,
+            folds=self._parts.position.done,
         )
         self._checkpointed_s = time.monotonic()
         self._parts.channel.send(Checkpointed(step=at))

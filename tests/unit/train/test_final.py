@@ -16,7 +16,7 @@ from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
 from dryfit.core.settings.choices import Metric
 from dryfit.jobs import final as final_module
 from dryfit.jobs.final import final
-from dryfit.jobs.train import begin, train, trial_parts
+from dryfit.jobs.train import train
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.runtime.children.child import describe_fault
@@ -24,6 +24,8 @@ from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.tasks.saved.saved_model import load
 from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.train.data import read_tokens
+from dryfit.train.model import trial_parts
 from dryfit.train.run import FixedLength
 from dryfit.train.trainer import run_training
 
@@ -116,7 +118,7 @@ def test_a_fixed_length_keeps_the_schedule_and_the_batches(tmp_path: Path) -> No
 
     def weights(length: FixedLength | None) -> dict[str, torch.Tensor]:
         body, channel = again.request("x").training, trials.ScriptedChannel(tmp_path / "channel")
-        parts = trial_parts(body, channel, begin(body, channel, only=(TRAIN, VALIDATION)), length)
+        parts = trial_parts(body, channel, read_tokens(body, only=(TRAIN, VALIDATION)), length=length)
         assert run_training(parts, None).step == (10 if length is None else length.last_step)
         return parts.model.state_dict()
 
@@ -143,7 +145,7 @@ def test_test_rows_are_scored_with_the_saved_weights(again: Again) -> None:
 def test_a_search_never_reads_test(again: Again, monkeypatch: pytest.MonkeyPatch) -> None:
     body = again.request("y").training
     read: list[tuple[str, ...]] = []
-    monkeypatch.setattr("dryfit.jobs.train.begin", lambda _body, _channel, *, only: read.append(only) or 1 / 0)
+    monkeypatch.setattr("dryfit.jobs.train.read_tokens", lambda _body, *, only, fold: read.append(only) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(body, trials.ScriptedChannel(again.folder / "channel"))
     assert read == [("train", "validation")]
@@ -201,14 +203,14 @@ def test_the_card_says_what_a_stranger_needs(again: Again) -> None:
 
 def test_the_test_split_is_looked_at_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again(tmp_path)
-    begin = final_module.begin
+    read_tokens = final_module.read_tokens
 
     def damaged(*args: Any, **kwargs: Any) -> Any:
-        tokens = begin(*args, **kwargs)
+        tokens = read_tokens(*args, **kwargs)
         tokens.splits["test"].ids_T[0] = 10_000
         return tokens
 
-    monkeypatch.setattr(final_module, "begin", damaged)
+    monkeypatch.setattr(final_module, "read_tokens", damaged)
     monkeypatch.setattr(final_module, "run_training", lambda *_: pytest.fail("trained before it was looked at"))
     with pytest.raises(DataError, match="token id 10000 in 1 row: ") as caught:
         again.run("split")

@@ -125,7 +125,7 @@ def trainer(model: nn.Module, scale: float | None) -> Any:
         state=SimpleNamespace(global_step=6, max_steps=9),
         args=SimpleNamespace(device="cpu"),
         _batch={},
-        _parts=SimpleNamespace(place=ALONE),
+        _parts=SimpleNamespace(position=ALONE),
     )
 
 

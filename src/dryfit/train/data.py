@@ -1,0 +1,51 @@
+"""What a trial learns from: its task and its tokens."""
+
+from pathlib import Path
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.jobs import TrainRequest
+from dryfit.core.settings.trial import TrialConfig
+from dryfit.core.wire import Note
+from dryfit.tasks.base import Task, TaskContext
+from dryfit.tasks.folds import Fold
+from dryfit.tasks.prepare import prepared_tokens
+from dryfit.tasks.registry import make_task
+from dryfit.tasks.tokens.token_set import Tokens
+
+
+def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:
+    """Return a trial's task: its batches, model, loss and metrics.
+
+    Args:
+        config: What the trial learns.
+        tokens: Its data, from which the task takes facts such as the number of classes; None: before it was read.
+    """
+    context = TaskContext(config.settings, config.data, metric=config.metric)
+    context = context if tokens is None else context.knowing(tokens.facts(config.data.num_labels))
+    return make_task(config.task, context)
+
+
+def read_tokens(request: TrainRequest, *, only: tuple[str, ...] | None, fold: Fold | None = None) -> Tokens:
+    """Read the tokens of some splits from the cache, or make them again.
+
+    Args:
+        request: Whose data it is.
+        only: Which splits; None: all.
+        fold: Which rows are train and validation; None: those of the sources.
+
+    Raises:
+        DataError: They had to be made again and the data is no longer what the study was checked with.
+    """
+    return prepared_tokens(
+        trial_task(request.config),
+        cache_dir=Path(request.cache_dir),
+        data_fingerprint=request.config.data_fingerprint,
+        only=only,
+        fold=fold,
+    )
+
+
+def send_remarks(request: TrainRequest, channel: ChildChannel, tokens: Tokens) -> None:
+    """Send what should be known of the rows, and is no error."""
+    for remark in trial_task(request.config).remarks(tokens):
+        channel.send(Note(text=remark))
