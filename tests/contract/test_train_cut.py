@@ -180,7 +180,7 @@ def test_what_ended_a_rank_is_what_ended_the_trial(
 def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_module, "PLANS_FOLDER", sharding.PLANS_FOLDER)  # a plan of its own, as for a study's first trial
+    monkeypatch.setattr(model_module, "PLANS_FOLDER", sharding.PLANS_FOLDER)  # a plan of its own
     # So wide that the header of the file is less than a hundredth of what a rank reads.
     wide = tiny.model(tmp_path / "wide", hidden_size=128, intermediate_size=512)
     original, together = TensorParallelLayout.save_whole_state, entry.run_in_process_group
