@@ -28,7 +28,7 @@ from typing import Any, cast
 import long_study
 
 import ledgers
-from dryfit.cli.live import PlainLines
+from dryfit.cli.live import LiveDisplay
 from dryfit.config.schema import PrunerName, SamplerName, StudyConfig
 from dryfit.core.failure import Evidence
 from dryfit.core.jobs import ChildResult, StopReason, TrainRequest, TrainResult
@@ -157,7 +157,7 @@ def go_on(folder: Path, config: StudyConfig, space: Space, more: int) -> dict[st
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere), timed() as costs:
         total = state.counted + more + 1
         study = StudyContext(config, layout, space, ledger, state, ledgers.resolved(), total, cores=1)
-        StudyLoop(study, supervisor, stops, [PlainLines(), ends]).run()
+        StudyLoop(study, supervisor, stops, [LiveDisplay(), ends]).run()
     ledger.close()
     # The first trial imports what a sampler needs, and goes through the whole history.
     per_trial = {name: found[1 if name == "ask" else len(found) // (more + 1) :] for name, found in costs.items()}

@@ -1,11 +1,10 @@
-"""What is going on, on stderr: a panel that moves on a terminal, one line an event elsewhere."""
+"""The progress of a running search on stderr: a live panel on a terminal, one line for each event elsewhere."""
 
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -43,11 +42,11 @@ from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 
 _REFRESH_PER_S = 4
-_PROGRESS_LINE_EVERY_S = 60.0
+_PROGRESS_EVERY_S = 60.0
 
 
 def event_line(event: Event, state: StudyState) -> str | None:
-    """An event as one line a person, or ``grep``, can read; None for those not worth one."""
+    """Return an event as one line that people and ``grep`` can read; None for events not worth a line."""
     match event:
         case SessionOpened(total=total, notes=notes):
             done = f", {state.counted} of them done" if state.counted else ""
@@ -86,7 +85,7 @@ def event_line(event: Event, state: StudyState) -> str | None:
 
 
 def _goals_text(point: MetricPoint, state: StudyState) -> str:
-    """A validation's values of what the study optimises."""
+    """Return the values of the study's goals in one validation."""
     if state.created is None:
         return f"value {number_text(point.value)}"
     further = [f"{goal.name} {number_text(point.metrics.get(goal.name))}" for goal in state.created.also]
@@ -94,7 +93,7 @@ def _goals_text(point: MetricPoint, state: StudyState) -> str:
 
 
 def _planned_line(trial: TrialState) -> str | None:
-    """A trial that is refused is told of by its end."""
+    """Return the line of a planned trial; None for a refused one, whose end gets a line of its own."""
     plan = trial.plan
     if plan is None or plan.answer.verdict is VerdictKind.REFUSED:
         return None
@@ -102,154 +101,117 @@ def _planned_line(trial: TrialState) -> str | None:
     return f"trial {trial.number}: plan {plan_text(plan)}{run_with}"
 
 
-class Watcher(Observer, Protocol):
-    """Watches one study, or several in turn."""
+class LiveDisplay:
+    """Shows the studies it observes, as a live panel or as lines.
 
-    def on_turn(self, turn: Turn) -> None:
-        """Of several studies, this one is next."""
-        ...
-
-    def on_end(self, run: StudyRun) -> None:
-        """This is what became of it."""
-        ...
-
-
-def _turn_text(turn: Turn) -> str:
-    return f"{turn.number} of {turn.of}"
-
-
-class PlainLines:
-    """One line an event, for logs and pipes, and now and then one on how far a trial or the study is.
+    Each event has the line of :func:`event_line`; with a panel, these lines scroll by above it. Without a panel, a line
+    on how far a trial or the study is comes about once a minute.
 
     Args:
-        clock: Seconds of any clock.
-        study: What the lines on progress are made of.
+        panel: The terminal to draw a panel on; None for lines on stderr.
+        clock: Monotonic time in seconds.
+        study: The state to show; by default a new one.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, study: LiveStudy | None = None) -> None:
+    def __init__(
+        self,
+        panel: Console | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        study: LiveStudy | None = None,
+    ) -> None:
         self._clock = clock
         self._study = study or LiveStudy()
-        self._told_s: dict[int | None, float] = {None: clock()}
-        self._turn = ""
-
-    def on_turn(self, turn: Turn) -> None:
-        """Forget the study before, and say which one is next."""
-        self._study = LiveStudy()
-        self._told_s = {None: self._clock()}
-        self._turn = _turn_text(turn)
-        self._print(f"study {self._turn}: {turn.name}")
-
-    def on_end(self, run: StudyRun) -> None:
-        """Say what became of the study."""
-        self._print(f"study {self._turn}: {run.turn.name}: {run_text(run)}")
-
-    def on_open(self, layout: StudyLayout) -> None:
-        """Learn where the trials' folders are."""
-        self._study.on_open(layout)
-
-    def on_event(self, event: Event, state: StudyState) -> None:
-        """Print the event, if it is worth a line."""
-        self._study.on_event(event, state)
-        line = event_line(event, state)
-        if line is not None:
-            self._print(line)
-        match event:
-            case AttemptPlaced(number=number):
-                self._told_s[number] = self._clock()
-            case TrialFinished(number=number):
-                self._told_s.pop(number, None)
-                if self._due(None):
-                    self._print(study_progress_line(self._study.view(), self._turn))
-            case _:
-                pass
-
-    def on_message(self, number: int, message: Message) -> None:
-        """Print notes, and progress where the last line on it is long ago."""
-        self._study.on_message(number, message)
-        if isinstance(message, Note):
-            self._print(f"trial {number}: {message.text}")
-        elif isinstance(message, Progress) and number in self._told_s and self._due(number):
-            view = self._study.view()
-            self._print(*(trial_progress_line(trial, view.goals) for trial in view.trials if trial.number == number))
-
-    def on_note(self, text: str) -> None:
-        """Print what the control process is doing."""
-        self._study.on_note(text)
-        self._print(text)
-
-    def _due(self, what: int | None) -> bool:
-        """Whether a line on a trial (None: on the study) is due; if so, the next is not before long."""
-        now_s = self._clock()
-        if now_s - self._told_s[what] < _PROGRESS_LINE_EVERY_S:
-            return False
-        self._told_s[what] = now_s
-        return True
-
-    def _print(self, *lines: str) -> None:
-        for line in lines:
-            sys.stderr.write(line + "\n")
-        sys.stderr.flush()
-
-
-class LivePanel:
-    """A panel with a row for each trial that is worked on; the lines of :func:`event_line` scroll by above it."""
-
-    def __init__(self, out: Console | None = None) -> None:
-        self._study = LiveStudy()
+        self._position = ""
         self._title = ""
-        # The panel is drawn by a thread of its own: nothing it reads from disk delays the study.
+        self._last_progress_s: dict[int | None, float] = {None: clock()}
+        # A thread of its own draws the panel, so what it reads from disk does not delay the study.
         self._lock = threading.Lock()
-        self._live = Live(
-            console=out or console(stderr=True), refresh_per_second=_REFRESH_PER_S, get_renderable=self.render
-        )
+        self._live = None
+        if panel is not None:
+            self._live = Live(console=panel, refresh_per_second=_REFRESH_PER_S, get_renderable=self.render)
 
     @contextmanager
     def shown(self) -> Generator[None, None, None]:
-        """Show the panel while the block runs."""
-        with self._live:
+        """Show the panel, if there is one, while the block runs."""
+        with self._live or nullcontext():
             yield
 
     def on_turn(self, turn: Turn) -> None:
-        """Forget the study before, and show which one is next."""
+        """Forget the study before this one, and name this one."""
         with self._lock:
             self._study = LiveStudy()
-            self._title = f"study {_turn_text(turn)}: {turn.name}"
+            self._position = f"{turn.number} of {turn.of}"
+            self._title = f"study {self._position}: {turn.name}"
+        self._last_progress_s = {None: self._clock()}
+        if self._live is None:
+            self._print(self._title)
 
     def on_end(self, run: StudyRun) -> None:
-        """Print what became of the study."""
-        style = "green" if run.status is ExitStatus.DONE else "red"
-        self._live.console.print(Text(f"{self._title}: {run_text(run)}", style=style))
+        """Print how one of several studies ended."""
+        self._print(f"{self._title}: {run_text(run)}", "green" if run.status is ExitStatus.DONE else "red")
 
     def on_open(self, layout: StudyLayout) -> None:
-        """Learn where the trials' folders are."""
+        """Learn where the folders of the trials are."""
         with self._lock:
             self._study.on_open(layout)
 
     def on_event(self, event: Event, state: StudyState) -> None:
-        """Update the rows, and print the event's line."""
+        """Update the panel, and print the event's line."""
         with self._lock:
             self._study.on_event(event, state)
         line = event_line(event, state)
         if line is not None:
-            style = "bold green" if line.endswith(("(best so far)", "(on the Pareto front)")) else _line_style(event)
-            self._live.console.print(Text(line, style=style))
+            is_best = line.endswith(("(best so far)", "(on the Pareto front)"))
+            self._print(line, "bold green" if is_best else _line_style(event))
+        match event:
+            case AttemptPlaced(number=number):
+                self._last_progress_s[number] = self._clock()
+            case TrialFinished(number=number):
+                self._last_progress_s.pop(number, None)
+                if self._is_due(None):
+                    self._print(study_progress_line(self._study.view(), self._position))
+            case _:
+                pass
 
     def on_message(self, number: int, message: Message) -> None:
-        """Update the row of a running trial."""
+        """Update a trial's row; print its notes, and its progress where that is due."""
         with self._lock:
             self._study.on_message(number, message)
         if isinstance(message, Note):
-            self._live.console.print(Text(f"trial {number}: {message.text}"))
+            self._print(f"trial {number}: {message.text}")
+        elif isinstance(message, Progress) and number in self._last_progress_s and self._is_due(number):
+            view = self._study.view()
+            for trial in view.trials:
+                if trial.number == number:
+                    self._print(trial_progress_line(trial, view.goals))
 
     def on_note(self, text: str) -> None:
-        """Show what the control process is doing."""
+        """Show what the control process does."""
         with self._lock:
             self._study.on_note(text)
+        if self._live is None:
+            self._print(text)
 
     def render(self) -> RenderableType:
-        """The panel as it is now."""
+        """Return the panel as it is now."""
         with self._lock:
             return StudyPanel(self._study.view(), self._title)
+
+    def _is_due(self, number: int | None) -> bool:
+        """Whether a progress line of a trial (None: of the study) is due now; if so, the wait begins anew."""
+        now_s = self._clock()
+        if self._live is not None or now_s - self._last_progress_s[number] < _PROGRESS_EVERY_S:
+            return False
+        self._last_progress_s[number] = now_s
+        return True
+
+    def _print(self, line: str, style: str = "") -> None:
+        if self._live is not None:
+            self._live.console.print(Text(line, style=style))
+        else:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
 
 
 def _line_style(event: Event) -> str:
@@ -265,15 +227,12 @@ def _line_style(event: Event) -> str:
 
 
 @contextmanager
-def watching(*, quiet: bool) -> Generator[Watcher | None, None, None]:
-    """The observer that fits where stderr goes; none if ``quiet``."""
+def watching(*, quiet: bool) -> Generator[LiveDisplay | None, None, None]:
+    """Provide the display that fits stderr while the block runs; None if ``quiet``."""
     if quiet:
         yield None
         return
     out = console(stderr=True)
-    if out.is_terminal and not out.is_dumb_terminal:
-        panel = LivePanel(out)
-        with panel.shown():
-            yield panel
-    else:
-        yield PlainLines()
+    display = LiveDisplay(out if out.is_terminal and not out.is_dumb_terminal else None)
+    with display.shown():
+        yield display

@@ -1,7 +1,6 @@
-"""A running study on a terminal: the panel, and the lines that stand for it where nobody looks.
+"""A running study as a panel for a terminal of any width, and as progress lines for everything else.
 
-:class:`StudyPanel` draws a :class:`~dryfit.reporting.terminal.live.LiveView` at any width, wherever the view comes
-from.
+Both show a :class:`~dryfit.reporting.terminal.live.LiveView`, whether this process runs the study or another does.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,6 @@ from dryfit.core.text.units import gib
 from dryfit.reporting.terminal.live import LiveView, TrialView
 from dryfit.reporting.terminal.sparkline import sparkline
 from dryfit.reporting.terminal.tables import duration_text, number_text
-from dryfit.reporting.terminal.watch import Watched, watched_lines
 
 _MOST_ROWS = 12
 _CURVE_CELLS = 10
@@ -28,7 +26,7 @@ _PHASE_STYLES = {"train": "green", "evaluate": "cyan", "save": "cyan", "planning
 
 
 def remaining_text(seconds: float) -> str:
-    """A remaining time as people read it: no more precise than it is."""
+    """Return a remaining time, no more precise than the estimate is."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -36,7 +34,7 @@ def remaining_text(seconds: float) -> str:
 
 
 def trial_progress_line(trial: TrialView, goals: Sequence[str]) -> str:
-    """How far a trial is, in one line that ``grep`` finds: only what is known."""
+    """Return how far a trial is in one line; what is not known is left out."""
     parts = [trial.phase]
     if trial.total_steps:
         parts.append(f"step {trial.step}/{trial.total_steps} ({_percent(trial)} %)")
@@ -52,14 +50,14 @@ def trial_progress_line(trial: TrialView, goals: Sequence[str]) -> str:
     return f"trial {trial.number}: {', '.join(parts)}"
 
 
-def study_progress_line(view: LiveView, turn: str = "") -> str:
-    """How far a study is, in one line; of several, which of them it is (``2 of 3``)."""
-    return f"study{turn and ' '}{turn}: {', '.join(_study_parts(view))}"
+def study_progress_line(view: LiveView, position: str = "") -> str:
+    """Return how far a study is in one line; ``position`` says which of several it is (``2 of 3``)."""
+    return f"study{position and ' '}{position}: {', '.join(_study_parts(view))}"
 
 
 def _study_parts(view: LiveView) -> list[str]:
-    said = [f"{view.counts[outcome]} {outcome}" for outcome in Outcome if view.counts[outcome]]
-    parts = [f"{view.counted}/{view.total} trials" + (f" ({', '.join(said)})" if said else "")]
+    counts = [f"{view.counts[outcome]} {outcome}" for outcome in Outcome if view.counts[outcome]]
+    parts = [f"{view.counted}/{view.total} trials" + (f" ({', '.join(counts)})" if counts else "")]
     if view.front:
         parts.append(f"{view.front} on the Pareto front")
     elif view.best is not None:
@@ -73,10 +71,10 @@ def _study_parts(view: LiveView) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One column: its head, a cell for each trial, and how early it is left out where there is no room.
+    """One column of the panel: its head and a cell for each trial.
 
     Attributes:
-        rank: Columns with the highest rank go first; 0 stays.
+        rank: On a narrow terminal, the columns with the highest rank are left out first; 0 always stays.
     """
 
     head: str
@@ -86,56 +84,47 @@ class _Column:
 
     @property
     def width(self) -> int:
-        """Cells it takes."""
+        """Return its width in terminal cells."""
         return max([cell_len(self.head), *(cell.cell_len for cell in self.cells)])
 
     @property
     def empty(self) -> bool:
-        """Whether it has nothing to show."""
+        """Whether all its cells are empty."""
         return not any(cell.plain for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True)
 class StudyPanel:
-    """Draws a study: a row for each trial that is worked on, then how far the whole is.
+    """Draws a study: a row for each trial in progress, then how far the study is.
 
     Attributes:
-        title: Which of several studies it is; empty of a lone one.
+        title: Which of several studies this is; empty for a single one.
+        footer: Further lines below, each cut to the width.
     """
 
     view: LiveView
     title: str = ""
+    footer: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it as wide as there is room."""
+        """Draw the panel in the available width."""
         shown = self.view.trials[:_MOST_ROWS]
         if shown:
             yield _table(_fitting(_columns(shown, self.view.goals, plain=options.ascii_only), options.max_width))
         if len(self.view.trials) > len(shown):
-            yield _cut(Text(f"and {len(self.view.trials) - len(shown)} more trials", style="dim"), options)
+            yield _truncated(Text(f"and {len(self.view.trials) - len(shown)} more trials", style="dim"), options)
         if self.view.total or self.title:
             parts = [self.title] if self.title else []
             parts += _study_parts(self.view) if self.view.total else []
             line = Text("  |  ".join(parts), style="bold")
             yield from line.wrap(console, options.max_width)
         if self.view.note:
-            yield _cut(Text(self.view.note, style="dim"), options)
+            yield _truncated(Text(self.view.note, style="dim"), options)
+        for line in self.footer:
+            yield _truncated(Text(line), options)
 
 
-@dataclass(frozen=True, slots=True)
-class WatchPanel:
-    """Draws a study that another process runs: its trials, then its memory and what went wrong."""
-
-    watched: Watched
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it as wide as there is room."""
-        yield StudyPanel(self.watched.study)
-        for line in watched_lines(self.watched):
-            yield _cut(Text(line), options)
-
-
-def _cut(text: Text, options: ConsoleOptions) -> Text:
+def _truncated(text: Text, options: ConsoleOptions) -> Text:
     text.truncate(options.max_width, overflow="crop" if options.ascii_only else "ellipsis")
     return text
 
@@ -163,7 +152,7 @@ def _columns(trials: Sequence[TrialView], goals: Sequence[str], *, plain: bool) 
 
 
 def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
-    """The columns that have something to show and fit: the least needed ones are left out first."""
+    """Return the columns that are not empty and fit; those of the highest rank are left out first."""
     chosen = [column for column in columns if not column.empty]
     while sum(column.width + _GAP for column in chosen) - _GAP > width and any(column.rank for column in chosen):
         least = max(chosen, key=lambda column: column.rank)

@@ -159,17 +159,17 @@ def _tune_all(
     from dryfit.cli.live import watching
     from dryfit.cli.output import print_json, print_several
 
-    with watching(quiet=quiet) as watcher:
-        if watcher is None:
+    with watching(quiet=quiet) as display:
+        if display is None:
             result = api.tune_all(studies, overrides=overrides, trials=trials)
         else:
             result = api.tune_all(
                 studies,
                 overrides=overrides,
                 trials=trials,
-                observers=[watcher],
-                on_turn=watcher.on_turn,
-                on_end=watcher.on_end,
+                observers=[display],
+                on_turn=display.on_turn,
+                on_end=display.on_end,
             )
     print_json(result.summary) if as_json else print_several(result)
     raise typer.Exit(result.status)

@@ -1,14 +1,14 @@
-"""``dryfit status --watch``: a study that another process runs, on stdout, until it ends."""
+"""``dryfit status --watch``: show a study that another process runs, on stdout, until it ends."""
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.live import Live
 
 from dryfit.cli.output import console
-from dryfit.cli.panel import WatchPanel, study_progress_line, trial_progress_line
+from dryfit.cli.panel import StudyPanel, study_progress_line, trial_progress_line
 from dryfit.reporting.terminal.watch import StudyFollower, Watched, watched_lines
 
 _EVERY_S = 1.0
@@ -22,44 +22,44 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Show a study until nobody runs it; it is not disturbed. Ctrl-C ends the watching, not the study.
+    """Show a study until no process runs it any more. Ctrl-C ends the watching, not the study.
 
     Args:
-        follower: Of the study.
-        out: Where to draw; None: stdout, as lines where that is no terminal.
-        sleep: Waits so many seconds.
-        clock: Seconds of any clock.
+        follower: Reads the study.
+        out: Where to draw the panel; by default stdout, as lines where that is no terminal.
+        sleep: Waits for a number of seconds.
+        clock: Monotonic time in seconds.
 
     Raises:
         LedgerError: The ledger cannot be read.
     """
     out = out or console()
+    readings = _readings(follower, sleep)
     if out.is_terminal and not out.is_dumb_terminal:
-        _draw(follower, out, sleep)
-    else:
-        _tell(follower, sleep, clock)
-
-
-def _draw(follower: StudyFollower, out: Console, sleep: Callable[[float], None]) -> None:
-    watched = follower.look()
-    with Live(WatchPanel(watched), console=out, auto_refresh=False) as live:
-        while watched.running:
-            sleep(_EVERY_S)
-            watched = follower.look()
-            live.update(WatchPanel(watched), refresh=True)
-
-
-def _tell(follower: StudyFollower, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:
-    told_s: float | None = None
-    while True:
-        watched = follower.look()
-        if told_s is None or not watched.running or clock() - told_s >= _LINES_EVERY_S:
-            told_s = clock()
+        with Live(_panel(next(readings)), console=out, auto_refresh=False) as live:
+            for watched in readings:
+                live.update(_panel(watched), refresh=True)
+        return
+    last_s: float | None = None
+    for watched in readings:
+        if last_s is None or not watched.running or clock() - last_s >= _LINES_EVERY_S:
+            last_s = clock()
             sys.stdout.write("".join(f"{line}\n" for line in _lines(watched)))
             sys.stdout.flush()
+
+
+def _readings(follower: StudyFollower, sleep: Callable[[float], None]) -> Iterator[Watched]:
+    """Read the study once a second; the last reading is the first that finds no process running it."""
+    while True:
+        watched = follower.look()
+        yield watched
         if not watched.running:
             return
         sleep(_EVERY_S)
+
+
+def _panel(watched: Watched) -> StudyPanel:
+    return StudyPanel(watched.study, footer=watched_lines(watched))
 
 
 def _lines(watched: Watched) -> list[str]:

@@ -152,8 +152,8 @@ def test_nvml_is_loaded_at_the_first_look_and_let_go() -> None:
 def test_the_real_library_where_there_is_no_driver() -> None:
     """In a process of its own: as every study does it, on this machine."""
     code = (
-        "from dryfit.runtime.machine.gpus import NvmlDevices\n"
-        "found = NvmlDevices('m')\n"
+        "from dryfit.runtime.machine.gpus import NvmlMonitor\n"
+        "found = NvmlMonitor('m')\n"
         "print(found.look('GPU-none'), found.xids('GPU-none')); found.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""A running study as it is now: events and messages folded into what a panel, or a line, shows.
+"""The present state of a running study, kept up to date from its events and messages, for panels and progress lines.
 
-Feed :class:`LiveStudy` with events and messages as they come, from an observer or from the study's files, and ask it
-for a :class:`LiveView`. It prints nothing and knows of no terminal.
+:class:`LiveStudy` takes events and messages as they come, from an observer or from the study's files, and returns a
+:class:`LiveView`. It prints nothing.
 """
 
 import time
@@ -34,11 +34,11 @@ PLANNING, WAITING, STARTING = "planning", "waiting", "starting"
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What a look at a process and its folder tells; None: nothing.
+    """Host memory and heartbeat of a process; None where unknown.
 
     Attributes:
-        rss_bytes: Host memory of the process now.
-        beat_age_s: Since its last sign of life.
+        rss_bytes: Resident host memory now.
+        beat_age_s: Seconds since its last heartbeat.
     """
 
     rss_bytes: int | None = None
@@ -46,11 +46,11 @@ class Vitals:
 
 
 def read_vitals(folder: Path, pid: int | None, now_s: float) -> Vitals:
-    """Look at a child: one ``stat`` of its folder, one read of its process.
+    """Read the vitals of an attempt's process: one ``stat`` of its heartbeat file, one query of the process.
 
     Args:
-        folder: Of the attempt.
-        pid: Of its process; None: unknown.
+        folder: The folder of the attempt.
+        pid: Its process id; None if unknown.
         now_s: Unix time.
     """
     rss_bytes, beat_age_s = None, None
@@ -64,19 +64,20 @@ def read_vitals(folder: Path, pid: int | None, now_s: float) -> Vitals:
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """A trial that is being worked on.
+    """A trial in progress.
 
     Attributes:
-        number: Of the trial.
-        phase: ``planning``, ``waiting``, ``starting``, or what its process says: load, train, evaluate, save.
+        number: Its number.
+        phase: ``planning``, ``waiting``, ``starting``, or the phase its process reports: load, train, evaluate, save.
         step: Optimizer steps done.
-        total_steps: Steps of the whole trial; 0: unknown.
-        loss: Of the last step that was told of.
-        goals: The last validation's value of each goal; empty before the first.
-        curve: The study's metric at each validation, those of earlier attempts included.
-        memory_bytes: On its device where that is known, else on the host.
-        beat_age_s: Since its last sign of life.
-        left_s: To its last step.
+        total_steps: Steps of the whole trial; 0 if unknown.
+        loss: The last reported training loss.
+        goals: The value of each goal at the last validation; empty before the first.
+        curve: The study's metric at each validation, earlier attempts included.
+        device_bytes: Memory that it holds on its device; None if unknown.
+        rss_bytes: Resident host memory of its process; None if unknown.
+        beat_age_s: Seconds since its last heartbeat.
+        left_s: Estimated seconds to its last step.
     """
 
     number: int
@@ -86,26 +87,32 @@ class TrialView:
     loss: float | None
     goals: tuple[float | None, ...]
     curve: tuple[float, ...]
-    memory_bytes: int | None
+    device_bytes: int | None
+    rss_bytes: int | None
     beat_age_s: float | None
     left_s: float | None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Its memory on the device where that is known, else on the host."""
+        return self.rss_bytes if self.device_bytes is None else self.device_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """A study that runs.
+    """A running study.
 
     Attributes:
-        goals: Names of what is optimised, the study's metric first.
-        trials: Those being worked on, by number.
-        total: Trials asked for.
-        counted: Trials that are done.
-        counts: How many ended in which way.
-        elapsed_s: Of work on the study, earlier sessions included.
-        left_s: To its end.
-        best: The best trial and its value of the study's metric.
-        front: How many trials are on the Pareto front; 0 with one goal.
-        note: What the control process does besides.
+        goals: Names of the goals, the study's metric first.
+        trials: The trials in progress, by number.
+        total: Number of trials asked for.
+        counted: Number of trials done.
+        counts: Number of trials by outcome.
+        elapsed_s: Seconds of work on the study, earlier sessions included.
+        left_s: Estimated seconds to its end.
+        best: Number of the best trial, and its value of the study's metric.
+        front: Number of trials on the Pareto front; 0 with one goal.
+        note: What the control process does at the moment.
     """
 
     goals: tuple[str, ...]
@@ -122,7 +129,7 @@ class LiveView:
 
 @dataclass(slots=True)
 class _Live:
-    """What is known of a trial besides the ledger."""
+    """A trial's progress, as far as its process has reported it."""
 
     phase: str
     attempt: int = 0
@@ -136,26 +143,26 @@ class _Live:
     first_s: float = 0.0
 
     def pace(self, now_s: float) -> Pace:
-        """How it has moved since it was first heard of."""
+        """Return its pace since its first progress message."""
         first = self.step if self.first_step is None else self.first_step
         return Pace(first, self.step, self.total_steps, now_s - self.first_s)
 
 
 class LiveStudy:
-    """Folds what an observer is told.
+    """Keeps the state of a running study from events and messages.
 
     Args:
         clock: Unix time in seconds.
-        look: Reads the vitals of a process; see :func:`read_vitals`.
+        vitals: Reads the vitals of a process; see :func:`read_vitals`.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.time,
-        look: Callable[[Path, int | None, float], Vitals] = read_vitals,
+        vitals: Callable[[Path, int | None, float], Vitals] = read_vitals,
     ) -> None:
         self._clock = clock
-        self._look = look
+        self._vitals = vitals
         self._layout: StudyLayout | None = None
         self._state: StudyState | None = None
         self._trials: dict[int, _Live] = {}
@@ -164,11 +171,11 @@ class LiveStudy:
         self._note = ""
 
     def on_open(self, layout: StudyLayout) -> None:
-        """The study's folder is known: vitals can be read."""
+        """Learn the study's folder, from which vitals are read."""
         self._layout = layout
 
     def on_event(self, event: Event, state: StudyState) -> None:
-        """Fold an event."""
+        """Apply an event."""
         self._state = state
         match event:
             case SessionOpened():
@@ -190,7 +197,7 @@ class LiveStudy:
                 pass
 
     def on_message(self, number: int, message: Message) -> None:
-        """Fold what a child says: of a trial without a process, it is its planner."""
+        """Apply a message of a trial's process, or of its planner while the trial has no process."""
         trial = self._trials.get(number)
         if trial is None:
             return
@@ -205,11 +212,11 @@ class LiveStudy:
                 pass
 
     def on_note(self, text: str) -> None:
-        """Keep what the control process is doing."""
+        """Remember what the control process does."""
         self._note = text
 
     def view(self) -> LiveView:
-        """The study as it is now."""
+        """Return the study as it is now."""
         now_s, state = self._clock(), self._state
         trials = tuple(self._trial_view(number, now_s) for number in sorted(self._trials))
         if state is None or not state.sessions:
@@ -229,7 +236,7 @@ class LiveStudy:
         )
 
     def _finish(self, event: TrialFinished, state: StudyState) -> None:
-        """Remember what the trial took, and at which part of its steps it ended."""
+        """Remember how long the trial took, and after which share of its steps it ended."""
         live = self._trials.pop(event.number, None)
         if event.outcome.counts:
             self._finished_s.append(trial_time_s(state.trials[event.number], state.sessions))
@@ -256,7 +263,7 @@ class LiveStudy:
         reports = state.trials[number].reports if state is not None else []
         vitals = Vitals()
         if self._layout is not None and live.attempt:
-            vitals = self._look(self._layout.trial(number).attempt(live.attempt), live.pid, now_s)
+            vitals = self._vitals(self._layout.trial(number).attempt(live.attempt), live.pid, now_s)
         last, names = (reports[-1] if reports else None), goal_names(state) if state is not None else ()
         return TrialView(
             number=number,
@@ -266,7 +273,8 @@ class LiveStudy:
             loss=live.loss,
             goals=(last.value, *(last.metrics.get(name) for name in names[1:])) if last is not None else (),
             curve=tuple(point.value for point in reports),
-            memory_bytes=vitals.rss_bytes if live.device_bytes is None else live.device_bytes,
+            device_bytes=live.device_bytes,
+            rss_bytes=vitals.rss_bytes,
             beat_age_s=vitals.beat_age_s,
             left_s=trial_left_s(live.pace(now_s)),
         )

@@ -1,4 +1,4 @@
-"""A study that another process runs, watched through its files: the ledger, and what the processes of trials say."""
+"""The state of a study that another process runs, read from its ledger and from the messages of its trials."""
 
 import platform
 import time
@@ -18,7 +18,7 @@ from dryfit.reporting.data.observed_memory import totals_text
 from dryfit.reporting.data.summary import StudySummary, summarise
 from dryfit.reporting.data.troubles import trouble_lines
 from dryfit.reporting.data.work import runs
-from dryfit.reporting.terminal.live import LiveStudy, LiveView, Vitals, read_vitals
+from dryfit.reporting.terminal.live import LiveStudy, LiveView, TrialView, Vitals, read_vitals
 from dryfit.runtime.children.result_reading import parse_messages
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import LedgerTail
@@ -30,14 +30,14 @@ _CLOCK_SLACK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class WatchedMemory:
-    """The memory of trials that run on one device, or on the host.
+    """Memory of the trials that run on one device, or on the host.
 
     Attributes:
-        device: None: on the host.
-        trials: That run there.
-        planned_bytes: What they are counted with; None where that is not known of each.
-        observed_bytes: What they hold now; None where that is not known of any.
-        capacity_bytes: Of the device.
+        device: Name of the device; None for the host.
+        trials: Numbers of the trials that run there.
+        planned_bytes: Sum of their planned memory; None unless it is known for all of them.
+        observed_bytes: Sum of the memory they hold now; None if it is known for none of them.
+        capacity_bytes: Memory of the device.
     """
 
     device: str | None
@@ -49,13 +49,13 @@ class WatchedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A study as it is now.
+    """One reading of a study.
 
     Attributes:
-        running: Whether a process works on it.
-        study: What is worked on, and how far it is.
+        running: Whether a process runs it.
+        study: Its trials in progress, and how far it is.
         summary: Its counts, plans and failures; None before its first event.
-        memory: Of what runs now.
+        memory: Memory of the running trials, by device.
     """
 
     running: bool
@@ -64,19 +64,11 @@ class Watched:
     memory: tuple[WatchedMemory, ...]
 
 
-@dataclass(slots=True)
-class _Heard:
-    """What is read of a process that runs."""
-
-    tail: LineTail
-    device_bytes: int | None = None
-
-
 class StudyFollower:
-    """Reads a study's files as they grow. It writes nothing and takes no lock.
+    """Reads the files of a study as they grow. It writes nothing and takes no lock.
 
     Args:
-        layout: Where the study lies.
+        layout: The files of the study.
         clock: Unix time in seconds.
         host: Name of this machine.
     """
@@ -90,13 +82,13 @@ class StudyFollower:
     def _begin(self) -> None:
         self._ledger = LedgerTail(self._layout.ledger)
         self._state = StudyState()
-        self._live = LiveStudy(self._clock, self._look)
+        self._live = LiveStudy(self._clock, self._vitals)
         self._live.on_open(self._layout)
-        self._heard: dict[tuple[int, int], _Heard] = {}
+        self._messages: dict[tuple[int, int], LineTail] = {}
         self._summary: StudySummary | None = None
 
     def look(self) -> Watched:
-        """Read what is new.
+        """Read what is new, and return the study as it is now.
 
         Raises:
             LedgerError: The ledger cannot be read.
@@ -110,85 +102,78 @@ class StudyFollower:
         if events and self._state.created is not None:
             self._summary = summarise(self._state)
         running = self._running()
-        self._hear(running)
+        self._read_messages(running)
         view = self._live.view()
         return Watched(
             running=bool(self._state.sessions) and self._alive(self._state.sessions[-1]),
             study=view,
             summary=self._summary,
-            memory=self._memory(running, {trial.number: trial.memory_bytes for trial in view.trials}),
+            memory=self._memory(running, {trial.number: trial for trial in view.trials}),
         )
 
-    def _look(self, folder: Path, pid: int | None, now_s: float) -> Vitals:
-        """Vitals of a process; of one on another machine only what its folder tells."""
+    def _vitals(self, folder: Path, pid: int | None, now_s: float) -> Vitals:
+        """Read the vitals of a process; on another machine, only those that its folder has."""
         here = bool(self._state.sessions) and self._state.sessions[-1].host == self._host
         return read_vitals(folder, pid if here else None, now_s)
 
     def _alive(self, session: SessionState) -> bool:
-        """Whether the control process of a session lives: on another machine, as long as it has not left in order."""
+        """Whether the control process of a session lives; on another machine it does until it closes the session."""
         if session.closed is not None or session.host != self._host or session.pid is None:
             return session.closed is None
         with suppress(psutil.Error):
             process = psutil.Process(session.pid)
-            # A process id may have been given to somebody else since.
-            is_it = process.create_time() <= session.opened_at_s + _CLOCK_SLACK_S
-            return is_it and process.status() != psutil.STATUS_ZOMBIE
+            # The process id may have been reused since.
+            is_same = process.create_time() <= session.opened_at_s + _CLOCK_SLACK_S
+            return is_same and process.status() != psutil.STATUS_ZOMBIE
         return False
 
     def _running(self) -> list[tuple[TrialState, AttemptState]]:
         newest = [(trial, trial.attempts[-1]) for trial in self._state.open_trials if trial.attempts]
         return [(trial, attempt) for trial, attempt in newest if runs(attempt, self._state.sessions)]
 
-    def _hear(self, running: list[tuple[TrialState, AttemptState]]) -> None:
+    def _read_messages(self, running: list[tuple[TrialState, AttemptState]]) -> None:
         keys = {(trial.number, attempt.number) for trial, attempt in running}
-        self._heard = {key: heard for key, heard in self._heard.items() if key in keys}
+        self._messages = {key: tail for key, tail in self._messages.items() if key in keys}
         for number, attempt in sorted(keys):
             path = self._layout.trial(number).attempt(attempt) / MESSAGES_FILE
-            heard = self._heard.setdefault((number, attempt), _Heard(LineTail(path)))
-            for message in _newest(parse_messages(list(heard.tail.read()))):
+            tail = self._messages.setdefault((number, attempt), LineTail(path))
+            for message in _without_old_progress(parse_messages(list(tail.read()))):
                 self._live.on_message(number, message)
-                if isinstance(message, Progress):
-                    heard.device_bytes = message.device_bytes
 
     def _memory(
-        self, running: list[tuple[TrialState, AttemptState]], shown_bytes: Mapping[int, int | None]
+        self, running: list[tuple[TrialState, AttemptState]], views: Mapping[int, TrialView]
     ) -> tuple[WatchedMemory, ...]:
         by_device: dict[str | None, list[tuple[TrialState, AttemptState]]] = {}
         for trial, attempt in running:
             by_device.setdefault(attempt.device, []).append((trial, attempt))
         spec = self._state.resolved.device_spec if self._state.resolved is not None else None
-        found: list[WatchedMemory] = []
+        memory: list[WatchedMemory] = []
         for device in sorted(by_device, key=str):
-            there = by_device[device]
-            planned = [_planned_bytes(trial, attempt) for trial, attempt in there]
-            # What is shown of a trial is its host's memory as long as it has not said what it takes of its device.
-            observed = [
-                shown_bytes.get(trial.number)
-                if device is None
-                else self._heard[trial.number, attempt.number].device_bytes
-                for trial, attempt in there
-            ]
-            seen = [size_bytes for size_bytes in observed if size_bytes is not None]
-            found.append(
+            planned = [_planned_bytes(trial, attempt) for trial, attempt in by_device[device]]
+            trials = [views[trial.number] for trial, _ in by_device[device]]
+            # The host memory of a trial on a device says nothing of what it holds on that device.
+            observed = [trial.memory_bytes if device is None else trial.device_bytes for trial in trials]
+            known = [size_bytes for size_bytes in observed if size_bytes is not None]
+            memory.append(
                 WatchedMemory(
                     device=device,
-                    trials=tuple(trial.number for trial, _ in there),
-                    planned_bytes=sum(one or 0 for one in planned) if None not in planned else None,
-                    observed_bytes=sum(seen) if seen else None,
+                    trials=tuple(trial.number for trial in trials),
+                    planned_bytes=sum(size_bytes or 0 for size_bytes in planned) if None not in planned else None,
+                    observed_bytes=sum(known) if known else None,
                     capacity_bytes=spec.capacity_bytes if spec is not None and device is not None else None,
                 )
             )
-        return tuple(found)
+        return tuple(memory)
 
 
-def _newest(messages: list[Message]) -> list[Message]:
-    """Messages without progress that was made before the last: who begins to watch late must not take it for speed."""
+def _without_old_progress(messages: list[Message]) -> list[Message]:
+    """Leave out all progress but the last: read at once, older progress would be taken for speed."""
     last = next((message for message in reversed(messages) if isinstance(message, Progress)), None)
     return [message for message in messages if not isinstance(message, Progress) or message is last]
 
 
 def _planned_bytes(trial: TrialState, attempt: AttemptState) -> int | None:
-    """What an attempt is counted with; before anybody counts, what its plan says."""
+    """Return the memory an attempt is counted with; before it is counted, that of its plan."""
     if attempt.needs_bytes is not None:
         return attempt.needs_bytes
     plan = trial.plan
@@ -198,7 +183,7 @@ def _planned_bytes(trial: TrialState, attempt: AttemptState) -> int | None:
 
 
 def watched_lines(watched: Watched) -> list[str]:
-    """What stands below the trials that are worked on: memory, and what goes wrong."""
+    """Return the lines below the trials in progress: memory, plans and failures."""
     summary = watched.summary
     lines = [_memory_line(memory) for memory in watched.memory]
     if summary is None:
