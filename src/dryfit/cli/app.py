@@ -1,4 +1,4 @@
-"""The command line. Nothing is imported before a command needs it: ``dryfit --help`` answers at once."""
+"""The command line ``dryfit``. Commands import what they need when they run, so ``dryfit --help`` answers at once."""
 
 import sys
 from typing import Annotated
@@ -57,7 +57,7 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; every error ends with its own exit status."""
+    """Run the command line, and exit with the status of the error, if any."""
     try:
         refuse_unsupported_platform()
         end_by_signals_alone()

@@ -1,4 +1,4 @@
-"""The command that looks before anybody leaps."""
+"""The command ``doctor``, which checks the machine and a study before anything runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,11 +32,11 @@ def examine(
     as_json: bool,
     quiet: bool,
 ) -> NoReturn:
-    """Print the checks, each as it ends, and exit with 1 where one of them fails.
+    """Print each check as it ends, then exit: with status 1 if a check failed.
 
     Args:
-        machine: Whether the machine is checked beside the study.
-        quiet: Print only what is to be done something about.
+        machine: Whether to check the machine too.
+        quiet: Print only checks that ask for action.
     """
     import dryfit.api as api
     from dryfit.cli.output import print_finding, print_json, print_verdict

@@ -1,4 +1,4 @@
-"""The command that makes rows of data sets in formats of their own."""
+"""The command ``import``, which turns data sets of other formats into rows."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,7 +63,7 @@ def import_rows(
     import dryfit.api as api
     from dryfit.cli.output import print_json
 
-    options: ImportOptions = {}  # what is not given is not in it: an option that a format does not read is an error
+    options: ImportOptions = {}  # only the options given: one that a format does not read is an error
     if columns is not None:
         options["columns"] = _column_of(columns)
     if labels is not None:
@@ -83,26 +83,26 @@ def import_rows(
     if split_seed is not None:
         options["split_seed"] = split_seed
     done = api.import_rows(form, *sources, out=out, force=force, on_note=notes(quiet=quiet), **options)
-    print_json(done) if as_json else _tell(done)
+    print_json(done) if as_json else _print_summary(done)
     raise typer.Exit(ExitStatus.ANSWER_IS_NO if done.rejected and not allow_bad else ExitStatus.DONE)
 
 
 def _column_of(pairs: list[str]) -> dict[str, str]:
-    """``FIELD=COLUMN``, each field once."""
+    """Parse ``FIELD=COLUMN`` pairs."""
     columns: dict[str, str] = {}
     for pair in pairs:
         field, _, column = pair.partition("=")
         if not column or field in columns:
-            found = f"--map {pair}" + (f" beside {field}={columns[field]}" if field in columns else "")
-            raise ConfigError("reading the column map", found, "FIELD=COLUMN, each field once")
+            given = f"--map {pair}" + (f" beside {field}={columns[field]}" if field in columns else "")
+            raise ConfigError("reading the column map", given, "FIELD=COLUMN, each field once")
         columns[field] = column
     return columns
 
 
-def _tell(done: "ImportSummary") -> None:
-    for one in done.files:
-        labels = ", ".join(f"{count} of label {label}" for label, count in one.labels.items())
-        typer.echo(f"{one.file}: {one.rows} rows in {one.groups} groups; {labels}")
+def _print_summary(done: "ImportSummary") -> None:
+    for file in done.files:
+        labels = ", ".join(f"{count} of label {label}" for label, count in file.labels.items())
+        typer.echo(f"{file.file}: {file.rows} rows in {file.groups} groups; {labels}")
     if done.left_out:
         typer.echo(f"left out: {done.left_out} rows with label 0 (--negatives)")
     if done.rejected:

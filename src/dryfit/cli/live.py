@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from dryfit.api import Observer, StudyRun, Turn
+from dryfit.api import StudyRun, Turn
 from dryfit.cli.output import console, run_text
 from dryfit.cli.panel import StudyPanel, study_progress_line, trial_progress_line
 from dryfit.core.errors import ExitStatus

@@ -1,4 +1,4 @@
-"""Commands about models."""
+"""The command ``load``, which says whether a checkpoint can be loaded."""
 
 from pathlib import Path
 from typing import Annotated

@@ -16,7 +16,7 @@ StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY_DIR", help="A stud
 
 
 def notes(*, quiet: bool) -> Callable[[str], None]:
-    """Where a command's progress is told: a line at a time on stderr, or nowhere."""
+    """Return a function that prints a line of progress on stderr, or ignores it if ``quiet``."""
 
     def on_note(text: str) -> None:
         if not quiet:

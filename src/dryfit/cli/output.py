@@ -1,4 +1,4 @@
-"""Results on stdout, everything else on stderr; plain text where nobody looks at a terminal."""
+"""How commands print: results on stdout, everything else on stderr; without colours where that is no terminal."""
 
 import os
 import sys
@@ -87,34 +87,37 @@ _SENTENCES = {
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that heeds ``NO_COLOR`` and ``CI``, and wraps nothing that a program may read."""
+    """Return a console that honours ``NO_COLOR`` and ``CI`` and does not wrap lines."""
     stream = sys.stderr if stderr else sys.stdout
     plain = bool(os.environ.get("CI")) or not stream.isatty()
     return Console(file=stream, no_color=plain or None, force_terminal=False if plain else None, soft_wrap=True)
 
 
 def print_json(model: BaseModel) -> None:
-    """One object, on stdout."""
+    """Print one JSON object on stdout."""
     sys.stdout.write(model.model_dump_json(by_alias=True) + "\n")
 
 
 def print_error(error: DryfitError) -> None:
-    """An error with its four parts, on stderr."""
-    text = Text()
-    head, *rest = redacted(str(error), secrets_of(os.environ)).splitlines()
-    text.append("error: ", style="bold red")
-    text.append("\n".join([head, *rest]))
-    console(stderr=True).print(text)
+    """Print an error on stderr, without secrets."""
+    message = "\n".join(redacted(str(error), secrets_of(os.environ)).splitlines())
+    console(stderr=True).print(Text.assemble(("error: ", "bold red"), message))
 
 
 def print_bug(error: BaseException) -> None:
-    """An error of ours: the trace, and a request to report it."""
+    """Print an error of dryfit's own: the traceback, and a request to report it."""
     sys.stderr.write(redacted("".join(traceback.format_exception(error)), secrets_of(os.environ)))
     print_error(InternalError("running this command", f"{type(error).__name__}: {error}", hint="please report it"))
 
 
+def _print(*lines: str, style: str = "", stderr: bool = False) -> None:
+    out = console(stderr=stderr)
+    for line in lines:
+        out.print(Text(line, style=style))
+
+
 def print_table(table: Table) -> None:
-    """A table: aligned on a terminal, tab-separated elsewhere."""
+    """Print a table on stdout: aligned on a terminal, tab-separated elsewhere."""
     out = console()
     if not out.is_terminal:
         for row in (table.heads, *table.rows):
@@ -128,83 +131,72 @@ def print_table(table: Table) -> None:
 
 
 def print_study(state: StudyState, layout: StudyLayout, *, trials: bool) -> None:
-    """Outcomes, the best trial and where everything lies; one row a trial on request."""
-    out = console()
+    """Print the outcomes, the best trial, and where the files are; with ``trials``, also a row for each trial."""
     if trials and state.trials:
         print_table(trials_table(state))
-        out.print()
+        _print("")
     print_table(outcomes_table(state))
-    out.print()
+    _print("")
     if state.front:
-        out.print(f"Pareto front: {len(state.front)} trial(s) that no other beats in all goals", highlight=False)
+        _print(f"Pareto front: {len(state.front)} trial(s) that no other beats in all goals")
         print_table(front_table(state))
     elif state.best is not None and state.created is not None:
-        metric = state.created.metric
-        out.print(f"best: trial {state.best.number}, {metric} {values_text(state.best)}", highlight=False)
-        out.print(f"  {params_text(state.best.params)}", highlight=False)
+        _print(f"best: trial {state.best.number}, {state.created.metric} {values_text(state.best)}")
+        _print(f"  {params_text(state.best.params)}")
     else:
-        out.print("best: no trial has completed yet", highlight=False)
+        _print("best: no trial has completed yet")
     totals = plan_totals(state)
     if totals is not None:
-        out.print(f"plans: {totals_text(totals)}", highlight=False)
-    for name, path in file_locations(state, layout):
-        out.print(f"  {name}: {path}", highlight=False)
+        _print(f"plans: {totals_text(totals)}")
+    _print(*(f"  {name}: {path}" for name, path in file_locations(state, layout)))
 
 
 def print_health(health: Health) -> None:
-    """What was found in a checkpoint, and the verdict as the last line."""
+    """Print what a checkpoint holds, and the verdict as the last line."""
     print_table(health_table(health))
-    out = console()
-    for error in health.errors:
-        out.print(Text(error))
-    out.print(Text(health_verdict(health), style="green" if health.healthy else "red"))
+    _print(*health.errors)
+    _print(health_verdict(health), style="green" if health.healthy else "red")
 
 
 def print_plan(answer: PlanAnswer) -> None:
-    """The verdict, what memory is needed for, and what would change it."""
-    out = console()
-    out.print(Text(headline(answer), style=_VERDICT_STYLES[answer.verdict]))
+    """Print the verdict of a plan, its memory, and the changes that would lower it."""
+    _print(headline(answer), style=_VERDICT_STYLES[answer.verdict])
     refused = answer.verdict is VerdictKind.REFUSED
-    for line in refusal_lines(answer) if refused else ():
-        out.print(Text(line))
+    if refused:
+        _print(*refusal_lines(answer))
     memory = answer.memory
     if memory is not None:
         if not refused:
-            out.print(Text(f"peak at {peak_text(memory)}"))
+            _print(f"peak at {peak_text(memory)}")
         for table in (requirement_table(answer, memory), memory_table(memory)):
-            out.print()
+            _print("")
             print_table(table)
     if answer.sharding is not None:
-        out.print()
+        _print("")
         print_table(shard_table(answer.sharding))
-        for line in shard_lines(answer.sharding):
-            out.print(Text(line))
+        _print(*shard_lines(answer.sharding))
     if answer.ladder:
-        out.print()
+        _print("")
         print_table(ladder_table(answer.ladder))
     if answer.cannot_shard:
-        out.print(Text(f"no fallback to several devices: {answer.cannot_shard}"))
-    out.print(Text(trust_text(answer), style="dim"))
+        _print(f"no fallback to several devices: {answer.cannot_shard}")
+    _print(trust_text(answer), style="dim")
 
 
 def print_space(plan: SpacePlan) -> None:
-    """Which part of a space fits."""
+    """Print which part of a search space fits."""
     print_table(space_table(plan))
-    out = console()
-    for line in space_lines(plan):
-        out.print(Text(line))
+    _print(*space_lines(plan))
 
 
-def print_calibration(found: CalibrateResult) -> None:
-    """Plans beside measurements, then what is kept of them."""
-    print_table(calibration_table(found.comparisons))
-    out = console()
-    for line in calibration_lines(found):
-        out.print(Text(line))
+def print_calibration(result: CalibrateResult) -> None:
+    """Print planned beside measured memory, then the constants that are kept."""
+    print_table(calibration_table(result.comparisons))
+    _print(*calibration_lines(result))
 
 
 def print_finding(finding: Finding, *, quiet: bool) -> None:
-    """One check; with ``quiet`` only where something is to be done."""
+    """Print one check; with ``quiet``, only one that asks for action."""
     if quiet and finding.status is Status.PASS:
         return
     out = console()
@@ -215,43 +207,38 @@ def print_finding(finding: Finding, *, quiet: bool) -> None:
 
 
 def print_verdict(diagnosis: Diagnosis) -> None:
-    """Whether anything is in the way."""
-    console().print(Text(verdict_line(diagnosis), style="green" if diagnosis.healthy else "red"))
+    """Print the verdict on all checks."""
+    _print(verdict_line(diagnosis), style="green" if diagnosis.healthy else "red")
 
 
 def print_trained(model: TrainedModel | TrainedEnsemble) -> None:
-    """A trained model, and its scores; those of an ensemble beside those of its members."""
-    one = isinstance(model, TrainedModel)
-    out = console()
-    for line in trained_lines(model) if one else ensemble_lines(model):
-        out.print(Text(line))
-    print_table(scores_table(model) if one else ensemble_table(model))
+    """Print a trained model or ensemble with its scores."""
+    is_single = isinstance(model, TrainedModel)
+    _print(*(trained_lines(model) if is_single else ensemble_lines(model)))
+    print_table(scores_table(model) if is_single else ensemble_table(model))
 
 
 def print_top(table: TopTable) -> None:
-    """The best configurations over several seeds; what failed goes to stderr."""
+    """Print the best configurations over several seeds; failed runs go to stderr."""
     print_table(top_table(table))
-    err = console(stderr=True)
-    for one in table.configurations:
-        for run in one.runs:
+    for configuration in table.configurations:
+        for run in configuration.runs:
             if run.error is not None:
-                err.print(Text(f"trial {one.trial}, seed {run.seed}: {run.error}"))
+                _print(f"trial {configuration.trial}, seed {run.seed}: {run.error}", stderr=True)
     if not table.complete:
-        err.print("stopped; the same command goes on with the runs that are left", highlight=False)
+        _print("stopped; the same command goes on with the runs that are left", stderr=True)
 
 
 def print_status(summary: StudySummary, owner: int | None) -> None:
-    """How far a study is, in a few lines."""
-    out = console()
+    """Print how far a study is; ``owner`` is the process that runs it, None if no process does."""
     counts = summary.trials
-    who = f"process {owner} runs it" if owner is not None else "nobody runs it"
+    state = f"process {owner} runs it" if owner is not None else "nobody runs it"
     done = counts.complete + counts.pruned + counts.failed
     goals = ", ".join(goal.metric for goal in summary.goals)
-    out.print(f"study {summary.study} ({summary.task}, {goals}): {who}", highlight=False)
-    out.print(
+    _print(
+        f"study {summary.study} ({summary.task}, {goals}): {state}",
         f"  {done}/{counts.total} trials: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed, "
         f"{counts.refused} refused, {counts.running} open; {duration_text(summary.wall_s)} of work",
-        highlight=False,
     )
     generation = summary.generation
     if generation.number > 1:
@@ -260,45 +247,42 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
             began_at_s=generation.began_at_s,
             reasons=generation.reasons,
             earlier=generation.earlier,
-            told=generation.used,
+            used=generation.used,
         )
-        out.print(Text(f"  {text}"))
+        _print(f"  {text}")
     if summary.best is not None:
         best = summary.best
         value = measured_text(best.value, best.spread)
-        out.print(f"  best {value}: trial {best.number}  {params_text(best.params)}", highlight=False)
+        _print(f"  best {value}: trial {best.number}  {params_text(best.params)}")
     if summary.pareto:
-        numbers = ", ".join(str(trial.number) for trial in summary.pareto)
-        out.print(f"  Pareto front: trials {numbers}", highlight=False)
+        _print(f"  Pareto front: trials {', '.join(str(trial.number) for trial in summary.pareto)}")
     if summary.plans is not None:
-        out.print(f"  plans: {totals_text(summary.plans)}", highlight=False)
-    for line in trouble_lines(summary.troubles):
-        out.print(Text(f"  {line}"))
+        _print(f"  plans: {totals_text(summary.plans)}")
+    _print(*(f"  {line}" for line in trouble_lines(summary.troubles)))
 
 
 def print_advice(result: TuneResult) -> None:
-    """What would fit, where nothing did."""
+    """Print what would fit, if nothing did."""
     if result.advice:
-        console(stderr=True).print(Text(result.advice))
+        _print(result.advice, stderr=True)
 
 
 def print_end(result: TuneResult) -> None:
-    """One line on how the session ended, and what to type next if something is left to do."""
-    err = console(stderr=True)
-    err.print(_end_text(result), highlight=False)
+    """Print how the session ended, and how to go on if trials are left."""
+    _print(_end_text(result), stderr=True)
     if not result.end.is_final:
-        err.print(f"go on with: dryfit resume {result.folder}", highlight=False)
+        _print(f"go on with: dryfit resume {result.folder}", stderr=True)
 
 
 def _end_text(result: TuneResult) -> str:
     counts = result.summary.trials
-    said = f"{_SENTENCES[result.end]}: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed"
-    said += f", {counts.refused} refused" if counts.refused else ""
-    return f"{said} of {counts.total}, {duration_text(result.summary.wall_s)}"
+    text = f"{_SENTENCES[result.end]}: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed"
+    text += f", {counts.refused} refused" if counts.refused else ""
+    return f"{text} of {counts.total}, {duration_text(result.summary.wall_s)}"
 
 
 def run_text(run: StudyRun) -> str:
-    """What became of one of several studies, in a line."""
+    """Return in one line how one of several studies ended."""
     if run.result is not None:
         return f"{'' if run.worked_on else 'before: '}{_end_text(run.result)}"
     if run.error is None:
@@ -308,15 +292,14 @@ def run_text(run: StudyRun) -> str:
 
 
 def print_several(result: TuneAllResult) -> None:
-    """A row for each study; what went wrong, and what to type next, goes to stderr."""
+    """Print a row for each study; errors, advice and how to go on go to stderr."""
     print_table(several_table(result.summary))
-    err = console(stderr=True)
     for run in result.studies:
         if run.error is not None:
-            err.print(f"study {run.turn.name} could not run", highlight=False)
+            _print(f"study {run.turn.name} could not run", stderr=True)
             print_error(run.error)
         elif run.result is not None and run.result.advice:
-            err.print(f"study {run.turn.name}", highlight=False)
+            _print(f"study {run.turn.name}", stderr=True)
             print_advice(run.result)
     if result.status in (ExitStatus.STOPPED, ExitStatus.INTERRUPTED):
-        err.print("the same command goes on", highlight=False)
+        _print("the same command goes on", stderr=True)

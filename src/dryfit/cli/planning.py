@@ -1,4 +1,4 @@
-"""Commands that say what trials will take, and measure a device."""
+"""The commands ``plan`` and ``calibrate``: the memory that trials will take, and a device's measured constants."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,15 +30,15 @@ def plan(
     from dryfit.cli.output import print_json, print_plan, print_space
     from dryfit.reporting.data.plan_view import plan_view, space_view
 
-    asked = api.plan_input(study, device=device, overrides=overrides or (), preset=preset)
-    if asked.searched:
+    request = api.plan_input(study, device=device, overrides=overrides or (), preset=preset)
+    if request.searched:
         if ladder is not None:
             raise ConfigError("planning a search space", "--ladder or --no-ladder", "them for a single trial only")
-        found = api.plan_combinations(asked, notes(quiet=quiet))
-        print_json(space_view(found)) if as_json else print_space(found)
-        fits = found.fits
+        space = api.plan_combinations(request, notes(quiet=quiet))
+        print_json(space_view(space)) if as_json else print_space(space)
+        fits = space.fits
     else:
-        answer = api.plan_trial(asked, notes(quiet=quiet), ladder=preset is not None if ladder is None else ladder)
+        answer = api.plan_trial(request, notes(quiet=quiet), ladder=preset is not None if ladder is None else ladder)
         print_json(plan_view(answer)) if as_json else print_plan(answer)
         fits = answer.verdict.fits
     raise typer.Exit(ExitStatus.DONE if fits else ExitStatus.ANSWER_IS_NO)
@@ -55,5 +55,5 @@ def calibrate(
     from dryfit.cli.output import print_calibration, print_json
     from dryfit.reporting.terminal.calibration_text import calibration_view
 
-    found = api.calibrate(device, quick=quick, on_note=notes(quiet=quiet))
-    print_json(calibration_view(found)) if as_json else print_calibration(found)
+    result = api.calibrate(device, quick=quick, on_note=notes(quiet=quiet))
+    print_json(calibration_view(result)) if as_json else print_calibration(result)

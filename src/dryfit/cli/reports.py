@@ -1,4 +1,4 @@
-"""Commands that make files of a study: a page, a table, an Optuna storage."""
+"""The commands ``report`` and ``export``, which write a study as a page, a table or an Optuna storage."""
 
 from pathlib import Path
 from typing import Annotated

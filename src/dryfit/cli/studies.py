@@ -1,4 +1,4 @@
-"""Commands about studies: begin, run, go on, look at, stop."""
+"""The commands that work on studies: init, tune, resume, status, show, stop, schema."""
 
 import json
 from collections.abc import Sequence
@@ -56,8 +56,7 @@ def tune(
         _tune_all(studies, overrides or (), trials, as_json=as_json, quiet=quiet)
     (study,) = studies
     if dry_run:
-        asked = api.with_total(overrides or (), trials)
-        examine(study, asked, folder, machine=False, as_json=as_json, quiet=quiet)
+        examine(study, api.with_total(overrides or (), trials), folder, machine=False, as_json=as_json, quiet=quiet)
     with watching(quiet=quiet) as observer:
         observers = [observer] if observer is not None else []
         result = api.tune(study, overrides=overrides or (), trials=trials, folder=folder, observers=observers)

@@ -1,8 +1,7 @@
-"""Commands that use a study's result: train a model of it, predict with the model."""
+"""The commands ``train`` and ``predict``, which train a trial's configuration once more and use the model."""
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,51 +52,30 @@ def train(
         raise ConfigError("merging adapters", "--merge does not come without -o", "--merge -o MODEL_DIR")
     if (top is None) != (seeds is None):
         raise ConfigError("training the best trials", "--top and --seeds do not come alone", "both, or none")
+    on_note = notes(quiet=quiet)
     if top is not None and seeds is not None:
         _refuse("--top", several)
-        outcome = api.train_top(study, top=top, seeds=seeds, on_note=notes(quiet=quiet))
+        outcome = api.train_top(study, top=top, seeds=seeds, on_note=on_note)
         print_json(outcome.table) if as_json else print_top(outcome.table)
         raise typer.Exit(outcome.status)
     members = _TOP.fullmatch(trial)
     if members is not None:
         _refuse(f"--trial {trial}", {"--in-process": in_process, "--merge": merge})
-        wishes = _Wishes(with_validation, seed, out)
-        raise typer.Exit(_train_ensemble(study, int(members[1]), wishes, as_json=as_json, quiet=quiet))
+        ensemble = api.train_ensemble(
+            study, top=int(members[1]), with_validation=with_validation, seed=seed, out=out, on_note=on_note
+        )
+        _print_model(ensemble.model, as_json=as_json)
+        raise typer.Exit(ensemble.status)
     chosen = _number(trial)
     if in_process:
         _refuse("--in-process", {"-o": out is not None, "--with-validation": with_validation, "--json": as_json})
         command = api.in_process(study, trial=chosen, seed=seed)
         os.execv(command[0], command)
-    on_note = notes(quiet=quiet)
     done = api.train(
         study, trial=chosen, with_validation=with_validation, seed=seed, out=out, merged=merge, on_note=on_note
     )
     _print_model(done.model, as_json=as_json)
     raise typer.Exit(done.status)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wishes:
-    """How models are to be trained, and where the result is to lie."""
-
-    with_validation: bool
-    seed: int | None
-    out: Path | None
-
-
-def _train_ensemble(study: Path, top: int, wishes: _Wishes, *, as_json: bool, quiet: bool) -> ExitStatus:
-    import dryfit.api as api
-
-    done = api.train_ensemble(
-        study,
-        top=top,
-        with_validation=wishes.with_validation,
-        seed=wishes.seed,
-        out=wishes.out,
-        on_note=notes(quiet=quiet),
-    )
-    _print_model(done.model, as_json=as_json)
-    return done.status
 
 
 def _print_model(model: "TrainedModel | TrainedEnsemble | None", *, as_json: bool) -> None:
@@ -144,7 +122,7 @@ def _number(trial: str) -> int | str:
 
 
 def _refuse(option: str, others: dict[str, bool]) -> None:
-    """An option that would be ignored is an error."""
+    """Refuse the options in ``others`` that are given beside ``option``, which would ignore them."""
     given = [name for name, is_given in others.items() if is_given]
     if given:
         raise ConfigError(f"reading {option}", f"{', '.join(given)} beside it", f"{option} without")

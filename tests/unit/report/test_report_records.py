@@ -99,7 +99,7 @@ def test_the_front_leaves_out_trials_without_every_value() -> None:
     records = records_of(script.state())
     assert [trial.number for trial in records.front] == [2]
     said = verdict_of(records, defaults_first=False)
-    assert said.found.startswith("The Pareto front has 1 trial; trial 0 has the best f1_macro, 0.9000")
+    assert said.result.startswith("The Pareto front has 1 trial; trial 0 has the best f1_macro, 0.9000")
 
 
 def test_the_verdict_says_by_how_much_and_how_sure() -> None:
@@ -107,15 +107,15 @@ def test_the_verdict_says_by_how_much_and_how_sure() -> None:
     for number, value in enumerate([0.70, 0.80, 0.75, 0.78]):
         script.complete(number, {"optim.lr": 1e-4}, [value])
     said = verdict_of(records_of(script.state()), defaults_first=True)
-    assert said.found == (
+    assert said.result == (
         "Trial 1 has the best f1_macro, 0.8000, 0.1000 higher than the defaults (trial 0), "
         "0.0350 higher than the median of 4 complete trials."
     )
-    assert "4 complete trials of one seed each" in said.sureness
-    assert "the best 4 lie within 0.1000 of each other" in said.sureness
-    assert "first impression" in said.sureness
+    assert "4 complete trials of one seed each" in said.certainty
+    assert "the best 4 lie within 0.1000 of each other" in said.certainty
+    assert "first impression" in said.certainty
     unknown = verdict_of(records_of(script.state()), defaults_first=False)
-    assert "defaults" not in unknown.found
+    assert "defaults" not in unknown.result
 
 
 def test_the_verdict_knows_that_less_loss_is_better() -> None:
@@ -124,12 +124,12 @@ def test_the_verdict_knows_that_less_loss_is_better() -> None:
     script.complete(0, {}, [0.7])
     script.complete(1, {}, [0.4])
     said = verdict_of(records_of(script.state()), defaults_first=True)
-    assert "Trial 1 has the best loss, 0.4000, 0.3000 lower than the defaults" in said.found
+    assert "Trial 1 has the best loss, 0.4000, 0.3000 lower than the defaults" in said.result
 
 
 def test_the_verdict_on_little_or_nothing() -> None:
     empty = begun()
-    assert verdict_of(records_of(empty.state()), defaults_first=True).found == "This study has no trial yet."
+    assert verdict_of(records_of(empty.state()), defaults_first=True).result == "This study has no trial yet."
     bad = begun()
     bad.ask(0, {})
     bad.finish(0, Outcome.FAILED)
@@ -139,21 +139,21 @@ def test_the_verdict_on_little_or_nothing() -> None:
     bad.finish(2, Outcome.COMPLETE, float("nan"))
     bad.ask(3, {})
     said = verdict_of(records_of(bad.state()), defaults_first=True)
-    assert said.found == (
+    assert said.result == (
         "No trial has a result: of 4 trials 1 complete, 1 failed, 1 refused, 1 not finished; "
         "1 trial completed without a finite f1_macro."
     )
     one = begun()
     one.complete(0, {}, [0.5])
     lone = verdict_of(records_of(one.state()), defaults_first=True)
-    assert lone.found == "Trial 0 has the best f1_macro, 0.5000, and that is the study file's own configuration."
-    assert "nothing to compare" in lone.sureness
+    assert lone.result == "Trial 0 has the best f1_macro, 0.5000, and that is the study file's own configuration."
+    assert "nothing to compare" in lone.certainty
     failed_first = begun()
     failed_first.ask(0, {})
     failed_first.finish(0, Outcome.FAILED)
     failed_first.complete(1, {}, [0.5])
     said = verdict_of(records_of(failed_first.state()), defaults_first=True)
-    assert "the defaults (trial 0) gave no result to compare it with" in said.found
+    assert "the defaults (trial 0) gave no result to compare it with" in said.result
 
 
 def test_parallel_attempts_get_rows_of_their_own() -> None:

@@ -1,4 +1,4 @@
-"""The best configuration as a study file of its own: the search taken out, its best values put in."""
+"""The best trial's configuration as a study file without a search."""
 
 import json
 
@@ -15,20 +15,20 @@ _LONGEST_NAME = 100
 
 
 def best_study_file(config: StudyConfig, records: StudyRecords, trial: TrialRow) -> str:
-    """A study file of one trial with the parameters of ``trial``; paths are absolute, so that it may lie anywhere.
+    """Return a study file of one trial with the parameters of ``trial``; its paths are absolute, so it works anywhere.
 
     Args:
-        config: What the study was last run with.
+        config: The configuration the study was last run with.
         records: The study.
-        trial: The trial whose parameters are taken.
+        trial: The trial whose parameters to take.
 
     Raises:
-        ConfigError: A parameter is no setting of this version.
+        ConfigError: This version has no setting of a parameter's name.
     """
-    # A name from the ledger is quoted: a line end in it must not end the comment.
-    found = f"{json.dumps(records.goal.name)} {number_text(trial.value)}"
+    # The goal's name is quoted: a line end in it would end the comment.
+    value = f"{json.dumps(records.goal.name)} {number_text(trial.value)}"
     head = [
-        f"# Trial {trial.number} of study {json.dumps(records.name)}: {found}, without the search.",
+        f"# Trial {trial.number} of study {json.dumps(records.name)}: {value}, without the search.",
         f"# That trial's seed was {trial.seed}; a study gives each trial a seed of its own, so expect another value.",
     ]
     _, *body = dump_toml(narrowed(config, trial.params)).splitlines()
@@ -36,13 +36,13 @@ def best_study_file(config: StudyConfig, records: StudyRecords, trial: TrialRow)
 
 
 def narrowed(config: StudyConfig, params: dict[str, Scalar]) -> StudyConfig:
-    """A study file's configuration with searched values fixed and nothing left to search.
+    """Return a configuration with the searched values fixed and nothing left to search.
 
-    Settings that only other values of the searched keys would read go back to their defaults. So does ``[search]``:
-    there is nothing to search, and its ``mirror`` may hold a password.
+    Settings that nothing reads with these values go back to their defaults. So does ``[search]``, whose ``mirror`` may
+    hold a password.
 
     Raises:
-        ConfigError: A parameter is no setting, or its value is not legal.
+        ConfigError: A parameter is no setting, or its value is not allowed.
     """
     settings = apply_params(config.trial_settings, params, doing="making a study file of the best trial")
     study = config.study.model_copy(

@@ -1,14 +1,14 @@
-"""A study as CSV, one row a trial (RFC 4180, UTF-8, lines end with CR LF).
+"""A study as CSV, one row for each trial (RFC 4180, UTF-8, lines end with CR LF).
 
-Trials of earlier generations come first; their values are of the goals, and of the data, that their generation had.
+Trials of earlier generations come first; their values belong to the goals and the data of their generation.
 
-With ``data.folds``, ``spread`` is the sample standard deviation of a trial's folds, and ``fold.1`` and so on are what
-each has come to; a trial that was cut short has those that were done.
+With ``data.folds``, ``spread`` is the sample standard deviation of a trial's folds, and ``fold.1`` and so on are the
+values of the folds that were done.
 
-A cell is empty where a trial has no such thing; numbers are written so that reading them gives the same number, NaN and
-infinities as ``nan``, ``inf`` and ``-inf``; truth is ``true`` and ``false``. A text that a spreadsheet could take for
-a formula (it begins with ``=``, ``+``, ``-``, ``@``, a tab or a line end) gets an apostrophe in front, and so does one
-that begins with an apostrophe: taking one leading apostrophe off a text always gives the text.
+A cell is empty where a trial has no value. Numbers read back exactly; NaN and infinities are ``nan``, ``inf`` and
+``-inf``, booleans ``true`` and ``false``. A text that a spreadsheet could take for a formula (it begins with ``=``,
+``+``, ``-``, ``@``, a tab or a line end), or that begins with an apostrophe, gets an apostrophe in front: without one
+leading apostrophe, every text is as it was.
 """
 
 import csv
@@ -23,7 +23,7 @@ _GUARDED = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 
 
 def csv_text(records: StudyRecords) -> str:
-    """The whole table, heads first."""
+    """Return the whole table, heads first."""
     out = io.StringIO(newline="")
     writer = csv.writer(out)
     further = [f"value.{goal.name}" for goal in records.goals[1:]]
@@ -73,7 +73,7 @@ def _row(cells: Iterable[Scalar]) -> list[str]:
 
 
 def cell_text(value: Scalar) -> str:
-    """One cell; see the module's text."""
+    """Return one cell; the module's docstring has the rules."""
     match value:
         case None:
             return ""
@@ -86,5 +86,5 @@ def cell_text(value: Scalar) -> str:
 
 
 def _moment(at_s: float | None) -> str | None:
-    """ISO 8601, UTC."""
+    """Return a time as ISO 8601 in UTC."""
     return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")

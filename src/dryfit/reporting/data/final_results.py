@@ -1,4 +1,4 @@
-"""What training a study's configurations once more came to: the answers of ``dryfit train``."""
+"""The results of ``dryfit train``: models, ensembles, and the best configurations over several seeds."""
 
 import math
 import statistics
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 from dryfit.core.settings.trial import Scalar
 from dryfit.reporting.data.json_view import Answer, View
-from dryfit.reporting.terminal.tables import Table, number_text, params_text
+from dryfit.reporting.terminal.tables import Table, measured_text, number_text, params_text
 
 
 class TrainedModel(Answer):
-    """One configuration, trained once more.
+    """A trial's configuration, trained once more.
 
     Attributes:
-        searched: The trial's value in the search; None where it has none.
-        value: The study's metric on validation now; None where validation was trained on.
-        step: Optimizer steps behind the weights.
+        searched: The trial's value in the search; None if it has none.
+        value: The study's metric on validation now; None if validation was trained on.
+        step: The optimizer step of the weights.
         steps: Optimizer steps done.
         validation: Metrics on validation.
-        test: Metrics on test; None where the data has no such split.
-        rows: Rows of each split, and of what was trained on as ``trained``.
-        folder: The saved model; None where its scores alone were wanted.
+        test: Metrics on test; None if the data has no such split.
+        rows: Number of rows of each split, and of those trained on as ``trained``.
+        folder: The saved model; None if only its scores were asked for.
     """
 
     study: str
@@ -39,7 +39,7 @@ class TrainedModel(Answer):
 
 
 class EnsembleMemberScores(View):
-    """One model of an ensemble, and what it is worth by itself; fields as in :class:`TrainedModel`."""
+    """One model of an ensemble with scores of its own; fields as in :class:`TrainedModel`."""
 
     trial: int
     seed: int
@@ -55,7 +55,7 @@ class TrainedEnsemble(Answer):
     """Several configurations, trained once more and averaged; fields as in :class:`TrainedModel`.
 
     Attributes:
-        members: The best of the search first.
+        members: Its models, the best of the search first.
     """
 
     study: str
@@ -70,7 +70,7 @@ class TrainedEnsemble(Answer):
 
 
 class SeedSpread(View):
-    """Values of some seeds; ``std`` is that of a sample (n - 1), None for a single value."""
+    """Statistics over seeds; ``std`` is the sample standard deviation (n - 1), None for a single value."""
 
     count: int
     mean: float
@@ -80,7 +80,7 @@ class SeedSpread(View):
 
 
 class SeedRun(View):
-    """One seed of a configuration: its values, or why there are none."""
+    """A configuration's values with one seed, or why there are none."""
 
     seed: int
     validation: float | None = None
@@ -89,7 +89,7 @@ class SeedRun(View):
 
 
 class TopConfiguration(View):
-    """A configuration among the best of the search, and what it is worth with other seeds."""
+    """One of the best configurations of the search, and its values with several seeds."""
 
     rank: int
     trial: int
@@ -101,7 +101,7 @@ class TopConfiguration(View):
 
 
 class TopTable(Answer):
-    """The best configurations of a study, each run with several seeds; in the order of the search."""
+    """The best configurations of a study, each trained with several seeds; the best of the search first."""
 
     study: str
     metric: str
@@ -111,21 +111,21 @@ class TopTable(Answer):
 
 
 def spread(values: Sequence[float | None]) -> SeedSpread | None:
-    """Mean, spread and range of the values that are there and numbers; None without any."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
-    if not found:
+    """Return the statistics of the finite values; None if there are none."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
         return None
     return SeedSpread(
-        count=len(found),
-        mean=statistics.fmean(found),
-        std=statistics.stdev(found) if len(found) > 1 else None,
-        min=min(found),
-        max=max(found),
+        count=len(finite),
+        mean=statistics.fmean(finite),
+        std=statistics.stdev(finite) if len(finite) > 1 else None,
+        min=min(finite),
+        max=max(finite),
     )
 
 
 def trained_lines(model: TrainedModel) -> list[str]:
-    """A trained model in a few lines."""
+    """Return a few lines on a trained model."""
     weights = f"the weights of step {model.step} of {model.steps}"
     how = "train and validation together, for as long as the trial took to its best validation"
     if not model.with_validation:
@@ -137,55 +137,52 @@ def trained_lines(model: TrainedModel) -> list[str]:
 
 
 def scores_table(model: TrainedModel) -> Table:
-    """Every metric on validation and on test."""
+    """Return one row for each metric: its values on validation and test."""
     validation, test = model.validation or {}, model.test or {}
     rows = [(name, number_text(validation.get(name)), number_text(test.get(name))) for name in {**validation, **test}]
     return Table(("metric", "validation", "test"), tuple(sorted(rows)))
 
 
 def ensemble_lines(model: TrainedEnsemble) -> list[str]:
-    """An ensemble in a few lines."""
+    """Return a few lines on an ensemble."""
     trials = ", ".join(str(member.trial) for member in model.members)
     on = ", each trained on train and validation together" if model.with_validation else ""
     return [f"the mean of {len(model.members)} models, of the trials {trials}{on}", f"  model: {model.folder}"]
 
 
 def ensemble_table(model: TrainedEnsemble) -> Table:
-    """Every metric of the ensemble on each split, beside those of its members."""
+    """Return one row for each metric and split: the values of the ensemble and of its members."""
     heads = ("metric", "split", "ensemble", *(f"trial {member.trial}" for member in model.members))
     rows: list[tuple[str, ...]] = []
     splits = {
-        "validation": [one.validation for one in (model, *model.members)],
-        "test": [one.test for one in (model, *model.members)],
+        "validation": [scored.validation or {} for scored in (model, *model.members)],
+        "test": [scored.test or {} for scored in (model, *model.members)],
     }
-    for split, found in splits.items():
-        names = sorted({name for metrics in found for name in metrics or {}})
-        rows += [(name, split, *(number_text((metrics or {}).get(name)) for metrics in found)) for name in names]
+    for split, columns in splits.items():
+        names = sorted({name for metrics in columns for name in metrics})
+        rows += [(name, split, *(number_text(metrics.get(name)) for metrics in columns)) for name in names]
     return Table(heads, tuple(rows))
 
 
 def top_table(table: TopTable) -> Table:
-    """One row a configuration."""
+    """Return one row for each configuration."""
     heads = ("rank", "trial", "search", "seeds", "validation", "min", "max", "test", "min", "max", "parameters")
-    return Table(
-        heads,
-        tuple(
-            (
-                str(one.rank),
-                str(one.trial),
-                number_text(one.searched),
-                f"{sum(run.validation is not None for run in one.runs)}/{len(table.seeds)}",
-                *_spread_cells(one.validation),
-                *_spread_cells(one.test),
-                params_text(one.params),
-            )
-            for one in table.configurations
-        ),
-    )
+    rows = [
+        (
+            str(row.rank),
+            str(row.trial),
+            number_text(row.searched),
+            f"{sum(run.validation is not None for run in row.runs)}/{len(table.seeds)}",
+            *_spread_cells(row.validation),
+            *_spread_cells(row.test),
+            params_text(row.params),
+        )
+        for row in table.configurations
+    ]
+    return Table(heads, tuple(rows))
 
 
-def _spread_cells(found: SeedSpread | None) -> tuple[str, str, str]:
-    if found is None:
+def _spread_cells(spread: SeedSpread | None) -> tuple[str, str, str]:
+    if spread is None:
         return "-", "-", "-"
-    mean = number_text(found.mean) + (f" ± {found.std:.4f}" if found.std is not None else "")
-    return mean, number_text(found.min), number_text(found.max)
+    return measured_text(spread.mean, spread.std), number_text(spread.min), number_text(spread.max)

@@ -1,17 +1,17 @@
-"""What a study can be exported to."""
+"""The formats that a study can be exported to."""
 
 from enum import StrEnum
 
 
 class ExportFormat(StrEnum):
-    """For whom the file is."""
+    """A format of ``dryfit export``."""
 
     OPTUNA = "optuna"
-    """An Optuna storage: a journal, or SQLite where the file's name ends so."""
+    """An Optuna storage: a journal, or SQLite if the file's name says so."""
     CSV = "csv"
-    """One row a trial."""
+    """One row for each trial."""
 
     @property
     def file_name(self) -> str:
-        """The file that is written where none is named."""
+        """Return the default name of the file."""
         return {ExportFormat.OPTUNA: "optuna.journal", ExportFormat.CSV: "trials.csv"}[self]

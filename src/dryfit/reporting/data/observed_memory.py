@@ -12,14 +12,14 @@ from dryfit.store.state import PlanState, TrialState
 
 
 class Plans(BaseModel):
-    """The plans of a study in numbers.
+    """Counts of a study's memory plans.
 
     Attributes:
-        planned: Trials that were planned to fit.
+        planned: Trials whose plan fits.
         refused: Trials whose plan does not fit.
         unknown: Trials whose memory could not be planned.
-        out_of_memory: Attempts that ran out of the device's memory although their plan fits.
-        observed_over_planned: The largest ratio of peaks of allocated memory; None where none was observed.
+        out_of_memory: Attempts that ran out of device memory although their plan fits.
+        observed_over_planned: The largest ratio of the peaks of allocated memory; None if none was observed.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -32,7 +32,7 @@ class Plans(BaseModel):
 
 
 def plan_totals(state: StudyState) -> Plans | None:
-    """Sum up the plans of a study; None where nothing was planned."""
+    """Count the plans of a study; None if nothing was planned."""
     plans = [trial.plan for trial in state.present if trial.plan is not None]
     if not plans:
         return None
@@ -48,7 +48,7 @@ def plan_totals(state: StudyState) -> Plans | None:
 
 
 def totals_text(totals: Plans) -> str:
-    """The plans of a study in one line."""
+    """Return the counts of a study's plans in one line."""
     parts = [f"{totals.planned} planned", f"{totals.refused} refused", f"{totals.unknown} unknown"]
     if totals.out_of_memory:
         parts.append(f"{totals.out_of_memory} out of memory all the same")
@@ -58,16 +58,16 @@ def totals_text(totals: Plans) -> str:
 
 
 def observed_over_planned(trial: TrialState) -> float | None:
-    """Observed peak of allocated memory over the planned one; None unless both are known, of the same execution."""
+    """Return the ratio of observed to planned peak allocated memory; None unless both belong to the same execution."""
     plan, observed = trial.plan, trial.observed
-    if plan is None or observed is None or observed.allocated_bytes is None or _memory_is_of_another(plan):
+    if plan is None or observed is None or observed.allocated_bytes is None or _ran_otherwise(plan):
         return None
     memory = plan.answer.memory
     return observed.allocated_bytes / memory.peak_allocated_bytes if memory and memory.peak_allocated_bytes else None
 
 
 def choice_text(choice: ExecutionChoice) -> str:
-    """How a trial is run, in a few words."""
+    """Describe an execution choice in a few words."""
     words = [f"cut over {choice.tp} ranks"] if choice.tp is not None else []
     words += [f"micro-batch {choice.micro_batch} x {choice.accumulation}"]
     words += ["checkpointing"] if choice.checkpointing else []
@@ -77,7 +77,7 @@ def choice_text(choice: ExecutionChoice) -> str:
 
 
 def plan_text(plan: PlanState) -> str:
-    """A plan in one line: the verdict, what is needed of what is there, how sure that is."""
+    """Return a plan in one line: verdict, memory needed and available, confidence."""
     answer = plan.answer
     parts = [str(answer.verdict)]
     if answer.memory is not None:
@@ -91,18 +91,18 @@ def plan_text(plan: PlanState) -> str:
 
 
 def memory_cell(trial: TrialState) -> str:
-    """Observed / planned peak of a trial, for a table; a dash for what is not known.
+    """Return the observed and planned peak of a trial for a table, a dash where unknown.
 
-    On a device it is what the allocator has given out, on the CPU the whole process.
+    On a GPU both are allocated memory, on the CPU that of the whole process.
     """
     plan = trial.plan
     return f"{_size(_observed_bytes(trial))} / {_size(_planned_bytes(plan) if plan is not None else None)}"
 
 
 def compared_bytes(trial: TrialState) -> tuple[int | None, int | None]:
-    """Observed and planned peak, as in :func:`memory_cell`; planned only where both speak of the same execution."""
+    """Return the observed and planned peak as in :func:`memory_cell`, the planned one only of the same execution."""
     plan = trial.plan
-    comparable = plan is not None and (trial.observed is None or not _memory_is_of_another(plan))
+    comparable = plan is not None and (trial.observed is None or not _ran_otherwise(plan))
     return _observed_bytes(trial), _planned_bytes(plan) if plan is not None and comparable else None
 
 
@@ -111,7 +111,7 @@ def _on_cpu(plan: PlanState | None) -> bool:
 
 
 def _observed_bytes(trial: TrialState) -> int | None:
-    """What the allocator has given out; without a device, what the whole process took."""
+    """Return the observed peak: allocated memory on a GPU, resident memory of the process on the CPU."""
     observed = trial.observed
     if observed is None:
         return None
@@ -126,18 +126,18 @@ def _planned_bytes(plan: PlanState) -> int | None:
 
 
 def _process_bytes(plan: PlanState, memory: MemoryPlan) -> int:
-    """What all processes of a trial are planned to take, without what is kept free."""
+    """Return the planned memory of all processes of a trial, without the margin."""
     return plan.answer.devices * (memory.required_bytes - memory.margin_bytes)
 
 
 def execution_cell(trial: TrialState) -> str:
-    """How a trial is run, for a table; a dash where no plan says so."""
+    """Return a trial's execution choice for a table, a dash without a plan."""
     choice = trial.plan.execution if trial.plan is not None else None
     return choice_text(choice) if choice is not None else "-"
 
 
 def plan_lines(trial: TrialState) -> list[str]:
-    """What is known of a trial's memory, planned and observed; nothing for a trial without either."""
+    """Return lines on a trial's planned and observed memory; none if it has neither."""
     lines: list[str] = []
     plan = trial.plan
     if plan is not None:
@@ -169,22 +169,18 @@ def _ladder_lines(plan: PlanState) -> list[str]:
 
 
 def _observed_lines(observed: Observed, plan: PlanState | None) -> list[str]:
-    memory = None if plan is None or _memory_is_of_another(plan) else plan.answer.memory
-    lines: list[str] = []
-    if observed.allocated_bytes is not None:
-        planned_bytes = memory.peak_allocated_bytes if memory is not None else None
-        lines.append(f"  allocated: {_compared(observed.allocated_bytes, planned_bytes)}")
-    if observed.reserved_bytes is not None:
-        planned_bytes = memory.peak_reserved_bytes if memory is not None else None
-        lines.append(f"  reserved: {_compared(observed.reserved_bytes, planned_bytes)}")
-    if observed.rss_bytes is not None:
-        planned_bytes = _planned_bytes(plan) if plan is not None and memory is not None and _on_cpu(plan) else None
-        lines.append(f"  host memory: {_compared(observed.rss_bytes, planned_bytes)}")
-    return lines
+    memory = None if plan is None or _ran_otherwise(plan) else plan.answer.memory
+    host_bytes = _planned_bytes(plan) if plan is not None and memory is not None and _on_cpu(plan) else None
+    rows = (
+        ("allocated", observed.allocated_bytes, memory.peak_allocated_bytes if memory is not None else None),
+        ("reserved", observed.reserved_bytes, memory.peak_reserved_bytes if memory is not None else None),
+        ("host memory", observed.rss_bytes, host_bytes),
+    )
+    return [f"  {name}: {_compared(seen, planned)}" for name, seen, planned in rows if seen is not None]
 
 
-def _memory_is_of_another(plan: PlanState) -> bool:
-    """Whether the memory of the answer is not that of what the trial runs with."""
+def _ran_otherwise(plan: PlanState) -> bool:
+    """Whether the trial runs with another execution than the one whose memory was planned."""
     return plan.fallbacks_taken > 0 or plan.answer.execution is None
 
 

@@ -1,4 +1,4 @@
-"""The planner's answer as one JSON object: what ``plan --json`` prints."""
+"""A plan, or a planned search space, as the JSON object that ``plan --json`` prints."""
 
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import (
@@ -19,7 +19,7 @@ from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
 
 
 class PlanView(Answer):
-    """One plan. What is unknown is null."""
+    """One plan; unknown values are null."""
 
     verdict: VerdictKind
     device: DeviceSpec
@@ -60,8 +60,8 @@ class SpaceView(Answer):
     """Which part of a search space fits.
 
     Attributes:
-        varied: Keys whose values are all combined.
-        kept: Searched keys of which one value was planned.
+        varied: Searched keys whose values are all combined.
+        kept: Searched keys planned at one value only.
     """
 
     device: DeviceSpec
@@ -71,40 +71,29 @@ class SpaceView(Answer):
     planner_s: float
 
 
+_MEMORY_FIELDS = (
+    *("peak_allocated_bytes", "peak_reserved_bytes", "min_cap_bytes", "overhead_bytes", "margin_bytes"),
+    *("required_bytes", "fragmented_bytes", "host_bytes", "by_category", "by_phase", "peak_at", "worst_batch"),
+)
+_ANSWER_FIELDS = frozenset(PlanView.model_fields) - {
+    "schema_version",
+    "capacity_bytes",
+    "cut",
+    "cannot_cut",
+    *_MEMORY_FIELDS,
+}
+
+
 def plan_view(answer: PlanAnswer) -> PlanView:
-    """A plan as JSON shows it."""
-    memory = answer.memory
-    return PlanView(
-        verdict=answer.verdict,
-        device=answer.device,
-        peak_allocated_bytes=memory.peak_allocated_bytes if memory else None,
-        peak_reserved_bytes=memory.peak_reserved_bytes if memory else None,
-        min_cap_bytes=memory.min_cap_bytes if memory else None,
-        overhead_bytes=memory.overhead_bytes if memory else None,
-        margin_bytes=memory.margin_bytes if memory else None,
-        required_bytes=memory.required_bytes if memory else None,
-        capacity_bytes=answer.device.capacity_bytes,
-        fragmented_bytes=memory.fragmented_bytes if memory else None,
-        host_bytes=memory.host_bytes if memory else None,
-        by_category=memory.by_category if memory else None,
-        by_phase=memory.by_phase if memory else None,
-        peak_at=memory.peak_at if memory else None,
-        worst_batch=memory.worst_batch if memory else None,
-        execution=answer.execution,
-        fallbacks=answer.fallbacks,
-        ladder=answer.ladder,
-        shortfall_bytes=answer.shortfall_bytes,
-        reasons=answer.reasons,
-        confidence=answer.confidence,
-        torch=answer.torch,
-        planner_s=answer.planner_s,
-        cut=answer.sharding,
-        cannot_cut=answer.cannot_shard,
-    )
+    """Return the JSON view of a plan."""
+    memory = {name: getattr(answer.memory, name, None) for name in _MEMORY_FIELDS}
+    rest = {name: getattr(answer, name) for name in _ANSWER_FIELDS}
+    named = {"capacity_bytes": answer.device.capacity_bytes, "cut": answer.sharding, "cannot_cut": answer.cannot_shard}
+    return PlanView.model_validate({**rest, **memory, **named})
 
 
 def space_view(plan: SpacePlan) -> SpaceView:
-    """A planned space as JSON shows it."""
+    """Return the JSON view of a planned search space."""
     return SpaceView(
         device=plan.device,
         varied=plan.varied,

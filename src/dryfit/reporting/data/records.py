@@ -1,4 +1,4 @@
-"""A study as tidy records: what the page and the exports are made from. Pure, from the fold of the ledger alone."""
+"""The trials, attempts, failures and refusals of a study as records, from which reports and exports are made."""
 
 import math
 from collections import Counter
@@ -25,13 +25,13 @@ class AttemptEnd(StrEnum):
     RESULT = "result"
     FAILED = "failed"
     LOST = "lost"
-    """It vanished with its control process, and no later session has looked at it yet."""
+    """It was lost with its control process, and no later session has examined it yet."""
     RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """One trial. ``seconds`` is the time of all its processes; bytes are peaks, planned for the run observed."""
+    """One trial. ``seconds`` is the time of all its processes; bytes are peaks of the same execution."""
 
     number: int
     generation: int
@@ -51,16 +51,16 @@ class TrialRow:
     finished_at_s: float | None
     reports: tuple[MetricPoint, ...]
     folds: tuple[FoldScore, ...] = ()
-    """Of a trial that trains once for each."""
+    """The folds, of a trial with ``data.folds``."""
 
     @property
     def spreads(self) -> tuple[float, ...]:
-        """How far its folds lie apart, of each goal; empty unless it completed with folds."""
+        """The sample standard deviation of its folds, for each goal; empty unless it completed with folds."""
         return () if self.value is None else fold_spreads(self.folds)
 
     @property
     def score(self) -> float | None:
-        """The value of a complete trial; None where it has none, or NaN."""
+        """The value of a complete trial; None unless it is finite."""
         known = self.outcome is Outcome.COMPLETE and self.value is not None and math.isfinite(self.value)
         return self.value if known else None
 
@@ -79,11 +79,11 @@ class AttemptRow:
     sentence: str
     action: str
     lost_s: float
-    """As :func:`~dryfit.reporting.data.work.lost_time_s` has it; 0 while it runs."""
+    """See :func:`~dryfit.reporting.data.work.lost_time_s`; 0 while it runs."""
 
     @property
     def seconds(self) -> float:
-        """How long it lived."""
+        """How long it ran."""
         return self.ended_s - self.started_s
 
 
@@ -92,13 +92,13 @@ class FailureRow:
     """All failures of one kind.
 
     Attributes:
-        kind: What they were.
-        attempts: How many.
-        trials: In which trials.
-        seconds: How long the processes lived.
-        lost_s: How much of that came to nothing.
-        actions: What followed, each with how often.
-        sentences: What was said, each once.
+        kind: The kind of failure.
+        attempts: Number of failed attempts.
+        trials: Numbers of their trials.
+        seconds: Time of their processes.
+        lost_s: The part of that time whose work was lost.
+        actions: The actions that followed, with counts.
+        sentences: The failures' sentences, each once.
     """
 
     kind: FailureKind
@@ -112,7 +112,7 @@ class FailureRow:
 
 @dataclass(frozen=True, slots=True)
 class RefusalRow:
-    """Refused trials with equal values of all that decides memory."""
+    """Refused trials with equal values of all settings that decide memory."""
 
     params: dict[str, Scalar]
     trials: tuple[int, ...]
@@ -123,24 +123,24 @@ class RefusalRow:
 
 @dataclass(frozen=True, slots=True)
 class StudyRecords:
-    """Everything a report tells of the present generation, in order of trial numbers and of time."""
+    """The records of a study, in order of trial numbers and of time."""
 
     name: str
     goals: tuple[Goal, ...]
     trials: tuple[TrialRow, ...]
     """Of the present generation."""
     front: tuple[TrialRow, ...]
-    """With several goals, the trials that no other beats in all of them, the best by the first one first."""
+    """With several goals, the trials of the Pareto front, the best by the first goal first."""
     attempts: tuple[AttemptRow, ...]
     sessions: tuple[SessionState, ...]
     logarithmic: frozenset[str] = frozenset()
-    """Parameters that were drawn on a logarithmic scale."""
+    """Parameters sampled on a logarithmic scale."""
     earlier: tuple[TrialRow, ...] = ()
-    """Trials of earlier generations, whose values may be of other goals or other data."""
+    """Trials of earlier generations; their values may belong to other goals or data."""
 
     @property
     def goal(self) -> Goal:
-        """What decides which trial is the best."""
+        """The goal that decides which trial is the best."""
         return self.goals[0]
 
     @property
@@ -155,19 +155,19 @@ class StudyRecords:
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """Every parameter that any trial drew, in order of appearance."""
+        """All parameters sampled in any trial, in order of appearance."""
         return tuple(dict.fromkeys(name for trial in self.trials for name in trial.params))
 
 
 def records_of(state: StudyState) -> StudyRecords:
-    """The records of a study.
+    """Return the records of a study.
 
     Args:
-        state: A fold that has seen ``study_created``.
+        state: The study's state, after ``study_created``.
     """
     created = state.created
     assert created is not None
-    every = [row for trial in state.trials for row in _attempts(trial, state.sessions)]
+    every = [_attempt(trial.number, attempt, state.sessions) for trial in state.trials for attempt in trial.attempts]
     first = state.generation.first
     seconds: dict[int, float] = {}
     for attempt in every:
@@ -214,12 +214,7 @@ def _row(trial: TrialState, seconds: float) -> TrialRow:
     )
 
 
-def _attempts(trial: TrialState, sessions: Sequence[SessionState]) -> list[AttemptRow]:
-    return [_attempt(trial.number, attempt, sessions) for attempt in trial.attempts]
-
-
 def _attempt(number: int, attempt: AttemptState, sessions: Sequence[SessionState]) -> AttemptRow:
-    """One process."""
     failure = attempt.failure
     if failure is not None:
         end = AttemptEnd.FAILED
@@ -242,7 +237,7 @@ def _attempt(number: int, attempt: AttemptState, sessions: Sequence[SessionState
 
 
 def failures(records: StudyRecords) -> list[FailureRow]:
-    """Attempts that ended without a result, by kind; what cost most first."""
+    """Return the failed attempts by kind, the kind that lost the most time first."""
     by_kind: dict[FailureKind, list[AttemptRow]] = {}
     for attempt in records.attempts:
         if attempt.kind is not None:
@@ -250,35 +245,35 @@ def failures(records: StudyRecords) -> list[FailureRow]:
     rows = [
         FailureRow(
             kind=kind,
-            attempts=len(found),
-            trials=tuple(dict.fromkeys(attempt.trial for attempt in found)),
-            seconds=sum(attempt.seconds for attempt in found),
-            lost_s=sum(attempt.lost_s for attempt in found),
-            actions=tuple(Counter(attempt.action for attempt in found).most_common()),
-            sentences=tuple(dict.fromkeys(attempt.sentence for attempt in found)),
+            attempts=len(attempts),
+            trials=tuple(dict.fromkeys(attempt.trial for attempt in attempts)),
+            seconds=sum(attempt.seconds for attempt in attempts),
+            lost_s=sum(attempt.lost_s for attempt in attempts),
+            actions=tuple(Counter(attempt.action for attempt in attempts).most_common()),
+            sentences=tuple(dict.fromkeys(attempt.sentence for attempt in attempts)),
         )
-        for kind, found in by_kind.items()
+        for kind, attempts in by_kind.items()
     ]
     return sorted(rows, key=lambda row: (-row.lost_s, row.kind))
 
 
 def best_so_far(trials: Sequence[TrialRow], direction: Direction) -> list[float | None]:
-    """The best score up to each trial; None before the first one."""
+    """Return the best score up to each trial; None before the first score."""
     best: float | None = None
-    found: list[float | None] = []
+    scores: list[float | None] = []
     for trial in trials:
         score = trial.score
         if score is not None and (best is None or better(score, best, direction)):
             best = score
-        found.append(best)
-    return found
+        scores.append(best)
+    return scores
 
 
 def lanes(attempts: Sequence[AttemptRow]) -> list[tuple[AttemptRow, str]]:
-    """Each attempt with the row it is drawn in: its device, and one row for each that ran beside it there."""
+    """Return each attempt with the name of its timeline row: its device, numbered where attempts ran side by side."""
     busy: dict[str, list[float]] = {}
     placed: list[tuple[AttemptRow, str, int]] = []
-    for attempt in sorted(attempts, key=lambda one: (one.started_s, one.trial)):
+    for attempt in sorted(attempts, key=lambda attempt: (attempt.started_s, attempt.trial)):
         place = place_in_words(attempt.device) if attempt.device is not None else "slot"
         ends = busy.setdefault(place, [])
         lane = next((at for at, end_s in enumerate(ends) if end_s <= attempt.started_s), len(ends))
@@ -289,24 +284,23 @@ def lanes(attempts: Sequence[AttemptRow]) -> list[tuple[AttemptRow, str]]:
 
 
 def refusals(state: StudyState) -> list[RefusalRow]:
-    """Refused trials, those together whose plan is the same, in the order in which they came up."""
+    """Return the refused trials grouped by plan, in order of their first trial."""
     by_key: dict[str, list[TrialState]] = {}
     for trial in state.present:
         if trial.outcome is Outcome.REFUSED:
             key = trial.plan.key if trial.plan is not None else f"trial {trial.number}"
             by_key.setdefault(key, []).append(trial)
-    return [_refusal(found) for found in by_key.values()]
+    return [_refusal(trials) for trials in by_key.values()]
 
 
 def _refusal(trials: Sequence[TrialState]) -> RefusalRow:
     first = trials[0]
     answer = first.plan.answer if first.plan is not None else None
-    known = answer is not None and answer.memory is not None
     unrelated = IRRELEVANT | NEUTRAL.keys()
     return RefusalRow(
         params={name: value for name, value in first.params.items() if name not in unrelated},
         trials=tuple(trial.number for trial in trials),
-        needed_bytes=needed_bytes(answer) if answer is not None and known else None,
+        needed_bytes=needed_bytes(answer) if answer is not None and answer.memory is not None else None,
         capacity_bytes=answer.device.capacity_bytes if answer is not None else None,
         reason=first.reason,
     )

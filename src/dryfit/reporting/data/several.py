@@ -1,4 +1,4 @@
-"""Several studies that ran one after another: one summary of them all."""
+"""The summary of several studies that ran one after another."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -29,16 +29,16 @@ class StudyEntry(View):
 
 
 class SeveralSummary(Answer):
-    """The answer of ``dryfit tune`` with several studies, in the order in which they were named."""
+    """What ``dryfit tune`` of several studies prints with ``--json``, in the order given."""
 
     status: ExitStatus = Field(description="what the command exits with")
     studies: tuple[StudyEntry, ...]
 
 
 def several_table(several: SeveralSummary) -> Table:
-    """One row a study, with a column for each outcome that occurred in any of them."""
+    """Return one row for each study, with a column for each outcome that occurred."""
     counts = [entry.summary.trials for entry in several.studies if entry.summary is not None]
-    shown = [name for name in _OUTCOMES if any(getattr(one, name) for one in counts)]
+    shown = [name for name in _OUTCOMES if any(getattr(count, name) for count in counts)]
     heads = ("study", "task", *(_HEADS.get(name, name) for name in shown), "of", "best", "exit", "ended", "time")
     return Table((*heads, "folder"), tuple(_row(entry, shown) for entry in several.studies))
 
@@ -56,7 +56,7 @@ def _row(entry: StudyEntry, outcomes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _best_cell(summary: StudySummary) -> str:
-    """The best value by the study's metric, and how many trials no other beats where it has several goals."""
+    """Return the best value of the study's metric, and the size of the Pareto front where there are several goals."""
     if summary.best is None:
         return "-"
     best = f"{summary.metric} {measured_text(summary.best.value, summary.best.spread)}"

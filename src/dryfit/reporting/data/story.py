@@ -1,4 +1,4 @@
-"""A trial's story: all that the ledger and the folders of its processes tell of it, in order."""
+"""A trial's story: everything the ledger and its folder record about it, in order of time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,17 +48,17 @@ FOLLOWED: dict[Action, str] = {
     Action.PAUSE: "the study stops, and the trial goes on when it is resumed",
     Action.STOP_STUDY: "the study ends, and the trial stays open",
 }
-"""What follows a failure, in words."""
+"""What follows a failure, as a sentence."""
 
 
 def trial_story(state: StudyState, number: int, events: Sequence[Event], layout: StudyLayout) -> TrialStory:
-    """Everything known of one trial.
+    """Return everything known of one trial.
 
     Args:
-        state: The fold of ``events``.
-        number: Of a trial that it has.
-        events: The ledger.
-        layout: Where the study lies; the notes of the trial's processes are read from its folder.
+        state: The study's state after ``events``.
+        number: The number of one of its trials.
+        events: The events of the ledger.
+        layout: The study's files, from which the notes of the trial's processes are read.
     """
     trial, paths = state.trials[number], layout.trial(number)
     created, sessions = state.created, state.sessions
@@ -119,40 +119,36 @@ def _attempt_view(attempt: AttemptState, state: StudyState, paths: TrialLayout) 
     )
 
 
-# ---- in order
-
-
 def _moments(trial: TrialState, state: StudyState, events: Sequence[Event], paths: TrialLayout) -> Iterator[Moment]:
     notes = {attempt.number: _notes(read_messages(paths.attempt(attempt.number))) for attempt in trial.attempts}
     asked = False
     for event in events:
         if isinstance(event, SessionOpened) and asked:
-            yield Moment(
-                at=event.at, attempt=None, what=MomentKind.SESSION, text=f"a new run of the study (process {event.pid})"
-            )
+            text = f"a new run of the study (process {event.pid})"
+            yield Moment(at=event.at, attempt=None, what=MomentKind.SESSION, text=text)
         if getattr(event, "number", None) != trial.number:
             continue
         asked = True
-        if isinstance(event, AttemptEnded):  # notes for whose place the ledger has no event
+        if isinstance(event, AttemptEnded):  # the notes after the last event of the attempt
             yield from _note_moments(event.attempt, notes.pop(event.attempt, {}))
-        told = _moment(event, trial, state)
-        if told is not None:
-            yield told
-        place = _place(event)
-        if place is not None:
-            attempt, anchor = place
+        moment = _moment(event, trial, state)
+        if moment is not None:
+            yield moment
+        position = _position(event)
+        if position is not None:
+            attempt, anchor = position
             yield from _note_moments(attempt, {anchor: notes.get(attempt, {}).pop(anchor, [])})
         if isinstance(event, TrialFinished):
             return
-    for attempt, left in notes.items():  # it runs, or nobody has looked at its end yet
+    for attempt, left in notes.items():  # it runs, or its end has not been examined yet
         yield from _note_moments(attempt, left)
 
 
 Anchor = tuple[MomentKind, int]
 
 
-def _place(event: Event) -> tuple[int, Anchor] | None:
-    """Where in the messages of which attempt an event belongs."""
+def _position(event: Event) -> tuple[int, Anchor] | None:
+    """Return the attempt of an event, and the message of that attempt that it belongs to."""
     match event:
         case AttemptPlaced():
             return event.attempt, (MomentKind.PLACED, 0)
@@ -174,8 +170,8 @@ def _note_moments(attempt: int, notes: Mapping[Anchor, Sequence[str]]) -> Iterat
 
 
 def _notes(messages: Sequence[Message]) -> dict[Anchor, list[str]]:
-    """What a process noted, by what it had said before of which the ledger tells too."""
-    found: dict[Anchor, list[str]] = {}
+    """Return the notes of a process by the last message before them that the ledger has an event for."""
+    notes: dict[Anchor, list[str]] = {}
     anchor: Anchor = (MomentKind.PLACED, 0)
     count = 0
     for message in messages:
@@ -191,46 +187,42 @@ def _notes(messages: Sequence[Message]) -> dict[Anchor, list[str]]:
             case Note(text=text):
                 count += 1
                 if count <= _MOST_NOTES:
-                    found.setdefault(anchor, []).append(text)
+                    notes.setdefault(anchor, []).append(text)
             case _:
                 pass
     if count > _MOST_NOTES:
-        found.setdefault(anchor, []).append(f"{count - _MOST_NOTES} more notes stand in messages.jsonl")
-    return found
+        notes.setdefault(anchor, []).append(f"{count - _MOST_NOTES} more notes stand in messages.jsonl")
+    return notes
 
 
 def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None:
+    attempt: int | None = getattr(event, "attempt", None)
     match event:
         case TrialAsked():
-            known = ", from a known point" if event.enqueued else ""
-            return Moment(at=event.at, attempt=None, what=MomentKind.ASKED, text=f"asked{known}")
+            kind, text = MomentKind.ASKED, "asked, from a known point" if event.enqueued else "asked"
         case TrialPlanned():
             plan = PlanState(event.key, event.answer or state.answers[event.key])
-            return Moment(at=event.at, attempt=None, what=MomentKind.PLANNED, text=f"planned: {plan_text(plan)}")
+            kind, text = MomentKind.PLANNED, f"planned: {plan_text(plan)}"
         case AttemptPlaced():
-            return Moment(at=event.at, attempt=event.attempt, what=MomentKind.PLACED, text=_placed_text(event))
+            kind, text = MomentKind.PLACED, _placed_text(event)
         case AttemptStarted():
-            text = f"first line after {event.overhead_ms:.0f} ms (process {event.pid})"
-            return Moment(at=event.at, attempt=event.attempt, what=MomentKind.STARTED, text=text)
+            kind, text = MomentKind.STARTED, f"first line after {event.overhead_ms:.0f} ms (process {event.pid})"
         case FirstStepDone():
-            text = f"first step after {event.after_ms:.0f} ms"
-            return Moment(at=event.at, attempt=event.attempt, what=MomentKind.FIRST_STEP, text=text)
+            kind, text = MomentKind.FIRST_STEP, f"first step after {event.after_ms:.0f} ms"
         case ReportMade():
-            return Moment(
-                at=event.at, attempt=event.attempt, what=MomentKind.REPORT, text=_report_text(event.point, state)
-            )
+            kind, text = MomentKind.REPORT, _report_text(event.point, state)
         case VerdictGiven(proceed=False):
-            text = f"verdict on report {event.n}: stop ({event.reason})"
-            return Moment(at=event.at, attempt=len(trial.attempts), what=MomentKind.VERDICT, text=text)
+            attempt = len(trial.attempts)
+            kind, text = MomentKind.VERDICT, f"verdict on report {event.n}: stop ({event.reason})"
         case CheckpointMade():
-            text = f"checkpoint at step {event.step}"
-            return Moment(at=event.at, attempt=event.attempt, what=MomentKind.CHECKPOINT, text=text)
+            kind, text = MomentKind.CHECKPOINT, f"checkpoint at step {event.step}"
         case AttemptEnded():
             return _end(event, trial.attempts[event.attempt - 1], state)
         case TrialFinished():
-            return Moment(at=event.at, attempt=None, what=MomentKind.FINISHED, text=_end_text(trial))
+            kind, text = MomentKind.FINISHED, _end_text(trial)
         case _:
             return None
+    return Moment(at=event.at, attempt=attempt, what=kind, text=text)
 
 
 def _placed_text(event: AttemptPlaced) -> str:
@@ -268,7 +260,7 @@ def _end(event: AttemptEnded, attempt: AttemptState, state: StudyState) -> Momen
 
 
 def _error_lines(failure: FailureFacts) -> Iterator[str]:
-    """What the exception was, unless the sentence has said it all."""
+    """Return the exception of a failure, unless its sentence already has all of it."""
     error = failure.error.strip().splitlines()
     if failure.error_type and not (error and failure.sentence.endswith(error[0]) and len(error) == 1):
         yield f"{failure.error_type}: {error[0]}" if error else failure.error_type
@@ -287,9 +279,9 @@ def _loss_lines(attempt: AttemptState, state: StudyState) -> Iterator[str]:
 
 
 def _end_text(trial: TrialState) -> str:
-    said = str(trial.outcome or "open")
+    text = str(trial.outcome or "open")
     if trial.values is not None:
-        said += f", value {values_text(trial)}"
+        text += f", value {values_text(trial)}"
     if trial.best is not None and trial.best < len(trial.reports):
-        said += f" at step {trial.reports[trial.best].step}"
-    return said + (f" ({trial.reason})" if trial.reason else "")
+        text += f" at step {trial.reports[trial.best].step}"
+    return text + (f" ({trial.reason})" if trial.reason else "")

@@ -1,4 +1,4 @@
-"""A trial's story as one JSON object: what ``show STUDY TRIAL --json`` prints."""
+"""A trial's story as the JSON object that ``show STUDY TRIAL --json`` prints."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ from dryfit.store.events import Observed
 
 
 class MomentKind(StrEnum):
-    """What a moment of a story is about."""
+    """The kind of a moment in a trial's story."""
 
     ASKED = "asked"
     SESSION = "session"
@@ -31,9 +31,9 @@ class Moment(View):
     """One thing that happened.
 
     Attributes:
-        at: Unix seconds; None of notes, which stand between the moments around them.
-        attempt: In which attempt; None: outside of any.
-        what: What kind of thing.
+        at: Unix time in seconds; None for notes, which are ordered by position.
+        attempt: Number of the attempt; None outside of any.
+        what: Its kind.
         text: One line.
         details: Further lines.
     """
@@ -58,15 +58,15 @@ class FailureView(View):
 
 
 class AttemptView(View):
-    """One process of the trial. What is unknown is null, ``failure`` also where it left a result.
+    """One process of the trial. Unknown values are null; so is ``failure`` if it left a result.
 
     Attributes:
-        terms: In words, how it was run otherwise than the one before.
-        checkpoint_step: The newest step it could be gone on from.
+        terms: In words, how it was run differently from the attempt before.
+        checkpoint_step: The newest step it could be resumed from.
         time_s: How long its process worked.
-        lost_s: How much of that came to nothing.
+        lost_s: The part of that time whose work was lost.
         log: Its log file.
-        stacks: The stacks of its threads, where they were written down.
+        stacks: The file with the stacks of its threads, if they were written.
     """
 
     number: int
@@ -92,17 +92,17 @@ class TrialStory(Answer):
     Attributes:
         end: How it ended, in words.
         values: By goal, of a complete trial.
-        best: Index of the report that gave the value; null with folds.
-        folds: What each fold has come to that was done, in order; of a trial that trains once none.
+        best: Index of the report with the value; null with folds.
+        folds: The folds that were done, in order; empty without ``data.folds``.
         spreads: By goal, the sample standard deviation of the folds, of a complete trial.
-        given: The known point it was made from.
-        plan: Of its memory.
-        memory: What is known of its memory, planned and observed, in words.
+        given: The enqueued point it was made from.
+        plan: Its memory plan.
+        memory: Its planned and observed memory, in words.
         moments: All that happened, in order.
-        load_report: Where each tensor of its model came from.
+        load_report: The file that says where each tensor of its model came from.
         weights: The folder of its best weights.
         time_s: How long its processes worked.
-        lost_s: How much of that came to nothing.
+        lost_s: The part of that time whose work was lost.
     """
 
     study: str

@@ -1,4 +1,4 @@
-"""A study in one small object: what ``status --json`` and ``tune --json`` print."""
+"""The summary of a study that ``status --json`` and ``tune --json`` print."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ from dryfit.store.replay import StudyState
 
 
 class TrialCounts(View):
-    """How many trials ended in which way; ``total`` is what the study was asked for."""
+    """Number of trials by outcome; ``total`` is the number asked for."""
 
     complete: int
     pruned: int
@@ -37,14 +37,14 @@ class BestTrial(View):
 
 
 class GoalView(View):
-    """One of the values that a study optimises."""
+    """One goal of a study."""
 
     metric: str
     direction: str
 
 
 class ParetoTrial(View):
-    """A trial that no other beats in all goals; its values stand in the order of the goals."""
+    """A trial of the Pareto front; its values are in the order of the goals."""
 
     number: int
     values: tuple[float, ...]
@@ -53,14 +53,14 @@ class ParetoTrial(View):
 
 
 class Overhead(View):
-    """Milliseconds from the placement of an attempt to the first line of its process; None without any."""
+    """Milliseconds from the placement of an attempt to the first line of its process; None without attempts."""
 
     median: float | None
     p95: float | None
 
 
 class GenerationView(View):
-    """What the study is now: the counts, the best trial and the front are of this generation alone."""
+    """The present generation, which the counts, the best trial and the front belong to."""
 
     number: int
     began_at_s: float = Field(description="Unix time")
@@ -71,7 +71,7 @@ class GenerationView(View):
 
 
 class StudySummary(Answer):
-    """The answer of ``dryfit status``."""
+    """What ``dryfit status --json`` prints."""
 
     study: str
     task: str
@@ -89,7 +89,7 @@ class StudySummary(Answer):
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least ``share`` of ``values`` do not exceed; None of no values."""
+    """Return the smallest value that at least ``share`` of ``values`` do not exceed; None without values."""
     if not values:
         return None
     ranked = sorted(values)
@@ -97,10 +97,10 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def summarise(state: StudyState) -> StudySummary:
-    """Sum a study up from the fold of its ledger.
+    """Return the summary of a study.
 
     Args:
-        state: A fold that has seen ``study_created``.
+        state: The study's state, after ``study_created``.
     """
     created = state.created
     assert created is not None

@@ -1,4 +1,4 @@
-"""What went wrong in a study: failures by kind, reasons of prunings and refusals, why no more trials run at once."""
+"""What went wrong in a study: failures by kind, why trials did not complete, and what limits parallel trials."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 
 NO_FAULTS = frozenset({FailureKind.INTERRUPTED, FailureKind.NONFINITE})
-"""Ends without a result that speak against nothing: one was asked for, the other is a result."""
+"""Failures that are no faults: an interruption was asked for, and a loss that is not finite is a result."""
 
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 _FEW_TRIALS = 8
@@ -28,12 +28,12 @@ class FailuresView(View):
     """All failures of one kind.
 
     Attributes:
-        attempts: How many.
-        trials: In which trials.
-        actions: What followed, each with how often.
+        attempts: Number of failed attempts.
+        trials: Numbers of their trials.
+        actions: The actions that followed, with counts.
         time_s: How long their processes worked.
-        lost_s: How much of that came to nothing.
-        said: What was said of the last one.
+        lost_s: The part of that time whose work was lost.
+        said: The sentence of the last one.
     """
 
     kind: FailureKind
@@ -46,14 +46,14 @@ class FailuresView(View):
 
 
 class SuccessView(View):
-    """How much goes well. Interruptions that were asked for, and losses that are not finite, are no failures.
+    """Counts of trials and attempts without a failure; :data:`NO_FAULTS` do not count as failures.
 
     Attributes:
         trials: Trials that had a process and have ended.
         clean_trials: Those without any failure.
-        attempts: Processes that have ended.
+        attempts: Attempts that have ended.
         clean_attempts: Those that did not fail.
-        vanished: Processes that were lost with their control process and that no later run has looked at yet.
+        vanished: Attempts lost with their control process, which no later session has examined yet.
     """
 
     trials: int
@@ -64,7 +64,7 @@ class SuccessView(View):
 
 
 class ReasonView(View):
-    """Trials that ended for one reason."""
+    """The number of trials with one outcome for one reason."""
 
     outcome: Outcome
     reason: str
@@ -75,9 +75,9 @@ class SideBySideView(View):
     """How many trials run at once.
 
     Attributes:
-        asked: As the study file has it.
-        now: As it was found out; None: as asked for.
-        reason: Why not more; empty: as asked for.
+        asked: The number in the study file.
+        now: The number in force; None if it is the one asked for.
+        reason: Why not more; empty if as asked for.
         set_aside: Devices that get no more trials, each with the reason.
     """
 
@@ -97,10 +97,10 @@ class Troubles(View):
 
 
 def troubles_of(state: StudyState) -> Troubles:
-    """What went wrong in a study so far.
+    """Return what went wrong in a study so far.
 
     Args:
-        state: A fold that has seen ``study_created``.
+        state: The study's state, after ``study_created``.
     """
     records = records_of(state)
     return Troubles(
@@ -112,7 +112,7 @@ def troubles_of(state: StudyState) -> Troubles:
 
 
 def failure_views(records: StudyRecords) -> tuple[FailuresView, ...]:
-    """Failures by kind; what cost most first."""
+    """Return the failures by kind, the costliest first."""
     return tuple(
         FailuresView(
             kind=row.kind,
@@ -128,7 +128,7 @@ def failure_views(records: StudyRecords) -> tuple[FailuresView, ...]:
 
 
 def success_view(records: StudyRecords) -> SuccessView:
-    """How much goes well."""
+    """Count the trials and attempts without a failure."""
     ended = [attempt for attempt in records.attempts if attempt.end in (AttemptEnd.RESULT, AttemptEnd.FAILED)]
     failed = [attempt for attempt in ended if _is_fault(attempt)]
     hit = {attempt.trial for attempt in failed}
@@ -147,14 +147,14 @@ def _is_fault(attempt: AttemptRow) -> bool:
 
 
 def reason_views(state: StudyState) -> tuple[ReasonView, ...]:
-    """Why trials were pruned, refused or cancelled, or failed; the most frequent of each outcome first.
+    """Return why trials did not complete, by outcome, the most frequent reason first.
 
-    Reasons that differ in numbers alone are one.
+    Reasons that differ only in numbers count as one.
     """
     ended = [(trial.outcome, _reason(trial)) for trial in state.trials if trial.outcome is not None]
-    found = Counter(one for one in ended if one[0] is not Outcome.COMPLETE)
+    counts = Counter(end for end in ended if end[0] is not Outcome.COMPLETE)
     order = list(Outcome)
-    rows = [ReasonView(outcome=outcome, reason=reason, trials=count) for (outcome, reason), count in found.items()]
+    rows = [ReasonView(outcome=outcome, reason=reason, trials=count) for (outcome, reason), count in counts.items()]
     return tuple(sorted(rows, key=lambda row: (order.index(row.outcome), -row.trials, row.reason)))
 
 
@@ -170,7 +170,7 @@ def _reason(trial: TrialState) -> str:
 
 
 def side_by_side_view(state: StudyState) -> SideBySideView | None:
-    """How many trials run at once; None where no run has begun."""
+    """Return how many trials run at once; None before the first session."""
     if not state.sessions:
         return None
     session = state.sessions[-1]
@@ -186,14 +186,15 @@ def side_by_side_view(state: StudyState) -> SideBySideView | None:
 
 
 def trouble_lines(troubles: Troubles) -> list[str]:
-    """How much goes well, what does not, and why no more runs at once."""
-    lines = [line for line in (_success_line(troubles.success),) if line]
+    """Return the troubles of a study as lines."""
+    success = _success_line(troubles.success)
+    lines = [success] if success else []
     lines += [_failures_line(view) for view in troubles.failures]
     for outcome in Outcome:
-        found = [view for view in troubles.reasons if view.outcome is outcome]
-        lines += [f"{view.trials} {view.outcome}: {view.reason}" for view in found[:_MOST_REASONS]]
-        if len(found) > _MOST_REASONS:
-            rest = sum(view.trials for view in found[_MOST_REASONS:])
+        views = [view for view in troubles.reasons if view.outcome is outcome]
+        lines += [f"{view.trials} {view.outcome}: {view.reason}" for view in views[:_MOST_REASONS]]
+        if len(views) > _MOST_REASONS:
+            rest = sum(view.trials for view in views[_MOST_REASONS:])
             lines.append(f"{rest} {outcome} for other reasons")
     return lines + (_side_by_side_lines(troubles.side_by_side) if troubles.side_by_side is not None else [])
 
@@ -201,12 +202,12 @@ def trouble_lines(troubles: Troubles) -> list[str]:
 def _success_line(view: SuccessView) -> str:
     parts = [f"{_share(view.clean_trials, view.trials)} trials"] if view.trials else []
     parts += [f"{_share(view.clean_attempts, view.attempts)} attempts"] if view.attempts else []
-    said = [f"without a failure: {', '.join(parts)}"] if parts else []
+    texts = [f"without a failure: {', '.join(parts)}"] if parts else []
     if view.vanished:
-        said.append(
+        texts.append(
             f"{view.vanished} attempt(s) vanished with their control process: `dryfit resume` goes on with them"
         )
-    return "; ".join(said)
+    return "; ".join(texts)
 
 
 def _share(part: int, whole: int) -> str:

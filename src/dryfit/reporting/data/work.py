@@ -9,16 +9,16 @@ _ENDS_THE_TRIAL = frozenset({Action.GIVE_UP, Action.UNPLANNED})
 
 
 def runs(attempt: AttemptState, sessions: Sequence[SessionState]) -> bool:
-    """Whether an attempt's process runs, as far as the ledger tells: its session is the last, and has not left."""
+    """Whether an attempt's process runs according to the ledger: its session is the last one, and is open."""
     last = len(sessions) - 1
     return not attempt.ended and last >= 0 and attempt.session == last and sessions[last].closed is None
 
 
 def ended_at_s(attempt: AttemptState, sessions: Sequence[SessionState]) -> float:
-    """When an attempt ended, as far as is known now (Unix seconds).
+    """Return when an attempt ended, in Unix seconds, as far as is known now.
 
-    That is with its session at the latest: one that was lost with its control process is only looked at in the next
-    session, a night later perhaps.
+    That is no later than the end of its session: the end of an attempt lost with its control process is only noted by
+    the next session, perhaps a night later.
     """
     known = 0 <= attempt.session < len(sessions)
     latest_s = sessions[attempt.session].last_at_s if known else attempt.ended_at_s
@@ -27,20 +27,20 @@ def ended_at_s(attempt: AttemptState, sessions: Sequence[SessionState]) -> float
 
 
 def attempt_time_s(attempt: AttemptState, sessions: Sequence[SessionState]) -> float:
-    """Seconds during which an attempt's process worked."""
+    """Return how long an attempt's process worked."""
     return ended_at_s(attempt, sessions) - attempt.placed_at_s
 
 
 def trial_time_s(trial: TrialState, sessions: Sequence[SessionState]) -> float:
-    """Seconds during which a process worked on the trial."""
+    """Return how long processes worked on a trial."""
     return sum(attempt_time_s(attempt, sessions) for attempt in trial.attempts)
 
 
 def lost_time_s(attempt: AttemptState, sessions: Sequence[SessionState]) -> float:
-    """Seconds of an attempt's work that came to nothing.
+    """Return how much of an attempt's work was lost, in seconds.
 
-    Nothing is lost of one that runs, or left a result, which a pruning is too. Of one whose trial goes on it is what
-    was done since its last checkpoint; of one that ends its trial all of it.
+    That is 0 for an attempt that runs, left a result or was pruned. If the trial goes on, it is the time since the last
+    checkpoint; if the attempt ended its trial, all of its time.
     """
     failure = attempt.failure
     if (

@@ -1,4 +1,4 @@
-"""From a study's state to the page about it."""
+"""Builds the report page of a study from its state."""
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
@@ -18,13 +18,13 @@ from dryfit.store.replay import StudyState
 def build_page(
     state: StudyState, config: StudyConfig | ConfigError, *, source: str, running: bool, now_s: float
 ) -> Page:
-    """Everything a report says about a study.
+    """Return the report page of a study.
 
     Args:
-        state: A fold that has seen ``study_created``.
-        config: What the study was last run with, or why that is not known.
-        source: What the state was read from, for the foot of the page.
-        running: Whether a process works on the study now.
+        state: The study's state, after ``study_created``.
+        config: The configuration the study was last run with, or why it is not known.
+        source: The file the state was read from, for the foot of the page.
+        running: Whether a process runs the study now.
         now_s: Unix time.
     """
     records = records_of(state)
@@ -42,7 +42,7 @@ def build_page(
 
 
 def _best_file(records: StudyRecords, config: StudyConfig | ConfigError) -> tuple[str, str]:
-    """The best configuration as a study file, and why there is none."""
+    """Return the best configuration as a study file, or why there is none."""
     if not records.ranked:
         return "", ""
     try:
@@ -54,13 +54,13 @@ def _best_file(records: StudyRecords, config: StudyConfig | ConfigError) -> tupl
 
 
 def _began_with_defaults(records: StudyRecords, config: StudyConfig | ConfigError) -> bool:
-    """Whether trial 0 took the study file's own values."""
+    """Whether the first trial had the study file's own values."""
     if isinstance(config, ConfigError) or not records.trials:
         return False
     try:
         own = {name: setting(config.trial_settings, name) for name in records.trials[0].params}
     except AttributeError:
-        return False  # searched names that are no settings of this version
+        return False  # a searched name is no setting of this version
     return own == records.trials[0].params
 
 

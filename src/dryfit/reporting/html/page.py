@@ -1,7 +1,7 @@
-"""A report as one HTML file that needs nothing else: no network, no other file.
+"""Renders a report page as one self-contained HTML file.
 
-Every text is escaped by the template engine, and a content security policy allows only the three scripts made here,
-by their hashes, and no request at all: what a study's name or an error's text says stays text.
+The template engine escapes every text. A content security policy allows no request, and only the scripts of this file,
+by their hashes.
 """
 
 import base64
@@ -24,7 +24,7 @@ from dryfit.reporting.html.verdict import StudyVerdict
 from dryfit.reporting.terminal.tables import time_text
 
 MARK = '<meta name="generator" content="dryfit report">'
-"""What tells a report from any other file."""
+"""The line that marks a file as a report."""
 
 _LONG_CELL = 60
 _MEASURED = re.compile(r"-|-?[\d.,]+(?:e[+-]?\d+)?%?(?: (?:s|h|min|[KMG]iB))?")
@@ -32,13 +32,13 @@ _MEASURED = re.compile(r"-|-?[\d.,]+(?:e[+-]?\d+)?%?(?: (?:s|h|min|[KMG]iB))?")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page says.
+    """The contents of a report page.
 
     Attributes:
         title: The study's name.
-        subtitle: One line below it.
+        subtitle: One line below the title.
         tiles: Names and values of the key figures.
-        source: What the page was made from.
+        source: The file the page was made from.
         made_at_s: Unix time.
     """
 
@@ -52,7 +52,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The HTML of a page."""
+    """Return the HTML of a page."""
     figures: list[Figure] = []
     sections = [_view(section, figures) for section in page.sections]
     plotly, script = get_plotlyjs(), _asset("page.js")
@@ -78,7 +78,7 @@ def _asset(name: str) -> str:
 
 
 def _view(section: Section, figures: list[Figure]) -> dict[str, Any]:
-    """A section as the template takes it; its figures go to the end of ``figures``, and it keeps their places."""
+    """Return a section for the template; its figures are appended to ``figures``, and it keeps their indices."""
     charts = list(range(len(figures), len(figures) + len(section.charts)))
     figures += section.charts
     tables = [
@@ -104,11 +104,11 @@ def _class(cell: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """A script as a content security policy names it."""
+    """Return the hash of a script for a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _script_json(value: Sequence[Figure]) -> str:
-    """JSON that no HTML parser takes for anything else: no end of a script, no comment, no character reference."""
+    """Return JSON that is safe inside an HTML script: no end tag, comment or character reference."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,6 +1,6 @@
-"""Figures of a report: records in, plotly's JSON out. Colours of text, axes and background are the page's.
+"""The figures of a report as plotly's JSON. The page sets the colours of text, axes and background.
 
-Texts are escaped here: plotly reads a few HTML tags in labels.
+Texts are escaped here, because plotly interprets some HTML tags in labels.
 """
 
 import html
@@ -18,7 +18,7 @@ Figure: TypeAlias = dict[str, Any]
 """``{"data": [...], "layout": {...}}``, as plotly.js takes it."""
 
 BLUE, ORANGE, RED, PURPLE, GREY, GREEN = "#3987c9", "#e08a1e", "#d64541", "#9a6fc4", "#8c95a0", "#2f9e6e"
-"""Told apart by people who do not see red and green alike, and readable on white and on black."""
+"""Distinguishable with red-green colour blindness, and readable on white and on black."""
 
 MOST_CURVES = 60
 MOST_CURVE_POINTS = 200
@@ -26,21 +26,21 @@ _BEST_CURVES = 20
 MOST_SLICES = 6
 _FEW_TICKS = 10
 _MOST_HOVERED_PARAMS = 1000
-"""Trials from which hovering tells the number and the value alone: the page would grow by megabytes."""
+"""With more trials, hover texts leave the parameters out, which would add megabytes to the page."""
 
 
 def text(value: object) -> str:
-    """A text for a label of plotly: no tag and no entity in it means anything."""
+    """Escape a text for plotly's labels."""
     return html.escape(str(value), quote=False)
 
 
 def _whole(span: float) -> Figure:
-    """What an axis of whole numbers needs: over a short span plotly puts ticks between them."""
+    """Return the settings of an axis of whole numbers: over a short span plotly would put ticks between them."""
     return {"dtick": 1} if span <= _FEW_TICKS else {}
 
 
 def history_figure(records: StudyRecords) -> Figure:
-    """The value of each trial, the best so far, and where trials without a value are."""
+    """Plot the value of each trial, the best so far, and the trials without a value."""
     named = len(records.trials) <= _MOST_HOVERED_PARAMS
     goal = text(records.goal.name)
     best = best_so_far(records.trials, records.goal.direction)
@@ -105,21 +105,14 @@ def _hover(trial: TrialRow, *, named: bool) -> str:
 
 
 def front_figure(records: StudyRecords) -> Figure:
-    """Complete trials by their first two goals, those of the Pareto front marked."""
+    """Plot the complete trials by their first two goals, with the Pareto front marked."""
     known = [trial for trial in records.complete if trial.also and math.isfinite(trial.also[0])]
+    named = len(known) <= _MOST_HOVERED_PARAMS
     on_front = {trial.number for trial in records.front}
     first, second = records.goals[0], records.goals[1]
     data = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": [trial.score for trial in trials],
-            "y": [trial.also[0] for trial in trials],
-            "text": [_hover(trial, named=len(known) <= _MOST_HOVERED_PARAMS) for trial in trials],
-            "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"color": color, "size": size},
-        }
+        _markers(name, trials, [trial.also[0] for trial in trials], color, "circle", named=named)
+        | {"x": [trial.score for trial in trials], "marker": {"color": color, "size": size}}
         for name, trials, color, size in (
             ("dominated", [trial for trial in known if trial.number not in on_front], GREY, 6),
             ("Pareto front", [trial for trial in known if trial.number in on_front], GREEN, 9),
@@ -132,9 +125,9 @@ def front_figure(records: StudyRecords) -> Figure:
     return {"data": [trace for trace in data if trace["x"]], "layout": axes}
 
 
-def importance_figure(found: Importances) -> Figure:
-    """One bar a parameter, the most important on top."""
-    params = found.params[::-1]
+def importance_figure(importances: Importances) -> Figure:
+    """Plot a bar for each parameter, the most important on top."""
+    params = importances.params[::-1]
     bars = {
         "type": "bar",
         "orientation": "h",
@@ -156,7 +149,7 @@ def importance_figure(found: Importances) -> Figure:
 
 
 def slice_figure(records: StudyRecords, name: str) -> Figure:
-    """The score of the complete trials that drew a parameter over its values."""
+    """Plot the scores of the complete trials over their values of a parameter."""
     trials = [trial for trial in records.complete if name in trial.params]
     values = [trial.params[name] for trial in trials]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
@@ -194,11 +187,11 @@ def _shown(value: Scalar) -> str:
 
 
 def curves_figure(records: StudyRecords) -> tuple[Figure, str]:
-    """Validations over optimizer steps; what is left out where there are many, in words."""
-    told = [trial for trial in records.trials if any(math.isfinite(point.value) for point in trial.reports)]
-    shown = _chosen(records, told)
+    """Plot the validations over optimizer steps; also return a note on what is left out, if anything."""
+    with_curve = [trial for trial in records.trials if any(math.isfinite(point.value) for point in trial.reports)]
+    shown = _chosen(records, with_curve)
     best = records.ranked[0].number if records.ranked else None
-    data = [_curve(trial, best=best) for trial in sorted(shown, key=lambda one: one.number == best)]
+    data = [_curve(trial, best=best) for trial in sorted(shown, key=lambda trial: trial.number == best)]
     last_step = max((point.step for trial in shown for point in trial.reports), default=0)
     layout = {
         "xaxis": {"title": {"text": "optimizer step"}, "rangemode": "tozero", **_whole(last_step)},
@@ -207,25 +200,26 @@ def curves_figure(records: StudyRecords) -> tuple[Figure, str]:
         "showlegend": False,
     }
     notes: list[str] = []
-    if len(shown) < len(told):
+    if len(shown) < len(with_curve):
         notes.append(
-            f"Shown are {len(shown)} of {len(told)} trials: the best {_BEST_CURVES}, those that are not finished, and "
-            "others at even distances over the whole search."
+            f"Shown are {len(shown)} of {len(with_curve)} trials: the best {_BEST_CURVES}, those that are not finished, "
+            "and others at even distances over the whole search."
         )
     if any(len(trial.reports) > MOST_CURVE_POINTS for trial in shown):
         notes.append(f"Of longer curves, {MOST_CURVE_POINTS} validations at even distances are drawn, ends included.")
     return {"data": data, "layout": layout}, " ".join(notes)
 
 
-def _chosen(records: StudyRecords, told: Sequence[TrialRow]) -> list[TrialRow]:
-    if len(told) <= MOST_CURVES:
-        return list(told)
+def _chosen(records: StudyRecords, trials: Sequence[TrialRow]) -> list[TrialRow]:
+    """Return the trials whose curves are drawn: the best, the unfinished, and an even selection of the others."""
+    if len(trials) <= MOST_CURVES:
+        return list(trials)
     first = {trial.number for trial in records.ranked[:_BEST_CURVES]}
-    unfinished = [trial.number for trial in told if trial.outcome is None]
+    unfinished = [trial.number for trial in trials if trial.outcome is None]
     first |= set(unfinished[: MOST_CURVES - _BEST_CURVES])
-    rest = [trial for trial in told if trial.number not in first]
+    rest = [trial for trial in trials if trial.number not in first]
     kept = {trial.number for trial in evenly(rest, MOST_CURVES - len(first))} | first
-    return [trial for trial in told if trial.number in kept]
+    return [trial for trial in trials if trial.number in kept]
 
 
 def _curve(trial: TrialRow, *, best: int | None) -> Figure:
@@ -248,7 +242,7 @@ def _curve(trial: TrialRow, *, best: int | None) -> Figure:
 
 
 def evenly(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many items at even distances, the first and the last among them."""
+    """Return at most ``most`` items at even distances, the first and the last included."""
     if len(items) <= most:
         return list(items)
     if most < 2:
@@ -257,7 +251,7 @@ def evenly(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def memory_figure(records: StudyRecords) -> Figure | None:
-    """Observed over planned peaks with the line of equality; None where no trial has both."""
+    """Plot observed over planned peaks with the line of equality; None if no trial has both."""
     known = [trial for trial in records.trials if trial.planned_bytes and trial.observed_bytes]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""What stands on a report's page, section by section: texts, figures, tables. How it looks is the template's."""
+"""The sections of a report page: their texts, figures and tables."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,15 @@ from dryfit.reporting.html.plots import (
 )
 from dryfit.reporting.html.timeline import timeline_figure
 from dryfit.reporting.terminal.generation_text import generations_table
-from dryfit.reporting.terminal.tables import Table, duration_text, measured_text, time_text, value_text
+from dryfit.reporting.terminal.tables import (
+    Table,
+    counted,
+    duration_text,
+    measured_text,
+    shortened,
+    time_text,
+    value_text,
+)
 from dryfit.search.sampling.importance import ENOUGH_TRIALS, Importances
 from dryfit.store.replay import StudyState
 
@@ -31,12 +39,12 @@ _MOST_SENTENCES = 3
 _MOST_NUMBERS = 8
 _FEW_DRAWN = 10
 _LONGEST_CELL = 400
-"""Characters of a parameter list or a reason in a table's cell."""
+"""Most characters of a parameter list or a reason in a table cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the page. ``notes`` stand below the figures, ``warnings`` above them."""
+    """One section of the page; ``warnings`` are above the figures, ``notes`` below them."""
 
     anchor: str
     title: str
@@ -51,16 +59,16 @@ class Section:
 def sections_of(
     state: StudyState, records: StudyRecords, importances: Importances, *, best_file: str, best_missing: str
 ) -> list[Section]:
-    """All sections that a study has something for.
+    """Return the sections that a study has data for.
 
     Args:
-        state: The fold of the ledger.
+        state: The study's state.
         records: Its records.
-        importances: Of the searched parameters.
-        best_file: The best configuration as a study file; empty where there is none.
+        importances: Importances of the searched parameters.
+        best_file: The best configuration as a study file; empty if there is none.
         best_missing: Why there is none.
     """
-    found = [
+    sections = [
         _best(records, best_file, best_missing),
         _history(records),
         _front(records),
@@ -75,7 +83,7 @@ def sections_of(
         _generations(state),
         _facts(state, records),
     ]
-    return [section for section in found if section is not None]
+    return [section for section in sections if section is not None]
 
 
 def _best(records: StudyRecords, best_file: str, best_missing: str) -> Section | None:
@@ -126,43 +134,45 @@ def _front(records: StudyRecords) -> Section | None:
     )
 
 
-def _importance(records: StudyRecords, found: Importances) -> Section | None:
+def _importance(records: StudyRecords, importances: Importances) -> Section | None:
     if not records.searched:
         return None
-    if not found.params:
-        reason = found.missing or "nothing was found"
-        said = f"Not computed from {found.trials} complete trials: {reason}."
-        return Section("importance", "Parameter importance", texts=(said if found.missing else f"None: {reason}.",))
+    if not importances.params:
+        text = "None: nothing was found."
+        if importances.missing:
+            text = f"Not computed from {importances.trials} complete trials: {importances.missing}."
+        return Section("importance", "Parameter importance", texts=(text,))
+    total = importances.trials
     warnings: list[str] = []
-    if found.trials < ENOUGH_TRIALS:
+    if total < ENOUGH_TRIALS:
         warnings.append(
-            f"Only {found.trials} complete trials are behind these numbers; below {ENOUGH_TRIALS} they may change "
+            f"Only {total} complete trials are behind these numbers; below {ENOUGH_TRIALS} they may change "
             "much with the next few."
         )
-    rare = [param.name for param in found.params if param.trials < _FEW_DRAWN]
+    rare = [param.name for param in importances.params if param.trials < _FEW_DRAWN]
     if rare:
         warnings.append(f"Drawn in fewer than {_FEW_DRAWN} of them: {', '.join(rare)}.")
     goals = f" for {records.goal.name} alone" if len(records.goals) > 1 else ""
     text = (
-        f"How much a parameter decides whether a trial is among the best {found.top} of {found.trials} complete "
+        f"How much a parameter decides whether a trial is among the best {importances.top} of {total} complete "
         f"ones{goals} (PED-ANOVA). It says nothing of the direction, and nothing of values that were never tried."
     )
-    rows = tuple((param.name, f"{param.share:.1%}", f"{param.trials} of {found.trials}") for param in found.params)
+    rows = tuple((param.name, f"{param.share:.1%}", f"{param.trials} of {total}") for param in importances.params)
     return Section(
         "importance",
         "Parameter importance",
         texts=(text,),
         warnings=tuple(warnings),
-        charts=(importance_figure(found),),
+        charts=(importance_figure(importances),),
         tables=(("", Table(("parameter", "share", "trials that drew it"), rows)),),
         notes=("A parameter under a condition counts only through trials that met it: rarely drawn explains little.",),
     )
 
 
-def _slices(records: StudyRecords, found: Importances) -> Section | None:
+def _slices(records: StudyRecords, importances: Importances) -> Section | None:
     drawn = dict.fromkeys(name for trial in records.complete for name in trial.params)
     names = [name for name in drawn if len({repr(trial.params.get(name)) for trial in records.complete}) > 1]
-    order = [param.name for param in found.params]
+    order = [param.name for param in importances.params]
     ranked = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
     if len(records.complete) < 2 or not ranked:
         return None
@@ -224,7 +234,7 @@ def _failure_cells(row: FailureRow) -> tuple[str, ...]:
         duration_text(row.lost_s),
         few((str(number) for number in row.trials), _MOST_NUMBERS),
         ", ".join(f"{count} {action}" for action, count in row.actions),
-        _short("; ".join(row.sentences[:_MOST_SENTENCES])),
+        shortened("; ".join(row.sentences[:_MOST_SENTENCES]), _LONGEST_CELL),
     )
 
 
@@ -238,8 +248,8 @@ def _timeline(records: StudyRecords) -> Section | None:
 
 
 def _refused(state: StudyState) -> Section | None:
-    found = refusals(state)
-    if not found:
+    refused = refusals(state)
+    if not refused:
         return None
     rows = [
         (
@@ -247,17 +257,17 @@ def _refused(state: StudyState) -> Section | None:
             str(len(row.trials)),
             gib(row.needed_bytes) if row.needed_bytes is not None else "unknown",
             gib(row.capacity_bytes) if row.capacity_bytes is not None else "-",
-            _short(row.reason),
+            shortened(row.reason, _LONGEST_CELL),
         )
-        for row in found
+        for row in refused
     ]
-    count = sum(len(row.trials) for row in found)
+    count = sum(len(row.trials) for row in refused)
     notes = (f"{len(rows) - _MOST_REFUSALS} more are not shown.",) if len(rows) > _MOST_REFUSALS else ()
     heads = ("parameters that decide memory", "trials", "needs", "device has", "why")
     return Section(
         "refused",
         "Refused part of the space",
-        texts=(f"{_counted(count, 'trial')} with {_counted(len(rows), 'different memory plan')} never started.",),
+        texts=(f"{counted(count, 'trial')} with {counted(len(rows), 'different memory plan')} never started.",),
         tables=(("", Table(heads, tuple(rows[:_MOST_REFUSALS]))),),
         notes=notes,
     )
@@ -291,7 +301,7 @@ def _trials(records: StudyRecords) -> Section | None:
             duration_text(trial.seconds),
             str(trial.seed),
             _params(trial.params),
-            _short(trial.reason),
+            shortened(trial.reason, _LONGEST_CELL),
         )
         for trial in shown
     ]
@@ -301,10 +311,10 @@ def _trials(records: StudyRecords) -> Section | None:
     return Section("trials", "Trials, the best first", tables=(("", table),), notes=notes)
 
 
-def _kinds(split: SplitFacts) -> str:
-    """Rows of each label, and those with evidence, as far as the task reads these."""
-    found = [f"{label}: {count}" for label, count in split.label_counts.items()]
-    return ", ".join(found if split.with_evidence is None else [*found, f"with evidence: {split.with_evidence}"])
+def _row_counts(split: SplitFacts) -> str:
+    """Return the number of rows by label, and of those with evidence if the task reads it."""
+    counts = [f"{label}: {count}" for label, count in split.label_counts.items()]
+    return ", ".join(counts if split.with_evidence is None else [*counts, f"with evidence: {split.with_evidence}"])
 
 
 def _values(trial: TrialRow, count: int) -> list[str]:
@@ -331,7 +341,7 @@ def _facts(state: StudyState, records: StudyRecords) -> Section:
         facts += [("data fingerprint", resolved.data_fingerprint), ("device", _device(resolved))]
     tables = [("", Table(("what", "value"), tuple(facts)))]
     if resolved is not None:
-        splits = tuple((name, str(split.rows), _kinds(split)) for name, split in resolved.splits.items())
+        splits = tuple((name, str(split.rows), _row_counts(split)) for name, split in resolved.splits.items())
         tables.append(("Data", Table(("split", "rows", "rows by label"), splits)))
         tables.append(("Models", Table(("model", "revision or content"), tuple(resolved.revisions.items()))))
         tables.append(("Versions", Table(("package", "version"), tuple(resolved.versions.items()))))
@@ -359,12 +369,4 @@ def _device(resolved: ResolveResult) -> str:
 
 
 def _params(params: dict[str, Scalar]) -> str:
-    return _short(", ".join(f"{name} = {value_text(value)}" for name, value in params.items()))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_CELL else text[: _LONGEST_CELL - 1] + "…"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"
+    return shortened(", ".join(f"{name} = {value_text(value)}" for name, value in params.items()), _LONGEST_CELL)

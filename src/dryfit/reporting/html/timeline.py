@@ -1,4 +1,4 @@
-"""The figure of all processes over wall-clock time: a row for each device or slot, sessions in the background."""
+"""The timeline figure: all attempts over wall-clock time, a row for each device or slot."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from dryfit.reporting.data.records import AttemptEnd, AttemptRow, StudyRecords, lanes
 from dryfit.reporting.html.plots import BLUE, GREY, ORANGE, RED, Figure, text
-from dryfit.reporting.terminal.tables import duration_text, time_text
+from dryfit.reporting.terminal.tables import duration_text, shortened, time_text
 from dryfit.store.state import SessionState
 
 _LOOKS = {
@@ -17,12 +17,12 @@ _LOOKS = {
     AttemptEnd.RUNNING: ("running", GREY),
 }
 _LONG_PAUSE = 0.05
-"""Pauses between sessions above this share of the time worked are cut out of the axis."""
+"""Pauses between sessions longer than this share of the time worked are cut out of the axis."""
 _MOST_TICKS = 6
 _HOUR_S = 3600
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, *(_HOUR_S * n for n in (1, 2, 3, 6, 12, 24, 48, 168)))
 _MANY = 500
-"""Bars above which edges would hide them."""
+"""With more bars, edges would hide them."""
 _EDGE = "rgba(127,127,127,0.6)"
 
 
@@ -31,8 +31,8 @@ class WorkAxis:
     """Wall-clock time with the long pauses between sessions cut out, in seconds.
 
     Attributes:
-        spans: Stretches of wall-clock time (Unix seconds) that are drawn, in order.
-        gap_s: What is left of a pause between two of them.
+        spans: The intervals of Unix time that are drawn, in order.
+        gap_s: The width of the gap that stands for a pause.
     """
 
     spans: tuple[tuple[float, float], ...]
@@ -40,7 +40,7 @@ class WorkAxis:
 
     @classmethod
     def of(cls, sessions: Sequence[SessionState]) -> "WorkAxis":
-        """Sessions with short pauses between them are one stretch."""
+        """Make the axis of some sessions; those with only short pauses between them share an interval."""
         worked_s = sum(session.last_at_s - session.opened_at_s for session in sessions)
         spans: list[tuple[float, float]] = []
         for session in sessions:
@@ -51,7 +51,7 @@ class WorkAxis:
         return cls(tuple(spans), _LONG_PAUSE / 2 * worked_s)
 
     def at(self, at_s: float) -> float:
-        """Where a moment is drawn; one in a pause at the end of the stretch before it."""
+        """Return where a time is drawn; a time in a pause, at the end of the interval before it."""
         drawn_s = 0.0
         for index, (begin_s, end_s) in enumerate(self.spans):
             if at_s <= end_s or index == len(self.spans) - 1:
@@ -63,7 +63,7 @@ class WorkAxis:
         return 0.0
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Moments to name, as drawn: the begin of each stretch with its date, and round times within it."""
+        """Return the labelled positions: the start of each interval with its date, and round times within it."""
         length_s = sum(end_s - begin_s for begin_s, end_s in self.spans) + self.gap_s * len(self.spans)
         step_s = next((step_s for step_s in _STEPS_S if length_s / step_s <= _MOST_TICKS), _STEPS_S[-1])
         starts = [(begin_s, _clock(begin_s, step_s) + _date(begin_s)) for begin_s, _ in self.spans]
@@ -89,7 +89,7 @@ def _date(at_s: float) -> str:
 
 
 def timeline_figure(records: StudyRecords) -> Figure:
-    """Every attempt as a bar from its placement to its end."""
+    """Plot every attempt as a bar from its placement to its end."""
     axis = WorkAxis.of(records.sessions)
     placed = lanes(records.attempts)
     rows = sorted({row for _, row in placed}, key=_natural)
@@ -135,8 +135,7 @@ def _hover(attempt: AttemptRow) -> str:
     lines = [f"trial {attempt.trial}, attempt {attempt.attempt}: {_LOOKS[attempt.end][0]}"]
     lines.append(f"{time_text(attempt.started_s)}, {duration_text(attempt.seconds)}")
     if attempt.kind is not None:
-        sentence = attempt.sentence if len(attempt.sentence) <= 120 else attempt.sentence[:119] + "…"
-        lines.append(f"{attempt.kind}: {text(sentence)}")
+        lines.append(f"{attempt.kind}: {text(shortened(attempt.sentence, 120))}")
     return "<br>".join(lines)
 
 

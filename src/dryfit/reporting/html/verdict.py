@@ -1,4 +1,4 @@
-"""What a study found, in two sentences: what is best and by how much, and how sure that is."""
+"""The result of a study in two sentences: the best trial and its lead, and how certain that is."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.data.records import StudyRecords, TrialRow
-from dryfit.reporting.terminal.tables import number_text
+from dryfit.reporting.terminal.tables import counted, number_text
 
 _TOP = 5
 _FEW = 10
@@ -18,28 +18,28 @@ class StudyVerdict:
     """Two sentences.
 
     Attributes:
-        found: What is best, and by how much.
-        sureness: What that rests on.
+        result: The best trial and its lead.
+        certainty: How many trials that rests on.
     """
 
-    found: str
-    sureness: str
+    result: str
+    certainty: str
 
 
 def verdict_of(records: StudyRecords, *, defaults_first: bool) -> StudyVerdict:
-    """The verdict on a study, however little it has done.
+    """Return the verdict on a study.
 
     Args:
         records: The study.
-        defaults_first: Whether the first trial is known to be the study file's own values.
+        defaults_first: Whether the first trial is known to have the study file's own values.
     """
     ranked = records.ranked
     if not ranked:
-        return StudyVerdict(_nothing(records), "Nothing can be compared yet.")
-    return StudyVerdict(_found(records, ranked, defaults_first=defaults_first), _sureness(records, ranked))
+        return StudyVerdict(_no_result(records), "Nothing can be compared yet.")
+    return StudyVerdict(_result(records, ranked, defaults_first=defaults_first), _certainty(records, ranked))
 
 
-def _nothing(records: StudyRecords) -> str:
+def _no_result(records: StudyRecords) -> str:
     if not records.trials:
         return "This study has no trial yet."
     counts = [
@@ -50,16 +50,16 @@ def _nothing(records: StudyRecords) -> str:
     running = sum(trial.outcome is None for trial in records.trials)
     counts += [f"{running} not finished"] if running else []
     without = sum(trial.outcome is Outcome.COMPLETE for trial in records.trials)
-    why = f"; {_trials(without)} completed without a finite {records.goal.name}" if without else ""
-    return f"No trial has a result: of {_trials(len(records.trials))} {', '.join(counts)}{why}."
+    why = f"; {counted(without, 'trial')} completed without a finite {records.goal.name}" if without else ""
+    return f"No trial has a result: of {counted(len(records.trials), 'trial')} {', '.join(counts)}{why}."
 
 
-def _found(records: StudyRecords, ranked: Sequence[TrialRow], *, defaults_first: bool) -> str:
+def _result(records: StudyRecords, ranked: Sequence[TrialRow], *, defaults_first: bool) -> str:
     best, first, goal = ranked[0], records.trials[0], records.goal
     baseline = f"the defaults (trial {first.number})" if defaults_first else f"trial {first.number}"
     parts = [f"Trial {best.number} has the best {goal.name}, {number_text(best.score)}"]
     if len(records.goals) > 1:
-        size = _trials(len(records.front))
+        size = counted(len(records.front), "trial")
         parts[0] = f"The Pareto front has {size}; {parts[0][0].lower()}{parts[0][1:]}"
     if best.number == first.number:
         parts.append("and that is the study file's own configuration" if defaults_first else "the first one tried")
@@ -75,18 +75,18 @@ def _found(records: StudyRecords, ranked: Sequence[TrialRow], *, defaults_first:
     return ", ".join(parts) + "."
 
 
-def _sureness(records: StudyRecords, ranked: Sequence[TrialRow]) -> str:
+def _certainty(records: StudyRecords, ranked: Sequence[TrialRow]) -> str:
     open_trials = sum(trial.outcome is None for trial in records.trials)
     running = f", and {open_trials} {'is' if open_trials == 1 else 'are'} not finished" if open_trials else ""
-    base = f"This rests on {_trials(len(ranked), 'complete ')} of one seed each{running}"
+    base = f"This rests on {counted(len(ranked), 'complete trial')} of one seed each{running}"
     if len(ranked) == 1:
         return f"{base}: there is nothing to compare it with."
     top = ranked[:_TOP]
     width = abs((top[0].score or 0.0) - (top[-1].score or 0.0))
-    said = f"the best {len(top)} lie within {number_text(width)} of each other"
+    range_text = f"the best {len(top)} lie within {number_text(width)} of each other"
     if len(ranked) < _FEW:
-        return f"{base}; {said}, and fewer than {_FEW} trials are a first impression only."
-    return f"{base}; {said}, and the best of many validation values is an optimistic estimate."
+        return f"{base}; {range_text}, and fewer than {_FEW} trials are a first impression only."
+    return f"{base}; {range_text}, and the best of many validation values is an optimistic estimate."
 
 
 def _better_by(value: float | None, than: float, direction: Direction) -> str:
@@ -95,7 +95,3 @@ def _better_by(value: float | None, than: float, direction: Direction) -> str:
         return "no better"
     word = "higher" if direction is Direction.MAXIMIZE else "lower"
     return f"{abs(gap):.4f} {word}"
-
-
-def _trials(count: int, kind: str = "") -> str:
-    return f"{count} {kind}trial{'' if count == 1 else 's'}"

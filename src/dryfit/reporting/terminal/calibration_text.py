@@ -1,4 +1,4 @@
-"""A calibration for people and for programs: what ``dryfit calibrate`` prints."""
+"""The result of ``dryfit calibrate`` as a table, as lines and as JSON."""
 
 from collections.abc import Sequence
 
@@ -10,29 +10,29 @@ from dryfit.reporting.terminal.tables import Table
 
 
 class CalibrationView(Answer):
-    """What ``calibrate --json`` prints."""
+    """What ``dryfit calibrate --json`` prints."""
 
     calibration: Calibration | None
     comparisons: tuple[CaseComparison, ...]
 
 
-def calibration_view(found: CalibrateResult) -> CalibrationView:
-    """The constants that are kept, and every comparison they were made from."""
-    return CalibrationView(calibration=found.calibration, comparisons=found.comparisons)
+def calibration_view(result: CalibrateResult) -> CalibrationView:
+    """Return the JSON view of a calibration: the constants, and the comparisons behind them."""
+    return CalibrationView(calibration=result.calibration, comparisons=result.comparisons)
 
 
 def calibration_table(comparisons: Sequence[CaseComparison]) -> Table:
-    """Planned beside observed, a row a case."""
+    """Return one row for each case: planned beside observed memory."""
     heads = ("case", "allocated", "planned", "error", "reserved", "planned", "error", "replayed", "first deviation")
-    return Table(heads, tuple(_row(one) for one in comparisons))
+    return Table(heads, tuple(map(_row, comparisons)))
 
 
-def calibration_lines(found: CalibrateResult) -> list[str]:
-    """What is kept, in sentences."""
-    kept = found.calibration
+def calibration_lines(result: CalibrateResult) -> list[str]:
+    """Return lines on the constants that are kept and their errors."""
+    kept = result.calibration
     if kept is None:
         return ["nothing was kept"]
-    worst_reserved = max(abs(one.reserved_error) for one in found.comparisons)
+    worst_reserved = max(abs(case.reserved_error) for case in result.comparisons)
     constants = f"context {gib(kept.context_bytes)}, cuBLAS workspace {gib(kept.workspace_bytes)} a thread"
     errors = f"median error {kept.error_median:.2%}, p95 {kept.error_p95:.2%} of {kept.runs} runs"
     return [
@@ -41,28 +41,28 @@ def calibration_lines(found: CalibrateResult) -> list[str]:
     ]
 
 
-def _row(one: CaseComparison) -> tuple[str, ...]:
+def _row(case: CaseComparison) -> tuple[str, ...]:
     replayed = "-"
-    if one.replay_difference_bytes is not None:
-        off = one.replay_difference_bytes
-        replayed = f"{one.replayed_events} events, " + (f"off by {gib(off)}" if off else "exact")
+    if case.replay_difference_bytes is not None:
+        off = case.replay_difference_bytes
+        replayed = f"{case.replayed_events} events, " + (f"off by {gib(off)}" if off else "exact")
     return (
-        one.name,
-        gib(one.observed_allocated_bytes),
-        gib(one.planned_allocated_bytes),
-        f"{one.allocated_error:+.2%}",
-        gib(one.observed_reserved_bytes),
-        gib(one.planned_reserved_bytes),
-        f"{one.reserved_error:+.2%}",
+        case.name,
+        gib(case.observed_allocated_bytes),
+        gib(case.planned_allocated_bytes),
+        f"{case.allocated_error:+.2%}",
+        gib(case.observed_reserved_bytes),
+        gib(case.planned_reserved_bytes),
+        f"{case.reserved_error:+.2%}",
         replayed,
-        _deviation(one),
+        _deviation_text(case),
     )
 
 
-def _deviation(one: CaseComparison) -> str:
-    found = one.first_deviation
-    if found is None:
-        return "none" if one.phases else "-"
-    planned = gib(found.planned_bytes) if found.planned_bytes is not None else "nothing"
-    observed = gib(found.observed_bytes) if found.observed_bytes is not None else "nothing"
-    return f"{found.phase} #{found.index}: {planned} planned ({found.planned_by or '-'}), {observed} taken"
+def _deviation_text(case: CaseComparison) -> str:
+    first = case.first_deviation
+    if first is None:
+        return "none" if case.phases else "-"
+    planned = gib(first.planned_bytes) if first.planned_bytes is not None else "nothing"
+    observed = gib(first.observed_bytes) if first.observed_bytes is not None else "nothing"
+    return f"{first.phase} #{first.index}: {planned} planned ({first.planned_by or '-'}), {observed} taken"

@@ -1,5 +1,6 @@
-"""How long a trial and a study will still take: pure functions of what has been seen; None where that is too little."""
+"""Estimates of the time a trial and a study still need; None where too little has been observed."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,13 @@ _LEAST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a running trial moves.
+    """The progress of a running trial between two observations.
 
     Attributes:
-        first_step: Steps done when it was first looked at in this process: those before a checkpoint included.
+        first_step: Steps done at the first observation of this process, those before its checkpoint included.
         step: Steps done now.
-        total_steps: Steps of the whole trial; 0: unknown.
-        elapsed_s: Seconds between both looks, validations and checkpoints included.
+        total_steps: Steps of the whole trial; 0 if unknown.
+        elapsed_s: Seconds between the observations, validations and checkpoints included.
     """
 
     first_step: int
@@ -25,7 +26,7 @@ class Pace:
 
     @property
     def fraction(self) -> float:
-        """How much of the trial is done, from 0 to 1."""
+        """The share of the trial that is done, from 0 to 1."""
         return min(1.0, self.step / self.total_steps) if self.total_steps > 0 else 0.0
 
 
@@ -34,8 +35,8 @@ class Running:
     """A running trial, for the study's estimate.
 
     Attributes:
-        elapsed_s: Since its process was placed.
-        pace: How it moves.
+        elapsed_s: Seconds since its process was placed.
+        pace: Its progress.
     """
 
     elapsed_s: float
@@ -43,7 +44,7 @@ class Running:
 
 
 def trial_left_s(pace: Pace) -> float | None:
-    """Seconds to the trial's last step at the pace of this process; an early end is not foreseen."""
+    """Return the seconds to the trial's last step at its present pace, early stopping left aside."""
     done = pace.step - pace.first_step
     if pace.total_steps <= 0 or done < _LEAST_STEPS or pace.elapsed_s < _LEAST_S:
         return None
@@ -51,14 +52,13 @@ def trial_left_s(pace: Pace) -> float | None:
 
 
 def expected_end(reached: float, ends: Sequence[float]) -> float:
-    """The fraction of its steps at which a trial will end, judged by the trials that came further than it has.
+    """Return the share of its steps after which a trial will end: the mean of the earlier ends beyond its own progress.
 
     Args:
-        reached: The fraction it has done.
-        ends: Fractions at which earlier trials ended: below 1 where pruning or early stopping cut them short.
+        reached: The share it has done.
+        ends: Shares after which earlier trials ended; below 1 for pruned and early-stopped ones.
     """
-    further = [end for end in ends if end > reached]
-    return sum(further) / len(further) if further else 1.0
+    return statistics.fmean([end for end in ends if end > reached] or [1.0])
 
 
 def study_left_s(
@@ -69,14 +69,14 @@ def study_left_s(
     ends: Sequence[float] = (),
     parallel: int = 1,
 ) -> float | None:
-    """Seconds to the end of a study, if trials go on to be like those before them.
+    """Return the seconds to the end of a study whose further trials are like those before.
 
     Args:
-        waiting: Trials that have no process yet.
-        running: Those that have one.
-        finished_s: What each finished trial took; pruned and failed ones belong to what a trial takes.
+        waiting: Number of trials without a process.
+        running: Trials with a process.
+        finished_s: Time of each finished trial, pruned and failed ones included.
         ends: As in :func:`expected_end`.
-        parallel: Trials side by side.
+        parallel: Number of trials that run side by side.
     """
     lefts = [_expected_left_s(trial, ends) for trial in running]
     typical_s = _typical_s(running, lefts, finished_s)
@@ -88,7 +88,7 @@ def study_left_s(
         for trial, left in zip(running, lefts, strict=True)
     ]
     work_s = sum(known) + waiting * guess_s
-    # No schedule is shorter than the longest trial, nor than all work on all places.
+    # No schedule is shorter than the longest trial, or than all work divided by all slots.
     return max([work_s / max(1, parallel), guess_s if waiting else 0.0, *known])
 
 
@@ -101,8 +101,7 @@ def _expected_left_s(trial: Running, ends: Sequence[float]) -> float | None:
 
 
 def _typical_s(running: Sequence[Running], lefts: Sequence[float | None], finished_s: Sequence[float]) -> float | None:
-    """What a trial takes: the mean of the finished ones, else of what the running ones will have taken."""
-    seen = list(finished_s)
-    if not seen:
-        seen = [trial.elapsed_s + left for trial, left in zip(running, lefts, strict=True) if left is not None]
-    return sum(seen) / len(seen) if seen else None
+    """Return the mean time of a trial: of the finished ones, else of the expected times of the running ones."""
+    expected_s = [trial.elapsed_s + left for trial, left in zip(running, lefts, strict=True) if left is not None]
+    times_s = finished_s or expected_s
+    return statistics.fmean(times_s) if times_s else None

@@ -1,4 +1,4 @@
-"""A diagnosis for people and for programs: what ``dryfit doctor`` and ``tune --dry-run`` print."""
+"""The checks of ``dryfit doctor`` and ``tune --dry-run`` as lines and as JSON."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ class CheckView(View):
 
 
 class DiagnosisView(Answer):
-    """What ``doctor --json`` prints."""
+    """What ``dryfit doctor --json`` prints."""
 
     healthy: bool
     counts: dict[Status, int]
@@ -25,26 +25,21 @@ class DiagnosisView(Answer):
 
 
 def diagnosis_view(diagnosis: Diagnosis) -> DiagnosisView:
-    """Everything that was checked."""
-    checks = tuple(
-        CheckView(about=one.about, check=one.check, status=one.status, found=one.found, fix=one.fix)
-        for one in diagnosis.findings
-    )
+    """Return the JSON view of a diagnosis."""
+    checks = tuple(CheckView.model_validate(finding, from_attributes=True) for finding in diagnosis.findings)
     return DiagnosisView(healthy=diagnosis.healthy, counts=diagnosis.counts, checks=checks)
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:
-    """A check in one line that ``grep FAIL`` finds; where something is to be done, a second one says what."""
-    found = " ".join(finding.found.split())
-    yield f"{finding.status.upper():4}  {finding.about}: {finding.check}: {found}"
+    """Yield a check as one line for ``grep FAIL``, and a second line with the fix unless it passed."""
+    result = " ".join(finding.found.split())
+    yield f"{finding.status.upper():4}  {finding.about}: {finding.check}: {result}"
     if finding.status is not Status.PASS:
         yield f"      fix: {' '.join(finding.fix.split())}"
 
 
 def verdict_line(diagnosis: Diagnosis) -> str:
-    """The end of the matter."""
+    """Return the verdict on all checks with their counts."""
     counts = diagnosis.counts
-    said = f"{counts[Status.PASS]} passed, {counts[Status.WARN]} to look at, {counts[Status.FAIL]} failed"
-    if not diagnosis.healthy:
-        return f"not ready: {said}"
-    return f"ready: {said}"
+    text = f"{counts[Status.PASS]} passed, {counts[Status.WARN]} to look at, {counts[Status.FAIL]} failed"
+    return f"{'ready' if diagnosis.healthy else 'not ready'}: {text}"

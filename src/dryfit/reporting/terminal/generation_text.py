@@ -1,27 +1,26 @@
-"""A study's generations in words: what the study is now, and what is kept of what it was."""
+"""The generations of a study in words: why each began, and how many earlier trials it keeps and uses."""
 
 from dryfit.core.settings.trial import Outcome, best_first
-from dryfit.reporting.terminal.tables import Table, number_text, time_text
+from dryfit.reporting.terminal.tables import Table, counted, number_text, time_text
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.replay import StudyState
 
 
-def generation_text(number: int, *, began_at_s: float, reasons: tuple[str, ...], earlier: int, told: int) -> str:
-    """The present generation in one line; empty for the first."""
+def generation_text(number: int, *, began_at_s: float, reasons: tuple[str, ...], earlier: int, used: int) -> str:
+    """Describe the present generation in one line; empty for the first."""
     if number == 1:
         return ""
     why = "; ".join(reasons)
-    return f"generation {number} (since {time_text(began_at_s)}: {why}); {_kept(number, earlier, told)}"
+    return f"generation {number} (since {time_text(began_at_s)}: {why}); {_kept(number, earlier, used)}"
 
 
-def _kept(number: int, earlier: int, told: int) -> str:
+def _kept(number: int, earlier: int, used: int) -> str:
     of = "generation 1" if number == 2 else f"generations 1 to {number - 1}"
-    trials = "1 trial" if earlier == 1 else f"{earlier} trials"
-    return f"{trials} of {of} kept, {told} of them used"
+    return f"{counted(earlier, 'trial')} of {of} kept, {used} of them used"
 
 
 def began_text(event: GenerationBegan, state: StudyState) -> str | None:
-    """What is told when a study cannot go on as it was."""
+    """Return the message on a new generation; None for the first."""
     if event.generation == 1:
         return None
     kept = _kept(event.generation, state.generation.first, len(event.reused))
@@ -31,7 +30,7 @@ def began_text(event: GenerationBegan, state: StudyState) -> str | None:
 
 
 def revised_text(event: StudyRevised) -> str | None:
-    """What is told where a study goes on although its file has changed; None where nobody would notice."""
+    """Return the message on a changed study file with which the study goes on; None if it has no effect."""
     if not event.reasons:
         return None
     return "\n".join(
@@ -43,7 +42,7 @@ def revised_text(event: StudyRevised) -> str | None:
 
 
 def generations_table(state: StudyState) -> Table:
-    """One row a generation, the present one first."""
+    """Return one row for each generation, the present one first."""
     rows: list[tuple[str, ...]] = []
     for generation in reversed(state.generations):
         trials = state.in_generation(generation.number)
@@ -54,7 +53,7 @@ def generations_table(state: StudyState) -> Table:
                 str(generation.number),
                 time_text(generation.began_at_s),
                 "; ".join(generation.reasons) or "-",
-                ", ".join(f"{one.direction} {one.name}" for one in generation.comparability.goals),
+                ", ".join(f"{each.direction} {each.name}" for each in generation.comparability.goals),
                 f"{trials[0].number} to {trials[-1].number}" if trials else "none yet",
                 str(sum(trial.outcome is Outcome.COMPLETE for trial in trials)),
                 f"{number_text(best[0].value)} (trial {best[0].number})" if best else "-",

@@ -1,6 +1,6 @@
-"""A checkpoint's health as rows of text."""
+"""What ``dryfit load --check`` prints of a checkpoint: a table and a verdict."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dryfit.core.jobs.checkpoint_health import Adapter, Built, Health, Stored, Subject
 from dryfit.core.text.words import few
@@ -17,27 +17,27 @@ _SUBJECTS = {
 
 
 def size_text(size_bytes: int) -> str:
-    """A size as people read it."""
+    """Format a size in decimal units."""
     unit = next(((most, name) for most, name in _UNITS if size_bytes >= most), None)
     return f"{size_bytes / unit[0]:.3g} {unit[1]}" if unit is not None else f"{size_bytes} B"
 
 
 def health_table(health: Health) -> Table:
-    """One row for each thing found."""
+    """Return one row for each fact about a checkpoint."""
     return Table(("what", "found"), tuple(_rows(health)))
 
 
 def health_verdict(health: Health) -> str:
-    """One line: healthy, or why not."""
+    """Say in one line whether a checkpoint is healthy, or why not."""
     if health.healthy and health.subject is Subject.ADAPTER:
         return "healthy: its pairs are complete; whether its base model fits is seen when it is attached"
     if health.healthy:
         task = f', task="{health.task}"' if health.task else ""
         return f'healthy: dryfit.load("{health.folder}"{task}) can load it, as far as headers tell'
-    said = [f"{len(names)} {what}" for what, names in health.faults()]
+    faults = [f"{len(names)} {what}" for what, names in health.faults()]
     if health.errors:
-        said.append("it cannot be opened" if health.stored is None and not health.members else "see the error above")
-    return f"not healthy: {', '.join(said)}"
+        faults.append("it cannot be opened" if health.stored is None and not health.members else "see the error above")
+    return f"not healthy: {', '.join(faults)}"
 
 
 def _rows(health: Health) -> Iterator[tuple[str, str]]:
@@ -54,9 +54,7 @@ def _rows(health: Health) -> Iterator[tuple[str, str]]:
     for place, member in enumerate(health.members, start=1):
         yield f"member {place}", health_verdict(member)
     for what, names in health.faults():
-        yield from ((what, name) for name in names[:_LINES_MAX])
-        if len(names) > _LINES_MAX:
-            yield what, f"and {len(names) - _LINES_MAX} more"
+        yield from _listed((what, name) for name in names)
     for what, names in (("not used", health.unexpected), ("ignored", health.ignored)):
         if names:
             yield what, f"{len(names)}: {few(names)}"
@@ -67,10 +65,17 @@ def _stored_rows(stored: Stored) -> Iterator[tuple[str, str]]:
     kinds = ", ".join(f"{size_text(size)} in {dtype}" for dtype, size in stored.bytes_by_dtype.items())
     yield "weights", f"{stored.tensors} tensors, {size_text(stored.total_bytes)} ({kinds}), {stored.format}"
     what = "file" if len(stored.files) == 1 else "shard"
-    for file in stored.files[:_LINES_MAX]:
-        yield what, f"{file.name}: {size_text(file.size_bytes)}, {file.tensors} tensors"
-    if len(stored.files) > _LINES_MAX:
-        yield what, f"and {len(stored.files) - _LINES_MAX} more"
+    yield from _listed(
+        (what, f"{file.name}: {size_text(file.size_bytes)}, {file.tensors} tensors") for file in stored.files
+    )
+
+
+def _listed(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the first rows, and one that counts the rest."""
+    every = list(rows)
+    yield from every[:_LINES_MAX]
+    if len(every) > _LINES_MAX:
+        yield every[0][0], f"and {len(every) - _LINES_MAX} more"
 
 
 def _model_rows(model: Built) -> Iterator[tuple[str, str]]:

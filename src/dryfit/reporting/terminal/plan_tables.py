@@ -1,4 +1,4 @@
-"""A plan as lines and tables: what ``dryfit plan`` prints for people."""
+"""The tables and lines that ``dryfit plan`` prints."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,11 +20,11 @@ _EFFECTS = {
 }
 _LIST_WIDTH = 13
 _SHOWN_BYTES = 2**30 // 20
-"""What is less reads 0.0 GiB."""
+"""Smaller sizes would read 0.0 GiB."""
 
 
 def headline(answer: PlanAnswer) -> str:
-    """The verdict in a line, with the numbers behind it."""
+    """Return the verdict of a plan in one line, with its numbers."""
     each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
     device = f"device has {gib(answer.device.capacity_bytes)} ({answer.device.name})"
     memory = answer.memory
@@ -41,7 +41,7 @@ def headline(answer: PlanAnswer) -> str:
 
 
 def peak_text(memory: MemoryPlan) -> str:
-    """Where the peak is: ``backward, encoder.layer.23.attention  (4 x 512, worst batch of the data)``."""
+    """Return where the peak is: ``backward, encoder.layer.23.attention  (4 x 512, worst batch of the data)``."""
     at, batch = memory.peak_at, memory.worst_batch
     place = ", ".join(part for part in (str(at.phase), at.module, at.op) if part)
     known = "worst batch of the data" if batch.from_data else "rows of train.max_length, for the data is not known"
@@ -49,7 +49,7 @@ def peak_text(memory: MemoryPlan) -> str:
 
 
 def refusal_lines(answer: PlanAnswer) -> list[str]:
-    """A refusal below its headline: where the peak is, what it is made of, what would fit."""
+    """Return the lines of a refusal below its headline: the peak, its parts, and what would fit."""
     lines = [f"  {'reason':<{_LIST_WIDTH}}{reason}" for reason in answer.reasons]
     memory = answer.memory
     if memory is not None:
@@ -65,7 +65,7 @@ def refusal_lines(answer: PlanAnswer) -> list[str]:
 
 
 def memory_table(memory: MemoryPlan) -> Table:
-    """The breakdown at the peak, and the peak of each phase."""
+    """Return the memory by category at the peak, and the peak of each phase."""
     largest_first = sorted(memory.by_category.items(), key=lambda item: -item[1])
     rows = [("at the peak", str(name), gib(size)) for name, size in largest_first if size]
     rows += [("peak of phase", str(name), gib(size)) for name, size in memory.by_phase.items() if size]
@@ -73,7 +73,7 @@ def memory_table(memory: MemoryPlan) -> Table:
 
 
 def requirement_table(answer: PlanAnswer, memory: MemoryPlan) -> Table:
-    """From what tensors take to what the device must have."""
+    """Return the steps from the memory of tensors to the memory required of the device."""
     rows = [("peak allocated", memory.peak_allocated_bytes, "tensors")]
     if answer.device.kind is DeviceKind.CUDA:
         outside, total = "CUDA context and libraries", "smallest cap + overhead + margin"
@@ -96,7 +96,7 @@ def requirement_table(answer: PlanAnswer, memory: MemoryPlan) -> Table:
 
 
 def ladder_table(ladder: Sequence[Fallback]) -> Table:
-    """Changes, each with what it saves."""
+    """Return one row for each change that lowers memory, with what it saves."""
     noted = any(fallback.note for fallback in ladder)
     rows = [
         (
@@ -104,9 +104,7 @@ def ladder_table(ladder: Sequence[Fallback]) -> Table:
             gib(fallback.required_bytes),
             gib(fallback.saves_bytes),
             _EFFECTS[fallback.effect],
-            f"{fallback.time_factor:.2g}x"
-            if fallback.devices == 1
-            else "-",  # nobody has measured what ranks change of it
+            f"{fallback.time_factor:.2g}x" if fallback.devices == 1 else "-",  # not measured for several ranks
             "yes" if fallback.fits else "no",
             *((fallback.note,) if noted else ()),
         )
@@ -116,15 +114,15 @@ def ladder_table(ladder: Sequence[Fallback]) -> Table:
 
 
 def trust_text(answer: PlanAnswer) -> str:
-    """What the numbers rest on."""
+    """Return the confidence of a plan, the version of torch and the planning time."""
     return f"{answer.confidence}, torch {answer.torch}, planned in {duration_text(answer.planner_s)}"
 
 
 def space_table(plan: SpacePlan) -> Table:
-    """One row for each combination but the batch, one column for each batch.
+    """Return one row for each combination of the other keys, and one column for each batch size.
 
-    A cell says ``fits``; or with what it fits, ``4 x 4`` for a micro-batch of 4 and 4 steps, ``ckpt`` for
-    checkpointing; or what it needs at least.
+    A cell says ``fits``, or how it fits (``4 x 4`` is a micro-batch of 4 with 4 accumulation steps, ``ckpt`` activation
+    checkpointing), or the least memory it needs.
     """
     keys = tuple(name for name in plan.varied if name != _BATCH)
     batches = _distinct(plan.cells, (_BATCH,)) if _BATCH in plan.varied else [()]
@@ -138,7 +136,7 @@ def space_table(plan: SpacePlan) -> Table:
 
 
 def space_lines(plan: SpacePlan) -> list[str]:
-    """What the table of a space leaves unsaid."""
+    """Return the lines below the table of a search space: counts, assumptions and unknowns."""
     size = gib(plan.device.capacity_bytes)
     groups = [
         [cell for cell in plan.cells if _values(cell, plan.varied) == point]
@@ -179,9 +177,9 @@ def _unknown(cell: PlannedCell) -> bool:
 
 
 def _cells_text(cells: Sequence[PlannedCell]) -> str:
-    """The mildest way in which one of the cells, without and with checkpointing, fits."""
+    """Return how the cells of a combination, without and with checkpointing, fit with the least change."""
     if not cells:
-        return "-"  # the combination cannot be drawn
+        return "-"  # the combination cannot be sampled
     fitting = [cell for cell in cells if cell.answer.verdict.fits]
     if fitting:
         return _choice_text(min(fitting, key=_mildness))
@@ -199,7 +197,7 @@ def _cells_text(cells: Sequence[PlannedCell]) -> str:
 
 
 def _mildness(cell: PlannedCell) -> tuple[bool, int, bool, int]:
-    """Nothing changed before checkpointing, that before small micro-batches, all before more devices: as the ladder."""
+    """Sort key of cells that fit: no change, then checkpointing, smaller micro-batches, and more devices last."""
     choice = cell.answer.execution
     return (
         cell.answer.verdict is not VerdictKind.FITS,

@@ -1,4 +1,4 @@
-"""How a model is cut over ranks, as a table and lines."""
+"""How a model is sharded over ranks, as a table and as lines."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,13 +9,13 @@ from dryfit.reporting.terminal.tables import Table
 
 
 def shard_table(cut: ShardSummary) -> Table:
-    """One row for each kind of parameter, those of all layers together."""
+    """Return one row for each kind of parameter, the same parameters of all layers together."""
     rows = [(row.name, str(row.count), _shapes(row), row.how) for row in cut.rows]
     return Table(("parameter", "count", "whole -> of a rank", "cut by"), tuple(rows))
 
 
 def shard_lines(cut: ShardSummary) -> list[str]:
-    """What a rank holds and sends, what the proof found, and why the rest is whole."""
+    """Return lines on what a rank holds and sends, the errors in the proof, and why parameters are not sharded."""
     share = cut.weight_bytes / cut.whole_weight_bytes
     weights = f"{gib(cut.weight_bytes)} of {gib(cut.whole_weight_bytes)}"
     lines = [
@@ -46,10 +46,10 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def space_shard_lines(cuts: Iterable[tuple[str, ShardSummary | None]]) -> list[str]:
-    """A line for each model of a search space that is cut, whatever else is searched.
+    """Return a line for each sharded model of a search space.
 
     Args:
-        cuts: The model's name, empty where it is not searched, and how it is cut, of each combination.
+        cuts: For each combination, the model's name (empty if not searched) and how it is sharded.
     """
     most: dict[tuple[str, int], tuple[ShardSummary, int]] = {}
     for name, cut in cuts:

@@ -1,4 +1,4 @@
-"""A row of numbers as a curve of characters."""
+"""A series of numbers drawn as a line of characters."""
 
 import math
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ _NO_NUMBER = "?"
 
 
 def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> str:
-    """The last values as a curve, lowest to highest; what is not finite is a question mark.
+    """Draw the last values, scaled from the lowest to the highest; values that are not finite are question marks.
 
     Args:
-        values: In order.
-        width: Most characters; more values than that are cut at the front.
-        plain: Use ASCII alone.
+        values: The values, in order.
+        width: Maximum number of characters; earlier values are left out.
+        plain: Whether to use ASCII only.
     """
     shown = list(values)[-width:] if width > 0 else []
     finite = [value for value in shown if math.isfinite(value)]

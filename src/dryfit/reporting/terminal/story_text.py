@@ -1,4 +1,4 @@
-"""A trial's story as lines: what the trial is, what happened, where the files are."""
+"""A trial's story as lines: its parameters, what happened, and where its files are."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from dryfit.reporting.terminal.tables import duration_text, number_text, time_te
 
 
 def story_lines(story: TrialStory) -> list[str]:
-    """A story as ``dryfit show STUDY TRIAL`` prints it."""
+    """Return a story as ``dryfit show STUDY TRIAL`` prints it."""
     lines = [f"trial {story.number}: {story.end}"]
     lines += [f"  {name} = {value_text(value)}" for name, value in story.params.items()]
     lines.append(f"  seed {story.seed}, fingerprint {story.fingerprint}")
@@ -23,7 +23,7 @@ def story_lines(story: TrialStory) -> list[str]:
 
 
 def _fold_lines(story: TrialStory) -> list[str]:
-    """What each fold has come to."""
+    """Return a line for each fold: its values and its best step."""
     return [
         f"fold {index + 1}: {', '.join(map(number_text, fold.values))} at step {fold.best_step} of {fold.steps}"
         for index, fold in enumerate(story.folds)
@@ -32,12 +32,12 @@ def _fold_lines(story: TrialStory) -> list[str]:
 
 def _moment_lines(story: TrialStory) -> list[str]:
     lines: list[str] = []
-    for one in story.moments:
-        inside = "  " if one.attempt is not None and one.what is not MomentKind.PLACED else ""
-        at = time_text(one.at) if one.at is not None else " " * len(time_text(0.0))
-        note = "note: " if one.what is MomentKind.NOTE else ""
-        lines.append(f"  {at}  {inside}{note}{one.text}")
-        lines += [f"  {' ' * len(at)}  {inside}  {line}" for line in one.details]
+    for moment in story.moments:
+        indent = "  " if moment.attempt is not None and moment.what is not MomentKind.PLACED else ""
+        at = time_text(moment.at) if moment.at is not None else " " * len(time_text(0.0))
+        note = "note: " if moment.what is MomentKind.NOTE else ""
+        lines.append(f"  {at}  {indent}{note}{moment.text}")
+        lines += [f"  {' ' * len(at)}  {indent}  {line}" for line in moment.details]
     return lines
 
 
@@ -55,13 +55,13 @@ def _file_lines(story: TrialStory) -> list[str]:
 
 
 def _origin_lines(path: Path) -> list[str]:
-    """Where the weights that the trial began with came from."""
+    """Return lines on where the trial's initial weights came from."""
     try:
         report = LoadReport.model_validate_json(path.read_bytes())
     except ValidationError:
         return [f"  loaded: {path} cannot be read; it may be of another version of dryfit"]
-    said = [report.summary(), *(f"{count} {cast}" for cast, count in report.casts.items())]
-    lines = [f"  loaded: {', '.join(said)}"]
+    parts = [report.summary(), *(f"{count} {cast}" for cast, count in report.casts.items())]
+    lines = [f"  loaded: {', '.join(parts)}"]
     if report.random:
         lines.append(f"    random: {few(report.random)}")
     return [*lines, f"    load report: {path}"]

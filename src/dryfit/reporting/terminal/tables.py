@@ -1,4 +1,4 @@
-"""A study and its trials as rows of text: what ``show``, ``tune`` and the live view print."""
+"""A study and its trials as tables of text, and how numbers, durations and times are written."""
 
 import json
 from dataclasses import dataclass
@@ -23,22 +23,22 @@ class Table:
 
 
 def number_text(value: float | None) -> str:
-    """A metric as people read it; a dash for none."""
+    """Format a metric; a dash for None."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def value_text(value: Scalar) -> str:
-    """A parameter as people read it."""
+    """Format a parameter."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def params_text(params: dict[str, Scalar]) -> str:
-    """Parameters in one line."""
+    """Format parameters in one line."""
     return "  ".join(f"{name}={value_text(value)}" for name, value in params.items())
 
 
 def duration_text(seconds: float) -> str:
-    """A duration as people read it."""
+    """Format a duration."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -47,14 +47,24 @@ def duration_text(seconds: float) -> str:
 
 
 def time_text(at_s: float) -> str:
-    """A moment as people read it, UTC."""
+    """Format a Unix time, in UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def trials_table(state: StudyState) -> Table:
-    """One row a trial, in order; how each is run, and its memory, where the study plans that.
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 trial``, ``2 trials``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
-    Where there are several generations, each trial has the number of its own.
+
+def shortened(text: str, most: int) -> str:
+    """Cut a text to ``most`` characters, an ellipsis included."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def trials_table(state: StudyState) -> Table:
+    """Return one row for each trial, in order.
+
+    Execution and memory have columns if the study plans memory, the generation if there are several.
     """
     several = len(state.generations) > 1
     planned = any(trial.plan is not None for trial in state.trials)
@@ -64,7 +74,7 @@ def trials_table(state: StudyState) -> Table:
             str(trial.number),
             str(trial.outcome or "open"),
             *((str(trial.generation),) if several else ()),
-            *_cells_beside(trial, state, len(values)),
+            *_comparable_cells(trial, state, len(values)),
             str(trial.steps or "-"),
             str(len(trial.attempts)),
             duration_text(trial_time_s(trial, state.sessions)),
@@ -78,8 +88,8 @@ def trials_table(state: StudyState) -> Table:
     return Table((*first, *values, "steps", "attempts", "time", *heads, "parameters"), tuple(rows))
 
 
-def _cells_beside(trial: TrialState, state: StudyState, goals: int) -> tuple[str, ...]:
-    """A trial's values, beside those of the present generation; with their names where its goals were others."""
+def _comparable_cells(trial: TrialState, state: StudyState, goals: int) -> tuple[str, ...]:
+    """Return a trial's values; with the names of its goals if they are not those of the present generation."""
     own = state.generations[trial.generation - 1].comparability.goals if state.generations else ()
     if trial.values is None or not own or own == state.generation.comparability.goals:
         return values_cells(trial, goals)
@@ -88,28 +98,28 @@ def _cells_beside(trial: TrialState, state: StudyState, goals: int) -> tuple[str
 
 
 def goal_names(state: StudyState) -> tuple[str, ...]:
-    """What the study optimises, its metric first."""
+    """Return the names of the goals, the study's metric first."""
     return tuple(goal.name for goal in state.created.goals) if state.created else ()
 
 
 def values_cells(trial: TrialState, goals: int) -> tuple[str, ...]:
-    """A trial's value of each goal, with how far its folds lie apart; dashes where it has none."""
+    """Return a trial's value of each goal, with the spread over its folds; dashes if it has none."""
     values = trial.values or (None,) * goals
     return tuple(map(measured_text, values, trial.spreads or (None,) * len(values)))
 
 
 def values_text(trial: TrialState) -> str:
-    """A trial's values in one line."""
+    """Format a trial's values in one line."""
     return ", ".join(values_cells(trial, 1))
 
 
 def measured_text(value: float | None, spread: float | None) -> str:
-    """A value as people read it, with the spread of what it is the mean of."""
+    """Format a value; with ``spread`` it is a mean, and the standard deviation follows."""
     return number_text(value) if spread is None else f"{number_text(value)} ± {number_text(spread)}"
 
 
 def front_table(state: StudyState) -> Table:
-    """One row for each trial of the Pareto front, in order of the study's metric, the best first."""
+    """Return one row for each trial of the Pareto front, the best by the study's metric first."""
     names = goal_names(state)
     front = best_first(state.front, state.direction)
     rows = [(str(trial.number), *values_cells(trial, len(names)), params_text(trial.params)) for trial in front]
@@ -117,7 +127,7 @@ def front_table(state: StudyState) -> Table:
 
 
 def outcomes_table(state: StudyState) -> Table:
-    """One row for each outcome that occurred: how many trials, and the time they took."""
+    """Return one row for each outcome that occurred: number of trials and their time."""
     rows: list[tuple[str, ...]] = []
     for outcome in Outcome:
         trials = [trial for trial in state.present if trial.outcome is outcome]
@@ -131,16 +141,16 @@ def outcomes_table(state: StudyState) -> Table:
 
 
 def file_locations(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
-    """Where everything lies: what it is, and its path."""
-    found: list[tuple[str, Path]] = []
+    """Return the names and paths of a study's files."""
+    files: list[tuple[str, Path]] = []
     trains = state.created is not None and state.created.task is not BuiltInTask.OBJECTIVE
-    if trains and state.best is not None and not state.best.folds:  # those of folds are not kept
-        found.append(("best weights", layout.trial(state.best.number).best))
-    found += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]
+    if trains and state.best is not None and not state.best.folds:  # the weights of folds are not kept
+        files.append(("best weights", layout.trial(state.best.number).best))
+    files += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]
     journal = _mirrored_journal(layout)
     if journal is not None:
-        found.append(("Optuna journal", journal))
-    return tuple(found)
+        files.append(("Optuna journal", journal))
+    return tuple(files)
 
 
 def _mirrored_journal(layout: StudyLayout) -> Path | None:
@@ -148,4 +158,4 @@ def _mirrored_journal(layout: StudyLayout) -> Path | None:
         status = json.loads(layout.mirror_status.read_bytes())
         return Path(status["journal"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # no mirror, a mirror into a database, or none that has begun yet
+        return None  # no mirror, a mirror in a database, or one that has not begun yet
