@@ -202,7 +202,7 @@ def curves_figure(records: StudyRecords) -> tuple[Figure, str]:
     notes: list[str] = []
     if len(shown) < len(with_curve):
         notes.append(
-            f"Shown are {len(shown)} of {len(with_curve)} trials: the best {_BEST_CURVES}, those that are not finished, "
+            f"Shown are {len(shown)} of {len(with_curve)} trials: the best {_BEST_CURVES}, those not finished, "
             "and others at even distances over the whole search."
         )
     if any(len(trial.reports) > MOST_CURVE_POINTS for trial in shown):
