@@ -42,29 +42,9 @@ _HOMES = {
     "DryfitError": "dryfit.core.errors",
     "LoadError": "dryfit.core.errors",
     "Trial": "dryfit.jobs.objective_trial",
-    "TuneAllResult": "dryfit.api",
-    "TuneResult": "dryfit.api",
-    "calibrate": "dryfit.api",
-    "check": "dryfit.api",
-    "doctor": "dryfit.api",
-    "export": "dryfit.api",
-    "import_rows": "dryfit.api",
-    "init": "dryfit.api",
-    "open_study": "dryfit.api",
-    "plan": "dryfit.api",
-    "plan_space": "dryfit.api",
-    "predict": "dryfit.api",
-    "resume": "dryfit.api",
-    "status": "dryfit.api",
-    "stop": "dryfit.api",
-    "train": "dryfit.api",
-    "train_ensemble": "dryfit.api",
-    "train_top": "dryfit.api",
-    "tune": "dryfit.api",
-    "tune_all": "dryfit.api",
-    "write_report": "dryfit.api",
     "load": "dryfit.tasks.saved.saved_model",
 }
+"""Modules of the public names that are not in ``dryfit.api``."""
 
 __all__ = [
     "DryfitError",
@@ -99,7 +79,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "meta":  # the one subpackage with a public face of its own
         return import_module("dryfit.meta")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'dryfit' has no attribute {name!r}")
     refuse_unsupported_platform()
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES.get(name, "dryfit.api")), name)

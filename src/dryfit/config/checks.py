@@ -16,7 +16,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import BuiltInTask, Metric, Precision
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.switches import TRIAL_NEEDS, Needs
-from dryfit.core.settings.tables import Settings, TrialSettings
+from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.task_facts import is_own, reads, task_metrics, task_word
 from dryfit.core.text.secrets import redacted
 from dryfit.core.text.units import parse_bytes
@@ -69,7 +69,7 @@ def _task(config: StudyConfig) -> list[Problem]:
     keys = [f"{table}.{key}" for table in ("data", *TrialSettings.model_fields) for key in TABLES[table]]
     unread = [key for key in keys if not reads(config.study.task, key)]
     found = f"is not read by study.task = {task}"
-    problems = [Problem(tuple(key.split(".")), found, hint="remove it") for key in unread if _changed(config, key)]
+    problems = [Problem(tuple(key.split(".")), found, hint="remove it") for key in unread if config.is_changed(key)]
     return problems + [Problem(("space", key), found) for key in unread if key in config.space]
 
 
@@ -85,7 +85,7 @@ def _plannable(config: StudyConfig) -> list[Problem]:
 def _data(config: StudyConfig, use: Use) -> list[Problem]:
     data = config.data
     if data.file is None:
-        unread = [key for key in _SPLIT_KEYS if _changed(config, f"data.{key}")]
+        unread = [key for key in _SPLIT_KEYS if config.is_changed(f"data.{key}")]
         if data.folds > 1:
             unread = [key for key in unread if key != "split_seed"]
         problems = [Problem(("data", key), "is read only with data.file") for key in unread]
@@ -201,14 +201,14 @@ def _mirror(config: StudyConfig) -> list[Problem]:
 def _unread(config: StudyConfig) -> list[Problem]:
     problems: list[Problem] = []
     for needs in _NEEDS:
-        value = _value(config, needs.switch)
+        value = config.value(needs.switch)
         if needs.switch in config.space or value in needs.values:
             continue
         reason = f"but {needs.switch} = {value} does not read it"
         if needs.key in config.space:
             problems.append(Problem(("space", needs.key), f"is searched, {reason}", f"with {needs.condition}"))
-        elif _changed(config, needs.key):
-            found = f"is {shown(_value(config, needs.key))}, {reason}"
+        elif config.is_changed(needs.key):
+            found = f"is {shown(config.value(needs.key))}, {reason}"
             problems.append(Problem(tuple(needs.key.split(".")), found, f"with {needs.condition}"))
     return problems
 
@@ -216,20 +216,8 @@ def _unread(config: StudyConfig) -> list[Problem]:
 def _unread_by_patient(config: StudyConfig) -> list[Problem]:
     search = config.search
     key = _UNREAD_BY_PATIENT[search.patient_of]
-    if search.pruner is not PrunerName.PATIENT or not _changed(config, f"search.{key}"):
+    if search.pruner is not PrunerName.PATIENT or not config.is_changed(f"search.{key}"):
         return []
-    found = f"is {shown(_value(config, f'search.{key}'))}, but search.patient_of = {search.patient_of} does not read it"
+    found = f"is {shown(config.value(f'search.{key}'))}, but search.patient_of = {search.patient_of} does not read it"
     other = next(one for one, unread in _UNREAD_BY_PATIENT.items() if unread != key)
     return [Problem(("search", key), found, f"with search.patient_of = {other}")]
-
-
-def _value(config: StudyConfig, key: str) -> object:
-    table, _, name = key.partition(".")
-    return getattr(getattr(config, table), name)
-
-
-def _changed(config: StudyConfig, key: str) -> bool:
-    """Whether a key differs from its default (a frozen study file spells out the defaults too)."""
-    table, _, name = key.partition(".")
-    settings: Settings = getattr(config, table)
-    return getattr(settings, name) != type(settings).model_fields[name].default

@@ -87,7 +87,7 @@ def load_study_text(text: str, path: Path, overrides: Sequence[str] = (), use: U
     """
     document = _parse(path, text)
     if path.name == FROZEN_FILE:
-        _spell_anew(document)
+        _rename_old_keys(document)
     places = {place: f"line {line}" for place, line in locate_keys(text).items()}
     return load_document(document, path, overrides, use, places=places)
 
@@ -148,26 +148,30 @@ def _parse(path: Path, text: str) -> Document:
         raise ConfigError(f"reading {path}, line {line}", f"this is not TOML: {message}", hint="see toml.io") from error
 
 
-def _spell_anew(document: Document) -> None:
-    """Bring keys as an earlier dryfit froze them to today's: nobody wrote that file, so nobody can correct it."""
-    runtime = document.get("runtime")
-    if isinstance(runtime, dict) and "keep_best" in runtime:
-        table = cast("Document", runtime)
-        table["keep"] = f"best:{table.pop('keep_best')}"
+def _table(document: Document, name: str) -> Document:
+    """Return a table of the document; an empty one where there is none, or something that is no table."""
+    value = document.get(name)
+    return cast("Document", value) if isinstance(value, dict) else {}
+
+
+def _rename_old_keys(document: Document) -> None:
+    """Rename keys that an earlier dryfit froze: nobody wrote that file, so nobody can correct it."""
+    runtime = _table(document, "runtime")
+    if "keep_best" in runtime:
+        runtime["keep"] = f"best:{runtime.pop('keep_best')}"
 
 
 def _join_searched_names(document: Document, places: dict[KeyPath, str]) -> None:
     """Bring ``optim.lr = ...`` in ``[space]``, which TOML reads as a table in a table, to the one key it means."""
-    space = document.get("space")
-    if not isinstance(space, dict):
-        return
+    space = _table(document, "space")
     joined: Document = {}
-    for name, value in cast("Document", space).items():
+    for name, value in space.items():
         if isinstance(value, dict) and "." not in name and not set(CASE_KEYS) & set(cast("Document", value)):
             joined |= {f"{name}.{key}": cases for key, cases in cast("Document", value).items()}
         else:
             joined[name] = value
-    document["space"] = joined
+    if space:
+        document["space"] = joined
     for place, line in list(places.items()):
         if len(place) > 2 and place[0] == "space" and "." not in str(place[1]):
             places.setdefault(("space", f"{place[1]}.{place[2]}", *place[3:]), line)
@@ -239,8 +243,7 @@ def _override_value(text: str) -> Any:
 
 
 def _has_own_function(document: Document) -> bool:
-    study = document.get("study")
-    return isinstance(study, dict) and cast("Document", study).get("task") == BuiltInTask.OBJECTIVE
+    return _table(document, "study").get("task") == BuiltInTask.OBJECTIVE
 
 
 def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, str]) -> None:
@@ -249,35 +252,28 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
     def base(place: KeyPath) -> Path:
         return Path.cwd() if places.get(place) == SET_ORIGIN else folder
 
-    own = document.get("objective")
-    if isinstance(own, dict):
-        paths = cast("Document", own).setdefault("paths", [str(folder), str(Path.cwd())])
-        if isinstance(paths, list):
+    study, data, search, space = (_table(document, name) for name in ("study", "data", "search", "space"))
+    if isinstance(document.get("objective"), dict):
+        objective = _table(document, "objective")
+        paths = objective.setdefault("paths", [str(folder), str(Path.cwd())])
+        if isinstance(paths, list) and all(isinstance(path, str) for path in cast("list[object]", paths)):
             around = base(("objective", "paths"))
-            found = [_absolute(one, around) if isinstance(one, str) else one for one in cast("list[object]", paths)]
-            own["paths"] = list(dict.fromkeys(found)) if all(isinstance(one, str) for one in found) else found
-    study = document.get("study")
-    if isinstance(study, dict) and isinstance(task := cast("Document", study).get("task"), str) and ":" in task:
+            objective["paths"] = list(dict.fromkeys(_absolute(path, around) for path in cast("list[str]", paths)))
+    if isinstance(task := study.get("task"), str) and ":" in task:
         study["task"] = _own_task(task, folder, base(("study", "task")))
-    data = document.get("data")
-    if isinstance(data, dict):
-        for name in _SOURCES:
-            value = cast("Document", data).get(name)
-            if isinstance(value, str) and not value.startswith(HUB_PREFIX):
-                data[name] = _absolute(value, base(("data", name)))
+    for name in _SOURCES:
+        source = data.get(name)
+        if isinstance(source, str) and not source.startswith(HUB_PREFIX):
+            data[name] = _absolute(source, base(("data", name)))
     for table, key in (name.split(".") for name in _MODELS):
-        found = document.get(table)
-        if isinstance(found, dict) and isinstance(name := cast("Document", found).get(key), str):
-            found[key] = _model(name, base((table, key)))
+        if isinstance(model := _table(document, table).get(key), str):
+            document[table][key] = _model(model, base((table, key)))
     if _has_own_function(document):
         return  # its names are the user's own: none of them is a model
-    search = document.get("search")
-    if isinstance(search, dict) and isinstance(points := cast("Document", search).get("enqueue"), list):
+    if isinstance(points := search.get("enqueue"), list):
         search["enqueue"] = [_enqueued_model(point, base(("search", "enqueue"))) for point in cast("list[Any]", points)]
-    space = document.get("space")
-    if isinstance(space, dict):
-        for key, value in cast("Document", space).items():
-            space[key] = _searched_models(key, value, base(("space", key)))
+    for key, value in space.items():
+        space[key] = _searched_models(key, value, base(("space", key)))
 
 
 def _searched_models(key: str, value: object, base: Path) -> object:
@@ -326,9 +322,7 @@ def _absolute(path: str, base: Path) -> str:
 
 
 def _checked(path: Path, document: Document, places: Mapping[KeyPath, str], use: Use) -> StudyConfig:
-    space = document.get("space")
-    settings_searched = isinstance(space, dict) and not _has_own_function(document)
-    problems = unknown_searched_keys(cast("Document", space)) if settings_searched else []
+    problems = [] if _has_own_function(document) else unknown_searched_keys(_table(document, "space"))
     try:
         # Strict models take the text of an enum, and a list for a tuple, from JSON only.
         config = StudyConfig.model_validate_json(json.dumps(document))

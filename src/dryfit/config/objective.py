@@ -6,7 +6,6 @@ from dryfit.config.problems import Problem
 from dryfit.config.schema import PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.tables import Settings
 
 # Tables, and where it is not all of them their keys, that such a study reads; a key that is not here is an error.
 _READ: Final[dict[str, tuple[str, ...] | None]] = {
@@ -81,16 +80,13 @@ def objective_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
 
 
 def _unread(config: StudyConfig) -> list[Problem]:
-    own = [Problem(("own", key), f"is not read by study.task = {BuiltInTask.OBJECTIVE}") for key in config.own.knobs]
-    problems: list[Problem] = [*own]
-    for table, keys in TABLES.items():
-        settings: Settings | None = getattr(config, table)
-        if settings is None:
-            continue
-        for key in keys:
-            # A frozen study file spells out the defaults too, so only a value that differs was meant.
-            default = type(settings).model_fields[key].default
-            if not is_read(table, key) and getattr(settings, key) != default:
-                found = f"is not read by study.task = {BuiltInTask.OBJECTIVE}"
-                problems.append(Problem((table, key), found, hint=_ELSEWHERE.get(f"{table}.{key}", "remove it")))
-    return problems
+    """Keys that are set and that such a study does not read.
+
+    A frozen study file spells out the defaults too, so only a value that differs from its default was set by somebody.
+    """
+    found = f"is not read by study.task = {BuiltInTask.OBJECTIVE}"
+    keys = [(table, key) for table, names in TABLES.items() for key in names if not is_read(table, key)]
+    set_keys = [(table, key) for table, key in keys if config.is_changed(f"{table}.{key}")]
+    return [Problem(("own", key), found) for key in config.own.knobs] + [
+        Problem(key, found, hint=_ELSEWHERE.get(".".join(key), "remove it")) for key in set_keys
+    ]

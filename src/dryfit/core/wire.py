@@ -141,29 +141,19 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames and new names in ``folder`` durable."""
-    fd = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Make what a file holds, or the names in a folder, survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def sync_file(path: Path) -> None:
-    """Make what a file holds survive a power cut."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def sync_tree(folder: Path) -> None:
-    """Make what a folder holds survive a power cut, folders in it included."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            sync_tree(path)
-        else:
-            sync_file(path)
-    sync_folder(folder)
+    """Make everything below a folder survive a power cut."""
+    for path in (*folder.rglob("*"), folder):
+        sync_path(path)
 
 
 def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> None:
@@ -179,7 +169,7 @@ def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> N
     sync_tree(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
-    sync_folder(folder.parent)
+    sync_path(folder.parent)
 
 
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
@@ -196,7 +186,7 @@ def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
             os.fsync(file.fileno())
     temporary.replace(path)
     if durable:
-        sync_folder(path.parent)
+        sync_path(path.parent)
 
 
 def write_model(path: Path, model: BaseModel, *, durable: bool = True) -> None:

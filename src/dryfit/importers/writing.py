@@ -18,7 +18,7 @@ from pydantic import Field
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.settings.splits import SPLITS, TEST, SplitRule, split_groups
 from dryfit.core.text.words import sendable
-from dryfit.core.wire import Wire, sync_folder
+from dryfit.core.wire import Wire, sync_path
 from dryfit.importers.items import ImportedRow, Item, LeftOut, Rejected, fault_of
 from dryfit.importers.options import Format
 
@@ -253,7 +253,7 @@ def _put(moves: Mapping[Path, Path], target: Target) -> None:
         path.unlink(missing_ok=True)
     for source, place in moves.items():
         source.replace(place)
-    sync_folder(target.folder)
+    sync_path(target.folder)
 
 
 def _written(path: Path, counts: _Counts) -> WrittenFile:

@@ -11,7 +11,7 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs import ChildResult, MergeRequest, MergeResult
 from dryfit.core.settings.choices import BaseFormat
-from dryfit.core.wire import Phase, sync_folder
+from dryfit.core.wire import Phase, sync_path
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.lm.decoder import BASE_DTYPES
 from dryfit.tasks.saved.model_input import read_model_input
@@ -45,6 +45,6 @@ def merge(body: MergeRequest, channel: ChildChannel) -> ChildResult:
     whole.to(dtype).save_pretrained(temporary)
     copy_tokenizer(folder, temporary)
     temporary.rename(target)
-    sync_folder(target.parent)
+    sync_path(target.parent)
     size = sum(path.stat().st_size for path in target.iterdir())
     return ChildResult(merge=MergeResult(out=str(target), size_bytes=size), error=None)

@@ -21,7 +21,7 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
 from dryfit.core.jobs import ChildResult, PredictRequest, PredictResult
 from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.wire import Note, Phase, Progress, sync_folder
+from dryfit.core.wire import Note, Phase, Progress, sync_path
 from dryfit.jobs.ensemble import EnsemblePredictor
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
@@ -116,7 +116,7 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
         file.flush()
         os.fsync(file.fileno())
     Path(body.temporary).replace(body.out)
-    sync_folder(Path(body.out).parent)
+    sync_path(Path(body.out).parent)
     return ChildResult(predict=PredictResult(rows=counts.rows, bad=counts.bad, device=device), error=None)
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from dryfit.core.errors import LedgerError, StudyBusyError
 from dryfit.core.text.tail import LineTail
-from dryfit.core.wire import sync_folder
+from dryfit.core.wire import sync_path
 from dryfit.store.events import EVENT, Event
 
 _GLANCES = 10
@@ -193,7 +193,7 @@ class Ledger:
         existed = path.exists()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not existed:
-            sync_folder(path.parent)
+            sync_path(path.parent)
         self._size = self._next = 0
         with path.open("rb") as file:
             for event in _parse(path, self._counted(_whole_lines(file))):

@@ -319,7 +319,7 @@ class StudyState:
         if event.outcome is Outcome.FAILED:
             self.failures.failed(trial.attempts[-1].failure if trial.attempts else None)
         else:
-            self.failures.ended_well()
+            self.failures = FailureTally()
         best_value = self.best.value if self.best and self.best.value is not None else float("nan")
         improves = event.value is not None and better(event.value, best_value, self.direction)
         if improves:

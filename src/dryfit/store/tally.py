@@ -45,8 +45,3 @@ class FailureTally:
         elif PERMITTED[facts.kind].trips:
             self.in_a_row += 1
             self.alike[fingerprint(facts)] += 1
-
-    def ended_well(self) -> None:
-        """Begin anew."""
-        self.in_a_row = 0
-        self.alike.clear()

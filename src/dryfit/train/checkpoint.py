@@ -23,7 +23,7 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError, LoadError
 from dryfit.core.jobs import TrainRequest
 from dryfit.core.settings.trial import FoldScore, MetricPoint
-from dryfit.core.wire import Checkpointed, Note, Phase, canonical_json, sync_folder, sync_tree
+from dryfit.core.wire import Checkpointed, Note, Phase, canonical_json, sync_path, sync_tree
 from dryfit.train.run import FoldPosition
 
 _FORMAT = 1
@@ -118,7 +118,7 @@ def save_checkpoint(
         temporary.rename(final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs its room back
-    sync_folder(directory)
+    sync_path(directory)
     _remove_others(directory, final)
     return final
 

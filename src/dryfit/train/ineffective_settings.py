@@ -2,7 +2,6 @@
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.switches import TRIAL_NEEDS
-from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import TrialConfig
 
 
@@ -14,10 +13,9 @@ def check_effect(config: TrialConfig) -> None:
     Raises:
         ConfigError: Such a key is set.
     """
-    defaults = TrialSettings()
     for needs in TRIAL_NEEDS:
-        value, switched = _get(config.settings, needs.key), _get(config.settings, needs.switch)
-        if switched in needs.values or needs.switch in config.params or value == _get(defaults, needs.key):
+        value, switched = config.settings.value(needs.key), config.settings.value(needs.switch)
+        if switched in needs.values or needs.switch in config.params or not config.settings.is_changed(needs.key):
             continue
         raise ConfigError(
             f"checking {needs.key} = {value!r}",
@@ -25,8 +23,3 @@ def check_effect(config: TrialConfig) -> None:
             allowed=f"{needs.key} only with {needs.condition}",
             hint="leave the key out (in a search: give it a `when`)",
         )
-
-
-def _get(settings: TrialSettings, key: str) -> object:
-    table, _, name = key.partition(".")
-    return getattr(getattr(settings, table), name)

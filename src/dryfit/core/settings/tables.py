@@ -7,7 +7,7 @@ by them. Every field carries its range, so that a bad value is refused before an
 import re
 from collections.abc import Mapping
 from string import Formatter
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -377,3 +377,14 @@ class TrialSettings(Settings):
     lora: LoraSettings = LoraSettings()
     lm: LmSettings = LmSettings()
     own: OwnSettings = OwnSettings()
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key by its dotted name: ``optim.lr``."""
+        table, _, name = key.partition(".")
+        return getattr(getattr(self, table), name)
+
+    def is_changed(self, key: str) -> bool:
+        """Whether a key, by its dotted name, differs from its default."""
+        table, _, name = key.partition(".")
+        settings: Settings = getattr(self, table)
+        return getattr(settings, name) != type(settings).model_fields[name].default

@@ -134,7 +134,7 @@ def setting(settings: TrialSettings, key: str) -> Scalar:
     table, _, name = key.partition(".")
     if table == OWN_TABLE:
         return settings.own.knobs.get(name)
-    value = getattr(getattr(settings, table), name)
+    value = settings.value(key)
     return value.value if isinstance(value, Enum) else value
 
 

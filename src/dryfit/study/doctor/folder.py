@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from dryfit.core.wire import sync_folder
+from dryfit.core.wire import sync_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _not_durable(folder: Path) -> str:
             file.flush()
             os.fsync(file.fileno())
         new.replace(old)
-        sync_folder(folder)
+        sync_path(folder)
         found = old.read_text(encoding="utf-8")
     except OSError as error:
         return _said(error)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.tables import ModelSettings
-from dryfit.core.wire import canonical_json, publish_folder, sync_file, write_text_atomic
+from dryfit.core.wire import canonical_json, publish_folder, sync_path, write_text_atomic
 from dryfit.meta.construction.construction import build
 from dryfit.meta.files.checkpoint_files import open_checkpoint
 from dryfit.meta.files.reading import ReadMode
@@ -153,7 +153,7 @@ def save_trained(
     if (folder / DRYFIT_FILE).is_file():
         temporary = folder / f".{weights}.{suffix}"
         save_weights(model, temporary)
-        sync_file(temporary)
+        sync_path(temporary)
         temporary.replace(folder / weights)
         write_text_atomic(folder / DRYFIT_FILE, text)
         return
