@@ -41,14 +41,14 @@ from dryfit.store.events import Event, SessionOpened, TrialFinished
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
-from dryfit.study.loop.context import StudyContext
 from dryfit.study.loop.finalizer import AttemptFinalizer
-from dryfit.study.loop.loop import StudyLoop
 from dryfit.study.loop.messages import MessageHandler
 from dryfit.study.loop.stops import StopRequests
+from dryfit.study.loop.study_run import StudyRun
+from dryfit.study.trials.context import StudyContext
 
 PARTS: dict[str, tuple[type, str]] = {
-    "ask": (StudyLoop, "_ask"),
+    "ask": (StudyRun, "_ask"),
     "verdict": (MessageHandler, "_verdict"),
     "tell": (AttemptFinalizer, "on_exit"),
 }
@@ -155,9 +155,10 @@ def go_on(folder: Path, config: StudyConfig, space: Space, more: int) -> dict[st
 
     ends = Ends()
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere), timed() as costs:
-        total = state.counted + more + 1
-        study = StudyContext(config, layout, space, ledger, state, ledgers.resolved(), total, cores=1)
-        StudyLoop(study, supervisor, stops, [LiveDisplay(), ends]).run()
+        trials = config.study.model_copy(update={"trials": state.counted + more + 1})
+        config = config.model_copy(update={"study": trials})
+        study = StudyContext(config, layout, space, ledger, state, ledgers.resolved(), cores=1)
+        StudyRun(study, supervisor, stops, [LiveDisplay(), ends]).run()
     ledger.close()
     # The first trial imports what a sampler needs, and goes through the whole history.
     per_trial = {name: found[1 if name == "ask" else len(found) // (more + 1) :] for name, found in costs.items()}

@@ -27,9 +27,9 @@ from dryfit.reporting.terminal.tables import trials_table
 from dryfit.store.events import AttemptPlaced, Event, TrialFinished, TrialPlanned
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
-from dryfit.study.loop.context import StudyContext
 from dryfit.study.loop.next_step import End
 from dryfit.study.planning.refusals import nothing_fits_text
+from dryfit.study.trials.context import StudyContext
 from study_runs import ends, fold, write_study
 from study_runs import run as study_run
 

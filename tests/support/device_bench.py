@@ -8,8 +8,8 @@ from typing import Any
 import instant
 import plan_jobs
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.study.loop.context import StudyContext
 from dryfit.study.resources.placements import Machine
+from dryfit.study.trials.context import StudyContext
 from nvml import ScriptedDevices
 
 GIB, MIB = 2**30, 2**20

@@ -30,10 +30,10 @@ from dryfit.store.events import Event, SessionClosed, SessionOpened, StudyCreate
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
-from dryfit.study.loop.context import StudyContext
-from dryfit.study.loop.loop import StudyLoop
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
+from dryfit.study.loop.study_run import StudyRun
+from dryfit.study.trials.context import StudyContext
 
 
 class Killed(BaseException):
@@ -212,11 +212,9 @@ def run(
         if state.created is None:
             ledger.append(_created(study, space))
         ledger.append(SessionOpened(pid=1, host="h", version="0", total=study.study.trials))
-        context = change(
-            StudyContext(study, layout, space, ledger, state, plan_jobs.resolved(), study.study.trials, cores=1)
-        )
+        context = change(StudyContext(study, layout, space, ledger, state, plan_jobs.resolved(), cores=1))
         stops = StopRequests(layout.stop_request, supervisor.wake)
-        end = StudyLoop(context, cast(Supervisor, supervisor), stops, **{"clock": Clock(), **loop}).run()
+        end = StudyRun(context, cast(Supervisor, supervisor), stops, **{"clock": Clock(), **loop}).run()
         ledger.append(SessionClosed(reason=end))
     except Killed:
         pass

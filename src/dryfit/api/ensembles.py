@@ -12,10 +12,11 @@ from dryfit.core.settings.task_facts import AVERAGED, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.reporting.data.final_results import EnsembleMemberScores, TrainedEnsemble
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudySnapshot, trial_settings
 from dryfit.study.loop.final_runs import EnsembleRun, final_run
 from dryfit.study.loop.final_training import copy_model, finished, refuse_taken
 from dryfit.study.loop.next_step import End
+from dryfit.study.trials.context import StudySnapshot
+from dryfit.study.trials.trial_config import trial_settings
 
 MOST_MEMBERS = 32
 """More models than anybody waits for; and the folder is named after all of them."""

@@ -20,14 +20,14 @@ from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudySnapshot
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
-from dryfit.study.loop.final_training import FinalWork, copy_model, refuse_taken, run_lock, runs_at_once
+from dryfit.study.loop.final_training import FinalTraining, copy_model, refuse_taken, run_lock, runs_at_once
 from dryfit.study.loop.generations import as_it_was
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import read_study
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.resources.trial_devices import available_cores
+from dryfit.study.trials.context import StudySnapshot
 
 BEST = "best"
 
@@ -244,7 +244,7 @@ def do_runs(
             stack.enter_context(run_lock(study.layout.final(run.name)))
         supervisor = stack.enter_context(Supervisor(settings))
         stops = stack.enter_context(StopRequests(first.stop_request, supervisor.wake))
-        work = FinalWork(study, supervisor, stops, on_note)
+        work = FinalTraining(study, supervisor, stops, on_note)
         work.do(runs, most=runs_at_once(study, runs))
         done = [found for run in runs if isinstance(found := work.results.get(run.name), FinalResult)]
         if together is not None and len(done) == len(runs):

@@ -18,11 +18,11 @@ from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudySnapshot
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, final_run
-from dryfit.study.loop.final_training import FinalWork
+from dryfit.study.loop.final_training import FinalTraining
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
+from dryfit.study.trials.context import StudySnapshot
 
 
 def trial(number: int, value: float | None, *, outcome: Outcome = Outcome.COMPLETE, **params: Any) -> TrialState:
@@ -183,9 +183,9 @@ def test_one_model_is_no_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         study_snapshot(tmp_path)
 
 
-def work_on(study: StudySnapshot, supervisor: instant.InstantSupervisor) -> FinalWork:
+def work_on(study: StudySnapshot, supervisor: instant.InstantSupervisor) -> FinalTraining:
     stops = StopRequests(study.layout.stop_request, supervisor.wake)
-    return FinalWork(study, cast(Supervisor, supervisor), stops, lambda _: None)
+    return FinalTraining(study, cast(Supervisor, supervisor), stops, lambda _: None)
 
 
 def test_the_process_gets_each_model_with_what_it_came_to(tmp_path: Path) -> None:

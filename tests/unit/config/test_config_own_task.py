@@ -16,7 +16,7 @@ from dryfit.search.comparability import comparability_key
 from dryfit.search.space.space import Space
 from dryfit.store.events import Compatibility, StudyCreated
 from dryfit.store.replay import StudyState
-from dryfit.study.loop.context import resolve_request
+from dryfit.study.trials.child_requests import resolve_request
 
 DATA = '[data]\nfile = "rows.jsonl"\n'
 STUDY = '[study]\ntask = "{task}"\nmetric = "{metric}"\n{more}\n' + DATA

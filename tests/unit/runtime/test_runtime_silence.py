@@ -12,7 +12,7 @@ from dryfit.core.wire import Phase, Progress, Started
 from dryfit.runtime.children.attempt import Attempt
 from dryfit.runtime.children.child_spec import ChildLimits, ChildSpec
 from dryfit.runtime.children.silence import FACTOR, LEAST_GAPS, LEAST_S, SilenceLimits, silence_limit_s
-from dryfit.study.loop.context import training_limits
+from dryfit.study.trials.child_limits import training_limits
 from runtime_jobs import request
 
 seconds = st.floats(0.0, 1e5)

@@ -14,6 +14,8 @@ from dryfit.core.wire import ErrorParts
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.study.loop.child_jobs import ChildJob, run_job, run_side_by_side
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.stops import StopRequests
 
 ANSWER = ChildResult(check=CheckResult(health=Health(folder="f", subject=Subject.MODEL, healthy=True)))
 KILLED = Evidence(signal=9)
@@ -76,9 +78,19 @@ def test_another_exception_and_too_many_deaths_say_where_the_log_is(tmp_path: Pa
 
 
 def test_a_stop_ends_it(tmp_path: Path) -> None:
-    script = Scripted([])
-    assert send(script, tmp_path, stop_asked=lambda: True) is None
+    @dataclass
+    class Stopped(Scripted):
+        """A child that works when the stop is asked for."""
+
+        def wait(self, timeout_s: float) -> list[ChildEvent]:
+            stops.why = End.STOPPED
+            return []
+
+    stops, script = StopRequests(tmp_path / "stop", lambda: None), Stopped([])
+    assert send(script, tmp_path / "tries", stops=stops) is None
     assert script.killed == [script.started[0].key]
+    assert send(script, tmp_path / "again", stops=stops) is None
+    assert len(script.started) == 1, "a stop that was asked for before starts nothing"
 
 
 @dataclass
@@ -106,7 +118,7 @@ def test_several_jobs_run_side_by_side_and_one_death_spoils_no_other(tmp_path: P
     limits = ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1)
     jobs = [ChildJob("looking", body, tmp_path / name, limits) for name in "abcd"]
     told: list[int] = []
-    answers = run_side_by_side(jobs, cast(Supervisor, script), most=2, told=told.append)
+    answers = run_side_by_side(jobs, cast(Supervisor, script), most=2, on_done=told.append)
     assert [isinstance(answer, ChildError) for answer in answers] == [False, True, False, False]
     assert answers[2] == ANSWER
     assert sorted(told) == [0, 1, 2, 3]
@@ -120,4 +132,4 @@ def test_what_a_child_of_several_raises_ends_them_all(tmp_path: Path) -> None:
     body = CheckRequest(folder="f", task=None, trust=False)
     job = ChildJob("looking", body, tmp_path / "a", ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1))
     with pytest.raises(DataError):
-        run_side_by_side([job], cast(Supervisor, script), most=2, told=lambda _: None)
+        run_side_by_side([job], cast(Supervisor, script), most=2, on_done=lambda _: None)

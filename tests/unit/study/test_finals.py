@@ -16,10 +16,11 @@ from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState
-from dryfit.study.loop.context import Placement, StudySnapshot
 from dryfit.study.loop.final_runs import final_request, final_run
-from dryfit.study.loop.final_training import FinalWork, runs_at_once
+from dryfit.study.loop.final_training import FinalTraining, runs_at_once
 from dryfit.study.loop.stops import StopRequests
+from dryfit.study.trials.child_requests import Placement
+from dryfit.study.trials.context import StudySnapshot
 
 DEVICE = DeviceSpec(name="CPU", kind=DeviceKind.CPU, capacity_bytes=512 * plan_jobs.MIB)
 
@@ -40,10 +41,10 @@ def planned_too_low(folder: Path) -> tuple[StudySnapshot, TrialState]:
     return StudySnapshot(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1), trial
 
 
-def work_on(study: StudySnapshot, trial: TrialState) -> tuple[FinalWork, list[FinalRequest], list[str]]:
+def work_on(study: StudySnapshot, trial: TrialState) -> tuple[FinalTraining, list[FinalRequest], list[str]]:
     supervisor, told = instant.InstantSupervisor(), list[str]()
     stops = StopRequests(study.layout.stop_request, supervisor.wake)
-    work = FinalWork(study, cast(Supervisor, supervisor), stops, told.append)
+    work = FinalTraining(study, cast(Supervisor, supervisor), stops, told.append)
     work.do([final_run(trial, seed=None, with_validation=False)], most=1)
     return work, [spec.body for spec in supervisor.started if isinstance(spec.body, FinalRequest)], told
 
@@ -109,13 +110,13 @@ def test_runs_of_several_processes_have_a_group_each(tmp_path: Path, monkeypatch
     study = replace(study, config=study.config.model_copy(update=tables), resolved=there)
     assert runs_at_once(study, [final_run(trial, seed=None, with_validation=False)]) == 2
     supervisor = instant.InstantSupervisor()
-    work = FinalWork(study, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
+    work = FinalTraining(study, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
     work.do([final_run(trial, seed=seed, with_validation=False) for seed in (1, 2, 3)], most=2)
     asked = [spec.body for spec in supervisor.started if isinstance(spec.body, FinalRequest)]
     assert [one.training.visible_device for one in asked] == ["0,1", "2,3", "0,1"]
     assert {one.training.plan.processes for one in asked} == {2}
     few = replace(study, resolved=there.model_copy(update={"device_count": 1}))
-    work = FinalWork(few, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
+    work = FinalTraining(few, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
     with pytest.raises(MachineError, match="each of a trial's 2 processes a device of its own"):
         work.do([final_run(trial, seed=4, with_validation=False)], most=1)
 

@@ -33,10 +33,10 @@ from dryfit.study.loop.next_step import (
     RefuseTrial,
     StopTrials,
     Wait,
-    finish_trial,
     next_step,
     tripped,
 )
+from dryfit.study.trials.trial_end import finish_trial
 
 LIMITS = Limits(total=4, parallel=2, max_wall_s=None, patience=None, max_failed_in_a_row=3, max_refused_in_a_row=5)
 

@@ -13,8 +13,9 @@ from dryfit.core.settings.tables import ObjectiveSettings, TrainSettings, TrialS
 from dryfit.core.settings.trial import Outcome, TrialConfig
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildSpec
 from dryfit.store.events import FailureFacts
-from dryfit.study.loop import context
-from dryfit.study.loop.context import Placement, StudyContext, child_spec, lighter_workers
+from dryfit.study.trials import trial_config
+from dryfit.study.trials.child_requests import Placement, child_spec, lighter_workers
+from dryfit.study.trials.context import StudyContext
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_trial_is_the_one_that_was_recorded_also_for_a_later_version(
 ) -> None:
     recorded = study.state.trials[0].fingerprint
     assert asked(study).fingerprint == asked(study).config.fingerprint == recorded
-    monkeypatch.setattr(context, "TrialConfig", later_config)
+    monkeypatch.setattr(trial_config, "TrialConfig", later_config)
     body = asked(study)
     assert '"later":0' in body.config.model_dump_json()
     assert body.config.fingerprint != recorded

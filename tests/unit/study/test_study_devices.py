@@ -11,9 +11,8 @@ import plan_jobs
 from dryfit.core.errors import MachineError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.settings.execution import DeviceKind
-from dryfit.study.loop.context import choose_device
 from dryfit.study.resources import trial_devices as devices
-from dryfit.study.resources.trial_devices import devices_without_torch, first_gpu, gpu_count, parallelism
+from dryfit.study.resources.trial_devices import choose_device, devices_without_torch, first_gpu, gpu_count, parallelism
 
 
 @pytest.fixture

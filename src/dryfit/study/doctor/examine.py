@@ -35,13 +35,15 @@ from dryfit.study.doctor.study_walk import (
     fold_findings,
     model_findings,
 )
-from dryfit.study.loop.child_jobs import STANDALONE_LIMITS, ChildJob, run_job, run_side_by_side
-from dryfit.study.loop.context import choose_device, possible_values, resolve_request
+from dryfit.study.loop.child_jobs import ChildJob, run_job, run_side_by_side
 from dryfit.study.planning.plan_requests import PlanInput, plan_trial
 from dryfit.study.planning.refusals import needed_bytes, refusal_text
 from dryfit.study.planning.trial_plans import host_bytes_for, planning_device
 from dryfit.study.resources.disk import disk_need, taken_bytes
-from dryfit.study.resources.trial_devices import available_cores, degrees_at_hand, parallelism
+from dryfit.study.resources.trial_devices import available_cores, choose_device, degrees_at_hand, parallelism
+from dryfit.study.trials.child_limits import STANDALONE_LIMITS
+from dryfit.study.trials.child_requests import resolve_request
+from dryfit.study.trials.trial_config import possible_values
 
 OnNote = Callable[[str], None]
 
@@ -190,7 +192,7 @@ def _check_batches(
         for index, (name, body) in enumerate(asked.items())
     ]
     on_note(f"rehearsing {len(names)} model(s)")
-    return run_side_by_side(jobs, room.supervisor, most=1, told=lambda index: on_note(f"rehearsed {names[index]}"))
+    return run_side_by_side(jobs, room.supervisor, most=1, on_done=lambda index: on_note(f"rehearsed {names[index]}"))
 
 
 def _disk(

@@ -21,8 +21,9 @@ from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.machine.cgroup import memory_limit_bytes
 from dryfit.store.layout import shared_traces
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
-from dryfit.study.loop.child_jobs import STANDALONE_LIMITS, ChildJob, run_alone, run_job
+from dryfit.study.loop.child_jobs import ChildJob, run_alone, run_job
 from dryfit.study.resources.trial_devices import available_cores
+from dryfit.study.trials.child_limits import STANDALONE_LIMITS
 
 _SHARED_MEMORY = Path("/dev/shm")
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")

@@ -1,11 +1,12 @@
-"""One job whose answer is waited for: run in a child, repeated where the child died through no fault of the job."""
+"""Jobs run in children: their answers are waited for, and repeated where a child died through no fault of its job."""
 
 import shutil
 import tempfile
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from dryfit.config.schema import Isolation
@@ -17,14 +18,16 @@ from dryfit.runtime.children.child_spec import ChildExited, ChildLimits, ChildMe
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, decide_recovery
+from dryfit.study.loop.driver import drive
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.stops import StopRequests
+from dryfit.study.trials.child_limits import STANDALONE_LIMITS
 
 OnMessage = Callable[[Message], None]
 """Hears what a child says while it works."""
 
 _RETRIES = 3
 _POLL_S = 0.5
-STANDALONE_LIMITS = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.0)
-"""Limits of jobs that belong to no study."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,72 +47,122 @@ class ChildJob:
     limits: ChildLimits
 
 
-def never() -> bool:
-    """Nobody asks to stop."""
-    return False
+def _ignore(_: object) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """One child that works on an job, and what became of those before it."""
+    """One child that works on a job.
+
+    Attributes:
+        index: The job's place among those that run together.
+        number: The number of the try's folder.
+        past: How the tries before it failed.
+    """
 
     job: ChildJob
+    index: int
     number: int
     past: tuple[PastFailure, ...] = ()
 
     @classmethod
-    def first(cls, job: ChildJob) -> "_Try":
-        return cls(job, 1 + (len(list(job.folder.glob("*"))) if job.folder.exists() else 0))
+    def first(cls, index: int, job: ChildJob) -> "_Try":
+        """Return the first try of a job; its number is one that no earlier run used."""
+        return cls(job, index, 1 + (len(list(job.folder.glob("*"))) if job.folder.exists() else 0))
 
     def spec(self) -> ChildSpec:
-        """The child to start; its folder has a number that no earlier run used."""
+        """Return the child to start."""
         key = f"{self.job.folder.name}-{self.job.body.job}-{self.number}"
         return ChildSpec(key, self.job.folder / f"{self.number:04d}", self.job.body, self.job.limits)
 
-    def judge(self, exited: ChildExited) -> "ChildResult | _Try":
-        """The answer, or the next try.
+    def judge(self, exited: ChildExited) -> "ChildResult | ChildError | _Try":
+        """Return the answer, the next try, or the error where another try would be of no use.
 
         Raises:
-            DryfitError: What the child raised.
-            ChildError: It failed in another way, and trying again is of no use.
+            DryfitError: The child raised it.
         """
         result = exited.result
         if result is not None and result.error is not None and result.error.code != PoisonedError.code:
-            raise result.error.rebuilt()
+            error = result.error.rebuilt()
+            if isinstance(error, ChildError):
+                return error
+            raise error
         if result is not None and result.fault is None:
             return result
         failure = classify(exited.evidence, result, job=self.job.body.job)
         answer = decide_recovery(failure, self.past, retries=_RETRIES)
         if answer.action not in ANOTHER_ATTEMPT or len(self.past) >= _RETRIES:
-            raise ChildError(
+            return ChildError(
                 self.job.doing,
                 f"the process ended without an answer ({failure.kind}: {failure.sentence})",
                 hint=f"see {self.spec().folder / LOG_FILE}",
             )
-        return _Try(self.job, self.number + 1, (*self.past, PastFailure(failure.kind, reached_checkpoint=False)))
+        past = (*self.past, PastFailure(failure.kind, reached_checkpoint=False))
+        return replace(self, number=self.number + 1, past=past)
 
 
-def run_job(job: ChildJob, supervisor: Supervisor, stop_asked: Callable[[], bool] = never) -> ChildResult | None:
+@dataclass(slots=True)
+class _JobQueue:
+    """Jobs that wait for a child, have one, or have their answer; a :class:`~dryfit.study.loop.driver.Decider`."""
+
+    supervisor: Supervisor
+    waiting: deque[_Try]
+    most: int = 1
+    on_done: Callable[[int], None] = _ignore
+    heard: OnMessage = _ignore
+    answers: dict[int, ChildResult | ChildError] = field(default_factory=dict[int, ChildResult | ChildError])
+    running: dict[str, _Try] = field(default_factory=dict[str, _Try])
+
+    def next_starts(self) -> list[ChildSpec] | float | None:
+        if not self.waiting and not self.running:
+            return None
+        starts: list[ChildSpec] = []
+        while self.waiting and len(self.running) < self.most:
+            attempt = self.waiting.popleft()
+            starts.append(attempt.spec())
+            self.running[starts[-1].key] = attempt
+        return starts or _POLL_S
+
+    def on_stop(self, why: End) -> None:
+        for key in self.running:
+            self.supervisor.kill(key, "now")
+        self.running.clear()
+        self.waiting.clear()
+
+    def on_message(self, child: _Try, event: ChildMessage) -> None:
+        self.heard(event.message)
+
+    def on_exit(self, child: _Try, event: ChildExited) -> None:
+        del self.running[event.key]
+        answer = child.judge(event)
+        if isinstance(answer, _Try):
+            self.waiting.appendleft(answer)
+        else:
+            self.answers[child.index] = answer
+            self.on_done(child.index)
+
+
+def run_job(job: ChildJob, supervisor: Supervisor, stops: StopRequests | None = None) -> ChildResult | None:
     """Run a job to its answer.
 
     Args:
         job: The job.
-        supervisor: Who runs it.
-        stop_asked: Whether to give up; asked a few times a second.
+        supervisor: Starts its child.
+        stops: Requests to stop; None: there are none.
 
     Returns:
-        The child's answer; None where a stop was asked for meanwhile.
+        The child's answer; None where a stop was asked for.
 
     Raises:
-        DryfitError: What the child raised.
+        DryfitError: The child raised it.
         ChildError: The child failed in another way, or died several times.
     """
-    answer: ChildResult | _Try = _Try.first(job)
-    while isinstance(answer, _Try):
-        exited = _run(answer.spec(), supervisor, stop_asked)
-        if exited is None:
-            return None
-        answer = answer.judge(exited)
+    queue = _JobQueue(supervisor, deque([_Try.first(0, job)]))
+    drive(queue, supervisor, stops)
+    answer = queue.answers.get(0)
+    if isinstance(answer, ChildError):
+        raise answer
     return answer
 
 
@@ -118,55 +171,30 @@ def run_side_by_side(
     supervisor: Supervisor,
     *,
     most: int,
-    told: Callable[[int], None],
-    heard: OnMessage = lambda _: None,
+    on_done: Callable[[int], None],
+    heard: OnMessage = _ignore,
 ) -> list[ChildResult | ChildError]:
     """Run several jobs, each in a folder of its own name.
 
     Args:
         jobs: The jobs.
-        supervisor: Who runs them.
-        most: How many at once.
-        told: Called with the number of a job that has its answer.
-        heard: Called with what a child says meanwhile.
+        supervisor: Starts their children.
+        most: How many run at once.
+        on_done: Called with the index of a job that has its answer.
+        heard: Called with each message of a child.
 
     Returns:
         The answer of each; an error where its child died, which does not end the others.
 
     Raises:
-        DryfitError: What a child raised.
+        DryfitError: A child raised it.
     """
-    waiting = deque((index, _Try.first(job)) for index, job in enumerate(jobs))
-    running: dict[str, tuple[int, _Try]] = {}
-    answers: dict[int, ChildResult | ChildError] = {}
-    while waiting or running:
-        while waiting and len(running) < most:
-            index, attempt = waiting.popleft()
-            running[attempt.spec().key] = (index, attempt)
-            supervisor.start(attempt.spec())
-        for event in supervisor.wait(_POLL_S):
-            if isinstance(event, ChildMessage):
-                heard(event.message)
-            if not isinstance(event, ChildExited) or event.key not in running:
-                continue
-            index, attempt = running.pop(event.key)
-            answer = _answer(attempt, event)
-            if isinstance(answer, _Try):
-                waiting.appendleft((index, answer))
-            else:
-                answers[index] = answer
-                told(index)
-    return [answers[index] for index in range(len(jobs))]
+    queue = _JobQueue(supervisor, deque(map(_Try.first, count(), jobs)), most, on_done, heard)
+    drive(queue, supervisor)
+    return [queue.answers[index] for index in range(len(jobs))]
 
 
-def _answer(attempt: _Try, exited: ChildExited) -> ChildResult | ChildError | _Try:
-    try:
-        return attempt.judge(exited)
-    except ChildError as error:
-        return error
-
-
-def run_alone(doing: str, body: Body, heard: OnMessage = lambda _: None) -> ChildResult:
+def run_alone(doing: str, body: Body, heard: OnMessage = _ignore) -> ChildResult:
     """Run a job that belongs to no study, in a fresh interpreter and a temporary folder.
 
     The folder stays where the child left no answer: its log is in there.
@@ -192,8 +220,8 @@ def run_all_alone(
     *,
     most: int = 1,
     preload: tuple[str, ...] = (),
-    told: Callable[[int], None] = lambda _: None,
-    heard: OnMessage = lambda _: None,
+    on_done: Callable[[int], None] = _ignore,
+    heard: OnMessage = _ignore,
 ) -> list[ChildResult | ChildError]:
     """Run jobs as :func:`run_alone` does, several at once.
 
@@ -202,7 +230,7 @@ def run_all_alone(
         bodies: The jobs; their paths must be absolute.
         most: As in :func:`run_side_by_side`.
         preload: Modules that a fork server imports once for all jobs; none: each gets a fresh interpreter.
-        told: As in :func:`run_side_by_side`.
+        on_done: As in :func:`run_side_by_side`.
         heard: As in :func:`run_side_by_side`.
 
     Raises:
@@ -220,20 +248,9 @@ def run_all_alone(
     keep = False
     try:
         with Supervisor(settings) as supervisor:
-            answers = run_side_by_side(jobs, supervisor, most=most, told=told, heard=heard)
+            answers = run_side_by_side(jobs, supervisor, most=most, on_done=on_done, heard=heard)
         keep = any(isinstance(answer, ChildError) for answer in answers)
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     return answers
-
-
-def _run(spec: ChildSpec, supervisor: Supervisor, stop_asked: Callable[[], bool]) -> ChildExited | None:
-    supervisor.start(spec)
-    while True:
-        if stop_asked():
-            supervisor.kill(spec.key, "now")
-            return None
-        for event in supervisor.wait(_POLL_S):
-            if isinstance(event, ChildExited) and event.key == spec.key:
-                return event

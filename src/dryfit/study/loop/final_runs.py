@@ -13,8 +13,11 @@ from dryfit.core.settings.trial import Outcome, TrialConfig, mean
 from dryfit.core.wire import REQUEST_FILE, canonical_json, write_model
 from dryfit.store.layout import FinalLayout
 from dryfit.store.state import PlanState, TrialState
-from dryfit.study.loop.context import Placement, StudySnapshot, choose_device, train_request, trial_config
 from dryfit.study.planning.device_needs import process_count
+from dryfit.study.resources.trial_devices import choose_device
+from dryfit.study.trials.child_requests import Placement, train_request
+from dryfit.study.trials.context import StudySnapshot
+from dryfit.study.trials.trial_config import trial_config
 
 
 @dataclass(frozen=True, slots=True)

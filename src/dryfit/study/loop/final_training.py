@@ -23,10 +23,15 @@ from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, dec
 from dryfit.store.layout import FinalLayout
 from dryfit.store.ledger import StudyLock, lock_owner
 from dryfit.store.state import PlanState
-from dryfit.study.loop.context import Placement, StudySnapshot, choose_device, side_by_side, training_limits
+from dryfit.study.loop.driver import drive
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, Run, ensemble_request, final_request
+from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.device_needs import process_count
+from dryfit.study.resources.trial_devices import choose_device
+from dryfit.study.trials.child_limits import training_limits
+from dryfit.study.trials.child_requests import Placement
+from dryfit.study.trials.context import StudySnapshot
 
 OnNote = Callable[[str], None]
 
@@ -56,7 +61,7 @@ def runs_at_once(study: StudySnapshot, runs: Sequence[Run]) -> int:
         return max(
             1, study.resolved.device_count // max(process_count(run.plan, study.config.execution) for run in runs)
         )
-    return side_by_side(study).most
+    return study.parallelism.most
 
 
 def run_lock(paths: FinalLayout) -> StudyLock:
@@ -73,27 +78,27 @@ def run_lock(paths: FinalLayout) -> StudyLock:
 
 
 @dataclass(slots=True)
-class _Live:
-    """A run that has, or waits for, a process.
+class _Attempt:
+    """An attempt at a run, which has a process or waits for one.
 
     Attributes:
-        plan: The trial's, with the fallbacks that this run took besides; the trial's own stays as it is.
-        not_before_s: When it may have its next process (``time.monotonic()``), after a failure that needs time to pass.
+        number: Its number, from 1.
+        plan: The trial's plan, with the fallbacks that this run took besides; the trial's own stays as it is.
+        past: How the attempts before it failed.
+        checkpointed: Whether it has written a checkpoint.
+        told_s: When a line on its progress was told last (``time.monotonic()``).
+        not_before_s: When it may start (``time.monotonic()``): some failures need time to pass.
     """
 
     run: Run
     paths: FinalLayout
-    attempt: int
+    number: int
     plan: PlanState | None
     device: str | None = None
     past: tuple[PastFailure, ...] = ()
     checkpointed: bool = False
     told_s: float = 0.0
     not_before_s: float = 0.0
-
-    @property
-    def key(self) -> str:
-        return f"{self.run.name}-{self.attempt}"
 
     def may_tell(self) -> bool:
         """Whether a line on progress is due."""
@@ -104,143 +109,145 @@ class _Live:
 
 
 @dataclass(slots=True)
-class FinalWork:
+class FinalTraining:
     """Does runs, several at once, until all are done or a stop is asked for.
 
     Attributes:
-        study: Whose configurations they are.
-        supervisor: Where children come from.
+        study: The study whose configurations they are.
+        supervisor: Starts children.
         stops: Requests to stop.
-        told: Hears what happens, a line at a time.
-        results: What each run came to, by its name: its result, or the error that ended it.
+        on_note: Hears what happens, a line at a time.
+        results: The result of each run by its name, or the error that ended it.
+        running: The attempts that have a process, by its key.
     """
 
     study: StudySnapshot
     supervisor: Supervisor
     stops: StopRequests
-    told: OnNote
+    on_note: OnNote
     results: dict[str, Result | DryfitError] = field(default_factory=dict[str, Result | DryfitError])
-    _running: dict[str, _Live] = field(default_factory=dict[str, _Live])
+    running: dict[str, _Attempt] = field(default_factory=dict[str, _Attempt])
+    _waiting: list[_Attempt] = field(default_factory=list[_Attempt])
+    _most: int = 1
     _stopping: bool = False
-    _killed: bool = False
 
     def do(self, runs: Sequence[Run], *, most: int) -> None:
         """Do the runs; those that are not in :attr:`results` afterwards were stopped, and go on next time.
 
         Args:
-            runs: Their locks are held.
-            most: How many at once.
+            runs: The runs, whose locks are held.
+            most: How many are done at once.
         """
-        waiting: list[_Live] = []
+        self._most = most
         for run in runs:
             paths = self.study.layout.final(run.name)
-            done = finished(paths)
-            if done is not None:
-                self.results[run.name] = done
+            result = finished(paths)
+            if result is not None:
+                self.results[run.name] = result
             else:
-                waiting.append(_Live(run, paths, paths.attempts + 1, run.plan))
-        while self._running or (waiting and not self._stopping):
-            self._heed_stops()
-            due = [live for live in waiting if live.not_before_s <= time.monotonic()]
-            for live in [] if self._stopping else due[: max(0, most - len(self._running))]:
-                waiting.remove(live)
-                self._start(live)
-            for event in self.supervisor.wait(_IDLE_S):
-                live = self._running.get(event.key)
-                if live is None:
-                    continue
-                match event:
-                    case ChildMessage():
-                        self._hear(event, live)
-                    case ChildExited():
-                        del self._running[event.key]
-                        again = self._judge(event, live)
-                        if again is not None:
-                            waiting.append(again)
+                self._waiting.append(_Attempt(run, paths, paths.attempts + 1, run.plan))
+        drive(self, self.supervisor, self.stops)
 
-    def _heed_stops(self) -> None:
-        self.stops.look()
-        if self.stops.why is not None and not self._stopping:
-            self._stopping = True
-            training = [key for key, live in self._running.items() if isinstance(live.run, FinalRun)]
-            if training:
-                self.told(f"stopping ({self.stops.why}): {len(training)} run(s) write a checkpoint")
-            for key in self._running:
-                if key in training:
-                    self.supervisor.ask_stop(key)
-                else:  # it has nothing to go on with: it begins again
-                    self.supervisor.kill(key, "now")
-        if self.stops.at_once and not self._killed:
-            self._killed = True
-            for key in self._running:
+    def next_starts(self) -> Sequence[ChildSpec] | float | None:
+        """Start as many attempts as may run at once; none after a request to stop."""
+        waiting = [] if self._stopping else self._waiting
+        if not self.running and not waiting:
+            return None
+        due = [attempt for attempt in waiting if attempt.not_before_s <= time.monotonic()]
+        return [self._start(attempt) for attempt in due[: max(0, self._most - len(self.running))]] or _IDLE_S
+
+    def on_stop(self, why: End) -> None:
+        """Let trainings write a checkpoint; end what has nothing to go on with, and begins again."""
+        self._stopping = True
+        training = [key for key, attempt in self.running.items() if isinstance(attempt.run, FinalRun)]
+        if training:
+            self.on_note(f"stopping ({why}): {len(training)} run(s) write a checkpoint")
+        for key in self.running:
+            if key in training:
+                self.supervisor.ask_stop(key)
+            else:
                 self.supervisor.kill(key, "now")
 
-    def _start(self, live: _Live) -> None:
-        in_use = [one.device for one in self._running.values()]
-        live.device = choose_device(
-            self.study.resolved, in_use, processes=process_count(live.plan, self.study.config.execution)
-        )
-        choice = live.plan.execution if live.plan is not None else None
-        placement = Placement(live.attempt, live.device, choice, attempt_terms(live.past))
-        match live.run:
+    def _start(self, attempt: _Attempt) -> ChildSpec:
+        self._waiting.remove(attempt)
+        in_use = [other.device for other in self.running.values()]
+        processes = process_count(attempt.plan, self.study.config.execution)
+        attempt.device = choose_device(self.study.resolved, in_use, processes=processes)
+        choice = attempt.plan.execution if attempt.plan is not None else None
+        placement = Placement(attempt.number, attempt.device, choice, attempt_terms(attempt.past))
+        match attempt.run:
             case FinalRun():
-                body = final_request(self.study, live.run, placement)
+                body = final_request(self.study, attempt.run, placement)
             case EnsembleRun():
-                body = ensemble_request(self.study, live.run, placement)
-        limits = training_limits(self.study.config.runtime, live.past)
-        spec = ChildSpec(live.key, live.paths.attempt(live.attempt), body, limits)
-        self._running[live.key] = live
-        self.supervisor.start(spec)
+                body = ensemble_request(self.study, attempt.run, placement)
+        limits = training_limits(self.study.config.runtime, attempt.past)
+        key = f"{attempt.run.name}-{attempt.number}"
+        self.running[key] = attempt
+        return ChildSpec(key, attempt.paths.attempt(attempt.number), body, limits)
 
-    def _hear(self, event: ChildMessage, live: _Live) -> None:
+    def on_message(self, child: _Attempt, event: ChildMessage) -> None:
+        """Tell what a run says; nothing is pruned here, as what was asked for is trained to its end."""
+        name = child.run.name
         match event.message:
             case Report(point=point):
-                # Nothing is pruned here: what was worth asking for is trained to its end.
                 self.supervisor.answer(event.key, Verdict(n=point.n, proceed=True))
                 metric = self.study.config.study.metric
-                self.told(f"{live.run.name}: validation {point.n}, step {point.step}: {metric} {point.value:.4f}")
-            case Progress(step=step, total_steps=total_steps, loss=loss) if loss is not None and live.may_tell():
-                self.told(f"{live.run.name}: step {step}/{total_steps}, loss {loss:.4f}")
+                self.on_note(f"{name}: validation {point.n}, step {point.step}: {metric} {point.value:.4f}")
+            case Progress(step=step, total_steps=total_steps, loss=loss) if loss is not None and child.may_tell():
+                self.on_note(f"{name}: step {step}/{total_steps}, loss {loss:.4f}")
             case Checkpointed():
-                live.checkpointed = True
+                child.checkpointed = True
             case Note(text=text):
-                self.told(f"{live.run.name}: {text}")
+                self.on_note(f"{name}: {text}")
             case _:
                 pass
 
-    def _judge(self, exited: ChildExited, live: _Live) -> _Live | None:
-        """Take a result, or say what is to be tried next."""
-        result = exited.result
-        found = None if result is None else result.final or result.ensemble
-        if found is not None:
-            self.results[live.run.name] = found
-            for folder in (live.paths.checkpoints, live.paths.best):
+    def on_exit(self, child: _Attempt, event: ChildExited) -> None:
+        """Take a result; else let the run wait for its next attempt, or take the error that ends it."""
+        del self.running[event.key]
+        left = event.result
+        result = None if left is None else left.final or left.ensemble
+        if result is not None:
+            self.results[child.run.name] = result
+            for folder in (child.paths.checkpoints, child.paths.best):
                 shutil.rmtree(folder, ignore_errors=True)
-            return None
-        failure = classify(exited.evidence, result, job=Job.FINAL if isinstance(live.run, FinalRun) else Job.ENSEMBLE)
-        retries = self.study.config.runtime.retries
-        fallbacks_left = live.plan.fallbacks_left if live.plan is not None else 0
+        elif not self._stopping:
+            self._follow(child, event)
+
+    def _follow(self, attempt: _Attempt, exited: ChildExited) -> None:
+        """Decide what follows a failure."""
+        run, past, plan = attempt.run, attempt.past, attempt.plan
+        failure = classify(exited.evidence, exited.result, job=Job.FINAL if isinstance(run, FinalRun) else Job.ENSEMBLE)
         answer = decide_recovery(
-            failure, live.past, retries=retries, reached_checkpoint=live.checkpointed, fallbacks_left=fallbacks_left
+            failure,
+            past,
+            retries=self.study.config.runtime.retries,
+            reached_checkpoint=attempt.checkpointed,
+            fallbacks_left=plan.fallbacks_left if plan is not None else 0,
         )
-        if answer.action in ANOTHER_ATTEMPT and not self._stopping:
-            self.told(f"{live.run.name}: {failure.kind}: {failure.sentence} -> {answer.action}")
-            past = (*live.past, PastFailure(failure.kind, live.checkpointed, answer.action, live.device))
-            plan = live.plan
-            if plan is not None and answer.action is Action.FALLBACK:
-                plan = replace(plan, fallbacks_taken=plan.fallbacks_taken + 1)
-            due_s = time.monotonic() + answer.delay_s
-            return replace(live, attempt=live.attempt + 1, plan=plan, past=past, checkpointed=False, not_before_s=due_s)
-        if not self._stopping:
-            self.results[live.run.name] = _error(live, result, f"{failure.kind}: {failure.sentence}")
-        return None
+        if answer.action not in ANOTHER_ATTEMPT:
+            self.results[run.name] = _error(attempt, exited.result, f"{failure.kind}: {failure.sentence}")
+            return
+        self.on_note(f"{run.name}: {failure.kind}: {failure.sentence} -> {answer.action}")
+        if plan is not None and answer.action is Action.FALLBACK:
+            plan = replace(plan, fallbacks_taken=plan.fallbacks_taken + 1)
+        self._waiting.append(
+            replace(
+                attempt,
+                number=attempt.number + 1,
+                plan=plan,
+                past=(*past, PastFailure(failure.kind, attempt.checkpointed, answer.action, attempt.device)),
+                checkpointed=False,
+                not_before_s=time.monotonic() + answer.delay_s,
+            )
+        )
 
 
-def _error(live: _Live, result: ChildResult | None, sentence: str) -> DryfitError:
+def _error(attempt: _Attempt, result: ChildResult | None, sentence: str) -> DryfitError:
     if result is not None and result.error is not None:
         return result.error.rebuilt()
-    log = live.paths.attempt(live.attempt) / LOG_FILE
-    return ChildError(f"training {live.run.name}", f"its process failed ({sentence})", hint=f"see {log}")
+    log = attempt.paths.attempt(attempt.number) / LOG_FILE
+    return ChildError(f"training {attempt.run.name}", f"its process failed ({sentence})", hint=f"see {log}")
 
 
 def copy_model(model: Path, out: Path) -> None:

@@ -13,12 +13,13 @@ from dryfit.runtime.failures.fault_detail import fault_detail
 from dryfit.runtime.failures.recovery import attempt_terms, decide_recovery
 from dryfit.runtime.machine.packing import Need
 from dryfit.store.events import AttemptEnded, Event, FailureFacts, TrialFinished
-from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudyContext
+from dryfit.store.state import AttemptState, TrialState
 from dryfit.study.loop.messages import MessageHandler, RunningAttempt
-from dryfit.study.loop.next_step import End, finish_trial
+from dryfit.study.loop.next_step import End
 from dryfit.study.planning.device_needs import alone_first
 from dryfit.study.resources.retention import forget_what_is_not_needed
+from dryfit.study.trials.context import StudyContext
+from dryfit.study.trials.trial_end import ASKED_TO_STOP, end_of, finish_trial
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class AttemptFinalizer:
 
     Attributes:
         study: What is run.
-        hearing: Takes in what a process said before its end.
+        messages: Takes in what a process said before its end.
         write: Takes an event to the ledger.
         note: Tells a person something.
         stop: Asks every running trial to stop, and says why.
@@ -37,7 +38,7 @@ class AttemptFinalizer:
     """
 
     study: StudyContext
-    hearing: MessageHandler
+    messages: MessageHandler
     write: Callable[[Event], None]
     note: Callable[[str], None]
     stop: Callable[[End, str], None]
@@ -46,41 +47,32 @@ class AttemptFinalizer:
     waiting_until_s: dict[int, float] = field(default_factory=dict[int, float])
 
     def reconcile(self) -> None:
-        """Close every attempt whose control process died; a result it left is taken, never computed again."""
+        """Close every attempt whose control process died; a result it left is taken, never computed again.
+
+        A trial of an earlier generation ends: as its result says if there is one, else as cancelled.
+        """
+        generation = self.study.state.generation.number
         for trial in self.study.state.open_trials:
-            if trial.generation != self.study.state.generation.number:
-                self._leave_behind(trial)
-                continue
-            if not trial.attempts:
-                continue
-            last = trial.attempts[-1]
-            if last.failure is not None:
+            last = trial.attempts[-1] if trial.attempts else None
+            result = self._result_left(trial, last) if last is not None and last.failure is None else None
+            if trial.generation != generation and (result is None or result.train is None):
+                reason = f"generation {generation} of the study began before it ended"
+                self.finish(TrialFinished(number=trial.number, outcome=Outcome.CANCELLED, reason=reason))
+            elif last is not None and last.failure is not None:
                 if last.failure.action in (Action.GIVE_UP, Action.PRUNE):
                     self.follow(trial, end_of(trial), last.failure.action, 0.0)
-                continue
-            child = RunningAttempt(trial.number, last.number, last.device, Need(trial.number))
-            folder = self.study.layout.trial(trial.number).attempt(last.number)
-            result = read_result(folder)
-            if result is not None and result.train is not None and finish_trial(trial, result.train) is None:
-                result = None  # it had been asked to stop, and did: the trial goes on
-            if result is not None:
-                self.hearing.catch_up(child)
-            self.on_exit(child, result, Evidence(server_lost=result is None))
+            elif last is not None:
+                child = RunningAttempt(trial.number, last.number, last.device, Need(trial.number))
+                if result is not None:
+                    self.messages.catch_up(child)
+                self.on_exit(child, result, Evidence(server_lost=result is None))
         forget_what_is_not_needed(self.study.layout, self.study.state, keep=self.study.config.runtime.keep)
 
-    def _leave_behind(self, trial: TrialState) -> None:
-        """End a trial of an earlier generation: as its process did, if it left a result, else as cancelled."""
-        last = trial.attempts[-1] if trial.attempts and trial.attempts[-1].failure is None else None
-        result = read_result(self.study.layout.trial(trial.number).attempt(last.number)) if last is not None else None
-        finished = finish_trial(trial, result.train) if result is not None and result.train is not None else None
-        if last is None or finished is None:
-            reason = f"generation {self.study.state.generation.number} of the study began before it ended"
-            self.finish(TrialFinished(number=trial.number, outcome=Outcome.CANCELLED, reason=reason))
-            return
-        self.hearing.catch_up(RunningAttempt(trial.number, last.number, last.device, Need(trial.number)))
-        if not last.ended:
-            self.write(AttemptEnded(number=trial.number, attempt=last.number))
-        self.finish(finished)
+    def _result_left(self, trial: TrialState, attempt: AttemptState) -> ChildResult | None:
+        """Return what an attempt left; None also where it was asked to stop and did: its trial goes on."""
+        result = read_result(self.study.layout.trial(trial.number).attempt(attempt.number))
+        stopped = result is not None and result.train is not None and result.train.stopped_by in ASKED_TO_STOP
+        return None if stopped else result
 
     def on_exit(self, child: RunningAttempt, result: ChildResult | None, evidence: Evidence) -> None:
         """End an attempt whose process is gone, and do what follows from it."""
@@ -157,21 +149,6 @@ class AttemptFinalizer:
             keep=self.study.config.runtime.keep,
             just_finished=event.number,
         )
-
-
-def end_of(trial: TrialState) -> Failure:
-    """What to call the failure of a trial's last attempt; the ledger alone decides it, whoever asks and when.
-
-    An attempt that was run to learn where an earlier one failed speaks for that one.
-    """
-    failures = [attempt.failure for attempt in trial.attempts if attempt.failure is not None]
-    last = failures[-1]
-    first = next((one for one in failures[:-1] if one.action is Action.DIAGNOSE), None)
-    if first is None or last.action is not Action.GIVE_UP:
-        return Failure(last.kind, last.sentence)
-    if last.kind is first.kind:
-        return Failure(first.kind, last.sentence)
-    return Failure(first.kind, f"{first.sentence}; run again to learn where: {last.kind}: {last.sentence}")
 
 
 def _with_terms(evidence: Evidence, trial: TrialState) -> Evidence:

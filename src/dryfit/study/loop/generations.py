@@ -25,7 +25,7 @@ from dryfit.store.events import ComparabilityKey, Compatibility, GenerationBegan
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudySnapshot
+from dryfit.study.trials.context import StudySnapshot
 
 _AGAIN: Final = 3
 """How many of the best points are tried again where values no longer compare: enough that one of them is a good start,

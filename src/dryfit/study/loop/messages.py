@@ -18,8 +18,8 @@ from dryfit.store.events import (
     VerdictGiven,
 )
 from dryfit.store.state import VerdictState
-from dryfit.study.loop.context import StudyContext
 from dryfit.study.loop.observers import Observer
+from dryfit.study.trials.context import StudyContext
 
 
 @dataclass(frozen=True, slots=True)

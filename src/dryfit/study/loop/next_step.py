@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dryfit.core.failure import PERMITTED, FailureKind
-from dryfit.core.jobs import StopReason, TrainResult
 from dryfit.core.settings.trial import Outcome
 from dryfit.runtime.machine.packing import Blocker, Cluster, Fit, Limit, Need, pack
-from dryfit.store.events import Observed, TrialFinished
 from dryfit.store.replay import StudyState
-from dryfit.store.state import TrialState
 
 
 class End(StrEnum):
@@ -295,55 +292,3 @@ def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequen
     if enough:
         return EndSession(End.DONE)
     return EndSession(End.REFUSED if nothing_fits else End.NO_IMPROVEMENT)
-
-
-def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None:
-    """The end of a trial whose process left a result; None where that result says it was asked to stop."""
-    if result.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
-        return None
-    if result.stopped_by is StopReason.VERDICT:
-        last = trial.verdicts[max(trial.verdicts)] if trial.verdicts else None
-        return TrialFinished(
-            number=trial.number,
-            outcome=Outcome.PRUNED,
-            steps=result.steps,
-            best=result.best,
-            folds=result.folds,
-            reason=last.reason if last else "pruned",
-            observed=_observed(result),
-        )
-    if result.value is None or math.isnan(result.value):
-        return TrialFinished(
-            number=trial.number,
-            outcome=Outcome.PRUNED,
-            steps=result.steps,
-            folds=result.folds,
-            reason=f"{FailureKind.NONFINITE}: no validation gave a number",
-            observed=_observed(result),
-        )
-    return TrialFinished(
-        number=trial.number,
-        outcome=Outcome.COMPLETE,
-        value=result.value,
-        also=result.also,
-        best=result.best,
-        folds=result.folds,
-        steps=result.steps,
-        reason=_why_complete(result),
-        observed=_observed(result),
-    )
-
-
-def _why_complete(result: TrainResult) -> str:
-    """Why a trial's training ended before its time, though its value is whole."""
-    if result.stopped_by is not StopReason.EARLY_STOPPING:
-        return ""
-    early = sum(fold.stopped_early for fold in result.folds)
-    return f"early stopping in {early} of {len(result.folds)} folds" if result.folds else "early stopping"
-
-
-def _observed(result: TrainResult) -> Observed | None:
-    found = (result.peak_allocated_bytes, result.peak_reserved_bytes, result.peak_rss_bytes)
-    if all(size_bytes is None for size_bytes in found):
-        return None
-    return Observed(allocated_bytes=found[0], reserved_bytes=found[1], rss_bytes=found[2])

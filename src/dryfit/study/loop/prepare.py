@@ -4,19 +4,20 @@ Where trials call a function of the user's own, it looks whether that can be imp
 """
 
 import os
-from collections.abc import Callable
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import InternalError
-from dryfit.core.jobs import Body, ChildResult, ImportRequest, ResolveResult
+from dryfit.core.jobs import ImportRequest, ResolveResult
 from dryfit.core.settings.tables import ObjectiveSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.child_jobs import ChildJob, run_job
-from dryfit.study.loop.context import possible_values, preparing_limits, resolve_request
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.resources.trial_devices import devices_without_torch, gpu_count
+from dryfit.study.trials.child_limits import preparing_limits
+from dryfit.study.trials.child_requests import resolve_request
+from dryfit.study.trials.trial_config import possible_values
 
 
 def prepare(
@@ -32,17 +33,8 @@ def prepare(
             function that cannot be imported.
         ChildError: The child failed in another way, or died several times.
     """
-
-    def answer(doing: str, body: Body) -> ChildResult | None:
-        job = ChildJob(doing, body, layout.preparations, preparing_limits(config.runtime))
-        return run_job(job, supervisor, stop_asked)
-
-    def stop_asked() -> bool:
-        stops.look()
-        return stops.why is not None
-
     if config.objective is not None:
-        return _import_function(config, config.objective, answer)
+        return _import_function(config, config.objective, layout, supervisor, stops)
     body = resolve_request(
         config,
         space,
@@ -51,26 +43,26 @@ def prepare(
         device=config.execution.device,
         precisions=possible_values(config, space, "train.precision"),
     )
-
-    doing = "checking data and machine"
-    result = answer(doing, body)
+    job = ChildJob("checking data and machine", body, layout.preparations, preparing_limits(config.runtime))
+    result = run_job(job, supervisor, stops)
     if result is None:
         return None
     if result.resolve is None:
-        raise InternalError(doing, "the child's answer is of another job")
+        raise InternalError(job.doing, "the child's answer is of another job")
     return result.resolve
 
 
 def _import_function(
-    config: StudyConfig, own: ObjectiveSettings, answer: Callable[[str, Body], ChildResult | None]
+    config: StudyConfig, own: ObjectiveSettings, layout: StudyLayout, supervisor: Supervisor, stops: StopRequests
 ) -> ResolveResult | None:
     device, count = devices_without_torch(config.execution.device, gpu_count(os.environ.get("CUDA_VISIBLE_DEVICES")))
-    doing = f"importing {own.function}"
-    result = answer(doing, ImportRequest(objective=own))
+    body, limits = ImportRequest(objective=own), preparing_limits(config.runtime)
+    job = ChildJob(f"importing {own.function}", body, layout.preparations, limits)
+    result = run_job(job, supervisor, stops)
     if result is None:
         return None
     if result.imported is None:
-        raise InternalError(doing, "the child's answer is of another job")
+        raise InternalError(job.doing, "the child's answer is of another job")
     return ResolveResult(
         data_fingerprint="",
         splits={},

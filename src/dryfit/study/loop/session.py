@@ -30,16 +30,16 @@ from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, S
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, StudyLock, each_event
 from dryfit.store.replay import StudyState
-from dryfit.study.loop.context import StudyContext
 from dryfit.study.loop.generations import basis_now, next_generation, recorded
-from dryfit.study.loop.loop import StudyLoop
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.observers import Observer
 from dryfit.study.loop.prepare import prepare
 from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
+from dryfit.study.loop.study_run import StudyRun
 from dryfit.study.resources.disk import check_disk, study_need, taken_bytes
 from dryfit.study.resources.placements import Machine
 from dryfit.study.resources.trial_devices import available_cores, device_uuids
+from dryfit.study.trials.context import StudyContext
 
 _MIRROR_FLUSH_S = 10.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -207,11 +207,10 @@ def _work(
         ledger=work.ledger,
         state=work.state,
         resolved=resolved,
-        total=work.config.study.trials,
         cores=available_cores(),
     )
     machine.devices.know(device_uuids(resolved, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    return StudyLoop(context, supervisor, stops, observers, work.clock, machine).run()
+    return StudyRun(context, supervisor, stops, observers, work.clock, machine).run()
 
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:

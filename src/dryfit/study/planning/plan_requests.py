@@ -18,8 +18,8 @@ from dryfit.search.space.fields import apply_params, setting
 from dryfit.search.space.space import Space, first_value
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.child_jobs import run_all_alone, run_alone
-from dryfit.study.loop.context import resolve_request
 from dryfit.study.loop.session import read_study
+from dryfit.study.trials.child_requests import resolve_request
 
 AXES: Final = (
     "model.name",
@@ -246,11 +246,11 @@ def _request(
     )
 
 
-def _ask(requests: Sequence[PlanRequest], told: Callable[[int], None]) -> list[tuple[PlanAnswer, ...]]:
+def _ask(requests: Sequence[PlanRequest], on_done: Callable[[int], None]) -> list[tuple[PlanAnswer, ...]]:
     """The answers to some requests, side by side. Where a planner dies, its subjects' memory is unknown."""
     began_s = time.monotonic()
     preload = _PRELOAD if len(requests) > 1 else ()
-    results = run_all_alone("planning memory", requests, most=_SIDE_BY_SIDE, preload=preload, told=told)
+    results = run_all_alone("planning memory", requests, most=_SIDE_BY_SIDE, preload=preload, on_done=on_done)
     waited_s = round(time.monotonic() - began_s, 3)
     return [_answers(request, result, waited_s) for request, result in zip(requests, results, strict=True)]
 

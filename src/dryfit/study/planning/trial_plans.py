@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,9 +32,11 @@ from dryfit.runtime.machine.host_memory import HostMemory
 from dryfit.store.events import TrialPlanned
 from dryfit.store.layout import shared_traces
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudyContext, preparing_limits, trial_settings
 from dryfit.study.loop.next_step import Readiness
 from dryfit.study.resources.trial_devices import degrees_at_hand
+from dryfit.study.trials.child_limits import preparing_limits
+from dryfit.study.trials.context import StudyContext
+from dryfit.study.trials.trial_config import trial_settings
 
 _GIB: Final = 2**30
 _NO_MEMORY_IN_IT = {"device", "threads", "unknown"}
@@ -143,14 +145,14 @@ class Planner:
         self._torch = study.resolved.versions.get("torch", "")
         self._degrees = degrees_at_hand(study.config, study.resolved, study.cores)
         self._host_bytes = host_bytes
-        self._running: dict[str, int] = {}
+        self.running: dict[str, int] = {}
         self._failures: dict[int, tuple[PastFailure, ...]] = {}
         self._keys: dict[int, str] = {}
 
     @property
     def planning(self) -> frozenset[int]:
         """Numbers of the trials that are being planned."""
-        return frozenset(self._running.values())
+        return frozenset(self.running.values())
 
     def readiness(self) -> dict[int, Readiness]:
         """Which open trials may have a process; empty where this study plans nothing."""
@@ -166,13 +168,13 @@ class Planner:
         """What a trial is to be run with; None: as wished."""
         return trial.plan.execution if trial.plan is not None and self._device is not None else None
 
-    def plan(self, trial: TrialState) -> None:
-        """Plan a trial: from an earlier answer at once, else in a child that is started now."""
+    def plan(self, trial: TrialState) -> Sequence[ChildSpec]:
+        """Plan a trial: from an earlier answer at once, else by the child that is returned, to be started."""
         assert self._device is not None  # else no trial is unplanned
         key = self._key(trial, self._device)
         if key in self._study.state.answers:
             self._write(TrialPlanned(number=trial.number, key=key))
-            return
+            return ()
         folder = self._new_folder(trial.number)
         spec = ChildSpec(
             key=f"plan-{trial.number}-{folder.name}",
@@ -180,12 +182,8 @@ class Planner:
             body=self._request(trial, self._device),
             limits=preparing_limits(self._study.config.runtime),
         )
-        self._running[spec.key] = trial.number
-        self._supervisor.start(spec)
-
-    def owner(self, key: str) -> int | None:
-        """The trial that a child plans; None where it is none of the planner's."""
-        return self._running.get(key)
+        self.running[spec.key] = trial.number
+        return (spec,)
 
     def take(self, event: ChildExited) -> PlanTrouble | None:
         """Write down what a PLAN child found.
@@ -193,7 +191,7 @@ class Planner:
         Returns:
             What the loop must follow up: a try to repeat, or a full disk.
         """
-        number = self._running.pop(event.key)
+        number = self.running.pop(event.key)
         result = event.result
         if result is not None and result.plan is not None:
             self._failures.pop(number, None)
@@ -210,9 +208,9 @@ class Planner:
 
     def abandon(self) -> None:
         """End every PLAN child: none has anything to keep."""
-        for key in self._running:
+        for key in self.running:
             self._supervisor.kill(key)
-        self._running.clear()
+        self.running.clear()
 
     def _answer(self, number: int, answer: PlanAnswer) -> None:
         self._write(TrialPlanned(number=number, key=self._keys[number], answer=answer))

@@ -10,9 +10,9 @@ from dryfit.core.jobs import ResolveResult
 from dryfit.core.text.units import gib
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
-from dryfit.study.loop.context import possible_values
 from dryfit.study.resources.retention import KEEP_NONE, most_kept
 from dryfit.study.resources.trial_devices import available_cores, parallelism
+from dryfit.study.trials.trial_config import possible_values
 
 _GENERATIONS = 3
 """Resumable checkpoints of a trial: the two that stay, and the next one while it is written."""

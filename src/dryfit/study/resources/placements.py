@@ -24,12 +24,12 @@ from dryfit.runtime.machine.packing import (
 )
 from dryfit.store.events import DeviceSetAside, Event, ParallelSet
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import StudyContext
 from dryfit.study.loop.messages import RunningAttempt
 from dryfit.study.loop.next_step import Readiness
 from dryfit.study.planning.device_needs import fence, process_count, trial_need
 from dryfit.study.resources.leftovers import LOOK_BUSY_EVERY_S, LOOK_EVERY_S, Leftover, Leftovers
 from dryfit.study.resources.trial_devices import visible_devices
+from dryfit.study.trials.context import StudyContext
 
 _AUTO: Final = "auto"
 _CONTEXT_MOST_BYTES: Final = 1 << 30

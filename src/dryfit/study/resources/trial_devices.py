@@ -13,7 +13,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.jobs import ResolveResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.core.sharding.device_groups import overlap
+from dryfit.core.sharding.device_groups import check_enough, overlap, places_of
 from dryfit.core.sharding.rank_search import AUTO, degrees_within
 
 _SMI_TIMEOUT_S = 20.0
@@ -46,18 +46,25 @@ def device_uuids(resolved: ResolveResult, variable: str | None) -> dict[str, str
     return dict(zip(visible_devices(resolved.device_count, variable), resolved.device_uuids, strict=True))
 
 
-def least_busy_device(in_use: Sequence[str | None], devices: Sequence[str]) -> str:
-    """The place with the fewest running trials on any of its devices, the first of equals.
+def choose_device(resolved: ResolveResult, in_use: Sequence[str | None], *, processes: int) -> str | None:
+    """Return the CUDA device, or group of them, with the fewest running trials, where nothing is known of memory.
 
     Args:
-        in_use: The places of the running trials.
-        devices: All places; each trial sees exactly one.
+        resolved: Facts about the machine.
+        in_use: The devices, or groups, of the running trials.
+        processes: Processes of each trial; every one gets a device of its own.
+
+    Returns:
+        The first of the least busy; None on a machine without CUDA devices.
+
+    Raises:
+        MachineError: There are fewer devices than a trial has processes.
     """
-
-    def busy(place: str) -> int:
-        return sum(overlap(other, place) for other in in_use)
-
-    return min(devices, key=lambda place: (busy(place), devices.index(place)))
+    if resolved.device is not DeviceKind.CUDA:
+        return None
+    check_enough(resolved.device_count, processes)
+    names = visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return min(places_of(names, processes), key=lambda place: sum(overlap(other, place) for other in in_use))
 
 
 def named_gpu(name: str, variable: str | None) -> str:

@@ -1,12 +1,12 @@
-"""The one doing loop: it asks the deciders what comes next and does it, writing the ledger first."""
+"""The trials of a study, step by step: what the pure deciders decide is written to the ledger first, then done."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import FirstStep, Started
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage
+from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.recovery import attempt_terms, terms_text
 from dryfit.search.sampling.suggest import suggest
@@ -18,7 +18,7 @@ from dryfit.store.events import (
     TrialFinished,
 )
 from dryfit.store.state import TrialState
-from dryfit.study.loop.context import Placement, StudyContext, child_spec, fold_reports, trial_fingerprint
+from dryfit.study.loop.driver import drive
 from dryfit.study.loop.finalizer import AttemptFinalizer
 from dryfit.study.loop.messages import MessageHandler, RunningAttempt
 from dryfit.study.loop.next_step import (
@@ -40,11 +40,14 @@ from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.refusals import refusal_text
 from dryfit.study.planning.trial_plans import Planner, host_bytes_for
 from dryfit.study.resources.placements import Machine, Placements
+from dryfit.study.trials.child_requests import Placement, child_spec
+from dryfit.study.trials.context import StudyContext
+from dryfit.study.trials.trial_config import fold_reports, trial_fingerprint
 
 _IDLE_S = 0.5
 
 
-class StudyLoop:
+class StudyRun:
     """Runs a study to its end, or to the request to stop.
 
     Args:
@@ -72,16 +75,16 @@ class StudyLoop:
         self._clock = clock
         machine = machine or Machine()
         self._planner = Planner(study, supervisor, self._write, self._host_bytes(machine))
-        self._hearing = MessageHandler(study, supervisor, self._write, observers)
+        self._messages = MessageHandler(study, supervisor, self._write, observers)
         self._placements = Placements(study, machine, self._write, self._note, clock)
-        self._endings = AttemptFinalizer(
-            study, self._hearing, self._write, self._note, self._stop_because, self._placements.set_aside, clock
+        self._finalizer = AttemptFinalizer(
+            study, self._messages, self._write, self._note, self._stop_because, self._placements.set_aside, clock
         )
         self._stopping: End | None = None
-        self._killed = False
+        self._end: End | None = None
         runtime, settings = study.config.runtime, study.config.study
         self._limits = Limits(
-            total=study.total,
+            total=study.config.study.trials,
             parallel=study.parallelism.most,
             max_wall_s=settings.max_hours * 3600 if settings.max_hours is not None else None,
             patience=settings.patience,
@@ -97,32 +100,65 @@ class StudyLoop:
         Raises:
             OSError: The ledger could not be written (a full disk); nothing that it holds is lost.
         """
-        self._endings.reconcile()
-        while True:
-            self._heed_stops()
-            live = self._live()
-            match next_step(self._study.state, self._limits, live):
-                case AskTrial(number):
-                    self._ask(number)
-                case PlanTrial(number):
-                    self._planner.plan(self._study.state.trials[number])
-                case RefuseTrial(number):
-                    self._refuse(self._study.state.trials[number])
-                case PlaceTrial(number, device):
-                    self._place(self._study.state.trials[number], device, live)
-                case StopTrials(why):
-                    self._stop(why)
-                case Wait(until_s, why):
-                    self._placements.waiting(why)
-                    self._wait(until_s)
-                case EndSession(why, text):
-                    if text:
-                        self._note(text)
-                    self._planner.abandon()
-                    trip = tripped(self._study.state, self._limits)
-                    if trip is not None and trip.end is why:
-                        self._note(trip.sentence)
-                    return why
+        self._finalizer.reconcile()
+        drive(self, self._supervisor, self._stops)
+        assert self._end is not None  # without it the work is not done
+        return self._end
+
+    @property
+    def running(self) -> Mapping[str, RunningAttempt | int]:
+        """The attempts that have a process, and the numbers of the trials that a PLAN child plans."""
+        return {**self._placements.running, **self._planner.running}
+
+    def next_starts(self) -> Sequence[ChildSpec] | float | None:
+        """Take the next step of the study."""
+        live = self._live()
+        match next_step(self._study.state, self._limits, live):
+            case AskTrial(number):
+                self._ask(number)
+            case PlanTrial(number):
+                return self._planner.plan(self._study.state.trials[number])
+            case RefuseTrial(number):
+                self._refuse(self._study.state.trials[number])
+            case PlaceTrial(number, device):
+                return [self._place(self._study.state.trials[number], device, live)]
+            case StopTrials(why):
+                self._stop(why)
+            case Wait(until_s, why):
+                self._placements.waiting(why)
+                return _IDLE_S if until_s is None else min(_IDLE_S, max(0.0, until_s - self._clock()))
+            case EndSession(why, text):
+                self._leave(why, text)
+                return None
+        return ()
+
+    def on_stop(self, why: End) -> None:
+        """Stop for a person's, or the system's, sake, unless the study stops already."""
+        if self._stopping is None:
+            self._stop(why)
+
+    def on_message(self, child: RunningAttempt | int, event: ChildMessage) -> None:
+        """Take in a message: of a trial it is written down and judged, of a planner it is passed on."""
+        if isinstance(child, int):
+            for observer in self._observers:
+                observer.on_message(child, event.message)
+            return
+        if isinstance(event.message, Started):
+            self._placements.started(event.message.pid)
+        if isinstance(event.message, FirstStep):
+            self._placements.worked(child)
+        self._messages.on_message(event, child)
+
+    def on_exit(self, child: RunningAttempt | int, event: ChildExited) -> None:
+        """Take in the end of an attempt, or the plan that a PLAN child has made."""
+        if not isinstance(child, int):
+            self._placements.end(event)
+            self._finalizer.on_exit(child, event.result, event.evidence)
+            return
+        trouble = self._planner.take(event)
+        if trouble is not None:
+            trial = self._study.state.trials[trouble.number]
+            self._finalizer.follow(trial, trouble.failure, trouble.action, trouble.delay_s)
 
     def _host_bytes(self, machine: Machine) -> int | None:
         return host_bytes_for(self._study.config.execution, self._study.resolved.device, machine.host)
@@ -131,7 +167,7 @@ class StudyLoop:
         readiness = self._planner.readiness()
         return Live(
             cluster=self._placements.cluster(),
-            waiting_until_s=self._endings.waiting_until_s,
+            waiting_until_s=self._finalizer.waiting_until_s,
             stopping=self._stopping,
             now_s=self._clock(),
             planning=self._planner.planning,
@@ -148,8 +184,6 @@ class StudyLoop:
     def _note(self, text: str) -> None:
         for observer in self._observers:
             observer.on_note(text)
-
-    # ---- doing what was decided
 
     def _ask(self, number: int) -> None:
         study, generation = self._study, self._study.state.generation
@@ -180,15 +214,15 @@ class StudyLoop:
     def _refuse(self, trial: TrialState) -> None:
         assert trial.plan is not None  # only a plan refuses
         reason = refusal_text(trial.plan.answer)
-        self._endings.finish(TrialFinished(number=trial.number, outcome=Outcome.REFUSED, reason=reason))
+        self._finalizer.finish(TrialFinished(number=trial.number, outcome=Outcome.REFUSED, reason=reason))
 
-    def _place(self, trial: TrialState, device: str | None, live: Live) -> None:
+    def _place(self, trial: TrialState, device: str | None, live: Live) -> ChildSpec:
         attempt, need = len(trial.attempts) + 1, live.need(trial.number)
         terms = attempt_terms(trial.past_failures)
         fraction = self._placements.fence(trial, need, device)
         placement = Placement(attempt, device, self._planner.choice(trial), terms, fraction)
         spec = child_spec(self._study, trial, placement)
-        self._endings.waiting_until_s.pop(trial.number, None)
+        self._finalizer.waiting_until_s.pop(trial.number, None)
         needs_bytes = need.shared_bytes if device is not None else need.host_bytes
         words = terms_text(terms)
         self._write(
@@ -196,16 +230,7 @@ class StudyLoop:
         )
         passed = [number for number in live.needs if number < trial.number and live.is_ready(number)]
         self._placements.start(spec.key, RunningAttempt(trial.number, attempt, device, need), passed)
-        self._supervisor.start(spec)
-
-    def _heed_stops(self) -> None:
-        self._stops.look()
-        if self._stops.why is not None and self._stopping is None:
-            self._stop(self._stops.why)
-        if self._stops.at_once and not self._killed:
-            self._killed = True
-            for key in self._placements.running:
-                self._supervisor.kill(key, "now")
+        return spec
 
     def _stop(self, why: End) -> None:
         self._stopping = why
@@ -222,35 +247,11 @@ class StudyLoop:
         self._note(text)
         self._stop(why)
 
-    def _wait(self, until_s: float | None) -> None:
-        timeout_s = _IDLE_S if until_s is None else min(_IDLE_S, max(0.0, until_s - self._clock()))
-        for event in self._supervisor.wait(timeout_s):
-            planned = self._planner.owner(event.key)
-            if planned is not None:
-                self._on_plan(event, planned)
-            child = self._placements.running.get(event.key)
-            if child is None:
-                continue
-            match event:
-                case ChildMessage(message=message):
-                    if isinstance(message, Started):
-                        self._placements.started(message.pid)
-                    if isinstance(message, FirstStep):
-                        self._placements.worked(child)
-                    self._hearing.on_message(event, child)
-                case ChildExited():
-                    self._placements.end(event)
-                    self._endings.on_exit(child, event.result, event.evidence)
-
-    # ---- what children say
-
-    def _on_plan(self, event: ChildEvent, number: int) -> None:
-        match event:
-            case ChildMessage(message=message):
-                for observer in self._observers:
-                    observer.on_message(number, message)
-            case ChildExited():
-                trouble = self._planner.take(event)
-                if trouble is not None:
-                    trial = self._study.state.trials[trouble.number]
-                    self._endings.follow(trial, trouble.failure, trouble.action, trouble.delay_s)
+    def _leave(self, why: End, text: str) -> None:
+        if text:
+            self._note(text)
+        self._planner.abandon()
+        trip = tripped(self._study.state, self._limits)
+        if trip is not None and trip.end is why:
+            self._note(trip.sentence)
+        self._end = why

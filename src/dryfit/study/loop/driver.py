@@ -1,0 +1,84 @@
+"""The one loop that acts: it starts children, waits for news of them, and hands it to whoever decides what follows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
+from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.study.loop.next_step import End
+from dryfit.study.loop.stops import StopRequests
+
+C = TypeVar("C")
+
+
+class Decider(Protocol[C]):
+    """Work done by children: which of them start, and what follows from their messages and ends."""
+
+    @property
+    def running(self) -> Mapping[str, C]:
+        """What each running child works on, by the child's key."""
+        ...
+
+    def next_starts(self) -> Sequence[ChildSpec] | float | None:
+        """Decide what comes next; what must be on record before it happens is written here.
+
+        Returns:
+            Children to start, which are in :attr:`running` already; where there are none, the question is asked again.
+            Or the seconds to wait for news at most. None: the work is done.
+        """
+        ...
+
+    def on_stop(self, why: End) -> None:
+        """Heed the first request to stop."""
+        ...
+
+    def on_message(self, child: C, event: ChildMessage) -> None:
+        """Take in a message of a running child."""
+        ...
+
+    def on_exit(self, child: C, event: ChildExited) -> None:
+        """Take in the end of a child, and remove it from :attr:`running`."""
+        ...
+
+
+def drive(decider: Decider[C], supervisor: Supervisor, stops: StopRequests | None = None) -> None:
+    """Do what a decider decides until its work is done.
+
+    Requests to stop are looked for before each decision. One for an immediate end kills every running child.
+
+    Args:
+        decider: The work.
+        supervisor: Starts the children.
+        stops: Requests to stop; None: there are none.
+    """
+    stopping = killed = False
+    while True:
+        if stops is not None:
+            stops.look()
+            if stops.why is not None and not stopping:
+                stopping = True
+                decider.on_stop(stops.why)
+            if stops.at_once and not killed:
+                killed = True
+                for key in decider.running:
+                    supervisor.kill(key, "now")
+        following = decider.next_starts()
+        if following is None:
+            return
+        if isinstance(following, float | int):
+            _hand_on(decider, supervisor, following)
+            continue
+        for spec in following:
+            supervisor.start(spec)
+
+
+def _hand_on(decider: Decider[C], supervisor: Supervisor, timeout_s: float) -> None:
+    for event in supervisor.wait(timeout_s):
+        child = decider.running.get(event.key)  # an earlier event may have ended the interest in it
+        if child is None:
+            continue
+        match event:
+            case ChildMessage():
+                decider.on_message(child, event)
+            case ChildExited():
+                decider.on_exit(child, event)

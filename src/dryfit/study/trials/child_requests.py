@@ -1,0 +1,174 @@
+"""What children of a study are asked: RESOLVE, TRAIN and OBJECTIVE, made of its settings and of where they run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from optuna.distributions import CategoricalDistribution
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.failure import AttemptTerms
+from dryfit.core.jobs import ObjectiveRequest, ResolveRequest, TrainRequest
+from dryfit.core.jobs.memory import ExecutionChoice
+from dryfit.core.settings.execution import plan_execution
+from dryfit.core.settings.tables import ModelSettings, ObjectiveSettings
+from dryfit.core.settings.task_facts import is_own
+from dryfit.core.settings.trial import Scalar, TrialConfig
+from dryfit.runtime.children.child_spec import ChildSpec
+from dryfit.search.space.space import Space
+from dryfit.store.layout import TrialLayout
+from dryfit.store.state import TrialState
+from dryfit.study.trials.child_limits import training_limits
+from dryfit.study.trials.context import AnyStudy, StudyContext
+from dryfit.study.trials.trial_config import trial_config
+
+_LIGHTEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and how one attempt of a trial is run; nothing of it changes what is learned.
+
+    Attributes:
+        attempt: Its number, from 1.
+        device: The CUDA devices that the child sees, the r-th for its rank r; None: none.
+        choice: What the planner chose; None: the trial is run as the study file says.
+        terms: What earlier failures of the trial ask for.
+        memory_fraction: The most of its device that each of its processes may take; None: all.
+    """
+
+    attempt: int
+    device: str | None = None
+    choice: ExecutionChoice | None = None
+    terms: AttemptTerms = field(default_factory=AttemptTerms)
+    memory_fraction: float | None = None
+
+
+def resolve_request(
+    config: StudyConfig,
+    space: Space,
+    *,
+    pairs: Sequence[tuple[ModelSettings, int]],
+    cache_dir: Path,
+    device: str,
+    precisions: tuple[str, ...] = (),
+) -> ResolveRequest:
+    """Return the request to check data, models and machine, before anything is trained or planned.
+
+    Args:
+        config: The study file.
+        space: Its search space.
+        pairs: Models and lengths to prepare.
+        cache_dir: The cache of tokenised rows.
+        device: As in ``execution.device``.
+        precisions: Number formats that trials may have.
+    """
+    own = is_own(config.study.task)
+    return ResolveRequest(
+        task=config.study.task,
+        metrics=(config.study.metric, *config.study.also),
+        searched={name: _bounds(space, name) for name in space.names} if own else {},
+        data=config.data,
+        settings=space.as_prepared(config.trial_settings),
+        pairs=tuple(pairs),
+        cache_dir=str(cache_dir),
+        device=device,
+        precisions=precisions,
+        processes=config.execution.processes,
+    )
+
+
+def _bounds(space: Space, name: str) -> tuple[Scalar, ...]:
+    """Return the choices of a searched key, or the ends of its range, over all its cases."""
+    bounds: dict[Scalar, None] = {}
+    for param in space.cases(name):
+        drawn = param.distribution
+        ends = drawn.choices if isinstance(drawn, CategoricalDistribution) else (drawn.low, drawn.high)
+        bounds |= dict.fromkeys(ends)
+    return tuple(bounds)
+
+
+def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> ChildSpec:
+    """Return the child that trains a trial, or calls the user's own function for it."""
+    paths, own = study.layout.trial(trial.number), study.config.objective
+    limits = training_limits(study.config.runtime, trial.past_failures)
+    if own is None:
+        config = trial_config(study, trial.number, trial.params, trial.seed)
+        body = train_request(study, config, paths, placement, fingerprint=trial.fingerprint or config.fingerprint)
+        body = body.model_copy(update={"fold_reports": trial.fold_reports})
+    else:
+        body = _objective_request(study, own, trial, placement)
+        # Its signs of life come from a thread of their own: they say nothing of its pace.
+        limits = replace(limits, hang_learned=False)
+    attempt = placement.attempt
+    return ChildSpec(key=f"trial-{trial.number}-{attempt}", folder=paths.attempt(attempt), body=body, limits=limits)
+
+
+def _objective_request(
+    study: StudyContext, own: ObjectiveSettings, trial: TrialState, placement: Placement
+) -> ObjectiveRequest:
+    runtime = study.config.runtime
+    steps = [attempt.checkpoint_step for attempt in trial.attempts if attempt.checkpoint_step is not None]
+    return ObjectiveRequest(
+        objective=own,
+        number=trial.number,
+        params=dict(trial.params),
+        seed=trial.seed,
+        attempt=placement.attempt,
+        reported=tuple(point.step for point in trial.reports),
+        checkpoint_step=max(steps, default=None),
+        checkpoint_dir=str(study.layout.trial(trial.number).checkpoints),
+        verdict_timeout_s=runtime.verdict_timeout_s,
+        threads=study.config.execution.threads or max(1, study.cores // study.parallelism.most),
+        visible_device=placement.device,
+        diagnostic=placement.terms.diagnostic,
+    )
+
+
+def train_request(
+    study: AnyStudy, config: TrialConfig, paths: TrialLayout, placement: Placement, *, fingerprint: str
+) -> TrainRequest:
+    """Return the request to train a configuration.
+
+    Args:
+        study: The study of the configuration.
+        config: What to learn.
+        paths: Where the run has its files.
+        placement: How it is run.
+        fingerprint: Identity of the run, wherever the study lies and whichever version asks.
+    """
+    choice, terms = placement.choice, placement.terms
+    runtime = study.config.runtime
+    plan = plan_execution(
+        study.config.execution,
+        effective_batch=config.settings.train.batch_size,
+        device=study.resolved.device,
+        cores=study.cores,
+        parallel=study.parallelism.most,
+        ranks=choice.tp if choice is not None else None,
+    )
+    plan = plan if choice is None else choice.carried_out(plan)
+    return TrainRequest(
+        config=config,
+        fingerprint=fingerprint,
+        plan=plan.model_copy(update={"loader_workers": lighter_workers(plan.loader_workers, terms.lighter)}),
+        attempt=placement.attempt,
+        cache_dir=str(study.layout.cache),
+        checkpoint_dir=str(paths.checkpoints),
+        best_dir=str(paths.best),
+        load_report=str(paths.load_report),
+        checkpoint_every_s=runtime.checkpoint_every_s,
+        verdict_timeout_s=runtime.verdict_timeout_s,
+        visible_device=placement.device,
+        memory_fraction=placement.memory_fraction,
+        diagnostic=terms.diagnostic,
+        file_sharing=terms.lighter > 0,
+    )
+
+
+def lighter_workers(workers: int, lighter: int) -> int:
+    """Return the loader workers of an attempt: half as many each time, and none the last time.
+
+    A loader without workers shares no memory, so a full ``/dev/shm`` does it no harm.
+    """
+    return 0 if lighter >= _LIGHTEST else workers >> lighter

@@ -1,0 +1,80 @@
+"""How a trial ends: by the result that its process left, or by its last failure. Pure."""
+
+import math
+from typing import Final
+
+from dryfit.core.failure import Action, Failure, FailureKind
+from dryfit.core.jobs import StopReason, TrainResult
+from dryfit.core.settings.trial import Outcome
+from dryfit.store.events import Observed, TrialFinished
+from dryfit.store.state import TrialState
+
+ASKED_TO_STOP: Final = (StopReason.REQUEST, StopReason.SIGTERM)
+"""Why a training stopped that goes on in the next attempt."""
+
+
+def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None:
+    """The end of a trial whose process left a result; None where that result says it was asked to stop."""
+    if result.stopped_by in ASKED_TO_STOP:
+        return None
+    if result.stopped_by is StopReason.VERDICT:
+        last = trial.verdicts[max(trial.verdicts)] if trial.verdicts else None
+        return TrialFinished(
+            number=trial.number,
+            outcome=Outcome.PRUNED,
+            steps=result.steps,
+            best=result.best,
+            folds=result.folds,
+            reason=last.reason if last else "pruned",
+            observed=_observed(result),
+        )
+    if result.value is None or math.isnan(result.value):
+        return TrialFinished(
+            number=trial.number,
+            outcome=Outcome.PRUNED,
+            steps=result.steps,
+            folds=result.folds,
+            reason=f"{FailureKind.NONFINITE}: no validation gave a number",
+            observed=_observed(result),
+        )
+    return TrialFinished(
+        number=trial.number,
+        outcome=Outcome.COMPLETE,
+        value=result.value,
+        also=result.also,
+        best=result.best,
+        folds=result.folds,
+        steps=result.steps,
+        reason=_why_complete(result),
+        observed=_observed(result),
+    )
+
+
+def _why_complete(result: TrainResult) -> str:
+    """Why a trial's training ended before its time, though its value is whole."""
+    if result.stopped_by is not StopReason.EARLY_STOPPING:
+        return ""
+    early = sum(fold.stopped_early for fold in result.folds)
+    return f"early stopping in {early} of {len(result.folds)} folds" if result.folds else "early stopping"
+
+
+def _observed(result: TrainResult) -> Observed | None:
+    peaks = (result.peak_allocated_bytes, result.peak_reserved_bytes, result.peak_rss_bytes)
+    if all(size_bytes is None for size_bytes in peaks):
+        return None
+    return Observed(allocated_bytes=peaks[0], reserved_bytes=peaks[1], rss_bytes=peaks[2])
+
+
+def end_of(trial: TrialState) -> Failure:
+    """What to call the failure of a trial's last attempt; the ledger alone decides it, whoever asks and when.
+
+    An attempt that was run to learn where an earlier one failed speaks for that one.
+    """
+    failures = [attempt.failure for attempt in trial.attempts if attempt.failure is not None]
+    last = failures[-1]
+    first = next((one for one in failures[:-1] if one.action is Action.DIAGNOSE), None)
+    if first is None or last.action is not Action.GIVE_UP:
+        return Failure(last.kind, last.sentence)
+    if last.kind is first.kind:
+        return Failure(first.kind, last.sentence)
+    return Failure(first.kind, f"{first.sentence}; run again to learn where: {last.kind}: {last.sentence}")
