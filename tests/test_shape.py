@@ -59,14 +59,13 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.runtime.children.child": "resolves a job's entry point in the child only",
     "dryfit.runtime.children.fork_server": "the fork server imports the compute plane, nobody else may",
     "dryfit.search.sampling.importance_process": "optuna.importance brings scikit-learn: only this process pays",
-    "dryfit.tasks.metrics": "scikit-learn and torchmetrics take a second and 100 MB: loading and planning need neither",
+    "dryfit.tasks.metrics": "scikit-learn takes a second and 100 MB: loading and planning need neither",
     "dryfit.tasks.rows.sources": "pyarrow and datasets cost a second: only rows of those kinds pay",
 }
 
 CONTROL_PLANE = ("core", "config", "store", "starter", "importers", "search", "runtime", "study", "reporting", "cli")
 HEAVY = (
     "torch",
-    "torchmetrics",
     "transformers",
     "tokenizers",
     "accelerate",

@@ -30,7 +30,6 @@ HEAVY: Final = frozenset(
         "safetensors",
         "peft",
         "bitsandbytes",
-        "torchmetrics",
     }
 )
 """What ``make check`` runs without."""

@@ -136,7 +136,7 @@ def render() -> str:
     tables = [_table(table) for table in ("data", *TrialSettings.model_fields)]
     metrics = ["| metric | what | tasks | one class of several | `multi_label` |", "|---|---|---|---|---|"]
     metrics += [f"| `{metric}` | {_METRICS[metric]} | {_tasks(metric)} | {_whose(metric)} |" for metric in Metric]
-    source = "\nscikit-learn computes them, torchmetrics the calibration error, torch the loss.\n"
+    source = "\nscikit-learn computes them, torch the loss, and dryfit itself the calibration error.\n"
     return _INTRODUCTION + "\n".join(tables) + "\n" + _DEFINITIONS + "\n".join(metrics) + "\n" + source
 
 

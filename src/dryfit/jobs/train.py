@@ -2,7 +2,6 @@
 
 # Imported before the fork, so that a trial need not do it: what metrics are computed by, and what most studies train.
 import sklearn.metrics  # noqa: F401
-import torchmetrics.functional.classification  # noqa: F401
 import transformers.models.bert.modeling_bert
 import transformers.models.distilbert.modeling_distilbert
 import transformers.models.electra.modeling_electra

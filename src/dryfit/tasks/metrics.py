@@ -1,6 +1,6 @@
-"""Metrics of a split, by scikit-learn and torchmetrics. docs/settings.md defines each.
+"""Metrics of classification over a split, most of them by scikit-learn. docs/settings.md defines each.
 
-Dimension suffixes: ``R`` rows of a split, ``C`` classes.
+Dimension suffixes: ``R`` rows of a split, ``C`` classes, ``N`` probabilities.
 """
 
 import math
@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+from numpy.typing import NDArray
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Metric
 from dryfit.tasks.base import Task
 
 _BINS = 15
-"""Of the calibration error, as in Guo et al. 2017, arXiv:1706.04599."""
+"""Bins of the calibration error, as in Guo et al. 2017, arXiv:1706.04599, section 5."""
 
-Found = dict[Metric, Any]
+Values = dict[Metric, Any]
 
 
 def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[str, float]:
@@ -34,7 +35,7 @@ def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[
     truth_R = labels_R.numpy()
     guess_R = outputs_RC.argmax(dim=-1).numpy()
     _, recall_C, f1_C, support_C = _counted(truth_R, guess_R, classes)
-    found: Found = {
+    values: Values = {
         Metric.F1_MACRO: f1_C.mean(),
         Metric.ACCURACY: sklearn_metrics().accuracy_score(truth_R, guess_R),
         Metric.BALANCED_ACCURACY: recall_C[support_C > 0].mean(),
@@ -44,16 +45,14 @@ def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[
         Metric.LOSS: F.cross_entropy(outputs_RC, labels_R).item(),
     }
     if classes == 2:
-        found[Metric.F1] = f1_C[1]
+        values[Metric.F1] = f1_C[1]
     if outputs_RC.isfinite().all():
         p_RC = outputs_RC.double().softmax(dim=-1)
         # Of two classes one says all: the other's ranking is the same, turned round.
         asked = range(1, 2) if classes == 2 else range(classes)
-        found[Metric.AUROC] = _auroc(p_RC, F.one_hot(labels_R, classes), asked)
-        found[Metric.ECE] = _calibration().multiclass_calibration_error(
-            p_RC, labels_R, classes, n_bins=_BINS, norm="l1"
-        )
-    return _plain(found)
+        values[Metric.AUROC] = _auroc(p_RC, F.one_hot(labels_R, classes), asked)
+        values[Metric.ECE] = calibration_error(p_RC.amax(dim=-1).float().numpy(), truth_R == guess_R)
+    return _plain(values)
 
 
 def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> dict[str, float]:
@@ -68,7 +67,7 @@ def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> di
     truth_RC = np.pad(labels_RC.numpy(), ((0, 0), (0, 1)))
     guess_RC = np.pad((outputs_RC > 0).numpy().astype(truth_RC.dtype), ((0, 0), (0, 1)))
     _, _, f1_C, _ = _counted(truth_RC, guess_RC, classes)
-    found: Found = {
+    values: Values = {
         Metric.F1_MACRO: f1_C.mean(),
         Metric.ACCURACY: sklearn_metrics().accuracy_score(truth_RC, guess_RC),
         Metric.AUROC: math.nan,
@@ -77,10 +76,9 @@ def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> di
     }
     if outputs_RC.isfinite().all():
         p_RC = outputs_RC.double().sigmoid()
-        found[Metric.AUROC] = _auroc(p_RC, labels_RC, range(classes))
-        flat = p_RC.flatten(), labels_RC.flatten().long()
-        found[Metric.ECE] = _calibration().binary_calibration_error(*flat, n_bins=_BINS, norm="l1")
-    return _plain(found)
+        values[Metric.AUROC] = _auroc(p_RC, labels_RC, range(classes))
+        values[Metric.ECE] = calibration_error(p_RC.flatten().numpy(), labels_RC.flatten().numpy())
+    return _plain(values)
 
 
 def check_metrics(task: Task, asked: Iterable[str]) -> None:
@@ -105,11 +103,18 @@ def sklearn_metrics() -> Any:
     return metrics
 
 
-def _calibration() -> Any:
-    """Torchmetrics' functions for classes, imported likewise."""
-    from torchmetrics.functional import classification
+def calibration_error(p_N: NDArray[Any], true_N: NDArray[Any]) -> float:
+    """Return the expected calibration error: the mean over bins of |share that is true - mean probability|.
 
-    return classification
+    Bins are [k/15, (k+1)/15); a probability of exactly 1 has one of its own. Each counts by the probabilities in it
+    (Naeini et al. 2015, AAAI 29(1); Guo et al. 2017, arXiv:1706.04599, equation 3).
+
+    Args:
+        p_N: Probabilities, from 0 to 1.
+        true_N: 1 where what was given that probability is true, else 0.
+    """
+    bins_N = np.searchsorted(np.linspace(0, 1, _BINS + 1), p_N, side="right")
+    return float(np.abs(np.bincount(bins_N, weights=true_N - p_N.astype(np.float64))).sum() / len(p_N))
 
 
 def _counted(truth: np.ndarray, guess: np.ndarray, classes: int) -> Any:
@@ -130,5 +135,5 @@ def _auroc(p_RC: torch.Tensor, truth_RC: torch.Tensor, classes: range) -> float:
     return float(np.mean([rank(truth[:, label], p[:, label]) for label in defined]))
 
 
-def _plain(found: Found) -> dict[str, float]:
-    return {str(name): float(value) for name, value in found.items()}
+def _plain(values: Values) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items()}

@@ -8,6 +8,7 @@ from sklearn import metrics as reference
 import tasks
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.task_facts import class_metrics
+from dryfit.tasks.metrics import calibration_error as ece
 from dryfit.tasks.metrics import check_metrics, multi_label_metrics, one_class_metrics
 from dryfit.tasks.tokens.token_set import TokenSet
 
@@ -66,6 +67,18 @@ def test_metrics_of_several_labels_are_scikit_learns(classes: int) -> None:
     assert found["ece"] == pytest.approx(calibration_error(p.flatten(), truth.flatten()), rel=1e-5)
     assert found["loss"] == pytest.approx(reference.log_loss(truth.flatten(), p.flatten()), rel=1e-5)
     assert set(found) == set(class_metrics(classes, multi_label=True))
+
+
+def test_the_calibration_error_is_that_of_torchmetrics() -> None:
+    """Values of torchmetrics 1.9.0 (15 bins, l1), by which trials of earlier versions were compared."""
+    p = [0.02, 0.07, 0.11, 0.2, 0.31, 1 / 3, 0.48, 0.6, 0.66, 0.7, 0.93, 0.94, 1.0, 1.0]
+    true = [0, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0]
+    assert ece(np.array(p), np.array(true)) == pytest.approx(0.30523809523809525, abs=1e-15)
+    sure, equal = [30, 0, 0], [0, 0, 0]  # one that is sure is right, another wrong
+    logits = [[4, 0, -2], [0.5, 0.4, 0.3], sure, sure, equal, [0, 2, 1], [-1, 3, 2.9], [0.2, 0.1, 1.7]]
+    logits = torch.tensor([*logits, [0, 2.9, 0], [2.6, 0, 0]])
+    found = one_class_metrics(logits, torch.tensor([0, 1, 0, 2, 0, 1, 2, 2, 1, 2]))
+    assert found["ece"] == pytest.approx(0.32443976402282715, abs=1e-7)  # torchmetrics added up in fp32
 
 
 def test_metrics_of_one_guess_and_of_an_absent_class_do_not_warn() -> None:

@@ -1,11 +1,11 @@
-"""Metrics of spans against torchmetrics' SQuAD on texts whose words are all different, and by hand."""
+"""Metrics of spans against SQuAD's on texts whose words are all different, and by hand."""
 
 import math
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
-from torchmetrics.functional.text import squad
 
 from dryfit.tasks.rows.characters import word_spans
 from dryfit.tasks.spans.span_metrics import row_scores, span_metrics
@@ -19,6 +19,12 @@ def scored(texts: list[str], golds: list[list[Span]], answers: list[Span | None]
     ragged = Ragged.of([np.array(spans, dtype=np.int32).reshape(-1, 2) for spans in golds])
     given = np.array([answer or (0, 0) for answer in answers], dtype=np.int64)
     return row_scores(given, ragged, words), span_metrics(given, ragged, words)
+
+
+def squad_f1(said: str, wanted: str) -> float:
+    """F1 of words, as SQuAD's evaluate-v1.1.py computes it; nothing in these texts is normalised away."""
+    shared = sum((Counter(said.split()) & Counter(wanted.split())).values())
+    return 2 * shared / (len(said.split()) + len(wanted.split()))
 
 
 def test_exact_match_and_f1_are_squads() -> None:
@@ -38,17 +44,13 @@ def test_exact_match_and_f1_are_squads() -> None:
         golds.append([drawn() for _ in range(rng.randint(1, 3))])
         answers.append(rng.choice(golds[-1]) if rng.random() < 0.3 else drawn())
     scores, metrics = scored(texts, golds, answers)
-    predicted, wanted = [], []
     for row, (text, spans, answer) in enumerate(zip(texts, golds, answers, strict=True)):
-        predicted.append({"prediction_text": text[slice(*answer)], "id": str(row)})
-        starts, said = [span[0] for span in spans], [text[slice(*span)] for span in spans]
-        wanted.append({"answers": {"answer_start": starts, "text": said}, "id": str(row)})
-        one = squad(predicted[-1:], wanted[-1:])
-        assert 100 * scores.f1_R[row] == pytest.approx(one["f1"].item(), rel=1e-5)
-        assert 100 * scores.exact_R[row] == one["exact_match"].item()
-    want = squad(predicted, wanted)
-    assert 100 * metrics["token_f1"] == pytest.approx(want["f1"].item(), rel=1e-5)
-    assert 100 * metrics["exact_match"] == pytest.approx(want["exact_match"].item(), rel=1e-5)
+        assert answer is not None
+        said, wanted = text[slice(*answer)], [text[slice(*span)] for span in spans]
+        assert scores.f1_R[row] == pytest.approx(max(squad_f1(said, one) for one in wanted))
+        assert scores.exact_R[row] == (said in wanted)
+    assert metrics["token_f1"] == pytest.approx(scores.f1_R.mean())
+    assert metrics["exact_match"] == pytest.approx(scores.exact_R.mean())
     assert 0.2 < metrics["exact_match"] < 0.9
     assert metrics["token_f1_has"] == metrics["token_f1"]
     assert math.isnan(metrics["null_recall"])
