@@ -24,7 +24,7 @@ from dryfit.core.version import VERSION
 from dryfit.core.wire import Note, Phase
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
-from dryfit.tasks.averaging import Averaged, Said, averaging
+from dryfit.tasks.averaging import Answers, ModelOutputs, averaging
 from dryfit.tasks.base import Batch, Outputs, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.registry import make_task
@@ -49,7 +49,7 @@ def said_by(
     batch_rows: int,
     beat: Callable[[], None],
     guard: BatchGuard | None = None,
-) -> Said:
+) -> ModelOutputs:
     """What a model says of rows, as far as a mean needs it.
 
     Args:
@@ -76,7 +76,7 @@ def said_by(
         beat()
 
     kept_RK = kept_in_order(model, tokens, task, collate, batch_rows=batch_rows, after=after, guard=guard)
-    return Said(
+    return ModelOutputs(
         kept_RK=kept_RK,
         by_token_TK=torch.cat([by_token[row] for row in range(len(by_token))]) if by_token else None,
         # Of the tokens themselves nothing is needed any more.
@@ -114,10 +114,10 @@ def ensemble(body: EnsembleRequest, channel: ChildChannel) -> ChildResult:
     return ChildResult(ensemble=result, error=None)
 
 
-def _all_said(body: EnsembleRequest, channel: ChildChannel) -> dict[str, list[Said]]:
+def _all_said(body: EnsembleRequest, channel: ChildChannel) -> dict[str, list[ModelOutputs]]:
     """What each model says of each split that may be looked at."""
     names = (TEST,) if body.with_validation else (VALIDATION, TEST)
-    found = defaultdict[str, list[Said]](list)
+    found = defaultdict[str, list[ModelOutputs]](list)
     for number, member in enumerate(body.members, start=1):
         channel.send(Phase(name="load"))
         channel.send(Note(text=f"model {number} of {len(body.members)}: trial {member.training.config.number}"))
@@ -128,7 +128,7 @@ def _all_said(body: EnsembleRequest, channel: ChildChannel) -> dict[str, list[Sa
 
 def _said_of_splits(
     member: EnsembleMember, names: tuple[str, ...], channel: ChildChannel
-) -> Iterator[tuple[str, Said]]:
+) -> Iterator[tuple[str, ModelOutputs]]:
     training = member.training
     config, plan = training.config, training.plan
     tokens = read_tokens(training, only=names)
@@ -158,7 +158,7 @@ def _loaded(folder: Path, device: DeviceKind, *, trust: bool) -> TaskModel:
     return cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=trust))
 
 
-def _metrics(mean: Averaged | None, fitted: Mapping[str, float]) -> dict[str, float] | None:
+def _metrics(mean: Answers | None, fitted: Mapping[str, float]) -> dict[str, float] | None:
     return None if mean is None else {name: float(value) for name, value in mean.metrics(fitted).items()}
 
 
@@ -257,7 +257,7 @@ class EnsemblePredictor:
         task: Task,
         tokenizer: PreTrainedTokenizerBase,
         beat: Callable[[], None],
-    ) -> Said:
+    ) -> ModelOutputs:
         model = _loaded(folder, self.device, trust=self.trust)
         tokens = task.tokenise_unlabelled(rows, tokenizer)
         bounds = replace(model_bounds(model), labels=None)

@@ -18,7 +18,7 @@ from dryfit.tasks.tokens.token_set import TokenSet
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ModelOutputs:
     """What one model says of some rows.
 
     Attributes:
@@ -32,7 +32,7 @@ class Said:
     tokens: TokenSet
 
 
-class Averaged(Protocol):
+class Answers(Protocol):
     """What several models say of some rows together."""
 
     def fit(self) -> Mapping[str, float]:
@@ -56,7 +56,7 @@ class AveragingTask(Protocol):
         """Numbers of each token that the mean is made of, (rows, tokens, K); None: it is made of whole rows."""
         ...
 
-    def averaged(self, said: Sequence[Said]) -> Averaged:
+    def averaged(self, said: Sequence[ModelOutputs]) -> Answers:
         """What several models of this task say of the same rows together; how it is told is decided by this one."""
         ...
 

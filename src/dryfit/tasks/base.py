@@ -11,6 +11,7 @@ from typing import ClassVar, Final, Protocol, Self, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.core.errors import DataError
@@ -305,17 +306,24 @@ class Task(Loss, Protocol):
 
 
 def pad_rows(tokens: TokenSet, rows: Sequence[int], *, pad_id: int) -> Batch:
-    """Token ids, mask and segments of some rows, padded on the right to the longest of them."""
+    """Return token ids, mask and segments of some rows, padded on the right to the longest of them."""
+    ids_BL = padded(tokens.ids_T, tokens, rows, fill=pad_id).long()
+    picked = torch.tensor(rows)
+    lengths_B = tokens.starts_R[picked + 1] - tokens.starts_R[picked]
+    mask_BL = torch.arange(ids_BL.shape[1]) < lengths_B[:, None]
+    batch = {"input_ids": ids_BL, "attention_mask": mask_BL.long()}
+    return batch if tokens.types_T is None else batch | {"token_type_ids": padded(tokens.types_T, tokens, rows).long()}
+
+
+def padded(values_T: torch.Tensor, tokens: TokenSet, rows: Sequence[int], *, fill: int = 0) -> torch.Tensor:
+    """Return one number for each token of some rows, (rows, longest), in the dtype of the numbers.
+
+    Args:
+        values_T: A number for each token of the split.
+        tokens: The split.
+        rows: Which rows of it.
+        fill: What stands behind the end of a shorter row.
+    """
     starts = tokens.starts_R
-    spans = [(int(starts[row]), int(starts[row + 1])) for row in rows]
-    width = max(end - start for start, end in spans)
-    ids = torch.full((len(rows), width), pad_id, dtype=torch.int64)
-    mask = torch.zeros((len(rows), width), dtype=torch.int64)
-    types = torch.zeros_like(mask) if tokens.types_T is not None else None
-    for index, (start, end) in enumerate(spans):
-        ids[index, : end - start] = tokens.ids_T[start:end]
-        mask[index, : end - start] = 1
-        if types is not None and tokens.types_T is not None:
-            types[index, : end - start] = tokens.types_T[start:end]
-    batch = {"input_ids": ids, "attention_mask": mask}
-    return batch if types is None else batch | {"token_type_ids": types}
+    values = [values_T[int(starts[row]) : int(starts[row + 1])] for row in rows]
+    return pad_sequence(values, batch_first=True, padding_value=fill)

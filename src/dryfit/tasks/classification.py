@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from dryfit.core.settings.task_facts import class_metrics
-from dryfit.tasks.averaging import Averaged, Said, mean_scores
+from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.losses import ScoreLoss, make_loss
@@ -73,38 +73,37 @@ class CriteriaTask(EncoderTask):
         return self._loss.loss_sum(outputs, batch)
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
-        """All metrics of a split that its classes have."""
-        del fitted
-        return metrics_of_classes(kept, tokens.labels_R, multi_label=self.context.data.multi_label)
+        """Return every metric that such classes have."""
+        return self._answers(kept, tokens).metrics(fitted)
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
-        """The class, or with ``multi_label`` the classes of at least one half, and each one's probability in fp64."""
-        del tokens, rows
-        yield from said_of_classes(kept, multi_label=self.context.data.multi_label)
+        """Yield each row's class, or with ``multi_label`` its classes, and every class's probability."""
+        return self._answers(kept, tokens).predictions(rows, {})
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
         """The mean is one of rows."""
         del outputs, batch
         return None
 
-    def averaged(self, said: Sequence[Said]) -> Averaged:
+    def averaged(self, said: Sequence[ModelOutputs]) -> Answers:
         """The mean of each row's probabilities."""
-        several = self.context.data.multi_label
-        return ClassAnswers(
-            mean_scores([one.kept_RK for one in said], multi_label=several), said[0].tokens.labels_R, several
-        )
+        scores_RC = mean_scores([one.kept_RK for one in said], multi_label=self.context.data.multi_label)
+        return self._answers(scores_RC, said[0].tokens)
+
+    def _answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> "ClassAnswers":
+        return ClassAnswers(scores_RC, tokens.labels_R, self.context.data.multi_label)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ClassAnswers:
-    """What several models say of the classes of rows; an :class:`~dryfit.tasks.averaging.Averaged`.
+    """What one model, or several, say of the classes of rows; an :class:`~dryfit.tasks.averaging.Answers`.
 
     Attributes:
-        scores_RC: Scores whose probabilities are the mean.
-        labels: As :func:`metrics_of_classes` takes them.
+        scores_RC: Scores before softmax or sigmoid, on the CPU.
+        labels: Classes, (R,), or (R, C) with ``multi_label``: 1 where a row has a class.
         multi_label: Each class is decided for itself.
     """
 
@@ -113,18 +112,22 @@ class ClassAnswers:
     multi_label: bool
 
     def fit(self) -> Mapping[str, float]:
-        """Nothing is chosen."""
+        """Choose nothing."""
         return {}
 
     def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
-        """All metrics that such classes have."""
+        """Return every metric that such classes have."""
         del fitted
-        return metrics_of_classes(self.scores_RC, self.labels, multi_label=self.multi_label)
+        return (multi_label_metrics if self.multi_label else one_class_metrics)(self.scores_RC, self.labels)
 
     def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
-        """As one model's."""
+        """Yield the likeliest class, or with ``multi_label`` those of at least one half; probabilities in fp64."""
         del rows, fitted
-        return said_of_classes(self.scores_RC, multi_label=self.multi_label)
+        scores_RC = self.scores_RC.double()
+        p_RC = scores_RC.sigmoid() if self.multi_label else scores_RC.softmax(dim=-1)
+        for p_C in p_RC.tolist():
+            has = [index for index, p in enumerate(p_C) if p >= _TRUE_FROM]
+            yield {"label": has if self.multi_label else p_C.index(max(p_C)), "probabilities": p_C}
 
 
 def class_loss(context: TaskContext) -> ScoreLoss:
@@ -142,31 +145,3 @@ def class_loss(context: TaskContext) -> ScoreLoss:
         train_rows=facts.train_rows or data.num_labels + 1,
         multi_label=data.multi_label,
     )
-
-
-def metrics_of_classes(scores_RC: torch.Tensor, labels: torch.Tensor, *, multi_label: bool) -> dict[str, float]:
-    """All metrics that such classes have.
-
-    Args:
-        scores_RC: Scores before softmax or sigmoid, fp32, on the CPU.
-        labels: Classes, (R,), or (R, C) with ``multi_label``: 1 where a row has a class.
-        multi_label: Each class is decided for itself.
-    """
-    return (multi_label_metrics if multi_label else one_class_metrics)(scores_RC, labels)
-
-
-def said_of_classes(scores_RC: torch.Tensor, *, multi_label: bool) -> Iterator[dict[str, object]]:
-    """What predictions say of each row's class, or with ``multi_label`` of its classes.
-
-    Args:
-        scores_RC: Scores before softmax or sigmoid.
-        multi_label: Each class is decided for itself.
-    """
-    if multi_label:
-        for probabilities in scores_RC.double().sigmoid().tolist():
-            has = [index for index, value in enumerate(probabilities) if value >= _TRUE_FROM]
-            yield {"label": has, "probabilities": probabilities}
-        return
-    for probabilities in scores_RC.double().softmax(dim=-1).tolist():
-        label = max(range(len(probabilities)), key=probabilities.__getitem__)
-        yield {"label": label, "probabilities": probabilities}

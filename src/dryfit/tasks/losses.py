@@ -7,7 +7,7 @@ Dimension suffixes: ``B`` rows of a batch, ``C`` classes; ``N`` answers for a cl
 """
 
 from collections.abc import Mapping
-from typing import Protocol, final
+from typing import TypeAlias, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
@@ -15,26 +15,6 @@ import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.tables import LossSettings
 from dryfit.tasks.base import Batch
-
-
-class ScoreLoss(Protocol):
-    """A loss of scores: a sum over rows, and what it is to be divided by."""
-
-    def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """The normaliser of a batch, 0-dimensional."""
-        ...
-
-    def row_weights(self, batch: Batch) -> torch.Tensor:
-        """What each row adds to the normaliser, (B,), fp64."""
-        ...
-
-    def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The loss of (B, C) scores, summed over the rows, 0-dimensional."""
-        ...
-
-    def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """What each row adds to the sum, (B,)."""
-        ...
 
 
 @final
@@ -141,6 +121,10 @@ class MultiLabelLoss:
         if self._weights_CN is not None:
             loss_BC = loss_BC * _of_side(self._weights_CN.to(outputs), labels_BC)
         return loss_BC.sum(dim=1)
+
+
+ScoreLoss: TypeAlias = ClassificationLoss | MultiLabelLoss
+"""A loss of (B, C) scores. ``row_losses`` are each row's part of its sum, ``row_weights`` of its normaliser; (B,)."""
 
 
 def make_loss(

@@ -9,7 +9,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.tasks.averaging import averaging, mean_scores
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.classification import CriteriaTask, metrics_of_classes
+from dryfit.tasks.classification import ClassAnswers, CriteriaTask
 from dryfit.tasks.lm.causal_lm import CausalLmTask
 
 DATA = DataSettings(train="train.jsonl", validation="validation.jsonl")
@@ -37,9 +37,7 @@ def test_what_no_number_holds_is_still_averaged(multi_label: bool) -> None:
     torch.testing.assert_close(found, torch.tensor([[0.75, 0.25]], dtype=torch.float64))
     both = mean_scores([sure, sure], multi_label=multi_label)
     labels = torch.tensor([[0, 1]], dtype=torch.uint8) if multi_label else torch.tensor([1])
-    assert metrics_of_classes(both, labels, multi_label=multi_label)["loss"] == pytest.approx(
-        4000 if multi_label else 8000
-    )
+    assert ClassAnswers(both, labels, multi_label).metrics({})["loss"] == pytest.approx(4000 if multi_label else 8000)
 
 
 def test_a_mean_of_scores_would_be_another_one() -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import spans
 import tiny
 from dryfit.core.settings.tables import SpanSettings
+from dryfit.tasks.averaging import ModelOutputs
 from dryfit.tasks.spans.evidence import collate_windows
-from dryfit.tasks.spans.span_average import SpanSaid, mean_decoded, span_logs
+from dryfit.tasks.spans.span_average import mean_decoded, span_logs
 from dryfit.tasks.spans.span_decoding import decode, pack, token_scores
 from dryfit.tasks.tokens.windows import Cut, Windows, covering_tokens, cut_into_windows
 
@@ -25,21 +26,21 @@ LENGTH = 9
 Span = tuple[int, int]
 
 
-def said_of(scores_WL2: torch.Tensor, windows: Windows, settings: SpanSettings) -> SpanSaid:
+def said_of(scores_WL2: torch.Tensor, windows: Windows, settings: SpanSettings) -> ModelOutputs:
     packed = pack(scores_WL2, spans.span_batch(windows), settings)
-    return SpanSaid(packed, token_scores(scores_WL2).flatten(0, 1), windows)
+    return ModelOutputs(packed, token_scores(scores_WL2).flatten(0, 1), windows.tokens)
 
 
-def drawn(rows: int, *, seed: int, settings: SpanSettings = WIDE) -> SpanSaid:
+def drawn(rows: int, *, seed: int, settings: SpanSettings = WIDE) -> ModelOutputs:
     return said_of(*spans.drawn_windows(rows, seed=seed, length=LENGTH), settings)
 
 
-def window_views(said: SpanSaid, row: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+def window_views(said: ModelOutputs, row: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Of each window of a row: characters of its tokens, probabilities of these as starts and ends, null's place."""
-    for window in (said.windows.rows_W == row).nonzero()[:, 0].tolist():
+    for window in (Windows(said.tokens).rows_W == row).nonzero()[:, 0].tolist():
         tokens = slice(window * LENGTH, (window + 1) * LENGTH)
-        offsets, null = said.windows.offsets_T2[tokens].numpy(), int(said.windows.nulls_W[window])
-        raw = said.scores_T2[tokens].double().numpy()
+        offsets, null = Windows(said.tokens).offsets_T2[tokens].numpy(), int(Windows(said.tokens).nulls_W[window])
+        raw = said.by_token_TK[tokens].double().numpy()
         may = offsets[:, 1] > 0
         may[null] = True
         shares = np.exp(raw) * may[:, None]
@@ -58,7 +59,7 @@ def shortest(offsets: np.ndarray, span: Span) -> tuple[int, int] | None:
     return min(runs)[2:] if runs else None
 
 
-def probability(said: SpanSaid, row: int, span: Span) -> float:
+def probability(said: ModelOutputs, row: int, span: Span) -> float:
     """Of a span of characters, without those at its ends that the model has no token for, in the best window."""
     known = {place for offsets, _, _ in window_views(said, row) for pair in offsets for place in range(*pair)}
     inside = [place for place in range(*span) if place in known]
@@ -72,7 +73,7 @@ def probability(said: SpanSaid, row: int, span: Span) -> float:
     return max(found)
 
 
-def candidates(said: SpanSaid, row: int) -> set[Span]:
+def candidates(said: ModelOutputs, row: int) -> set[Span]:
     found: set[Span] = set()
     for offsets, _, _ in window_views(said, row):
         text = [token for token in range(LENGTH) if offsets[token, 1] > 0]
@@ -97,7 +98,7 @@ def test_it_is_the_mean_of_what_each_model_gives_to_each_span(models: int) -> No
         assert decoded.differences_R[row] == pytest.approx(decoded.nulls_R[row] - decoded.scores_RK[row, 0], abs=1e-9)
 
 
-def cut_texts(folder: Path, settings: SpanSettings) -> SpanSaid:
+def cut_texts(folder: Path, settings: SpanSettings) -> ModelOutputs:
     """Real texts in windows that share tokens, with random scores."""
     rows = [spans.SpanRow(row["text"] + " " + row["text"], row["criterion"]) for row in tiny.rows(8, seed=4)]
     windows = cut_into_windows(rows, [()] * len(rows), tiny.tokenizer(folder), Cut(18, 5))
@@ -108,15 +109,15 @@ def cut_texts(folder: Path, settings: SpanSettings) -> SpanSaid:
         batch = collate_windows(tokens, [window], pad_id=0)
         own = scores[int(tokens.starts_R[window]) : int(tokens.starts_R[window + 1])]
         packed.append(pack(own.unsqueeze(0), batch, settings))
-    return SpanSaid(torch.cat(packed), scores, windows)
+    return ModelOutputs(torch.cat(packed), scores, tokens)
 
 
 @pytest.mark.parametrize("settings", [WIDE, SpanSettings(topk=4, max_answer_len=5), SpanSettings(reranker="softmax")])
 def test_a_model_beside_itself_is_itself(tmp_path: Path, settings: SpanSettings) -> None:
     """As one whose windows are compared by probabilities."""
     one = cut_texts(tmp_path, settings)
-    assert len(one.windows) > len(one.windows.golds)
-    alone = decode(one.packed_WK, one.windows, settings.model_copy(update={"reranker": "product"}))
+    assert len(Windows(one.tokens)) > len(Windows(one.tokens).golds)
+    alone = decode(one.kept_RK, Windows(one.tokens), settings.model_copy(update={"reranker": "product"}))
     for together in (mean_decoded([one], settings), mean_decoded([one, one, one], settings)):
         if settings.reranker == "sum":
             np.testing.assert_allclose(np.exp(together.scores_RK), alone.scores_RK, rtol=1e-9)
@@ -127,11 +128,11 @@ def test_a_model_beside_itself_is_itself(tmp_path: Path, settings: SpanSettings)
 
 def test_a_span_that_no_window_of_a_model_holds_has_none_of_its_probability(tmp_path: Path) -> None:
     one = cut_texts(tmp_path, WIDE)
-    windows_R = torch.bincount(one.windows.rows_W)
+    windows_R = torch.bincount(Windows(one.tokens).rows_W)
     row = int(windows_R.argmax())
     assert windows_R[row] > 1
-    tokens = slice(*(int(one.windows.tokens.starts_R[(one.windows.rows_W < row + more).sum()]) for more in (0, 1)))
-    whole = int(one.windows.offsets_T2[tokens].max())
+    tokens = slice(*(int(one.tokens.starts_R[(Windows(one.tokens).rows_W < row + more).sum()]) for more in (0, 1)))
+    whole = int(Windows(one.tokens).offsets_T2[tokens].max())
     found = span_logs(one, np.array([row, row]), np.array([[0, whole], [0, 1]]))
     assert found[0] == -np.inf
     assert np.isfinite(found[1])

@@ -13,7 +13,6 @@ from dryfit.tasks.spans.span_decoding import (
     decode,
     fit_threshold,
     pack,
-    packed_width,
     rows_without,
     window_losses,
 )
@@ -88,7 +87,7 @@ def test_decoding_is_the_plain_search(reranker: str, limits: dict) -> None:
     settings = SpanSettings(reranker=reranker, **limits)
     logits, windows = drawn_windows(ROWS, seed=settings.topk, length=LENGTH)
     packed = pack(logits, span_batch(windows), settings)
-    assert packed.shape == (len(windows), packed_width(settings))
+    assert packed.shape == (len(windows), 5 + 4 * settings.topk)
     have = decode(packed, windows, settings)
     assert have.spans_RK2.shape == (ROWS, settings.topk, 2)
     for row, (kept, null, ratio) in enumerate(reference(logits, windows, settings)):

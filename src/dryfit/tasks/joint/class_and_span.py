@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from dryfit.core.settings.choices import BuiltInTask as TaskName
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import task_metrics
-from dryfit.tasks.averaging import Averaged, Said, mean_scores
+from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import MODEL_INPUTS, Batch, Outputs, TaskContext
 from dryfit.tasks.classification import ClassAnswers, class_loss
 from dryfit.tasks.encoder import EncoderTask
@@ -195,7 +195,7 @@ class ClassAndSpanTask(EncoderTask):
         assert isinstance(outputs, tuple)
         return self.evidence.keep_tokens(outputs[1], batch)
 
-    def averaged(self, said: Sequence[Said]) -> Averaged:
+    def averaged(self, said: Sequence[ModelOutputs]) -> Answers:
         """The mean of each row's probabilities of classes, and that of its answers' probabilities."""
         scores = [self._scores(one.kept_RK, one.tokens) for one in said]
         mean_RC = mean_scores(scores, multi_label=self.context.data.multi_label)
@@ -213,7 +213,7 @@ class ClassAndSpanTask(EncoderTask):
 @final
 @dataclass(frozen=True, slots=True)
 class ClassAndSpanAnswers:
-    """What several models say of rows; an :class:`~dryfit.tasks.averaging.Averaged`."""
+    """What several models say of rows; an :class:`~dryfit.tasks.averaging.Answers`."""
 
     classes: ClassAnswers
     spans: SpanAnswers

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from dryfit.tasks.base import Batch, pad_rows
+from dryfit.tasks.base import Batch, pad_rows, padded
 from dryfit.tasks.tokens.prompt_tokens import ROLES, TokenRole
 from dryfit.tasks.tokens.token_set import TokenSet
 
@@ -43,10 +43,7 @@ def labelled(
     """
     batch = pad_rows(tokens, rows, pad_id=pad_id)
     size = batch["input_ids"].shape
-    roles_BL = torch.zeros(size, dtype=torch.uint8)
-    for index, row in enumerate(rows):
-        start, end = int(tokens.starts_R[row]), int(tokens.starts_R[row + 1])
-        roles_BL[index, : end - start] = tokens.extra[ROLES][start:end]
+    roles_BL = padded(tokens.extra[ROLES], tokens, rows)
     # An example's first token has none before it: what would predict it is the end of another example.
     follows_BL = (roles_BL & TokenRole.FIRST == 0) & (batch["attention_mask"] == 1)
     ignored = torch.full(size, IGNORED)

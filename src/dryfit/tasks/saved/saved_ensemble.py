@@ -114,9 +114,9 @@ def read_ensemble(folder: Path, *, trust: bool = False) -> EnsembleFolder:
             raise LoadError(doing, found, _WHOLE, "copy the folder again, or repeat `dryfit train`")
     reads = tuple(read_model_input(member).found(member, trust=trust) for member in folders)
     _check_agreement(doing, dict(zip(said.members, reads, strict=True)))
-    found = EnsembleFolder(folders, reads, said.fitted)
-    averaging(make_task(reads[0].task, reads[0].context))
-    return found
+    ensemble = EnsembleFolder(folders, reads, said.fitted)
+    _ = ensemble.task  # raises where there is no mean
+    return ensemble
 
 
 def _check_agreement(doing: str, members: Mapping[str, ModelInput]) -> None:

@@ -14,13 +14,13 @@ from dryfit.core.errors import DataError
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import SPAN_METRICS
 from dryfit.meta.construction.construction import build
-from dryfit.tasks.averaging import Said
-from dryfit.tasks.base import MODEL_INPUTS, Batch, MakeBase, Outputs, TaskContext, TaskModel, pad_rows
+from dryfit.tasks.averaging import ModelOutputs
+from dryfit.tasks.base import MODEL_INPUTS, Batch, MakeBase, Outputs, TaskContext, TaskModel, pad_rows, padded
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Row, Splits
 from dryfit.tasks.spans.span_answers import SpanAnswers
-from dryfit.tasks.spans.span_average import SpanSaid, mean_decoded
+from dryfit.tasks.spans.span_average import mean_decoded
 from dryfit.tasks.spans.span_decoding import decode, pack, token_scores, window_losses
 from dryfit.tasks.spans.span_losses import SpanLoss
 from dryfit.tasks.tokens.sampling import epoch_windows
@@ -62,12 +62,21 @@ class EvidenceTask(EncoderTask):
         return (*SPAN_METRICS, Metric.LOSS)
 
     def check_rows(self, splits: Splits) -> None:
-        """Refuse spans of white space alone, and training rows of which none has any evidence."""
-        check_spans(splits)
+        """Refuse rows from which no span can be learned.
+
+        Raises:
+            DataError: No training row has a span with text in it.
+        """
+        if not any(spans_with_text(row) for row in splits[TRAIN]):
+            raise DataError(
+                "preparing the split train",
+                f"none of its {len(splits[TRAIN])} rows has any evidence",
+                allowed="some rows with a span in data.evidence",
+            )
 
     def token_key(self) -> str:
-        """Texts are cut into windows."""
-        return windows_key(self._span.doc_stride)
+        """Return what decides windows beside rows, model and length."""
+        return f"windows-1-{self._span.doc_stride}"  # another number if they are ever made otherwise
 
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         """Cut all texts into windows."""
@@ -142,13 +151,10 @@ class EvidenceTask(EncoderTask):
         assert isinstance(outputs, torch.Tensor)
         return token_scores(outputs)
 
-    def averaged(self, said: Sequence[Said]) -> SpanAnswers:
+    def averaged(self, said: Sequence[ModelOutputs]) -> SpanAnswers:
         """The mean of the probabilities that each answer has; see :mod:`dryfit.tasks.spans.span_average`."""
-        found: list[SpanSaid] = []
-        for one in said:
-            assert one.by_token_TK is not None
-            found.append(SpanSaid(one.kept_RK, one.by_token_TK, Windows(one.tokens)))
-        return SpanAnswers(mean_decoded(found, self._span), found[0].windows, self._span, self.context.metric)
+        windows = Windows(said[0].tokens)
+        return SpanAnswers(mean_decoded(said, self._span), windows, self._span, self.context.metric)
 
     def _answers(self, kept: torch.Tensor, tokens: TokenSet) -> SpanAnswers:
         windows = Windows(tokens)
@@ -170,20 +176,6 @@ class EvidenceTask(EncoderTask):
 def spans_with_text(row: Row) -> Spans:
     """A row's gold spans but those of white space alone, which cutting a text into passages leaves behind."""
     return tuple((start, end) for start, end in row.evidence if row.text[start:end].strip())
-
-
-def check_spans(splits: Splits) -> None:
-    """Refuse rows from which no span can be learned.
-
-    Raises:
-        DataError: No training row has a span with text in it.
-    """
-    if not any(spans_with_text(row) for row in splits[TRAIN]):
-        raise DataError(
-            "preparing the split train",
-            f"none of its {len(splits[TRAIN])} rows has any evidence",
-            allowed="some rows with a span in data.evidence",
-        )
 
 
 def span_remarks(split: str, tokens: TokenSet, context: TaskContext) -> Iterator[str]:
@@ -214,17 +206,9 @@ def span_remarks(split: str, tokens: TokenSet, context: TaskContext) -> Iterator
         )
 
 
-def windows_key(doc_stride: int) -> str:
-    """What decides windows beside rows, model and length; another word if they are ever made otherwise."""
-    return f"windows-1-{doc_stride}"
-
-
 def collate_windows(tokens: TokenSet, rows: Sequence[int], *, pad_id: int) -> Batch:
     """Make the batch of some windows: inputs, which tokens are the text's, null positions and labels."""
     windows, batch = Windows(tokens), pad_rows(tokens, rows, pad_id=pad_id)
-    text_mask = torch.zeros_like(batch["attention_mask"])
-    for index, row in enumerate(rows):
-        start, end = (int(tokens.starts_R[row + after]) for after in (0, 1))
-        text_mask[index, : end - start] = windows.offsets_T2[start:end, 1] > 0
+    text_mask = padded(windows.offsets_T2[:, 1], tokens, rows) > 0
     picked = list(rows)
-    return batch | {"text_mask": text_mask, "nulls": windows.nulls_W[picked], "labels": tokens.labels_R[picked]}
+    return batch | {"text_mask": text_mask.long(), "nulls": windows.nulls_W[picked], "labels": tokens.labels_R[picked]}

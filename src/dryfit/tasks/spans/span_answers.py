@@ -23,7 +23,7 @@ NULL_THRESHOLD: Final = "null_threshold"
 @final
 @dataclass(frozen=True, slots=True)
 class SpanAnswers:
-    """What one model, or several, say of the spans of rows; an :class:`~dryfit.tasks.averaging.Averaged`.
+    """What one model, or several, say of the spans of rows; an :class:`~dryfit.tasks.averaging.Answers`.
 
     Attributes:
         decoded: The best spans of each row.

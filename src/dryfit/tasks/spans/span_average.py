@@ -14,49 +14,32 @@ of a window, ``K`` numbers kept of a window or of a span, ``2`` start and end.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import final
 
 import numpy as np
-import torch
 
 from dryfit.core.settings.tables import SpanSettings
+from dryfit.tasks.averaging import ModelOutputs
 from dryfit.tasks.rows.characters import Positions, Trimmer, covered
 from dryfit.tasks.spans.span_decoding import Candidates, Decoded, Floats, Ints, log_normalisers, opinion, ranked
 from dryfit.tasks.tokens.windows import Windows, covering_tokens
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class SpanSaid:
-    """What one model says of the windows of some rows.
-
-    Attributes:
-        packed_WK: What :func:`~dryfit.tasks.spans.span_decoding.pack` kept of each window.
-        scores_T2: Scores of each token as a start and as an end.
-        windows: The windows.
-    """
-
-    packed_WK: torch.Tensor
-    scores_T2: torch.Tensor
-    windows: Windows
-
-
-def mean_decoded(said: Sequence[SpanSaid], settings: SpanSettings) -> Decoded:
-    """The best spans of each row by the mean of several models' probabilities.
+def mean_decoded(outputs: Sequence[ModelOutputs], settings: SpanSettings) -> Decoded:
+    """Return the best spans of each row by the mean of several models' probabilities.
 
     Args:
-        said: What each model says of the same rows.
+        outputs: Of each model, for the same rows: :func:`~dryfit.tasks.spans.span_decoding.pack` of each window, and
+            each token's scores as a start and as an end.
         settings: The ``[span]`` table by which the mean becomes an answer.
     """
-    opinions = [opinion(one.packed_WK, one.windows, normalised=True) for one in said]
-    keys_NK, places = _distinct([found for found, _ in opinions])
+    opinions = [opinion(one.kept_RK, Windows(one.tokens), normalised=True) for one in outputs]
+    keys_NK, places = _distinct([candidates for candidates, _ in opinions])
     rows_N, spans_N2 = keys_NK[:, 0], keys_NK[:, 1:]
     by_model: list[Floats] = []
-    for one, (found, _), own in zip(said, opinions, places, strict=True):
+    for one, (candidates, _), own in zip(outputs, opinions, places, strict=True):
         logs_N = span_logs(one, rows_N, spans_N2)
         # Of several pairs of tokens with the same characters it is the likeliest that a model answers with.
-        np.maximum.at(logs_N, own, found.logs_N)
+        np.maximum.at(logs_N, own, candidates.logs_N)
         by_model.append(logs_N)
     mean = Candidates.of(rows_N, spans_N2, log_mean(by_model))
     return ranked(mean, log_mean([nulls_R for _, nulls_R in opinions]), settings)
@@ -67,20 +50,21 @@ def log_mean(logs: Sequence[Floats]) -> Floats:
     return np.logaddexp.reduce(np.stack(logs), axis=0) - math.log(len(logs))
 
 
-def span_logs(said: SpanSaid, rows_N: Ints, spans_N2: Ints) -> Floats:
-    """The log of the probability that a model gives to each span; ``-inf`` where no window of its row holds it.
+def span_logs(outputs: ModelOutputs, rows_N: Ints, spans_N2: Ints) -> Floats:
+    """Return the log of the probability that a model gives to each span; ``-inf`` where no window holds it.
 
     Args:
-        said: What the model says.
+        outputs: As of :func:`mean_decoded`.
         rows_N: The row of each span, ascending.
         spans_N2: Characters of each, none empty.
     """
-    windows = said.windows
-    norms_W2 = log_normalisers(said.packed_WK)
-    logs_T2 = (said.scores_T2.double() - norms_W2.repeat_interleave(windows.tokens.lengths_R, dim=0)).numpy()
+    assert outputs.by_token_TK is not None
+    windows = Windows(outputs.tokens)
+    norms_W2 = log_normalisers(outputs.kept_RK)
+    logs_T2 = (outputs.by_token_TK.double() - norms_W2.repeat_interleave(windows.tokens.lengths_R, dim=0)).numpy()
     offsets_T2, starts_W = windows.offsets_T2.numpy(), windows.tokens.starts_R.numpy()
     firsts_R = np.searchsorted(windows.rows_W.numpy(), np.arange(len(windows.golds) + 1))
-    found_N = np.full(len(rows_N), -np.inf)
+    best_N = np.full(len(rows_N), -np.inf)
     for row, first, last in _runs(rows_N):
         begin, end = firsts_R[row], firsts_R[row + 1]
         reached_N2 = _reached(offsets_T2[starts_W[begin] : starts_W[end]], spans_N2[first:last])
@@ -90,8 +74,8 @@ def span_logs(said: SpanSaid, rows_N: Ints, spans_N2: Ints) -> Floats:
             logs_L2 = logs_T2[tokens_L]
             logs_N = logs_L2[tokens_N2[:, 0], 0] + logs_L2[tokens_N2[:, 1], 1]
             held_N = tokens_N2[:, 0] >= 0
-            found_N[first:last][held_N] = np.maximum(found_N[first:last], logs_N)[held_N]
-    return found_N
+            best_N[first:last][held_N] = np.maximum(best_N[first:last], logs_N)[held_N]
+    return best_N
 
 
 def _reached(offsets_L2: Positions, spans_N2: Ints) -> Ints:

@@ -40,11 +40,6 @@ def answerable(batch: Batch) -> torch.Tensor:
     return (batch["text_mask"] != 0).scatter(1, batch["nulls"].unsqueeze(1), value=True)
 
 
-def packed_width(settings: SpanSettings) -> int:
-    """Numbers kept of each window."""
-    return _FACTS + _FIELDS * settings.topk
-
-
 def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.Tensor:
     """Keep what decoding needs of windows: their best candidates and what stands against them.
 
@@ -57,7 +52,7 @@ def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.T
         settings: The ``[span]`` table.
 
     Returns:
-        (B, :func:`packed_width`), fp32, on the device of the outputs.
+        (B, 5 + 4 * ``topk``), fp32, on the device of the outputs.
     """
     text_BL = batch["text_mask"] != 0
     raw_BL2 = outputs.float()
