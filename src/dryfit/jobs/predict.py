@@ -182,7 +182,11 @@ def _checked(chunk: list[RawRow | BadRow], predictor: Predictor | EnsemblePredic
     found: list[UnlabelledRow | DataError] = []
     for raw in chunk:
         try:
-            found.append(raw.error if isinstance(raw, BadRow) else unlabelled_row(raw, read))
+            found.append(
+                raw.error
+                if isinstance(raw, BadRow)
+                else unlabelled_row(raw, text=read.text, criterion=read.criterion, row_id=read.id)
+            )
         except DataError as error:
             found.append(error)
     places = [index for index, row in enumerate(found) if isinstance(row, UnlabelledRow)]

@@ -66,23 +66,42 @@ class AttentionPooling(nn.Module):
         return (hidden_BLD * scores_BL.softmax(dim=1).unsqueeze(-1)).sum(dim=1)
 
 
-class EncoderWithHead(TaskModel):
+class EncoderModel(TaskModel):
+    """A model whose texts are read by one encoder. A subclass adds heads, and a ``forward`` that scores."""
+
+    encoder_paths = ("encoder",)
+
+    def __init__(self, encoder: PreTrainedModel) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.takes_types = takes_types(encoder)
+        self._unneeded = unneeded_outputs(encoder)
+
+    def base(self) -> PreTrainedModel:
+        """Return the encoder of texts."""
+        return self.encoder
+
+    def token_vectors(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the encoder's last hidden states, (B, L, D), in its own dtype."""
+        types_BL = token_type_ids if self.takes_types else None
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types_BL}
+        return encode(self.encoder, {**inputs, **self._unneeded})
+
+
+class EncoderWithHead(EncoderModel):
     """Scores of each row, or of each of its tokens, from an encoder's last hidden states.
 
     Pooling sees no padding. The head runs in fp32 whatever the encoder's precision: its few operations cost nothing
     there, and small score differences survive.
     """
 
-    encoder_paths = ("encoder",)
-
     def __init__(self, encoder: PreTrainedModel, spec: HeadSpec, *, classes: int | None = None) -> None:
-        super().__init__()
-        self.encoder = encoder
+        super().__init__(encoder)
         self.spec = spec
         self.classes = classes
         self.head = make_head(width_of(encoder), spec)
-        self.takes_types = takes_types(encoder)
-        self._unneeded = unneeded_outputs(encoder)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
@@ -97,15 +116,9 @@ class EncoderWithHead(TaskModel):
         Returns:
             (B, C), or (B, L, C) with ``per_token``, in the head's own dtype.
         """
-        types_BL = token_type_ids if self.takes_types else None
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types_BL}
-        hidden_BLD = encode(self.encoder, {**inputs, **self._unneeded})
+        hidden_BLD = self.token_vectors(input_ids, attention_mask, token_type_ids)
         with without_autocast(hidden_BLD.device):
             return self.head(pooled(hidden_BLD.to(dtype_of(self.head)), attention_mask, self.spec))
-
-    def base(self) -> PreTrainedModel:
-        """The encoder."""
-        return self.encoder
 
 
 def encode(encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor | bool | None]) -> torch.Tensor:

@@ -15,13 +15,12 @@ from transformers import PreTrainedModel
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Fusion, Weighting
 from dryfit.core.settings.tables import JointSettings
-from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import (
+    EncoderModel,
     HeadSpec,
     encode,
     encoder_parts,
     mean_of_tokens,
-    takes_types,
     unneeded_outputs,
     width_of,
     without_autocast,
@@ -54,14 +53,14 @@ class CriterionFusion(nn.Module):
     def __init__(self, kind: Fusion, text: PreTrainedModel, criteria: PreTrainedModel, *, dropout: float) -> None:
         super().__init__()
         self.kind = kind
-        width, given = width_of(text), width_of(criteria)
+        width, criteria_width = width_of(text), width_of(criteria)
         if kind is Fusion.ATTENTION:
             heads = math.gcd(width, text.config.num_attention_heads)
             self.attention = nn.MultiheadAttention(
-                width, heads, dropout=dropout, kdim=given, vdim=given, batch_first=True
+                width, heads, dropout=dropout, kdim=criteria_width, vdim=criteria_width, batch_first=True
             )
             return
-        self.project = nn.Identity() if width == given else nn.Linear(given, width)
+        self.project = nn.Identity() if width == criteria_width else nn.Linear(criteria_width, width)
         if kind is not Fusion.ADD:
             self.mix = nn.Linear(2 * width, width)
 
@@ -93,7 +92,7 @@ class CriterionFusion(nn.Module):
 
 
 @final
-class TwoEncoders(TaskModel):
+class TwoEncoders(EncoderModel):
     """An encoder of texts and one of criteria, fused, with two heads; all but the encoders runs in fp32.
 
     Args:
@@ -120,22 +119,15 @@ class TwoEncoders(TaskModel):
         weighting: Weighting,
         limits: Mapping[str, int],
     ) -> None:
-        super().__init__()
         share_layers(encoder, encoder_of_criteria, joint)
-        self.encoder = encoder
+        super().__init__(encoder)
         self.encoder_of_criteria = encoder_of_criteria
         self.fusion = CriterionFusion(joint.fusion, encoder, encoder_of_criteria, dropout=spec.settings.dropout)
         self.head = TwoHeads(width_of(encoder), spec, weighting)
         embedding = encoder_of_criteria.get_input_embeddings()
         assert isinstance(embedding.weight, torch.Tensor)
         self.limits = {**limits, CRITERION_IDS: len(embedding.weight)}
-        self.takes_types = takes_types(encoder)
-        self._unneeded = unneeded_outputs(encoder)
         self._unneeded_of_criteria = unneeded_outputs(encoder_of_criteria)
-
-    def base(self) -> PreTrainedModel:
-        """The encoder of texts."""
-        return self.encoder
 
     def pretrained(self) -> Mapping[str, PreTrainedModel]:
         """Both encoders."""
@@ -158,10 +150,8 @@ class TwoEncoders(TaskModel):
             criterion_mask: (B, K), as the other.
             token_type_ids: Of the text, (B, L); left out for encoders without segments.
         """
-        types_BL = token_type_ids if self.takes_types else None
-        text = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types_BL}
+        hidden_BLD = self.token_vectors(input_ids, attention_mask, token_type_ids)
         criterion = {"input_ids": criterion_ids, "attention_mask": criterion_mask}
-        hidden_BLD = encode(self.encoder, {**text, **self._unneeded})
         criterion_BKD = encode(self.encoder_of_criteria, {**criterion, **self._unneeded_of_criteria})
         with without_autocast(hidden_BLD.device):
             dtype = self.head.dtype

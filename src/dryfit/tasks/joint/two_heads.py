@@ -12,18 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dryfit.core.settings.choices import Weighting
-from dryfit.tasks.base import TaskModel
-from dryfit.tasks.heads import (
-    HeadSpec,
-    dtype_of,
-    encode,
-    make_head,
-    pooled,
-    takes_types,
-    unneeded_outputs,
-    width_of,
-    without_autocast,
-)
+from dryfit.tasks.heads import EncoderModel, HeadSpec, dtype_of, make_head, pooled, width_of, without_autocast
 
 
 @final
@@ -68,7 +57,7 @@ class TwoHeads(nn.Module):
 
 
 @final
-class SharedEncoder(TaskModel):
+class SharedEncoder(EncoderModel):
     """One encoder with two heads, which run in fp32 whatever the encoder's precision.
 
     Args:
@@ -78,21 +67,12 @@ class SharedEncoder(TaskModel):
         limits: As in :class:`~dryfit.tasks.base.TaskModel`.
     """
 
-    encoder_paths = ("encoder",)
-
     def __init__(
         self, encoder: PreTrainedModel, spec: HeadSpec, weighting: Weighting, limits: Mapping[str, int]
     ) -> None:
-        super().__init__()
-        self.encoder = encoder
+        super().__init__(encoder)
         self.limits = limits
         self.head = TwoHeads(width_of(encoder), spec, weighting)
-        self.takes_types = takes_types(encoder)
-        self._unneeded = unneeded_outputs(encoder)
-
-    def base(self) -> PreTrainedModel:
-        """The encoder."""
-        return self.encoder
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
@@ -104,8 +84,6 @@ class SharedEncoder(TaskModel):
             attention_mask: (B, L), 1 for tokens, 0 for padding.
             token_type_ids: (B, L); left out for encoders without segments.
         """
-        types_BL = token_type_ids if self.takes_types else None
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types_BL}
-        hidden_BLD = encode(self.encoder, {**inputs, **self._unneeded})
+        hidden_BLD = self.token_vectors(input_ids, attention_mask, token_type_ids)
         with without_autocast(hidden_BLD.device):
             return self.head(hidden_BLD.to(self.head.dtype), attention_mask)

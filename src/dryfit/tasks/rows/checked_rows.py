@@ -68,25 +68,6 @@ class Readable(Protocol):
         ...
 
 
-class Columns(Protocol):
-    """Columns that a model was trained with."""
-
-    @property
-    def id(self) -> str:
-        """With the row's id; may be absent."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """With the text."""
-        ...
-
-    @property
-    def criterion(self) -> str | None:
-        """With the criterion; None: the model reads text alone."""
-        ...
-
-
 Splits = dict[str, tuple[Row, ...]]
 """Rows by split: train, validation and, where asked for, test."""
 
@@ -111,8 +92,8 @@ def load_splits(data: DataSettings, required: Set[str] = LABELLED, further: tupl
     named = {TRAIN: data.train, VALIDATION: data.validation, TEST: data.test}
     if data.file is not None:
         if any(named.values()):
-            given = ", ".join(f"data.{name}" for name, source in named.items() if source)
-            raise ConfigError("reading [data]", f"data.file and {given} are both given", allowed="one or the other")
+            others = ", ".join(f"data.{name}" for name, source in named.items() if source)
+            raise ConfigError("reading [data]", f"data.file and {others} are both given", allowed="one or the other")
         splits = split_by_group(_checked(data.file, data, required, further), data)
     else:
         absent = [f"data.{name}" for name in (TRAIN, VALIDATION) if not named[name]]
@@ -171,20 +152,26 @@ def _labels_of(row: Row) -> tuple[int, ...]:
     return row.label if isinstance(row.label, tuple) else (row.label,)
 
 
-def unlabelled_row(raw: RawRow, columns: Columns) -> UnlabelledRow:
+def unlabelled_row(raw: RawRow, *, text: str, criterion: str | None, row_id: str) -> UnlabelledRow:
     """Check a row to predict; columns that the model does not read are not looked at.
+
+    Args:
+        raw: The row.
+        text: Column with the text.
+        criterion: Column with the criterion; None: the model reads text alone.
+        row_id: Column with the row's id, which may be absent.
 
     Raises:
         DataError: A column is missing, or a text is none.
     """
-    for column in (columns.text, columns.criterion):
+    for column in (text, criterion):
         if column is not None and column not in raw.values:
             listed = ", ".join(map(str, raw.values))
             raise _error(raw, f"column {column!r} is missing", allowed=f"columns of this row: {listed}")
     return UnlabelledRow(
-        id=_name(raw, columns.id) if columns.id in raw.values else None,
-        text=_text(raw, columns.text),
-        criterion=_text(raw, columns.criterion) if columns.criterion is not None else None,
+        id=_name(raw, row_id) if row_id in raw.values else None,
+        text=_text(raw, text),
+        criterion=_text(raw, criterion) if criterion is not None else None,
         place=raw.place,
     )
 
@@ -209,12 +196,13 @@ def _row(raw: RawRow, data: DataSettings, has: Mapping[str, bool], further: tupl
             found = f"column {column!r} is missing" if wanted else f"column {column!r} is here, not in the first row"
             raise _error(raw, found, allowed=f"columns of this row: {', '.join(map(str, raw.values))}")
     text = _text(raw, data.text)
+    class_of = _several_labels if data.multi_label else _label
     row_id = _name(raw, data.id) if has["id"] else f"{raw.source}:{raw.number}"
     return Row(
         id=row_id,
         text=text,
         criterion=_text(raw, data.criterion) if has["criterion"] else None,
-        label=_class_of(raw, data) if has["label"] else None,
+        label=class_of(raw, data) if has["label"] else None,
         group=_name(raw, data.group) if has["group"] else row_id,
         evidence=_spans(raw, data.evidence, text) if has["evidence"] else (),
         place=raw.place,
@@ -236,10 +224,6 @@ def _name(raw: RawRow, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise _error(raw, f"{column} is {value!r}", allowed="a text or an integer")
     return str(value)
-
-
-def _class_of(raw: RawRow, data: DataSettings) -> int | tuple[int, ...]:
-    return _several_labels(raw, data) if data.multi_label else _label(raw, data)
 
 
 def _label(raw: RawRow, data: DataSettings) -> int:

@@ -173,27 +173,28 @@ def tokens_of(sets: Mapping[str, TokenSet], tokenizer: PreTrainedTokenizerBase, 
         raise ConfigError("tokenising the data", "the tokenizer has no padding token", allowed="an encoder's tokenizer")
     train = sets[TRAIN]
     first, last = (int(train.ids_T[0]), int(train.ids_T[int(train.starts_R[1]) - 1]))
-    cls_last = last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
-    return Tokens(sets, pad_id=pad_id, cls_last=cls_last, pairs=pairs)
+    return Tokens(sets, pad_id=pad_id, cls_last=cls_is_last(first, last, tokenizer), pairs=pairs)
+
+
+def cls_is_last(first: int, last: int, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Tell from a row's first and last token whether the classification token stands at its end."""
+    return last == tokenizer.cls_token_id and first != tokenizer.cls_token_id
 
 
 def joined(first: TokenSet, second: TokenSet) -> TokenSet:
     """The rows of two splits of one data set as one split."""
     types = [one.types_T for one in (first, second) if one.types_T is not None]
+    sources_R = None
+    if first.source_R is not None and second.source_R is not None:
+        sources_R = torch.cat([first.source_R, second.source_R + first.sources])
     return TokenSet(
         ids_T=torch.cat([first.ids_T, second.ids_T]),
         types_T=torch.cat(types) if types else None,
         starts_R=torch.cat([first.starts_R, second.starts_R[1:] + first.starts_R[-1]]),
         labels_R=torch.cat([first.labels_R, second.labels_R]),
         extra={name: torch.cat([values, second.extra[name]]) for name, values in first.extra.items()},
-        source_R=_joined_sources(first.source_R, second.source_R),
+        source_R=sources_R,
     )
-
-
-def _joined_sources(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
-    if first is None or second is None:
-        return None
-    return torch.cat([first, second + first[-1] + 1])
 
 
 def save_tokens(folder: Path, tokens: Tokens) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from dryfit.core.errors import ConfigError
 from dryfit.tasks.rows.characters import Flags, Owners, Positions, Trimmer, covered, space_flags, word_spans
 from dryfit.tasks.rows.checked_rows import Readable
-from dryfit.tasks.tokens.token_set import TokenSet, numbers_segments
+from dryfit.tasks.tokens.token_set import TokenSet, cls_is_last, numbers_segments
 
 _CHUNK_ROWS = 100
 
@@ -151,7 +151,8 @@ def cut_into_windows(
         )
     _check_stride(rows, tokenizer, cut)
     parts = [_row_windows(row, spans, encoded) for row, spans, encoded in _encoded(rows, golds, tokenizer, cut)]
-    cls_last = _cls_last(parts[0].windows[0], tokenizer)
+    ids_L = parts[0].windows[0].ids_L
+    cls_last = cls_is_last(int(ids_L[0]), int(ids_L[-1]), tokenizer)
     windows = [window for part in parts for window in part.windows]
     nulls_W = np.array([len(window.ids_L) - 1 if cls_last else 0 for window in windows])
     for window, null in zip(windows, nulls_W, strict=True):
@@ -295,12 +296,6 @@ def _check_stride(rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase, 
             allowed=f"span.doc_stride of at most {room - 1}, so that each window has something new",
             hint="lower span.doc_stride or raise train.max_length",
         )
-
-
-def _cls_last(window: _Window, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the classification token is the last one."""
-    cls = tokenizer.cls_token_id
-    return bool(window.ids_L[-1] == cls and window.ids_L[0] != cls)
 
 
 def _check_null(window: _Window, null: int, tokenizer: PreTrainedTokenizerBase) -> None:
