@@ -26,7 +26,7 @@ from dryfit.core.jobs import StopReason, StudyTokens, TrainResult
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.trial import MetricPoint, fold_spreads
 from dryfit.core.wire import Checkpointed, FirstStep, Note, Progress
-from dryfit.jobs import plan as planning
+from dryfit.jobs import plan_trials
 from dryfit.jobs.train import train
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import Fold, fold_splits, study_folds
@@ -398,7 +398,7 @@ def test_memory_is_planned_for_the_sequences_of_every_fold(
             }
         )
 
-    monkeypatch.setattr(planning, "prepared_tokens", prepared)
+    monkeypatch.setattr(plan_trials, "prepared_tokens", prepared)
     for folds, wanted in ((2, expected), (1, [4, 5, 9])):
         tokens = StudyTokens(data=DataSettings(folds=folds), cache_dir="", data_fingerprint="")
-        assert sorted(planning._row_lengths(tokens, cast(Task, None)) or ()) == wanted
+        assert sorted(plan_trials.row_lengths(tokens, cast(Task, None))) == wanted
