@@ -11,7 +11,7 @@ from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.meta.loading.catalogue import catalogue_config, catalogue_names
+from dryfit.meta.loading.catalogue import catalogue_config, catalogue_entries
 from dryfit.meta.loading.pretrained import Kind, stored_kind
 from dryfit.study.loop.child_jobs import run_alone
 from dryfit.train.rehearsal.subjects import step_parts
@@ -41,9 +41,9 @@ def ends_of_kinds(names: list[str]) -> tuple[list[str], list[str]]:
     return smallest, [found[-1] for found in kinds.values() if found[-1] not in smallest]
 
 
-ENCODERS = [name for name in catalogue_names() if task_of(name) is BuiltInTask.CRITERIA]
-DECODERS = [name for name in catalogue_names() if task_of(name) is BuiltInTask.CAUSAL_LM]
-OTHERS = [name for name in catalogue_names() if task_of(name) is None]
+ENCODERS = [name for name in catalogue_entries() if task_of(name) is BuiltInTask.CRITERIA]
+DECODERS = [name for name in catalogue_entries() if task_of(name) is BuiltInTask.CAUSAL_LM]
+OTHERS = [name for name in catalogue_entries() if task_of(name) is None]
 
 
 def asked(name: str, task: BuiltInTask) -> PlanSubject:

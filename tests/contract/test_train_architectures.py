@@ -21,7 +21,7 @@ from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSu
 from dryfit.core.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
 from dryfit.meta.files.source import FolderSource, local_folder
 from dryfit.meta.loading.configs import load_tokenizer, most_tokens
-from dryfit.meta.loading.pretrained import encoder_config, load_encoder
+from dryfit.meta.loading.pretrained import Kind, encoder_config, load_stack
 from dryfit.study.loop.child_jobs import run_alone
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, encoder_parts, freeze
@@ -96,7 +96,7 @@ def test_a_trial_resumes_and_its_best_weights_score_the_same_bit_for_bit(tmp_pat
 
 
 def whole_encoder_changed(name: str, folder: Path, model: EncoderWithHead) -> None:
-    before, report = load_encoder(FolderSource.of(folder))
+    before, report = load_stack(FolderSource.of(folder), Kind.ENCODER)
     assert all("pooler" in key for key in report.unexpected)
     after = dict(model.encoder.named_parameters())
     unused = {"mask_emb"} if name == "xlnet" else set()
@@ -129,7 +129,7 @@ def scores(model: EncoderWithHead, task: CriteriaTask, train: TokenSet, rows: li
 
 
 def in_fp64(folder: Path, pooling: str, tokens: Tokens) -> tuple[EncoderWithHead, CriteriaTask]:
-    encoder, _ = load_encoder(FolderSource.of(folder), dtype=torch.float64)
+    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER, dtype=torch.float64)
     spec = HeadSpec(HeadSettings(pooling=pooling), num_outputs=2, cls_last=tokens.cls_last)
     torch.manual_seed(0)
     task = tasks.criteria(num_labels=2, train_counts={0: 20, 1: 20}, pad_id=tokens.pad_id)
@@ -172,7 +172,7 @@ def test_positions_end_where_the_architecture_says(made: Made) -> None:
     limit = most_tokens(encoder_config(source))
     expected = {"roberta": 70, "xlm-roberta": 70, "xlnet": None, "deberta-v2": None, "deberta-v3": None}
     assert limit == expected.get(name, 72)
-    encoder, _ = load_encoder(source)
+    encoder, _ = load_stack(source, Kind.ENCODER)
     size = limit or 200
     ids = torch.full((1, size), 7)
     with torch.inference_mode():
@@ -184,7 +184,7 @@ def test_positions_end_where_the_architecture_says(made: Made) -> None:
 
 
 def hidden(folder: Path, *, seed: int = 0, **rates: float) -> torch.Tensor:
-    encoder, _ = load_encoder(FolderSource.of(folder), **rates)
+    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER, **rates)
     ids = torch.arange(6, 26).unsqueeze(0)
     torch.manual_seed(seed)
     with torch.inference_mode():
@@ -198,12 +198,12 @@ def test_dropouts_act_in_every_architecture(made: Made, key: str) -> None:
     off = {"dropout": 0.0} if name == "xlnet" else {"dropout": 0.0, "attention_dropout": 0.0}
     if name == "xlnet" and key == "attention_dropout":  # it has one rate for both
         with pytest.raises(ConfigError, match="xlnet has no such dropout"):
-            load_encoder(FolderSource.of(folder), attention_dropout=0.23)
+            load_stack(FolderSource.of(folder), Kind.ENCODER, attention_dropout=0.23)
         return
     still = hidden(folder, **off)
     assert torch.equal(still, hidden(folder, seed=1, **off)), "something else is random"
     assert not torch.equal(still, hidden(folder, **off | {key: 0.37}))
-    encoder, _ = load_encoder(FolderSource.of(folder), **off | {key: 0.37})
+    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER, **off | {key: 0.37})
     rates = {module.p for module in encoder.modules() if isinstance(module, nn.Dropout)}
     rates |= {getattr(m, attribute, 0.0) for m in encoder.modules() for attribute in ("attention_dropout", "drop_prob")}
     assert 0.37 in rates
@@ -220,7 +220,7 @@ def refused_for_shared_layers(name: str, act: Any) -> bool:
 
 def test_freezing_reaches_the_embeddings_and_the_first_layers_alone(made: Made) -> None:
     name, folder = made
-    encoder, _ = load_encoder(FolderSource.of(folder))
+    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER)
     model = EncoderWithHead(encoder, HeadSpec(HeadSettings(), num_outputs=2))
     if refused_for_shared_layers(name, lambda: freeze(model, 1)):
         return
@@ -233,7 +233,7 @@ def test_freezing_reaches_the_embeddings_and_the_first_layers_alone(made: Made) 
 
 def test_every_layer_has_its_learning_rate(made: Made) -> None:
     name, folder = made
-    encoder, _ = load_encoder(FolderSource.of(folder))
+    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER)
     model = EncoderWithHead(encoder, HeadSpec(HeadSettings(), num_outputs=2))
     optim = OptimSettings(lr=1.0, layer_decay=0.5)
     if refused_for_shared_layers(name, lambda: parameter_groups(model, optim)):
@@ -252,7 +252,7 @@ def test_every_layer_has_its_learning_rate(made: Made) -> None:
 
 def test_what_deberta_keeps_beside_its_layers_is_frozen_with_what_reads_it(folders: dict[str, Path]) -> None:
     """Its relative embeddings have a norm, and all layers read them; its convolution is a part of the first layer."""
-    encoder, _ = load_encoder(FolderSource.of(folders["deberta-v2"]))
+    encoder, _ = load_stack(FolderSource.of(folders["deberta-v2"]), Kind.ENCODER)
     depth_of = encoder_parts(encoder).depth_of
     assert {depth_of[key] for key in depth_of if "encoder.LayerNorm" in key or "rel_embeddings" in key} == {0}
     assert {depth_of[key] for key in depth_of if "encoder.conv." in key} == {1}
@@ -278,7 +278,7 @@ def test_the_memory_of_each_is_planned(folders: dict[str, Path], tmp_path: Path)
         assert answer.verdict is VerdictKind.FITS, (name, answer.reasons)
         memory = answer.memory
         assert memory is not None
-        encoder, _ = load_encoder(FolderSource.of(folders[name]))
+        encoder, _ = load_stack(FolderSource.of(folders[name]), Kind.ENCODER)
         weights_bytes = sum(parameter.nbytes for parameter in encoder.parameters())
         # Blocks are rounded up, and buffers are counted.
         spare_bytes = 2 * 512 * len([*encoder.parameters(), *encoder.buffers()])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from allocations import allocator_settings_values, columns
 from dryfit.memory.allocator.caching_allocator import CachingAllocator
-from dryfit.memory.allocator.replay import fragmentation, min_cap, replay, sequences
+from dryfit.memory.allocator.replay import min_cap, replay, sequences
 from dryfit.memory.allocator.settings import MIB, AllocatorSettings
 from slow_allocator import Part, SlowAllocator
 from thinning import examples
@@ -135,7 +135,7 @@ def test_replays_repeat_and_their_peaks_are_in_order(
 ) -> None:
     outcome = replay(*events, allocator_settings)
     assert outcome == replay(*events, allocator_settings)
-    assert outcome.peak_requested_bytes <= outcome.peak_allocated_bytes <= outcome.peak_reserved_bytes
+    assert outcome.peak_allocated_bytes <= outcome.peak_reserved_bytes
     assert outcome.oom_event is None
     assert outcome.fragmented_bytes <= outcome.peak_reserved_bytes
 
@@ -153,6 +153,15 @@ def test_a_capacity_that_refuses_nothing_changes_nothing(
         assert replay(*events, plain, capacity_bytes=plenty.asked_bytes - 1) != plenty
 
 
+def peak_requested(blocks: list[int], deltas: list[int]) -> int:
+    sizes: dict[int, int] = {}
+    most = 0
+    for block, delta in zip(blocks, deltas, strict=True):
+        sizes[block] = max(delta, 0)
+        most = max(most, sum(sizes.values()))
+    return most
+
+
 @given(columns(), allocator_settings_values())
 def test_it_survives_with_the_smallest_capacity_and_needs_no_more_than_is_reserved_with_plenty(
     events: tuple[list[int], list[int]], allocator_settings: AllocatorSettings
@@ -162,7 +171,7 @@ def test_it_survives_with_the_smallest_capacity_and_needs_no_more_than_is_reserv
     capacity = min_cap(*events, allocator_settings, tolerance_bytes=tolerance)
     for more in (0, tolerance):
         assert replay(*events, allocator_settings, capacity_bytes=capacity + more).oom_event is None
-    assert capacity >= plenty.peak_requested_bytes
+    assert capacity >= peak_requested(*events)
     if allocator_settings.gc_threshold is not None:
         return  # what was collected may have to be taken again, in a larger segment than the one that lay there
     # A page that is mapped beyond the request, and the check before it, may each ask for a page more.
@@ -171,15 +180,7 @@ def test_it_survives_with_the_smallest_capacity_and_needs_no_more_than_is_reserv
 
 
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=40), st.integers(0, 2**32))
-def test_every_order_is_a_reordering_and_one_of_them_is_worst(lengths: list[int], seed: int) -> None:
+def test_every_order_is_a_reordering(lengths: list[int], seed: int) -> None:
     orders = sequences(lengths, seed=seed)
     assert orders == sequences(lengths, seed=seed)
     assert all(sorted(order) == sorted(lengths) for order in orders.values())
-    replays = {}
-    for name, order in orders.items():
-        blocks = [index for number in range(len(order)) for index in (number, number)]
-        deltas = [sign * length * MIB for length in order for sign in (1, -1)]
-        replays[name] = replay(blocks, deltas, AllocatorSettings())
-    name, worst = fragmentation(replays)
-    assert replays[name] == worst
-    assert worst.fragmented_bytes == max(outcome.fragmented_bytes for outcome in replays.values())

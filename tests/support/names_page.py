@@ -11,7 +11,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from dryfit.core.settings.known_devices import device_names, parse_device
 from dryfit.meta import build
-from dryfit.meta.loading.catalogue import catalogue_aliases, catalogue_config, catalogue_names
+from dryfit.meta.loading.catalogue import catalogue_config, catalogue_entries
 from dryfit.meta.loading.pretrained import Kind, make_model, stored_kind
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-and-devices.md"
@@ -75,7 +75,7 @@ def render(models: Mapping[str, tuple[str, int]]) -> str:
     """
     lines = ["| model | also called | parameters | counted |", "|---|---|---:|---|"]
     for name, (words, parameters) in models.items():
-        also = ", ".join(f"`{alias}`" for alias in catalogue_aliases(name))
+        also = ", ".join(f"`{alias}`" for alias in catalogue_entries()[name]["aliases"])
         lines.append(f"| `{name}` | {also} | {parameters:,} | {words} |".replace("|  |", "| |"))
     devices = ["| device | bytes | GiB | compute capability |", "|---|---:|---:|---:|"]
     for name in device_names():
@@ -86,5 +86,5 @@ def render(models: Mapping[str, tuple[str, int]]) -> str:
 
 
 if __name__ == "__main__":
-    built = {name: whole_model(name) for name in catalogue_names()}
+    built = {name: whole_model(name) for name in catalogue_entries()}
     PAGE.write_text(render({name: (words, model.num_parameters()) for name, (words, model) in built.items()}), "utf-8")

@@ -51,7 +51,6 @@ def test_the_simulation_agrees_also_where_the_record_begins_late(tmp_path: Path,
     assert comparison.first_difference is None
     assert comparison.max_reserved_difference_bytes == 0
     assert comparison.active_difference_bytes == 0
-    assert comparison.recorded_peak_reserved_bytes == comparison.simulated_peak_reserved_bytes
 
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
@@ -69,8 +68,6 @@ def test_a_difference_is_found_where_it_begins(tmp_path: Path) -> None:
     # With this limit the 30 that are cached serve neither 11 nor 15, and 25 need no new segment.
     assert comparison.first_difference == 3
     assert comparison.max_reserved_difference_bytes == (12 + 16) * MIB
-    assert comparison.simulated_peak_reserved_bytes == (30 + 12 + 12 + 16 + 2) * MIB
-    assert comparison.recorded_peak_reserved_bytes == 70 * MIB
 
 
 def test_segments_that_were_chosen_at_run_time_are_known(tmp_path: Path) -> None:

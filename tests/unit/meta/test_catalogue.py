@@ -10,7 +10,7 @@ from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.settings.tables import PACKAGED_MODEL
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading import catalogue
-from dryfit.meta.loading.catalogue import catalogue_aliases, catalogue_config, catalogue_names, planning_config
+from dryfit.meta.loading.catalogue import catalogue_config, catalogue_entries, planning_config
 from dryfit.meta.loading.configs import load_config, most_tokens
 from names_page import PAGE, render, whole_model
 from parts import need_package
@@ -38,7 +38,7 @@ def counted(name):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("name", catalogue_names())
+@pytest.mark.parametrize("name", catalogue_entries())
 def test_a_model_has_the_published_number_of_parameters(name):
     published = PUBLISHED[name]
     assert counted(name)[1] == published.parameters
@@ -47,7 +47,7 @@ def test_a_model_has_the_published_number_of_parameters(name):
 
 @pytest.mark.slow
 def test_the_page_tells_what_there_is():
-    assert PAGE.read_text("utf-8") == render({name: counted(name) for name in catalogue_names()})
+    assert PAGE.read_text("utf-8") == render({name: counted(name) for name in catalogue_entries()})
 
 
 def test_the_file_is_sorted_and_names_are_unique():
@@ -71,7 +71,7 @@ def test_the_file_is_sorted_and_names_are_unique():
     ],
 )
 def test_an_alias_has_the_config_of_its_model(alias, hub_id):
-    assert alias in catalogue_aliases(hub_id)
+    assert alias in catalogue_entries()[hub_id]["aliases"]
     config, other = catalogue_config(alias), catalogue_config(hub_id)
     assert config is not None and other is not None
     assert config.to_dict() == {**other.to_dict(), "_name_or_path": alias}

@@ -17,7 +17,7 @@ from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.jobs.checkpoint_health import Health, Subject
 from dryfit.core.settings.tables import HeadSettings
 from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import load_encoder
+from dryfit.meta.loading.pretrained import Kind, load_stack
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.saved.load_check import folder_health
 from dryfit.tasks.saved.saved_model import load, save_trained
@@ -241,7 +241,7 @@ def test_pickles_are_looked_at_too_and_unused_files_noted(folder: Path) -> None:
 
 
 def saved(folder: Path, tmp_path: Path) -> Path:
-    encoder, _ = load_encoder(FolderSource.of(folder))
+    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER)
     head = HeadSettings(layers=2, hidden=5)
     model = EncoderWithHead(encoder, HeadSpec(head, num_outputs=3))
     save_trained(tmp_path / "best", model, tokenizer_folders={"": folder}, facts={"input": tasks.saved_input(head, 3)})

@@ -605,9 +605,10 @@ CHANGES = [(overwrite, "written to"), (truncate, "size changed"), (replace, "ano
 @pytest.mark.parametrize("change, words", CHANGES)
 def test_the_guard_sees_what_happens_to_a_mapped_file(single: Path, change: Callable[[Path], None], words: str) -> None:
     path = single / "model.safetensors"
-    with CheckpointReader(open_checkpoint(single), ReadMode.MAPPED) as reader:
+    checkpoint = open_checkpoint(single)
+    with CheckpointReader(checkpoint, ReadMode.MAPPED) as reader:
         found = dict(reader.tensors(WEIGHTS))
-    guard = reader.guard()
+    guard = checkpoint.guard
     guard.check()
     assert equal(found, WEIGHTS)
     change(path)
@@ -633,11 +634,12 @@ def test_a_truncated_mapping_is_refused_before_it_kills(tmp_path: Path) -> None:
         "from dryfit.meta.files.checkpoint_files import open_checkpoint\n"
         "from dryfit.meta.files.reading import CheckpointReader, ReadMode\n"
         "path = Path(sys.argv[1])\n"
-        "with CheckpointReader(open_checkpoint(path), ReadMode.MAPPED) as reader:\n"
+        "checkpoint = open_checkpoint(path)\n"
+        "with CheckpointReader(checkpoint, ReadMode.MAPPED) as reader:\n"
         "    found = dict(reader.tensors(['a']))\n"
         "os.truncate(path, 4096)\n"
         "try:\n"
-        "    if sys.argv[2] == 'guarded': reader.guard().check()\n"
+        "    if sys.argv[2] == 'guarded': checkpoint.guard.check()\n"
         "    found['a'].sum().item()\n"
         "except LoadError: sys.exit(7)\n"
     )

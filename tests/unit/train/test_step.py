@@ -13,7 +13,7 @@ import tasks
 import tiny
 from dryfit.core.settings.tables import HeadSettings, LossSettings, OptimSettings
 from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import load_encoder
+from dryfit.meta.loading.pretrained import Kind, load_stack
 from dryfit.parallel.layout.portions import portions
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
@@ -37,7 +37,7 @@ LOSSES = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> EncoderWithHead:
     folder = tiny.model(tmp_path_factory.mktemp("step"), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    encoder, _ = load_encoder(FolderSource.of(folder))
+    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER)
     torch.manual_seed(0)
     return EncoderWithHead(encoder, HeadSpec(HeadSettings(layers=1, dropout=0.0), CLASSES)).double().train()
 

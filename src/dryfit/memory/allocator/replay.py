@@ -4,7 +4,7 @@ Pure functions over columns of events as in :class:`dryfit.memory.tracing.events
 ``blocks[i]`` and takes ``deltas[i]`` bytes, or gives the block back where that is below 0.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -24,7 +24,6 @@ class Replay:
 
     Attributes:
         peak_allocated_bytes: Most memory in blocks handed out: ``torch.cuda.max_memory_allocated``.
-        peak_requested_bytes: The most asked for at a time, before rounding.
         peak_reserved_bytes: Most memory taken from the driver: ``torch.cuda.max_memory_reserved``.
         peak_event: Index of the event with which ``peak_allocated_bytes`` was first reached; -1 without events.
         fragmented_bytes: Most memory reserved but not allocated when the allocator had to ask the driver for more.
@@ -38,7 +37,6 @@ class Replay:
     """
 
     peak_allocated_bytes: int
-    peak_requested_bytes: int
     peak_reserved_bytes: int
     peak_event: int
     fragmented_bytes: int
@@ -67,8 +65,7 @@ def replay(
     allocator = CachingAllocator(settings, capacity_bytes)
     malloc, free = allocator.malloc, allocator.free
     address_of: dict[int, int] = {}
-    requested_of: dict[int, int] = {}
-    requested = peak_requested = peak_allocated = peak_reserved = 0
+    peak_allocated = peak_reserved = 0
     peak_event = -1
     oom_event: int | None = None
     for index, (block, delta) in enumerate(zip(blocks, deltas, strict=True)):
@@ -77,17 +74,12 @@ def replay(
             raise InternalError("replaying allocations", f"event {index} is about block {block}, which is {state}")
         if delta <= 0:
             free(address_of.pop(block))
-            requested -= requested_of.pop(block)
             continue
         address = malloc(delta)
         if address is None:
             oom_event = index
             break
         address_of[block] = address
-        requested_of[block] = delta
-        requested += delta
-        if requested > peak_requested:
-            peak_requested = requested
         if allocator.allocated_bytes > peak_allocated:
             peak_allocated = allocator.allocated_bytes
             peak_event = index
@@ -95,7 +87,6 @@ def replay(
             peak_reserved = allocator.reserved_bytes
     return Replay(
         peak_allocated_bytes=peak_allocated,
-        peak_requested_bytes=peak_requested,
         peak_reserved_bytes=peak_reserved,
         peak_event=peak_event,
         fragmented_bytes=allocator.fragmented_bytes,
@@ -210,14 +201,3 @@ def sequences(lengths: Sequence[int], *, seed: int) -> dict[str, list[int]]:
 def _alternate(first: list[int], second: list[int]) -> list[int]:
     """One of each in turn, until as many are taken as one of them has."""
     return [length for pair in zip(first, second, strict=True) for length in pair][: len(first)]
-
-
-def fragmentation(replays: Mapping[str, Replay]) -> tuple[str, Replay]:
-    """The order of batches that left most memory reserved but not allocated, and its replay.
-
-    Only the orders that were replayed are compared: the worst of all orders may be worse than this.
-
-    Args:
-        replays: At least one, by the name of its order.
-    """
-    return max(replays.items(), key=lambda named: (named[1].fragmented_bytes, named[1].peak_reserved_bytes))

@@ -5,7 +5,6 @@ Options and their limits are those of torch 2.11 to 2.13: ``c10/core/AllocatorCo
 """
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -29,25 +28,31 @@ INTERVALS = 16
 _DOING = "reading allocator settings"
 _LARGE_SEGMENT = "large_segment_size_mb"
 _TOKEN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
-_SWITCHES = frozenset(
-    {
-        "pinned_use_background_threads",
-        "pinned_use_cuda_host_register",
-        "pinned_use_hip_host_register",
-        "pinned_free_catch_all",
-        "release_lock_on_cudamalloc",
-        "release_lock_on_hipmalloc",
-        "graph_capture_record_stream_reuse",
-        "throw_on_cudamalloc_oom",
-    }
+_ACTING = (
+    "backend",
+    "expandable_segments",
+    _LARGE_SEGMENT,
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "garbage_collection_threshold",
+    "per_process_memory_fraction",
+    "roundup_power2_divisions",
 )
-_COUNTS = frozenset(
-    {
-        "pinned_num_register_threads",
-        "pinned_reserve_segment_size_mb",
-        "pinned_max_round_threshold_mb",
-        "pinned_max_cached_size_mb",
-    }
+_SWITCHES = (
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "pinned_free_catch_all",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "graph_capture_record_stream_reuse",
+    "throw_on_cudamalloc_oom",
+)
+_COUNTS = (
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
 )
 
 
@@ -140,17 +145,42 @@ def _options(text: str) -> list[tuple[str, list[str]]]:
 
 
 def _apply(settings: AllocatorSettings, name: str, value: list[str]) -> AllocatorSettings:
-    if name in _ACTING:
-        return _ACTING[name](settings, name, value)
-    if name in _SWITCHES:
-        _switch(name, value)
-        return settings
-    if name in _COUNTS:
-        _count(name, value)
-        return settings
-    known = sorted({*_ACTING, *_SWITCHES, *_COUNTS})
-    near = get_close_matches(name, known, n=1)
-    raise ConfigError(_DOING, f"the option {name!r}", ", ".join(known), f"did you mean {near[0]}?" if near else "")
+    match name:
+        case "backend":
+            _check_backend(name, value)
+        case "expandable_segments":
+            return replace(settings, expandable_segments=_switch(name, value))
+        case "large_segment_size_mb":
+            size_bytes = _count(name, value) * MIB
+            if size_bytes <= LARGE_REQUEST_BYTES:
+                raise _refuse(name, value, f"more than {LARGE_REQUEST_BYTES // MIB}")
+            return replace(settings, large_segment_bytes=size_bytes, max_non_split_rounding_bytes=size_bytes)
+        case "max_split_size_mb":
+            return replace(settings, max_split_bytes=_at_least_a_segment(settings, name, value))
+        case "max_non_split_rounding_mb":
+            return replace(settings, max_non_split_rounding_bytes=_at_least_a_segment(settings, name, value))
+        case "garbage_collection_threshold":
+            share = _fraction(name, value)
+            if not 0 < share < 1:
+                raise _refuse(name, value, "a number above 0 and below 1")
+            return replace(settings, gc_threshold=share)
+        case "per_process_memory_fraction":
+            share = _fraction(name, value)
+            if not 0 <= share <= 1:
+                raise _refuse(name, value, "a number from 0 to 1")
+            return replace(settings, memory_fraction=share)
+        case "roundup_power2_divisions":
+            return replace(settings, roundup_power2_divisions=_divisions(name, value))
+        case _ if name in _SWITCHES:
+            _switch(name, value)
+        case _ if name in _COUNTS:
+            _count(name, value)
+        case _:
+            known = sorted({*_ACTING, *_SWITCHES, *_COUNTS})
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else ""
+            raise ConfigError(_DOING, f"the option {name!r}", ", ".join(known), hint)
+    return settings
 
 
 def _refuse(name: str, value: list[str], allowed: str, hint: str = "") -> ConfigError:
@@ -178,26 +208,15 @@ def _fraction(name: str, value: list[str]) -> float:
         raise _refuse(name, value, "a number between 0 and 1") from None
 
 
-def _backend(settings: AllocatorSettings, name: str, value: list[str]) -> AllocatorSettings:
+def _check_backend(name: str, value: list[str]) -> None:
     match value:
         case ["native"]:
-            return settings
+            return
         case ["cudaMallocAsync" | "hipMallocAsync"]:
             hint = "plan with backend:native; the driver's own allocator does not publish how it places memory"
             raise _refuse(name, value, "native, which can be simulated", hint)
         case _:
             raise _refuse(name, value, "native or cudaMallocAsync")
-
-
-def _expandable(settings: AllocatorSettings, name: str, value: list[str]) -> AllocatorSettings:
-    return replace(settings, expandable_segments=_switch(name, value))
-
-
-def _large_segment(settings: AllocatorSettings, name: str, value: list[str]) -> AllocatorSettings:
-    size_bytes = _count(name, value) * MIB
-    if size_bytes <= LARGE_REQUEST_BYTES:
-        raise _refuse(name, value, f"more than {LARGE_REQUEST_BYTES // MIB}")
-    return replace(settings, large_segment_bytes=size_bytes, max_non_split_rounding_bytes=size_bytes)
 
 
 def _at_least_a_segment(settings: AllocatorSettings, name: str, value: list[str]) -> int:
@@ -207,38 +226,17 @@ def _at_least_a_segment(settings: AllocatorSettings, name: str, value: list[str]
     return size_bytes
 
 
-def _max_split(settings: AllocatorSettings, name: str, value: list[str]) -> AllocatorSettings:
-    return replace(settings, max_split_bytes=_at_least_a_segment(settings, name, value))
-
-
-def _non_split_rounding(settings: AllocatorSettings, name: str, value: list[str]) -> AllocatorSettings:
-    return replace(settings, max_non_split_rounding_bytes=_at_least_a_segment(settings, name, value))
-
-
-def _gc_threshold(settings: AllocatorSettings, name: str, value: list[str]) -> AllocatorSettings:
-    share = _fraction(name, value)
-    if not 0 < share < 1:
-        raise _refuse(name, value, "a number above 0 and below 1")
-    return replace(settings, gc_threshold=share)
-
-
-def _memory_fraction(settings: AllocatorSettings, name: str, value: list[str]) -> AllocatorSettings:
-    share = _fraction(name, value)
-    if not 0 <= share <= 1:
-        raise _refuse(name, value, "a number from 0 to 1")
-    return replace(settings, memory_fraction=share)
-
-
 def _is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def _roundup(settings: AllocatorSettings, name: str, value: list[str]) -> AllocatorSettings:
+def _divisions(name: str, value: list[str]) -> tuple[int, ...]:
+    """Read one count for all intervals, or a table such as ``[256:1,512:2,>:8]``."""
     if value[0] != "[":
         divisions = _count(name, value)
         if not _is_power_of_two(divisions):
             raise _refuse(name, value, "a power of two, or a table such as [256:1,512:2,>:8]")
-        return replace(settings, roundup_power2_divisions=(divisions,) * INTERVALS)
+        return (divisions,) * INTERVALS
     table = [0] * INTERVALS
     last = 0
     first = True
@@ -259,16 +257,4 @@ def _roundup(settings: AllocatorSettings, name: str, value: list[str]) -> Alloca
             first = False
         table[index] = divisions
         last = index
-    return replace(settings, roundup_power2_divisions=tuple(table))
-
-
-_ACTING: Mapping[str, Callable[[AllocatorSettings, str, list[str]], AllocatorSettings]] = {
-    "backend": _backend,
-    "expandable_segments": _expandable,
-    _LARGE_SEGMENT: _large_segment,
-    "max_split_size_mb": _max_split,
-    "max_non_split_rounding_mb": _non_split_rounding,
-    "garbage_collection_threshold": _gc_threshold,
-    "per_process_memory_fraction": _memory_fraction,
-    "roundup_power2_divisions": _roundup,
-}
+    return tuple(table)

@@ -103,16 +103,12 @@ class SnapshotComparison:
         max_reserved_difference_bytes: The largest difference in reserved memory after an event, without its sign.
         active_difference_bytes: Simulated minus recorded memory in blocks at the end. What a block really takes is
             not recorded before.
-        recorded_peak_reserved_bytes: The most reserved after an event.
-        simulated_peak_reserved_bytes: As simulated.
     """
 
     events: int
     first_difference: int | None
     max_reserved_difference_bytes: int
     active_difference_bytes: int
-    recorded_peak_reserved_bytes: int
-    simulated_peak_reserved_bytes: int
 
 
 def read_snapshot(path: Path, *, device: int = 0) -> SnapshotTrace:
@@ -177,7 +173,7 @@ def compare(trace: SnapshotTrace, settings: AllocatorSettings) -> SnapshotCompar
     moved = allocator.restore(trace.initial)
     address_of = {number: moved[address] for number, address in enumerate(trace.initial_addresses)}
     first: int | None = None
-    largest = peak = 0
+    largest = 0
     for index in range(trace.first_event, len(trace.blocks)):
         if index in trace.released:
             allocator.release_cached()
@@ -186,7 +182,6 @@ def compare(trace: SnapshotTrace, settings: AllocatorSettings) -> SnapshotCompar
             address_of[block] = cast("int", allocator.malloc(delta))
         else:
             allocator.free(address_of.pop(block))
-        peak = max(peak, allocator.reserved_bytes)
         difference = abs(allocator.reserved_bytes - trace.reserved_bytes[index])
         largest = max(largest, difference)
         if difference and first is None:
@@ -196,8 +191,6 @@ def compare(trace: SnapshotTrace, settings: AllocatorSettings) -> SnapshotCompar
         first_difference=first,
         max_reserved_difference_bytes=largest,
         active_difference_bytes=allocator.allocated_bytes - trace.final_active_bytes,
-        recorded_peak_reserved_bytes=max(trace.reserved_bytes[trace.first_event :], default=0),
-        simulated_peak_reserved_bytes=peak,
     )
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from dryfit.core.errors import TraceError
 from dryfit.core.jobs import PlanAnswer
@@ -62,13 +63,13 @@ def plan(
     """
     began_s = clock()
     asked = execution_asked(trial, execution)
+    answer = partial(PlanAnswer, device=device.spec, confidence=device.constants.confidence, torch=device.torch)
     climb = _Climb(trial, source, device, capacity_bytes(execution, device))
     try:
         _refuse_divided(execution)
         as_asked = climb.memory(asked)
     except TraceError as error:
-        verdict = _Verdict(VerdictKind.UNKNOWN, reasons=(str(error),))
-        return _answer(verdict, (), device, clock() - began_s)
+        return answer(verdict=VerdictKind.UNKNOWN, reasons=(str(error),), planner_s=clock() - began_s)
     stages = fallback_stages(trial, execution, asked)
     chosen = asked if climb.fits(as_asked) else None
     for stage in stages:
@@ -78,14 +79,20 @@ def plan(
     ladder = [climb.fallback(choice, asked) for choice in tried]
     if every_fallback:
         ladder += climb.suggestions(asked, chosen, resubject)
-    shortfall = max(0, as_asked.required_bytes - climb.capacity_bytes)
+    answer = partial(
+        answer,
+        shortfall_bytes=max(0, as_asked.required_bytes - climb.capacity_bytes),
+        ladder=tuple(ladder),
+        planner_s=clock() - began_s,
+    )
     if chosen is None:
-        verdict = _Verdict(VerdictKind.REFUSED, as_asked, None, shortfall, reasons=climb.reasons(asked))
-    else:
-        kind = VerdictKind.FITS if chosen == asked else VerdictKind.FITS_WITH
-        fallbacks = climb.fallbacks(chosen, stages)
-        verdict = _Verdict(kind, climb.memory(chosen), chosen, shortfall, fallbacks=fallbacks)
-    return _answer(verdict, tuple(ladder), device, clock() - began_s)
+        return answer(verdict=VerdictKind.REFUSED, memory=as_asked, reasons=climb.reasons(asked))
+    return answer(
+        verdict=VerdictKind.FITS if chosen == asked else VerdictKind.FITS_WITH,
+        memory=climb.memory(chosen),
+        execution=chosen,
+        fallbacks=climb.fallbacks(chosen, stages),
+    )
 
 
 def _refuse_divided(execution: ExecutionSettings) -> None:
@@ -105,15 +112,10 @@ def capacity_bytes(execution: ExecutionSettings, device: Device) -> int:
     return min(limit_bytes, device.spec.capacity_bytes)
 
 
-def variant_of(choice: ExecutionChoice) -> Variant:
-    """What a choice changes of the operators that run."""
-    return Variant(choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer)
-
-
 def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
     """What a trial does with memory when it is run by a choice."""
     return Work(
-        variant=variant_of(choice),
+        variant=Variant(choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer),
         effective_batch=trial.effective_batch,
         micro_batch=choice.micro_batch,
         evaluation_rows=trial.evaluation_rows(choice.micro_batch),
@@ -260,29 +262,3 @@ class _Climb:
         )
         smallest = f"the least that was found is {gib(least_memory.required_bytes)}: {describe(least, asked)}"
         return (needs, *([smallest] if least != asked else []), *dict.fromkeys(self.untraceable.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    kind: VerdictKind
-    memory: MemoryPlan | None = None
-    execution: ExecutionChoice | None = None
-    shortfall_bytes: int = 0
-    fallbacks: tuple[ExecutionChoice, ...] = ()
-    reasons: tuple[str, ...] = ()
-
-
-def _answer(verdict: _Verdict, ladder: tuple[Fallback, ...], device: Device, planner_s: float) -> PlanAnswer:
-    return PlanAnswer(
-        verdict=verdict.kind,
-        device=device.spec,
-        memory=verdict.memory,
-        execution=verdict.execution,
-        fallbacks=verdict.fallbacks,
-        shortfall_bytes=verdict.shortfall_bytes,
-        ladder=ladder,
-        reasons=verdict.reasons,
-        confidence=device.constants.confidence,
-        torch=device.torch,
-        planner_s=planner_s,
-    )

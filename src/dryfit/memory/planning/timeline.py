@@ -69,11 +69,7 @@ class Timeline:
         """The first moment at which most is allocated."""
         running = np.cumsum(self.rounded if rounded else self.deltas)
         index = int(np.argmax(running))
-        return self.event(index, int(running[index]))
-
-    def event(self, index: int, size_bytes: int) -> Event:
-        """The event at ``index``, after which ``size_bytes`` are allocated."""
-        return Event(index, size_bytes, self.label_table[self.labels[index]])
+        return Event(index, int(running[index]), self.label_table[self.labels[index]])
 
     def by_phase(self, *, rounded: bool = True) -> dict[StepPhase, int]:
         """Most bytes allocated in each phase that occurs."""

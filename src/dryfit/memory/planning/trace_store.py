@@ -47,20 +47,13 @@ class _Header(Settings):
     checks: tuple[tuple[int, int], ...] = ()
 
 
-class _Answered(Settings):
-    """A question and the plan that answers it."""
+class _Answer(Settings):
+    """A question and its answer: a plan, or what a rank sends."""
 
     format: Literal[1] = 1
     question: str
-    plan: MemoryPlan
-
-
-class _Counted(Settings):
-    """A question and what a rank sends, its answer."""
-
-    format: Literal[1] = 1
-    question: str
-    sent: Sent
+    plan: MemoryPlan | None = None
+    sent: Sent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,34 +94,34 @@ class TraceStore:
         self._write(_header(fit.template, identity, fit.plan), _columns(fit.template) | {"sizes": fit.sizes})
 
     def plan(self, question: str) -> MemoryPlan | None:
-        """The plan that was the answer to a question; None where it was not asked yet."""
-        path = self._path(question, ".json")
-        try:
-            found = _Answered.model_validate_json(path.read_bytes())
-            os.utime(path)
-        except _UNREADABLE:
-            return None
-        return found.plan if found.question == question else None
+        """Return the recorded plan for a question; None where there is none."""
+        answer = self._answer(question)
+        return answer.plan if answer is not None else None
 
     def put_plan(self, plan: MemoryPlan, question: str) -> None:
-        """Record the answer to a question."""
-        text = _Answered(question=question, plan=plan).model_dump_json()
-        self._write_bytes(self._path(question, ".json"), text.encode())
+        """Record the plan for a question."""
+        self._put_answer(_Answer(question=question, plan=plan))
 
     def sent(self, question: str) -> Sent | None:
-        """What a rank sends, as it was counted; None where it was not yet."""
-        path = self._path(f"sent {question}", ".json")
-        try:
-            found = _Counted.model_validate_json(path.read_bytes())
-            os.utime(path)
-        except _UNREADABLE:
-            return None
-        return found.sent if found.question == question else None
+        """Return what a rank sends, as it was counted earlier; None where it was not."""
+        answer = self._answer(f"sent {question}")
+        return answer.sent if answer is not None else None
 
     def put_sent(self, sent: Sent, question: str) -> None:
         """Record what a rank sends."""
-        text = _Counted(question=question, sent=sent).model_dump_json()
-        self._write_bytes(self._path(f"sent {question}", ".json"), text.encode())
+        self._put_answer(_Answer(question=f"sent {question}", sent=sent))
+
+    def _answer(self, question: str) -> _Answer | None:
+        path = self._path(question, ".json")
+        try:
+            answer = _Answer.model_validate_json(path.read_bytes())
+            os.utime(path)
+        except _UNREADABLE:
+            return None
+        return answer if answer.question == question else None
+
+    def _put_answer(self, answer: _Answer) -> None:
+        self._write_bytes(self._path(answer.question, ".json"), answer.model_dump_json().encode())
 
     def _path(self, identity: str, suffix: str = ".npz") -> Path:
         digest = hashlib.sha256(f"{self.code}\n{identity}".encode()).hexdigest()

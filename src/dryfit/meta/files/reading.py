@@ -18,7 +18,7 @@ import torch
 from dryfit.core.errors import LoadError
 from dryfit.core.text.words import few
 from dryfit.meta.files.checkpoint_files import CheckpointFiles
-from dryfit.meta.files.file_guard import FileGuard, changed, open_file
+from dryfit.meta.files.file_guard import changed, open_file
 from dryfit.meta.files.safetensors_file import StoredTensor
 from dryfit.meta.files.stored_slices import StoredSlice, spans
 from dryfit.meta.private_apis.torch_modes import without_function_modes
@@ -46,7 +46,7 @@ class CheckpointReader:
 
     A context manager. Private tensors are to be trusted once it has been left without an error: the files are
     compared when they are opened, after the last of their tensors, and on leaving. Mapped tensors stay usable
-    after it was left, for as long as they live; call ``guard().check()`` before using them.
+    after it was left, for as long as they live; call ``checkpoint.guard.check()`` before using them.
 
     Args:
         checkpoint: What to read.
@@ -86,10 +86,6 @@ class CheckpointReader:
     def stored(self) -> Mapping[str, StoredTensor]:
         """Every tensor of the checkpoint, by its key."""
         return self._checkpoint.tensors
-
-    def guard(self) -> FileGuard:
-        """The files of the checkpoint, to be checked before mapped tensors are used."""
-        return self._checkpoint.guard
 
     def tensors(
         self, keys: Iterable[str], parts: Mapping[str, StoredSlice] | None = None

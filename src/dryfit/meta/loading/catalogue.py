@@ -25,15 +25,16 @@ from dryfit.meta.loading.configs import load_config
 _ALLOWED = "`minilm`, a folder with a config.json, a hub id in the local cache, or a name in the catalogue"
 
 
-class _Entry(TypedDict):
-    """One model of ``catalogue.json``."""
+class CatalogueEntry(TypedDict):
+    """One model of ``catalogue.json``; aliases are older ids, and ids of models that share its config."""
 
     aliases: list[str]
     config: dict[str, Any]
 
 
 @cache
-def _entries() -> dict[str, _Entry]:
+def catalogue_entries() -> dict[str, CatalogueEntry]:
+    """Return the models of the catalogue by hub id, sorted."""
     text = files("dryfit.meta.loading").joinpath("catalogue.json").read_text(encoding="utf-8")
     return json.loads(text)
 
@@ -41,17 +42,7 @@ def _entries() -> dict[str, _Entry]:
 @cache
 def _ids() -> dict[str, str]:
     """The hub id for each name and alias."""
-    return {name: hub_id for hub_id, entry in _entries().items() for name in (hub_id, *entry["aliases"])}
-
-
-def catalogue_names() -> tuple[str, ...]:
-    """The hub ids of the catalogue, sorted; see :func:`catalogue_aliases` for what else they are called."""
-    return tuple(_entries())
-
-
-def catalogue_aliases(hub_id: str) -> tuple[str, ...]:
-    """Further names of a model of the catalogue: older ids, and models that share its config."""
-    return tuple(_entries()[hub_id]["aliases"])
+    return {name: hub_id for hub_id, entry in catalogue_entries().items() for name in (hub_id, *entry["aliases"])}
 
 
 def catalogue_config(name: str) -> PreTrainedConfig | None:
@@ -59,7 +50,7 @@ def catalogue_config(name: str) -> PreTrainedConfig | None:
     hub_id = _ids().get(name)
     if hub_id is None:
         return None
-    fields = _entries()[hub_id]["config"]
+    fields = catalogue_entries()[hub_id]["config"]
     config = CONFIG_MAPPING[fields["model_type"]].from_dict(json.loads(json.dumps(fields)))
     config.name_or_path = name
     return config

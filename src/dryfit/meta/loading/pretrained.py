@@ -178,17 +178,6 @@ def empty_stack(
     return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
 
 
-def load_encoder(
-    source: ModelSource,
-    *,
-    dtype: torch.dtype | None = None,
-    dropout: float | None = None,
-    attention_dropout: float | None = None,
-) -> tuple[PreTrainedModel, LoadReport]:
-    """Load a pretrained encoder; see :func:`load_stack`."""
-    return load_stack(source, Kind.ENCODER, dtype=dtype, dropout=dropout, attention_dropout=attention_dropout)
-
-
 def load_stack(
     source: ModelSource,
     kind: Kind,
