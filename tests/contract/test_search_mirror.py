@@ -33,7 +33,8 @@ class Ledger:
         self.path = path
         self.seq = 0
         self.after_add: Callable[[], object] = lambda: None
-        self.add("study_created", name="toy", direction="maximize")
+        facts = {"id": "toy-1", "task": "objective", "metric": "value", "seed": 0, "space": "[]"}
+        self.add("study_created", name="toy", direction="maximize", **facts)
 
     def add(self, kind: str, **fields: Any) -> None:
         event = {"seq": self.seq, "at": 1_700_000_000.0 + self.seq, "type": kind, **fields}
@@ -47,14 +48,13 @@ class Ledger:
         internal = {"optim.lr": public["optim.lr"], "train.batch_size#0": public["train.batch_size"]}
         batch = distribution_to_json(CategoricalDistribution(choices))
         distributions = {"optim.lr": LR, "train.batch_size#0": batch}
-        self.add(
-            "trial_asked", number=number, params=public, internal=internal, distributions=distributions, seed=number
-        )
+        facts = {"params": public, "internal": internal, "distributions": distributions}
+        self.add("trial_asked", number=number, seed=number, fingerprint=str(number), **facts)
         self.add("attempt_placed", number=number, attempt=1)
 
     def report(self, number: int, n: int, value: float, attrs: dict[str, float] | None = None) -> None:
         point = {"n": n, "step": n, "epoch": float(n), "value": value, "metrics": {}}
-        self.add("report", number=number, point=point)
+        self.add("report", number=number, attempt=1, point=point)
         self.add("verdict", number=number, n=n, proceed=True, system_attrs=attrs or {})
 
     def finish(self, number: int, outcome: str, value: float | None = None, reason: str = "") -> None:
@@ -68,7 +68,7 @@ class Ledger:
                 self.report(number, 0, 0.1 * number, {"completed_rung_0": 0.1 * number})
                 self.report(number, 1, float("nan") if number == 4 else 0.2 * number)
             if outcome == "failed":
-                failure = {"kind": "killed", "sentence": "SIGKILL"}
+                failure = {"kind": "killed", "sentence": "SIGKILL", "action": "retry"}
                 self.add("attempt_ended", number=number, attempt=1, failure=failure)
                 self.add("attempt_placed", number=number, attempt=2)
             self.finish(number, outcome, 0.5 + number if outcome == "complete" else None, f"because {outcome}")
@@ -146,6 +146,15 @@ def test_a_running_study_can_be_loaded(ledger: Ledger, storage: str) -> None:
     finally:
         mirror.stop()
     assert not mirror.alive
+
+
+def test_an_event_of_a_newer_dryfit_is_passed_over(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.ask(0)
+    ledger.add("moon_rose", number=0)
+    ledger.finish(0, "complete", 1.0)
+    journal = tmp_path / "j"
+    assert in_process(ledger, journal).catch_up()
+    assert [trial.value for trial in trials(f"journal:{journal}")] == [1.0]
 
 
 def test_several_goals(ledger: Ledger, storage: str) -> None:

@@ -81,8 +81,8 @@ def test_small_trials_have_a_device_and_large_ones_a_group(bench, tmp_path: Path
     assert "    run with cut over 2 ranks, micro-batch 32 x 1" in lines
     mirror = MirrorModel()
     for event in done.events:
-        mirror.apply(event.model_dump(mode="json"))
-    attributes = {number: one.user_attrs for number, one in mirror.studies[-1].trials.items()}
+        mirror.apply(event)
+    attributes = {number: one.user_attrs for number, one in enumerate(mirror.studies[-1].trials)}
     assert {number: one.get("tp", 1) for number, one in attributes.items()} == sizes
 
 
@@ -119,7 +119,7 @@ def test_after_running_out_of_memory_the_next_fallback_may_be_more_ranks(bench) 
     assert [body.plan.tp for body in done.supervisor.trained()] == [1, 2]
     mirror = MirrorModel()
     for event in done.events:
-        mirror.apply(event.model_dump(mode="json"))
+        mirror.apply(event)
     assert mirror.studies[-1].trials[0].user_attrs["tp"] == 2
 
 

@@ -1,12 +1,12 @@
-"""User attributes of mirrored trials that tell of failures and memory, so that a study can be asked for them."""
+"""User attributes of mirrored trials: failures, CUDA errors, planned and observed memory, folds."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from dryfit.core.failure import Action, FailureKind
+from dryfit.core.failure import FailureKind
 from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.settings.trial import FoldScore, Outcome, fold_spreads
+from dryfit.core.settings.trial import Outcome
+from dryfit.store.events import FailureFacts
+from dryfit.store.state import PlanState, TrialState
 
 _CUDA_KINDS = frozenset(
     {FailureKind.OOM_DEVICE, FailureKind.OOM_NEIGHBOUR, FailureKind.DEVICE_ASSERT, FailureKind.DEVICE_LOST}
@@ -28,93 +28,65 @@ _CUDA_TEXTS = (
 )
 
 
-def failure_attributes(failure: Mapping[str, Any]) -> dict[str, Any]:
-    """What the failure of an attempt says of its trial.
-
-    Args:
-        failure: The ``failure`` of an ``attempt_ended`` event.
-    """
-    kind, sentence = str(failure["kind"]), str(failure["sentence"])
-    error_type, error = str(failure.get("error_type", "")), str(failure.get("error", ""))
-    found: dict[str, Any] = {"failure": f"{kind}: {sentence}", "failure_kind": kind}
-    if kind in _CUDA_KINDS or error_type.startswith(_CUDA_TYPES) or _speaks_of_cuda(error or sentence):
-        found |= {"cuda_error": True, "cuda_error_type": error_type or kind, "cuda_error_msg": error or sentence}
-    return found
+def failure_attributes(failure: FailureFacts) -> dict[str, Any]:
+    """Return the attributes of a trial by the failure of one of its attempts."""
+    kind, error_type, message = failure.kind, failure.error_type, failure.error or failure.sentence
+    attributes: dict[str, Any] = {"failure": f"{kind.value}: {failure.sentence}", "failure_kind": kind.value}
+    if kind in _CUDA_KINDS or error_type.startswith(_CUDA_TYPES) or any(text in message for text in _CUDA_TEXTS):
+        attributes |= {"cuda_error": True, "cuda_error_type": error_type or kind.value, "cuda_error_msg": message}
+    return attributes
 
 
-def _speaks_of_cuda(text: str) -> bool:
-    return any(words in text for words in _CUDA_TEXTS)
+def plan_attributes(plan: PlanState) -> dict[str, Any]:
+    """Return the attributes of a trial by its plan: peak memory, and over how many ranks its model is sharded."""
+    memory, execution = plan.answer.memory, plan.execution
+    attributes: dict[str, Any] = {"planned_bytes": None}
+    if memory is not None and _on_cpu(plan):
+        degree = plan.answer.sharding.degree if plan.answer.sharding is not None else 1
+        attributes["planned_bytes"] = degree * (memory.required_bytes - memory.margin_bytes)  # of all its processes
+    elif memory is not None:
+        attributes["planned_bytes"] = memory.peak_allocated_bytes
+    return attributes if execution is None or execution.tp is None else {**attributes, "tp": execution.tp}
 
 
-@dataclass(slots=True)
-class PlannedMemory:
-    """What a trial's plan says of its memory.
-
-    Attributes:
-        peak_bytes: Of what it allocates; on the CPU of all its processes; None: unknown.
-        on_cpu: Whether it is for the CPU.
-        of_another: Whether the trial is run otherwise than the plan's memory is of.
-        ranks: How many the planner cuts its model over, by what is chosen and then by each fallback; None: it does not.
-        fallbacks_taken: How many fallbacks were taken.
-    """
-
-    peak_bytes: int | None
-    on_cpu: bool
-    of_another: bool
-    ranks: tuple[int | None, ...] = (None,)
-    fallbacks_taken: int = 0
-
-    @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> "PlannedMemory":
-        """Read a planner's answer."""
-        memory, on_cpu = answer.get("memory"), answer["device"]["kind"] == DeviceKind.CPU
-        peak_bytes: int | None = None
-        if memory is not None:
-            cut: Mapping[str, Any] | None = answer.get("cut")
-            degree = cut["degree"] if cut is not None else 1
-            whole_bytes = degree * (memory["required_bytes"] - memory["margin_bytes"])
-            peak_bytes = whole_bytes if on_cpu else memory["peak_allocated_bytes"]
-        execution: Mapping[str, Any] | None = answer.get("execution")
-        fallbacks: list[Mapping[str, Any]] = answer.get("fallbacks") or []
-        ranks = tuple(one.get("tp") if one is not None else None for one in (execution, *fallbacks))
-        return cls(peak_bytes, on_cpu, of_another=execution is None, ranks=ranks)
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """What the trial's attributes say of how its next process is run."""
-        ranks = self.ranks[self.fallbacks_taken] if self.fallbacks_taken < len(self.ranks) else None
-        return {} if ranks is None else {"tp": ranks}
-
-    def note_failure(self, failure: Mapping[str, Any]) -> None:
-        """The trial goes on with the next fallback of its plan, if that followed."""
-        self.fallbacks_taken += failure.get("action") == Action.FALLBACK
-        self.of_another = self.of_another or self.fallbacks_taken > 0
+def _on_cpu(plan: PlanState) -> bool:
+    return plan.answer.device.kind is DeviceKind.CPU
 
 
-def end_attributes(event: Mapping[str, Any], plan: PlannedMemory | None) -> dict[str, Any]:
-    """What the end of a trial says: why it was pruned, what its folds have come to, and the peaks of its last process.
+def end_attributes(trial: TrialState) -> dict[str, Any]:
+    """Return the attributes of a trial's end: why it was pruned, its folds' values, the peaks of its last process."""
+    assert trial.outcome is not None
+    attributes: dict[str, Any] = {"outcome": trial.outcome.value}
+    if trial.reason:
+        attributes["reason"] = trial.reason
+    if trial.outcome in (Outcome.PRUNED, Outcome.REFUSED):
+        attributes["prune_reason"] = trial.reason
+    if trial.folds:
+        attributes["folds"] = [list(score.values) for score in trial.folds]
+        if trial.value is not None:
+            attributes["spreads"] = list(trial.spreads)
+    if trial.observed is not None:
+        plan, allocated_bytes = trial.plan, trial.observed.allocated_bytes
+        by_process = allocated_bytes is None or (plan is not None and _on_cpu(plan))
+        attributes["observed_bytes"] = trial.observed.rss_bytes if by_process else allocated_bytes
+        if plan is not None and (plan.answer.execution is None or plan.fallbacks_taken):
+            attributes["planned_bytes"] = None  # the two would speak of different executions
+    return attributes
 
-    Args:
-        event: ``trial_finished``.
-        plan: Of the trial.
-    """
-    outcome = Outcome(event["outcome"])
-    found: dict[str, Any] = {"outcome": outcome.value}
-    if event.get("reason"):
-        found["reason"] = event["reason"]
-    if outcome in (Outcome.PRUNED, Outcome.REFUSED):
-        found["prune_reason"] = event.get("reason", "")
-    folds: list[Mapping[str, Any]] = event.get("folds") or []
-    if folds:
-        scores = [FoldScore.from_json(fold) for fold in folds]
-        found["folds"] = [list(score.values) for score in scores]
-        if event.get("value") is not None:
-            found["spreads"] = list(fold_spreads(scores))
-    observed: Mapping[str, Any] | None = event.get("observed")
-    if observed is not None:
-        allocated_bytes = observed.get("allocated_bytes")
-        by_process = allocated_bytes is None or (plan is not None and plan.on_cpu)
-        found["observed_bytes"] = observed.get("rss_bytes") if by_process else allocated_bytes
-        if plan is not None and plan.of_another:
-            found["planned_bytes"] = None  # the two would speak of different executions
-    return found
+
+def user_attributes(trial: TrialState) -> dict[str, Any]:
+    """Return all user attributes of a trial."""
+    attributes: dict[str, Any] = {
+        "params": trial.params,
+        "trial": trial.number,
+        "seed": trial.seed,
+        "cuda_error": False,
+    }
+    if trial.attempts:
+        attributes["attempts"] = trial.attempts[-1].number
+    for attempt in trial.attempts:
+        if attempt.failure is not None:
+            attributes |= failure_attributes(attempt.failure)
+    if trial.plan is not None:
+        attributes |= plan_attributes(trial.plan)
+    return attributes if trial.outcome is None else attributes | end_attributes(trial)

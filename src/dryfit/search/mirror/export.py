@@ -12,7 +12,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.text.tail import LineTail
-from dryfit.search.mirror.model import MirrorModel, parse
+from dryfit.search.mirror.model import MirrorModel, parse_event
 from dryfit.search.mirror.writer import MirrorStores
 
 _SQLITE_PREFIX = "sqlite:///"
@@ -46,7 +46,7 @@ def export_ledger(ledger: Path, file: Path, *, study: str, sqlite: bool) -> None
     """
     lines = list(LineTail(ledger).read())
     model = MirrorModel()
-    events = [event for line in lines if (event := parse(line)) is not None]
+    events = [event for line in lines if (event := parse_event(line)) is not None]
     trials = [trial for event in events if (trial := model.apply(event)) is not None]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent))

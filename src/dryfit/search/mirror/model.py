@@ -1,147 +1,162 @@
-"""What the Optuna mirror should show: the ledger's events folded into one record a trial."""
+"""The trials of a ledger as the Optuna mirror shows them."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import isnan
-from typing import Any, cast
+from typing import Any, Final
 
 from optuna.distributions import BaseDistribution, check_distribution_compatibility, json_to_distribution
-from optuna.trial import TrialState
+from optuna.trial import TrialState as OptunaState
+from pydantic import ValidationError
 
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome
-from dryfit.search.mirror.attributes import PlannedMemory, end_attributes, failure_attributes
+from dryfit.search.mirror.attributes import user_attributes
+from dryfit.store.events import EVENT, Event, GenerationBegan, StudyCreated, TrialAsked
+from dryfit.store.replay import StudyState
+from dryfit.store.state import GenerationState, TrialState
 
-_STATES = {
-    Outcome.COMPLETE: TrialState.COMPLETE,
-    Outcome.PRUNED: TrialState.PRUNED,
-    Outcome.REFUSED: TrialState.PRUNED,
-    Outcome.FAILED: TrialState.FAIL,
-    Outcome.CANCELLED: TrialState.FAIL,
+_STATES: Final = {
+    None: OptunaState.RUNNING,
+    Outcome.COMPLETE: OptunaState.COMPLETE,
+    Outcome.PRUNED: OptunaState.PRUNED,
+    Outcome.REFUSED: OptunaState.PRUNED,
+    Outcome.FAILED: OptunaState.FAIL,
+    Outcome.CANCELLED: OptunaState.FAIL,
 }
 
+_NO_EVENT: Final = ("json_invalid", "union_tag_invalid", "union_tag_not_found")
+"""How pydantic calls a line that is no JSON, or of an event that only a newer dryfit knows."""
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class MirroredTrial:
-    """How one trial should look in the mirror."""
+    """One trial as Optuna has it.
 
+    Attributes:
+        trial: What the ledger knows of it so far.
+        params: Its values by their names in the mirror.
+        distributions: What they were drawn from.
+        goals: How many values are optimised.
+    """
+
+    trial: TrialState
     params: dict[str, Any]
     distributions: dict[str, BaseDistribution]
-    started: datetime
-    state: TrialState = TrialState.RUNNING
-    values: list[float] | None = None
-    ended: datetime | None = None
-    reports: dict[int, float] = field(default_factory=dict[int, float])
-    user_attrs: dict[str, Any] = field(default_factory=dict[str, Any])
-    system_attrs: dict[str, float] = field(default_factory=dict[str, float])
-    plan: PlannedMemory | None = None
+    goals: int
+
+    @property
+    def started(self) -> datetime:
+        """When it was asked for."""
+        return datetime.fromtimestamp(self.trial.asked_at_s)
+
+    @property
+    def ended(self) -> datetime | None:
+        """When it ended; None while it runs."""
+        ended_s = self.trial.finished_at_s
+        return None if ended_s is None else datetime.fromtimestamp(ended_s)
+
+    @property
+    def reports(self) -> dict[int, float]:
+        """Its reported values by their number."""
+        return {point.n: point.value for point in self.trial.reports}
+
+    @property
+    def values(self) -> list[float] | None:
+        """One number for each goal; None where it does not have them all, or failed."""
+        trial = self.trial
+        values = (trial.value, *trial.also)
+        if trial.outcome is Outcome.PRUNED and trial.reports:
+            values = (trial.reports[-1].value,)  # as optuna.Study.tell does; reports are of the first goal alone
+        numbers = [value for value in values if value is not None and not isnan(value)]
+        ended_well = _STATES[trial.outcome] in (OptunaState.COMPLETE, OptunaState.PRUNED)
+        return numbers if ended_well and len(numbers) == self.goals else None
+
+    @property
+    def state(self) -> OptunaState:
+        """Its state. Optuna has no complete trial without numbers: that one has failed."""
+        state = _STATES[self.trial.outcome]
+        return OptunaState.FAIL if state is OptunaState.COMPLETE and self.values is None else state
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """Its user attributes."""
+        return user_attributes(self.trial)
+
+    @property
+    def system_attrs(self) -> dict[str, float]:
+        """The rungs that it has completed."""
+        return self.trial.system_attrs
 
 
 @dataclass(slots=True)
 class MirroredStudy:
-    """How one generation should look in the mirror: a study of its own, as its goals and choices may be others.
+    """One generation: in the mirror it is a study of its own, as its goals and choices may be others.
 
     Attributes:
-        suffix: What is put behind the study's name.
-        directions: What is better, of each goal.
-        first: The number that its first trial has in the ledger; here it is trial 0.
-        user_attrs: Of the study.
-        trials: By their number here.
+        generation: What the ledger knows of it.
+        trials: By their number in the mirror, where the generation's first trial is 0.
+        kinds: Different distributions that each internal name has stood for.
     """
 
-    suffix: str
-    directions: tuple[Direction, ...]
-    first: int = 0
-    user_attrs: dict[str, Any] = field(default_factory=dict[str, Any])
-    trials: dict[int, MirroredTrial] = field(default_factory=dict[int, MirroredTrial])
+    generation: GenerationState
+    trials: list[MirroredTrial] = field(default_factory=list[MirroredTrial])
     kinds: dict[str, list[BaseDistribution]] = field(default_factory=dict[str, list[BaseDistribution]])
+
+    @property
+    def suffix(self) -> str:
+        """What is put behind the study's name."""
+        return f"-g{self.generation.number}" if self.generation.number > 1 else ""
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Whether each goal is maximised or minimised."""
+        return tuple(goal.direction for goal in self.generation.comparability.goals)
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """User attributes of the study."""
+        own = self.generation
+        if own.number == 1:
+            return {}
+        return {"generation": own.number, "reasons": [*own.reasons], "told": [*own.reused]}
+
+    def add(self, trial: TrialState) -> None:
+        """Add a trial that was asked for."""
+        params: dict[str, Any] = {}
+        distributions: dict[str, BaseDistribution] = {}
+        for internal, value in trial.internal.items():
+            distribution = json_to_distribution(trial.distributions[internal])
+            name = _name(self.kinds.setdefault(internal, []), internal, distribution)
+            params[name], distributions[name] = value, distribution
+        self.trials.append(MirroredTrial(trial, params, distributions, len(self.directions)))
 
 
 class MirrorModel:
-    """Folds ledger events. The same events always give the same trials: a restart needs no memory."""
+    """All generations of a ledger. The same events always give the same trials: a restart needs no memory."""
 
     def __init__(self) -> None:
         self.studies: list[MirroredStudy] = []
-        self._trials = 0
-        self._answers: dict[str, Mapping[str, Any]] = {}
+        self._state = StudyState()
 
-    def apply(self, event: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Take one event; which trial of which study it changed, None where it changed none."""
-        match event.get("type"):
-            case "study_created":
-                also = cast("list[dict[str, str]]", event.get("also", []))
-                directions = (event["direction"], *(goal["direction"] for goal in also))
-                self.studies = [MirroredStudy("", tuple(map(Direction, directions)))]
-            case "generation_began":
-                self._begin(event)
-            case _:
-                pass
-        number = event.get("number")
-        if not isinstance(number, int) or not self.studies:
+    def apply(self, event: Event) -> tuple[int, int] | None:
+        """Apply one event.
+
+        Returns:
+            The index of the study and the number of the trial in it that the event is about; None: about no trial.
+        """
+        self._state.apply(event)
+        if isinstance(event, StudyCreated | GenerationBegan):
+            # A generation without a trial may begin again, as another one.
+            self.studies = [*self.studies[: len(self._state.generations) - 1], MirroredStudy(self._state.generation)]
+        number: int | None = getattr(event, "number", None)
+        if number is None:
             return None
-        if event.get("type") == "trial_asked":
-            self._trials = max(self._trials, number + 1)
-        at = next(index for index in reversed(range(len(self.studies))) if self.studies[index].first <= number)
-        own = number - self.studies[at].first
-        return (at, own) if self._apply_to_trial(self.studies[at], own, event) else None
-
-    def _begin(self, event: Mapping[str, Any]) -> None:
-        generation = int(event["generation"])
-        del self.studies[generation - 1 :]  # it began before, and had no trial yet
-        directions = tuple(Direction(goal["direction"]) for goal in event["basis"]["goals"])
-        attrs = {"generation": generation, "reasons": event["reasons"], "told": event["told"]} if generation > 1 else {}
-        suffix = f"-g{generation}" if generation > 1 else ""
-        self.studies.append(MirroredStudy(suffix, directions, self._trials, attrs))
-
-    def _apply_to_trial(self, study: MirroredStudy, number: int, event: Mapping[str, Any]) -> bool:
-        """Fold an event of a trial; whether it changed anything."""
-        if event.get("type") == "trial_asked":
-            study.trials.setdefault(number, _asked(study, event))
-            return True
-        trial = study.trials.get(number)
-        if trial is None:
-            return False
-        match event.get("type"):
-            case "report":
-                point = event["point"]
-                trial.reports[int(point["n"])] = float(point["value"])
-            case "verdict":
-                trial.system_attrs.update(event["system_attrs"])
-            case "trial_planned":
-                self._plan(trial, event)
-            case "attempt_placed":
-                trial.user_attrs["attempts"] = event["attempt"]
-            case "attempt_ended":
-                if event["failure"] is None:
-                    return False
-                trial.user_attrs |= failure_attributes(event["failure"])
-                if trial.plan is not None:
-                    trial.plan.note_failure(event["failure"])
-                    trial.user_attrs |= trial.plan.attributes
-            case "trial_finished":
-                _finish(trial, event, len(study.directions))
-            case _:
-                return False
-        return True
-
-    def _plan(self, trial: MirroredTrial, event: Mapping[str, Any]) -> None:
-        """Take a plan; one without an answer has that of an earlier one with the same key."""
-        answer = self._answers[event["key"]] = event.get("answer") or self._answers[event["key"]]
-        trial.plan = PlannedMemory.of(answer)
-        trial.user_attrs |= {"planned_bytes": trial.plan.peak_bytes, **trial.plan.attributes}
-
-
-def _asked(study: MirroredStudy, event: Mapping[str, Any]) -> MirroredTrial:
-    params: dict[str, Any] = {}
-    distributions: dict[str, BaseDistribution] = {}
-    for internal, value in cast("dict[str, Any]", event["internal"]).items():
-        distribution = json_to_distribution(event["distributions"][internal])
-        name = _name(study.kinds.setdefault(internal, []), internal, distribution)
-        params[name], distributions[name] = value, distribution
-    attributes = {"params": event["params"], "trial": event["number"], "seed": event["seed"], "cuda_error": False}
-    return MirroredTrial(params, distributions, _time(event), user_attrs=attributes)
+        trial = self._state.trials[number]
+        study = self.studies[trial.generation - 1]
+        if isinstance(event, TrialAsked):
+            study.add(trial)
+        return trial.generation - 1, number - study.generation.first
 
 
 def _name(kinds: list[BaseDistribution], internal: str, distribution: BaseDistribution) -> str:
@@ -160,37 +175,19 @@ def _name(kinds: list[BaseDistribution], internal: str, distribution: BaseDistri
     return internal if index == 0 else f"{internal}~{index + 1}"
 
 
-def _compatible(one: BaseDistribution, other: BaseDistribution) -> bool:
+def _compatible(first: BaseDistribution, second: BaseDistribution) -> bool:
     try:
-        check_distribution_compatibility(one, other)
+        check_distribution_compatibility(first, second)
     except ValueError:
         return False
     return True
 
 
-def _time(event: Mapping[str, Any]) -> datetime:
-    return datetime.fromtimestamp(event["at"])
-
-
-def _finish(trial: MirroredTrial, event: Mapping[str, Any], goals: int) -> None:
-    outcome = Outcome(event["outcome"])
-    trial.user_attrs |= end_attributes(event, trial.plan)
-    trial.ended = _time(event)
-    trial.state = _STATES[outcome]
-    found: list[object] = [event.get("value"), *cast("list[object]", event.get("also", []))]
-    if outcome is Outcome.PRUNED and trial.reports:
-        found = [trial.reports[max(trial.reports)]]  # as optuna.Study.tell does; they are of the first goal alone
-    numbers = [float(value) for value in found if isinstance(value, int | float) and not isnan(value)]
-    whole = len(numbers) == goals
-    if trial.state is TrialState.COMPLETE and not whole:
-        trial.state = TrialState.FAIL  # Optuna has no complete trial without numbers
-    trial.values = numbers if whole and trial.state is not TrialState.FAIL else None
-
-
-def parse(line: bytes) -> dict[str, Any] | None:
-    """One ledger line as an object; None where it is none."""
+def parse_event(line: bytes) -> Event | None:
+    """Parse a line of the ledger; None where it holds no event that this dryfit knows."""
     try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return cast("dict[str, Any]", event) if isinstance(event, dict) else None
+        return EVENT.validate_json(line)
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] in _NO_EVENT:
+            return None
+        raise

@@ -26,7 +26,7 @@ from dryfit.core.text.secrets import redacted, secrets_of, url_secrets
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import write_text_atomic
 from dryfit.search.mirror.handle import storage_url
-from dryfit.search.mirror.model import MirrorModel, parse
+from dryfit.search.mirror.model import MirrorModel, parse_event
 from dryfit.search.mirror.writer import MirrorStores, open_storage
 
 _POLL_S = 0.1
@@ -52,7 +52,7 @@ class Mirror:
             return False
         if self._stores is None:
             self._stores = self._open(lines[0])
-        events = [event for line in lines if (event := parse(line)) is not None]
+        events = [event for line in lines if (event := parse_event(line)) is not None]
         self._stores.update(self._model, [trial for event in events if (trial := self._model.apply(event)) is not None])
         status = {"offset": self._tail.offset, "pid": os.getpid(), "journal": self._journal}
         write_text_atomic(self._status, json.dumps(status), durable=False)

@@ -1,17 +1,17 @@
 """Writes the mirror's trials into an Optuna storage, so that any kill in between leaves nothing to repair."""
 
+import json
 from collections.abc import Iterable, Sequence
 from math import isnan
 from pathlib import Path
-from typing import Any, cast
 
 from optuna.storages import BaseStorage, JournalStorage, get_storage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from dryfit.core.settings.choices import Direction
-from dryfit.search.mirror.model import MirroredStudy, MirroredTrial, MirrorModel, parse
+from dryfit.search.mirror.model import MirroredStudy, MirroredTrial, MirrorModel
 
 JOURNAL_PREFIX = "journal:"
 _LEDGER_ATTR = "dryfit_ledger"
@@ -48,8 +48,11 @@ def _readable(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         for line in file:
-            record = parse(line) if line.endswith(b"\n") else None
-            if record is None or "op_code" not in record:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                return False
+            if not line.endswith(b"\n") or not isinstance(record, dict) or "op_code" not in record:
                 return False
     try:
         JournalStorage(JournalFileBackend(str(path)))
@@ -125,16 +128,13 @@ class MirrorStore:
 
     def update(self, number: int) -> None:
         """Write whatever of trial ``number`` of this generation is not in the storage yet; the state comes last."""
-        for gap in range(len(self._known), number):  # Optuna numbers trials itself, in order
-            self._create(gap, self._wanted.trials.get(gap))
-        wanted = self._wanted.trials[number]
-        known = self._known.get(number)
-        if known is None:
-            self._create(number, wanted)
-        elif not known.state.is_finished():
-            self._update(number, known, wanted)
+        for missing in range(len(self._known), number + 1):  # Optuna numbers trials itself, in order
+            self._create(missing, self._wanted.trials[missing])
+        known = self._known[number]
+        if not known.state.is_finished():
+            self._update(number, known, self._wanted.trials[number])
 
-    def _create(self, number: int, wanted: MirroredTrial | None) -> None:
+    def _create(self, number: int, wanted: MirroredTrial) -> None:
         trial_id = self._storage.create_new_trial(self._study_id, _template(wanted))
         trial = self._storage.get_trial(trial_id)
         assert trial.number == number, "another process writes trials into the mirror's study"
@@ -159,23 +159,23 @@ class MirrorStore:
         self._known[trial.number] = trial
 
 
-def _template(wanted: MirroredTrial | None) -> FrozenTrial:
-    """The whole trial in one write. A number the ledger never asked for becomes a failed trial."""
+def _template(wanted: MirroredTrial) -> FrozenTrial:
+    """Return the whole trial, for a single write."""
     return FrozenTrial(
         number=-1,
         trial_id=-1,
-        state=wanted.state if wanted else TrialState.FAIL,
+        state=wanted.state,
         value=None,
-        values=wanted.values if wanted else None,
-        datetime_start=wanted.started if wanted else None,
-        datetime_complete=wanted.ended if wanted else None,
-        params=dict(wanted.params) if wanted else {},
-        distributions=dict(wanted.distributions) if wanted else {},
-        user_attrs=dict(wanted.user_attrs) if wanted else {"outcome": "not in the ledger"},
-        system_attrs=cast("dict[str, Any]", dict(wanted.system_attrs)) if wanted else {},
-        intermediate_values=dict(wanted.reports) if wanted else {},
+        values=wanted.values,
+        datetime_start=wanted.started,
+        datetime_complete=wanted.ended,
+        params=wanted.params,
+        distributions=wanted.distributions,
+        user_attrs=wanted.user_attrs,
+        system_attrs={**wanted.system_attrs},
+        intermediate_values=wanted.reports,
     )
 
 
-def _same(one: float | None, other: float) -> bool:
-    return one == other or (one is not None and isnan(one) and isnan(other))
+def _same(known: float | None, wanted: float) -> bool:
+    return known == wanted or (known is not None and isnan(known) and isnan(wanted))
