@@ -27,11 +27,12 @@ from transformers.utils import logging
 
 from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import build
+from dryfit.meta.files.checkpoint_files import open_checkpoint
+from dryfit.meta.loading.filling import fill
+from dryfit.meta.loading.matching import LoadOptions
 from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.ranks.apply import connect
+from dryfit.parallel.ranks.apply import connect, mark_sharded, slices_on_rank
 from dryfit.parallel.ranks.collectives import ProcessRanks
-from dryfit.parallel.ranks.native import native_plan
-from dryfit.parallel.ranks.slices import load
 
 CASES = (
     # name, layers, width, rows, tokens
@@ -39,6 +40,18 @@ CASES = (
     ("four layers of 512", 4, 512, 4, 128),
 )
 VOCABULARY = 4096
+STYLES = {
+    "model.embed_tokens": "embedding_rowwise",
+    "model.layers.*.self_attn.q_proj": "colwise",
+    "model.layers.*.self_attn.k_proj": "colwise",
+    "model.layers.*.self_attn.v_proj": "colwise",
+    "model.layers.*.self_attn.o_proj": "rowwise",
+    "model.layers.*.mlp.gate_proj": "colwise",
+    "model.layers.*.mlp.up_proj": "colwise",
+    "model.layers.*.mlp.down_proj": "rowwise",
+    "lm_head": "replicate",
+}
+"""dryfit's plan of these models in transformers' words; whoever changes a case looks whether it still is."""
 
 
 def config_of(layers: int, width: int) -> LlamaConfig:
@@ -58,16 +71,15 @@ def made_by_us(folder: Path, plan: ShardPlan, ranks: ProcessRanks) -> Any:
     """A rank's module, loaded by slices."""
     config = LlamaConfig.from_pretrained(folder)
     module = build(lambda: AutoModelForCausalLM.from_config(config))
-    load(module, plan, ranks.rank, folder)
+    options = LoadOptions(torch.device("cpu"), parts=slices_on_rank(module, plan, ranks.rank))
+    fill(module, open_checkpoint(folder), options)
+    mark_sharded(module, ranks.rank, plan.degree)
     return connect(module, plan, ranks)
 
 
-def made_by_transformers(folder: Path, plan: ShardPlan, ranks: ProcessRanks) -> Any:
+def made_by_transformers(folder: Path, ranks: ProcessRanks) -> Any:
     """The same by transformers, from the same plan in its words."""
-    module: Any = build(lambda: AutoModelForCausalLM.from_config(LlamaConfig.from_pretrained(folder)))
-    said = native_plan(plan, module.tp_plan)
-    assert said is not None, "transformers has no words for this plan"
-    config = DistributedConfig(tp_size=ranks.degree, tp_plan=said)
+    config = DistributedConfig(tp_size=ranks.degree, tp_plan=STYLES)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, distributed_config=config)
 
 
@@ -102,7 +114,7 @@ def measure(rank: int, ranks: int, rounds: int, folder: Path) -> dict[str, Any]:
         batch = {"input_ids": ids, "labels": ids}
         modules = {
             "dryfit": made_by_us(where, plan, group).train(),
-            "transformers": made_by_transformers(where, plan, group).train(),
+            "transformers": made_by_transformers(where, group).train(),
             "whole": AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32).train(),
         }
         losses = {who: step(module, batch) for who, module in modules.items()}

@@ -17,8 +17,8 @@ import shard_plans as made
 from dryfit.meta import materialise
 from dryfit.parallel.ranks.apply import apply
 from dryfit.parallel.ranks.collectives import AbsentRanks
-from dryfit.parallel.ranks.slices import load
 from dryfit.parallel.ranks.streams import RegionStream
+from rank_loading import LoadedRank
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,9 +62,8 @@ def test_a_rank_reads_its_slices_onto_the_device(tmp_path: Path):
     module.save_pretrained(tmp_path)  # pyright: ignore
     plan = made.bert_plan(module, 2)
     expected = apply(copy.deepcopy(module), plan, AbsentRanks(1, 2))
-    part = made.on_meta("bert")
 
-    load(part, plan, 1, tmp_path, device="cuda")
+    part = LoadedRank(lambda: made.on_meta("bert"), plan, tmp_path, 1, device="cuda").module
 
     for name, parameter in expected.named_parameters():
         assert torch.equal(part.get_parameter(name).cpu(), parameter), name

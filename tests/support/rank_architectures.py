@@ -18,15 +18,14 @@ from dryfit.meta import build
 from dryfit.parallel.planning import planner
 from dryfit.parallel.planning.planner import plan_shards
 from dryfit.parallel.proof.stand_in import InDouble
-from dryfit.parallel.ranks.apply import connect, slice_tensor
+from dryfit.parallel.ranks.apply import slice_tensor
 from dryfit.parallel.ranks.check import shards_of
 from dryfit.parallel.ranks.collectives import ProcessRanks
-from dryfit.parallel.ranks.gathering import gather_state
-from dryfit.parallel.ranks.slices import load
 from dryfit.parallel.trace.capture import SMALL, Inputs, capture
 from dryfit.parallel.trace.graph import Graph
 from loading import config_of
 from rank_groups import Facts
+from rank_loading import LoadedRank
 
 AUTO: dict[str, Any] = {
     "masked-lm": AutoModelForMaskedLM,
@@ -183,13 +182,12 @@ def compare(whole: Whole, plan: ShardPlan, ranks: ProcessRanks) -> Facts:
     Returns:
         The bytes that were read, and those of the slices; how far off the logits are; of the parameter that is most
         so, by name, how far its gradient is off, of all gradients' largest and of its own, and its value after the
-        steps, here and put together from all ranks.
+        steps, here and, on rank 0, put together from all ranks.
     """
-    module: Any = on_meta(whole.name)
     with reads.counted() as read:
-        load(module, plan, ranks.rank, whole.folder, dtype=torch.float64)
+        loaded = LoadedRank(lambda: on_meta(whole.name), plan, whole.folder, ranks, dtype=torch.float64)
     facts: Facts = {"read": read.all_bytes(), "slices": plan.held_bytes(8)}
-    connect(module, plan, ranks)
+    module = loaded.connected()
     shards = shards_of(module, plan)
 
     def local(key: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -205,9 +203,10 @@ def compare(whole: Whole, plan: ShardPlan, ranks: ProcessRanks) -> Facts:
         facts["own gradients"] = _worst({key: value / own[key] for key, value in off.items()})
         _train(module, whole.name, whole.largest)
     here = {key: _off(one, local(key, whole.trained[key])) for key, one in module.named_parameters()}
-    together = gather_state(module, plan, ranks)
+    together = loaded.whole_state()
     facts["trained"] = _worst(here)
-    facts["put together"] = _worst({key: _off(together[key], one) for key, one in whole.trained.items()})
+    if ranks.rank == 0:
+        facts["put together"] = _worst({key: _off(together[key], one) for key, one in whole.trained.items()})
     return facts
 
 

@@ -1,7 +1,6 @@
-"""What real ranks find: equality with the whole, dropout, refusals, transformers' own tensor parallelism."""
+"""What real ranks find: equality with the whole, dropout, refusals, losses over parts of a vocabulary."""
 
 import copy
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
 
 import rank_groups
 import shard_plans as made
@@ -19,13 +17,11 @@ from dryfit.core.errors import ShardError
 from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import materialise
 from dryfit.parallel.proof.stand_in import InDouble
-from dryfit.parallel.ranks.apply import apply, check_ranks, connect
+from dryfit.parallel.ranks.apply import apply, check_ranks
 from dryfit.parallel.ranks.collectives import ProcessRanks
-from dryfit.parallel.ranks.gathering import gather_state
-from dryfit.parallel.ranks.native import native_plan
-from dryfit.parallel.ranks.slices import load
 from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
 from rank_groups import ERROR, Facts
+from rank_loading import LoadedRank
 
 KINDS: dict[str, Callable[..., ShardPlan]] = {
     "bert": made.bert_plan,
@@ -85,31 +81,31 @@ def equality(ranks: ProcessRanks, folder: Path) -> Facts:
 def _equality(kind: str, ranks: ProcessRanks, folder: Path) -> Facts:
     expected: Any = made.on_meta(kind)
     materialise(expected, folder / kind, dtype=torch.float64)
-    module: Any = made.on_meta(kind)
-    plan = KINDS[kind](module, ranks.degree)
-    load(module, plan, ranks.rank, folder / kind, dtype=torch.float64)
-    connect(module, plan, ranks)
+    plan = KINDS[kind](expected, ranks.degree)
+    part = LoadedRank(lambda: made.on_meta(kind), plan, folder / kind, ranks, dtype=torch.float64)
+    module = part.connected()
     with InDouble():
-        for part in (module, expected):
-            for buffer in part.buffers():
+        for model in (module, expected):
+            for buffer in model.buffers():
                 buffer.data = buffer.data.double() if buffer.is_floating_point() else buffer.data
         off, largest = _step(module, expected, plan, ranks)
-        optimizers = [torch.optim.AdamW(part.parameters(), lr=0.01, eps=1e-4) for part in (expected, module)]
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4) for model in (expected, module)]
         for _ in range(3):
-            for part, optimizer in zip((expected, module), optimizers, strict=True):
+            for model, optimizer in zip((expected, module), optimizers, strict=True):
                 optimizer.zero_grad()
-                (_loss(part) / largest).backward()
+                (_loss(model) / largest).backward()
                 optimizer.step()
-    state = gather_state(module, plan, ranks)
+    state = part.whole_state()
     final = expected.state_dict()
-    off["parameters"] = max(_distance(state[name], final[name]) for name in final)
-    off["names"] = list(state) == list(final)
     if ranks.rank == 0:
         module.save_pretrained(folder / f"{kind}-saved", state_dict=dict(state))  # it empties what it is given
     dist.barrier()
     loaded: Any = made.on_meta(kind)
     materialise(loaded, folder / f"{kind}-saved", dtype=torch.float64)
-    off["saved"] = max(_distance(value, state[name]) for name, value in loaded.state_dict().items())
+    off["parameters"] = max(_distance(value, final[name]) for name, value in loaded.state_dict().items())
+    if ranks.rank == 0:
+        off["names"] = list(state) == list(final)
+        off["saved"] = max(_distance(value, state[name]) for name, value in loaded.state_dict().items())
     return off
 
 
@@ -233,30 +229,6 @@ def refusals(ranks: ProcessRanks, folder: Path) -> Facts:
     return facts
 
 
-def native(ranks: ProcessRanks, folder: Path) -> Facts:
-    """A plan run by transformers, against the whole model."""
-    from transformers.distributed import DistributedConfig
-
-    os.environ |= {"RANK": str(ranks.rank), "LOCAL_RANK": str(ranks.rank), "WORLD_SIZE": str(ranks.degree)}
-    module: Any = made.on_meta("llama")
-    plan = made.llama_plan(module, ranks.degree)
-    said = native_plan(plan, module.tp_plan)
-    expected = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float64)
-    config = DistributedConfig(tp_size=ranks.degree, tp_plan=said)
-    module = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float64, distributed_config=config)
-    logits = [part(**made.batch()).logits for part in (module, expected)]
-    for part in (module, expected):
-        _loss(part).backward()
-    grads = {name: parameter.grad for name, parameter in expected.named_parameters()}
-    largest = max(float(grad.abs().max()) for grad in grads.values())
-    worst = 0.0
-    for name, parameter in module.named_parameters():
-        found = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
-        worst = max(worst, float((found - grads[name]).abs().max()) / largest)
-    cut = sum(hasattr(parameter, "full_tensor") for parameter in module.parameters())
-    return {"said": said, "logits": _distance(*logits), "gradients": worst, "cut": cut}
-
-
 def losses(ranks: ProcessRanks, folder: Path) -> Facts:
     """A loss over parts of a vocabulary, by torch and over the ranks: what each is off by, and its bits."""
     generator = torch.Generator().manual_seed(3)
@@ -281,6 +253,5 @@ CASES: dict[str, Callable[[ProcessRanks, Path], Facts]] = {
     "equality": equality,
     "dropout": dropout,
     "refusals": refusals,
-    "native": native,
     "losses": losses,
 }

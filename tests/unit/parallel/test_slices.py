@@ -1,4 +1,4 @@
-"""A rank's weights from a checkpoint: the right numbers, no byte too many, and the refusals of whole loading."""
+"""A rank's weights from a checkpoint, as trials load them: the right numbers, no byte too many, the same refusals."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -8,18 +8,27 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import reads
 import shard_plans as made
-from dryfit.core.errors import LoadError, ShardError
+from dryfit.core.errors import LoadError
 from dryfit.core.jobs.load_report import TensorOrigin
-from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
+from dryfit.core.settings.tables import HeadSettings, ModelSettings, RegularizationSettings
+from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import build, leaks, materialise
 from dryfit.meta.construction.walk import slots
+from dryfit.meta.files.checkpoint_files import open_checkpoint
+from dryfit.meta.files.stored_slices import StoredSlice
+from dryfit.meta.loading.filling import fill
+from dryfit.meta.loading.matching import LoadOptions
+from dryfit.meta.loading.pretrained import Kind
+from dryfit.parallel.layout.model_slices import empty_model, filled_slices
 from dryfit.parallel.ranks.apply import slice_tensor
 from dryfit.parallel.ranks.check import shards_of
-from dryfit.parallel.ranks.slices import load
+from dryfit.tasks.base import MakeBase, TaskModel
+from dryfit.tasks.heads import EncoderWithHead, HeadSpec
+from rank_loading import LoadedRank
 from reads import Reads
 
 PLANS: dict[str, Callable[..., ShardPlan]] = {
@@ -62,25 +71,23 @@ def test_each_rank_gets_its_slices(tmp_path: Path, kind: str, shard_bytes: int |
     assert (len(list(folder.glob("*.safetensors"))) > 1) == (shard_bytes is not None)
     expected = whole(kind, folder)
 
+    plan = PLANS[kind](expected, 4)
     for rank in range(4):
-        module = made.on_meta(kind)
-        plan = PLANS[kind](module, 4)
-        report = load(module, plan, rank, folder)
-        assert_slices(module, expected, plan, rank)
-    assert set(report.origins()) == {slot.name for slot in slots(expected)}
+        part = LoadedRank(lambda: made.on_meta(kind), plan, folder, rank)
+        assert_slices(part.module, expected, plan, rank)
+    assert set(part.report.origins()) == {f"inner.{slot.name}" for slot in slots(expected)}
 
 
 def test_tied_vocabularies_are_read_once_and_stay_tied(tmp_path: Path):
     folder = saved(tmp_path, "llama", tie_word_embeddings=True)
     expected = whole("llama", folder, tie_word_embeddings=True)
-    module = made.on_meta("llama", tie_word_embeddings=True)
-    plan = made.llama_plan(module, 2, vocabulary=True)
+    plan = made.llama_plan(expected, 2, vocabulary=True)
 
-    report = load(module, plan, 1, folder)
+    part = LoadedRank(lambda: made.on_meta("llama", tie_word_embeddings=True), plan, folder, 1)
 
-    assert_slices(module, expected, plan, 1)
-    assert module.lm_head.weight is module.model.embed_tokens.weight  # pyright: ignore
-    assert report.tied == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert_slices(part.module, expected, plan, 1)
+    assert part.module.lm_head.weight is part.module.model.embed_tokens.weight
+    assert part.report.tied == {"inner.lm_head.weight": "inner.model.embed_tokens.weight"}
 
 
 def test_pickled_weights_are_cut_as_well(tmp_path: Path):
@@ -90,38 +97,42 @@ def test_pickled_weights_are_cut_as_well(tmp_path: Path):
     name = "bert.encoder.layer.0.output.dense.weight"
     state[name] = state[name].t().contiguous().t()  # not in row-major order
     torch.save(state, tmp_path / "pytorch_model.bin")
-    module = made.on_meta("bert")
-    plan = made.bert_plan(module, 2)
+    plan = made.bert_plan(model, 2)
 
-    load(module, plan, 1, tmp_path / "pytorch_model.bin")
+    part = LoadedRank(lambda: made.on_meta("bert"), plan, tmp_path, 1)
 
-    assert_slices(module, model.train(), plan, 1)
+    assert_slices(part.module, model.train(), plan, 1)
 
 
 def test_a_new_head_is_drawn_once_for_all_ranks(tmp_path: Path):
-    saved(tmp_path, "llama")
-    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    AutoModel.from_config(made.config("bert")).save_pretrained(tmp_path)
+    source = ModelSettings(name=str(tmp_path))
+    plain = RegularizationSettings()
+
+    def make(base: MakeBase) -> TaskModel:
+        encoder = base(source, Kind.ENCODER)
+        return build(lambda: EncoderWithHead(encoder, HeadSpec(HeadSettings(), 8)), seed=5)
+
+    whole = empty_model(make, plain)
+    name = next(name for name, one in whole.head.named_parameters() if one.ndim == 2)  # pyright: ignore
     drawn = []
     for rank in range(2):
-        module = made.on_meta("llama")
-        plan = made.llama_plan(module, 2, vocabulary=True)
-        report = load(module, plan, rank, None, missing="init")
-        assert report.origins()["lm_head.weight"] is TensorOrigin.RANDOM
-        drawn.append(module.lm_head.weight.detach())  # pyright: ignore
-    expected = made.on_meta("llama")
-    materialise(expected, missing="init")
+        parts = {f"head.{name}": StoredSlice(0, ((4 * rank, 4 * rank + 4),))}
+        model, report = filled_slices(make, whole, parts, plain, "cpu")
+        assert report.origins()[f"head.{name}"] is TensorOrigin.RANDOM
+        drawn.append(model.get_parameter(f"head.{name}").detach())
+    expected, _ = filled_slices(make, whole, {}, plain, "cpu")
 
-    assert torch.equal(torch.cat(drawn), expected.lm_head.weight)  # pyright: ignore
+    assert torch.equal(torch.cat(drawn), expected.get_parameter(f"head.{name}"))
 
 
 def test_casts_are_made_after_reading(tmp_path: Path):
     folder = saved(tmp_path, "llama")
-    module = made.on_meta("llama")
+    plan = made.llama_plan(made.on_meta("llama"), 2)
 
-    report = load(module, made.llama_plan(module, 2), 0, folder, dtype=torch.bfloat16)
+    part = LoadedRank(lambda: made.on_meta("llama"), plan, folder, 0, dtype=torch.bfloat16)
 
-    assert report.casts == {"float32 to bfloat16": 21}
-    assert module.get_parameter("model.layers.0.mlp.down_proj.weight").dtype is torch.bfloat16
+    assert part.module.get_parameter("model.layers.0.mlp.down_proj.weight").dtype is torch.bfloat16
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
@@ -146,7 +157,7 @@ def test_a_rank_reads_its_slices_and_hardly_more(tmp_path: Path, kind: str, shar
     whole_bytes = sum(4 * parameter.numel() for parameter in module.parameters())
     read.clear()
 
-    load(module, plan, 2, folder)
+    LoadedRank(lambda: made.on_meta(kind, **WIDE), plan, folder, 2)
 
     assert planned <= read.all_bytes() <= 1.01 * planned
     assert planned < 0.6 * whole_bytes
@@ -157,21 +168,20 @@ def test_experts_are_put_together_from_slices(tmp_path: Path, by_expert: bool, r
     torch.manual_seed(0)
     saved(tmp_path, "mixtral")
     expected = whole("mixtral", tmp_path)
-    module = made.on_meta("mixtral")
-    plan = made.mixtral_plan(module, 2)
+    plan = made.mixtral_plan(expected, 2)
     if by_expert:
-        rows = made.PlanBuilder(module, 2)
+        rows = made.PlanBuilder(expected, 2)
         for name in [name for name, row in plan.parameters.items() if row.dim is not None]:
             rows.cut(name, 0)
         plan = rows.plan()
     assert sum(row.dim is not None for row in plan.parameters.values()) == 4
     read.clear()
 
-    report = load(module, plan, 1, tmp_path)
+    part = LoadedRank(lambda: made.on_meta("mixtral"), plan, tmp_path, 1)
 
-    assert_slices(module, expected, plan, 1)
-    assert report.notes == ()
-    planned = sum(4 * parameter.numel() for parameter in module.parameters())
+    assert_slices(part.module, expected, plan, 1)
+    assert part.report.notes == ()
+    planned = sum(4 * parameter.numel() for parameter in part.module.parameters())
     assert read.all_bytes() - (tmp_path / "model.safetensors").stat().st_size + 4 * sum(
         parameter.numel() for parameter in expected.parameters()
     ) == pytest.approx(planned, abs=8)
@@ -180,46 +190,45 @@ def test_experts_are_put_together_from_slices(tmp_path: Path, by_expert: bool, r
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
+def llama_on_rank(folder: Path, rank: int, *, vocabulary: bool = False, **changes: Any) -> LoadedRank:
+    plan = made.llama_plan(made.on_meta("llama", **changes), 2, vocabulary=vocabulary)
+    return LoadedRank(lambda: made.on_meta("llama", **changes), plan, folder, rank)
+
+
 def test_missing_weights_are_named_before_anything_is_read(tmp_path: Path, read: Reads):
     folder = saved(tmp_path, "llama", num_hidden_layers=1)
-    module = made.on_meta("llama")
-    empty = leaks(module)
     header_bytes = 8 + int.from_bytes((folder / "model.safetensors").read_bytes()[:8], "little")
     read.clear()
 
     with pytest.raises(LoadError, match=r"9 missing \(model\.layers\.1\.") as caught:
-        load(module, made.llama_plan(module, 2), 0, folder)
+        llama_on_rank(folder, 0)
 
     assert "config.json and the weights belong together" in caught.value.hint
     assert read.all_bytes() == header_bytes
-    assert leaks(module) == empty
 
 
 def test_weights_of_another_size_are_judged_whole(tmp_path: Path):
     folder = saved(tmp_path, "llama", intermediate_size=24)  # as long as a slice would be
-    module = made.on_meta("llama")
 
     with pytest.raises(LoadError, match=r"\[24, 32\] in the file, not \[48, 32\]"):
-        load(module, made.llama_plan(module, 2), 0, folder)
+        llama_on_rank(folder, 0)
 
 
 def test_a_lost_shard_is_named(tmp_path: Path):
     folder = saved(tmp_path, "llama", shard_bytes=20_000)
     last = sorted(folder.glob("*.safetensors"))[-1]
     last.unlink()
-    module = made.on_meta("llama")
 
     with pytest.raises(LoadError, match=f"shards are missing: {last.name}"):
-        load(module, made.llama_plan(module, 2), 0, folder)
+        llama_on_rank(folder, 0)
 
 
 def test_a_file_cut_short_is_refused(tmp_path: Path):
     folder = saved(tmp_path, "llama")
     os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size - 4)
-    module = made.on_meta("llama")
 
     with pytest.raises(LoadError, match="it is cut short"):
-        load(module, made.llama_plan(module, 2), 0, folder)
+        llama_on_rank(folder, 0)
 
 
 def test_tied_weights_that_differ_in_the_file_are_refused_by_the_rank_that_sees_it(tmp_path: Path):
@@ -231,13 +240,9 @@ def test_tied_weights_that_differ_in_the_file_are_refused_by_the_rank_that_sees_
     state["lm_head.weight"][-1, 0] += 1
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
-    def attempt(rank: int) -> None:
-        module = made.on_meta("llama", tie_word_embeddings=True)
-        load(module, made.llama_plan(module, 2, vocabulary=True), rank, folder)
-
-    attempt(0)
+    llama_on_rank(folder, 0, vocabulary=True, tie_word_embeddings=True)
     with pytest.raises(LoadError, match="are one weight in the model and differ in the file"):
-        attempt(1)
+        llama_on_rank(folder, 1, vocabulary=True, tie_word_embeddings=True)
 
 
 def test_a_view_of_what_is_cut_is_refused(tmp_path: Path):
@@ -249,17 +254,7 @@ def test_a_view_of_what_is_cut_is_refused(tmp_path: Path):
 
     torch.save({"weight": torch.ones(8, 4)}, tmp_path / "w.pt")
     module = build(Viewed)
-    rows = {"weight": ParameterShard(shape=(8, 4), dim=0, blocks=(8,))}
+    options = LoadOptions(torch.device("cpu"), parts={"weight": StoredSlice(0, ((0, 4),))})
 
     with pytest.raises(LoadError, match="1 tensors are views of weights that are not wanted whole: first of weight"):
-        load(module, ShardPlan(degree=2, parameters=rows, modules={}), 0, tmp_path / "w.pt")
-
-
-def test_a_model_is_cut_once(tmp_path: Path):
-    folder = saved(tmp_path, "bert")
-    module = made.on_meta("bert")
-    plan = made.bert_plan(module, 2)
-    load(module, plan, 0, folder)
-
-    with pytest.raises(ShardError, match="it is cut already"):
-        load(module, plan, 0, folder)
+        fill(module, open_checkpoint(tmp_path / "w.pt"), options)

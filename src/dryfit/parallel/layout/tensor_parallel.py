@@ -11,7 +11,6 @@ from torch import nn
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.settings.tables import RegularizationSettings
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
-from dryfit.meta.files.stored_slices import StoredSlice
 from dryfit.parallel.layout.layout import AllRows
 from dryfit.parallel.layout.model_slices import (
     Build,
@@ -23,7 +22,7 @@ from dryfit.parallel.layout.model_slices import (
 )
 from dryfit.parallel.layout.processes import RankGroup
 from dryfit.parallel.layout.proved_plans import with_sharded_loss
-from dryfit.parallel.ranks.apply import check_ranks, connect, mark_sharded, slice_on_rank
+from dryfit.parallel.ranks.apply import check_ranks, connect, mark_sharded, slice_on_rank, slices_on_rank
 from dryfit.parallel.ranks.check import shards_of
 from dryfit.parallel.ranks.gathering import gather
 from dryfit.parallel.ranks.norms import gradient_norm
@@ -60,7 +59,7 @@ class TensorParallelBuilder:
             LoadError: As for a whole model.
             ConfigError: A part cannot be cut before it is filled.
         """
-        parts = self.parts(self.whole)
+        parts = slices_on_rank(self.whole, self.plan, self.group.rank)
         model, report = filled_slices(self.build, self.whole, parts, self.regularization, self.device)
         mark_sharded(model, self.group.rank, self.plan.degree)
         return model, report
@@ -74,14 +73,6 @@ class TensorParallelBuilder:
         connect(model, self.plan, self.group.tensors, ShardedScores.in_calls_of(model))
         check_ranks(model, self.plan, self.group.tensors)
         return TensorParallelLayout(self)
-
-    def parts(self, whole: nn.Module) -> dict[str, StoredSlice]:
-        """What this rank holds, by every name of each parameter that is cut."""
-        return {
-            name: part
-            for name, shard in shards_of(whole, self.plan).items()
-            if (part := slice_on_rank(shard, self.group.rank, self.plan.degree)) is not None
-        }
 
 
 @final
@@ -123,7 +114,7 @@ class TensorParallelLayout(AllRows):
         def shape_of(name: str, local: torch.Tensor) -> tuple[int, ...]:
             return shards[name].shape if name in shards else tuple(local.shape)
 
-        restore_slices(model, folder, self._cutting.parts(model), shape_of)
+        restore_slices(model, folder, slices_on_rank(model, self._cutting.plan, self.group.rank), shape_of)
 
     def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
         """Moments and all else that has a parameter's shape are put together when saved, and cut when loaded."""

@@ -30,8 +30,8 @@ SHARDED: Final = "_dryfit_cut"
 def apply(module: ModuleT, plan: ShardPlan, ranks: Ranks) -> ModuleT:
     """Make a module one rank's part of itself, in place.
 
-    Works on modules with weights, and on meta; to fill one from a checkpoint, :func:`dryfit.parallel.ranks.slices.load`
-    does the cutting, so that only the slices are read, and :func:`connect` the rest.
+    Works on modules with weights, and on meta. A trial's model is not sharded by this: its slices are read from the
+    checkpoint (:mod:`dryfit.parallel.layout.model_slices`), and :func:`connect` does the rest.
 
     Args:
         module: The whole module; the same on each rank.
@@ -90,6 +90,12 @@ def slices_of(module: nn.Module, plan: ShardPlan, rank: int) -> dict[int, nn.Par
 def slice_on_rank(shard: ParameterShard, rank: int, degree: int) -> StoredSlice | None:
     """Which part of a parameter a rank holds; None: all of it."""
     return None if shard.dim is None else StoredSlice(shard.dim, tuple(shard.slices(rank, degree)))
+
+
+def slices_on_rank(module: nn.Module, plan: ShardPlan, rank: int) -> dict[str, StoredSlice]:
+    """Return the part that a rank holds of each sharded parameter, by every name of the parameter."""
+    parts = {name: slice_on_rank(shard, rank, plan.degree) for name, shard in shards_of(module, plan).items()}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def slice_tensor(tensor: torch.Tensor, shard: ParameterShard, rank: int, degree: int) -> torch.Tensor:
