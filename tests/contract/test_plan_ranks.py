@@ -23,7 +23,7 @@ from dryfit.memory.tracing.events import SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.parallel.layout import proved_plans as sharding
 from dryfit.parallel.layout.shard_plans import ShardPlans
-from dryfit.parallel.ranks.apply import shard
+from dryfit.parallel.layout.step_layouts import RankStep
 from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 from dryfit.tasks.base import Batch
@@ -118,9 +118,9 @@ def batch_of(sizes: dict[str, tuple[int, ...]]) -> Batch:
 def real_step(what: PlanSubject, parts: StepParts, plan: ShardPlan, ranks: SimulatedRanks) -> Held:
     """One optimizer step of a module with weights, really cut, beside the other ranks."""
     sent = Counting(ranks)
-    model = with_weights(parts.model)
-    shard(model, plan, ranks.rank)
-    parts = replace(parts, plan=plan).connected(sent)
+    model, layout = with_weights(parts.model), RankStep(plan, sent)
+    layout.shard(model)
+    parts = replace(parts, layout=layout).connected()
     model.train()
     length = what.settings.train.max_length
     batch = batch_of(parts.batch_sizes(ROWS, length))

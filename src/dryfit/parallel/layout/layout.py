@@ -62,6 +62,11 @@ class Layout(Protocol):
         ...
 
 
+def whole_gradient_norm(model: nn.Module) -> torch.Tensor:
+    """Return the 2-norm of the gradients of a model that is all in this process."""
+    return nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+
+
 class AllRows:
     """All rows of a batch go through the model on each process, with the same random numbers."""
 
@@ -90,8 +95,8 @@ class OneProcess(AllRows):
         return task
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
-        """As torch computes it."""
-        return nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+        """Return the norm as torch computes it."""
+        return whole_gradient_norm(model)
 
     def whole(self, model: TaskModel) -> TaskModel | None:
         """The model itself."""

@@ -16,12 +16,7 @@ from torch import nn
 
 from dryfit.core.jobs.memory import StepPhase
 from dryfit.core.settings.choices import Precision
-from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.memory.tracing.events import Shape
-from dryfit.parallel.ranks.check import shards_of
-from dryfit.parallel.ranks.collectives import Ranks
-from dryfit.parallel.ranks.gathering import gather
-from dryfit.parallel.ranks.norms import gradient_norm
 from dryfit.tasks.base import DTYPES, Batch
 from dryfit.train.optimizer import OptimizerPlan
 from dryfit.train.rehearsal.subjects import StepParts
@@ -35,12 +30,10 @@ class Rehearsal:
         parts: What it works on; the model's tensors are on ``device``, fake or real.
         device: ``cuda`` or ``cpu``.
         plan: How the optimizer does its work, from its next start on.
-        ranks: Of a model that is cut, this rank's end.
     """
 
-    def __init__(self, parts: StepParts, device: str, plan: OptimizerPlan, ranks: Ranks | None = None) -> None:
+    def __init__(self, parts: StepParts, device: str, plan: OptimizerPlan) -> None:
         self.parts = parts
-        self.ranks = ranks
         self.device = device
         self.plan = plan
         precision = parts.settings.train.precision
@@ -81,7 +74,9 @@ class Rehearsal:
         most = self.parts.settings.regularization.max_grad_norm or float("inf")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        float(self._clipped(most))
+        norm = self.parts.layout.gradient_norm(self.parts.model)
+        nn.utils.clip_grads_with_norm_(self.parts.model.parameters(), most, norm)
+        float(norm)
         phases(StepPhase.OPTIMIZER)
         if self.scaler is None:
             self.optimizer.step()
@@ -89,15 +84,6 @@ class Rehearsal:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.parts.model.zero_grad()
-
-    def _clipped(self, most: float) -> torch.Tensor:
-        """Clip the gradients to a norm; returns what it was."""
-        model, plan = self.parts.model, self.parts.plan
-        if plan is None or self.ranks is None:
-            return torch.nn.utils.clip_grad_norm_(model.parameters(), most)
-        norm = gradient_norm(model, plan, self.ranks)
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), most, norm)
-        return norm
 
     def evaluate(self, batch: Batch) -> None:
         """Score one validation batch."""
@@ -114,29 +100,8 @@ class Rehearsal:
         self.parts.task.rehearse_measure(self.parts.model, shape.rows, shape.length)
 
     def save(self) -> None:
-        """Bring everything that a checkpoint holds to the host; of a model that is cut, put together first."""
-        if self.parts.plan is not None and self.ranks is not None:
-            self._save_whole(self.parts.plan, self.ranks)
-            return
-        for tensor in self.parts.model.state_dict().values():
-            tensor.detach().contiguous().cpu()
-        if self.optimizer is not None:
-            for state in self.optimizer.state_dict()["state"].values():
-                for value in state.values():
-                    if isinstance(value, torch.Tensor):
-                        value.detach().cpu()
-
-    def _save_whole(self, plan: ShardPlan, ranks: Ranks) -> None:
-        model = self.parts.model
-        shards, adapted = shards_of(model, plan), model.adapted() is not None
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad or not adapted:
-                gather(parameter.detach(), shards[name], ranks, name).cpu()
-            state = self.optimizer.state.get(parameter, {}) if self.optimizer is not None else {}
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    of_weight = value.shape == parameter.shape
-                    (gather(value, shards[name], ranks, name) if of_weight else value).detach().cpu()
+        """Copy everything that a checkpoint holds to the host."""
+        self.parts.layout.copy_checkpoint(self.parts.model, self.optimizer)
 
 
 def _autocast_forward(model: nn.Module, device: str, dtype: torch.dtype) -> None:

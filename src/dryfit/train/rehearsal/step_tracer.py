@@ -25,8 +25,7 @@ from dryfit.memory.tracing.stand_ins import StandIns
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.meta.construction.walk import SlotKind, put_all
 from dryfit.meta.loading.catalogue import planning_config
-from dryfit.parallel.ranks.collectives import AbsentRanks
-from dryfit.parallel.ranks.counted import CountedRanks
+from dryfit.parallel.layout.step_layouts import step_layout
 from dryfit.train.optimizer import OptimizerPlan
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal
 from dryfit.train.rehearsal.subjects import StepParts, step_parts, subject_task
@@ -72,7 +71,7 @@ class StepTracer:
             "device": [self._spec.kind, *self._spec.capability],
             "reentrant": self._reentrant,
             # The plan itself follows from the degree and the rest.
-            "ranks": self._plan.degree if self._plan is not None else 1,
+            "ranks": step_layout(self._plan).ranks,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
@@ -95,19 +94,18 @@ class StepTracer:
             ) from error
 
     def sent(self, variant: Variant, shape: Shape) -> Sent:
-        """What a rank sends while it computes one micro-batch, counted on the way; nothing where no model is cut.
+        """Return what a rank sends while it computes one micro-batch; zeros for a whole model.
 
         Raises:
             TraceError: The model's code cannot be traced.
         """
-        if self._plan is None:
-            return Sent()
         self.trace(SegmentKind.MICRO_FIRST, variant, shape)
         return self._stages[variant.checkpointing].sent
 
     def _stage(self, checkpointing: bool) -> "_Stage":
         if checkpointing not in self._stages:
-            parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant, plan=self._plan)
+            layout = step_layout(self._plan)
+            parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant, layout=layout)
             self._stages[checkpointing] = _Stage(parts, self._spec.kind)
         return self._stages[checkpointing]
 
@@ -137,19 +135,23 @@ def _no_collection() -> Iterator[None]:
 
 
 class _Stage:
-    """A model on the fake device."""
+    """A model on the fake device.
+
+    Attributes:
+        sent: What was sent in the micro-batch that was traced last.
+    """
 
     def __init__(self, parts: StepParts, device: DeviceKind) -> None:
         self._model = parts.model
         self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA)
         self._stand_ins = StandIns()
-        self._ranks = CountedRanks(AbsentRanks(0, parts.plan.degree)) if parts.plan is not None else None
+        self._layout = parts.layout
+        self.sent = Sent()
         with self._stand_ins, self._recorder, self._recorder.segment() as record:
             self._place(device)
         self._load = record.result
-        if self._ranks is not None:  # not before: sums of gradients hang on the parameters themselves
-            parts = parts.connected(self._ranks)
-        self._rehearsal = Rehearsal(parts, device, OptimizerPlan(modelled=True), self._ranks)
+        # Not before: sums of gradients hang on the parameters themselves.
+        self._rehearsal = Rehearsal(parts.connected(), device, OptimizerPlan(modelled=True))
         self._trained: tuple[str, ...] | None = None
         self._has_state = False
 
@@ -186,15 +188,9 @@ class _Stage:
                 case _:
                     raise InternalError("tracing a segment", f"{kind} with shape {shape}")
 
-    @property
-    def sent(self) -> Sent:
-        """What was sent in the micro-batch that was traced last."""
-        return self._ranks.sent if self._ranks is not None else Sent()
-
     def _phase(self, phase: StepPhase) -> None:
         self._recorder.phase = phase
-        if self._ranks is not None:
-            self._ranks.backward = phase is StepPhase.BACKWARD
+        self._layout.count(backward=phase is StepPhase.BACKWARD)
         # The loss scaler asks whether it found an infinite gradient: no. Models ask for sizes: at least one.
         self._stand_ins.number = 0 if phase in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
 
@@ -216,12 +212,12 @@ class _Stage:
 
     def _micro(self, shape: Shape) -> Segment:
         batch = self._rehearsal.batch(shape)
-        if self._ranks is not None:
-            self._ranks.sent = Sent()
+        self._layout.sent()
         for name, tensor in batch.items():
             self._recorder.adopt(tensor, f"input:{name}", MemoryCategory.INPUTS)
         with self._recorder.segment() as record:
             self._rehearsal.micro(batch, self._phase)
+            self.sent = self._layout.sent()
             graded = [(name, one.grad) for name, one in self._named() if one.grad is not None]
             for name, gradient in graded:
                 self._recorder.name(gradient, f"gradient:{name}", MemoryCategory.GRADIENTS)

@@ -1,7 +1,7 @@
 """What is planned, as the parts of a training step: the model without memory, its loss, its optimizer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -9,16 +9,11 @@ from transformers import PreTrainedModel
 
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import DataSettings, LoraSettings, ModelSettings, RegularizationSettings, TrialSettings
-from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.catalogue import planning_config
 from dryfit.meta.loading.configs import set_dropouts
 from dryfit.meta.loading.pretrained import STACKS, Kind, make_model, one_stack
-from dryfit.parallel.layout.proved_plans import with_sharded_loss
-from dryfit.parallel.ranks.apply import connect, shard
-from dryfit.parallel.ranks.check import check_plan
-from dryfit.parallel.ranks.collectives import Ranks
-from dryfit.parallel.ranks.sharded_scores import ShardedScores
+from dryfit.parallel.layout.step_layouts import StepLayout, WholeStep
 from dryfit.tasks.base import MakeBase, Task, TaskContext, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.lm.decoder import frozen_in
@@ -35,21 +30,19 @@ class StepParts:
         model: On the meta device.
         task: Gives loss sum and normaliser, and the sizes of a batch.
         optimizer: Makes the optimizer once the model is on its device.
-        plan: How the model is cut, of which it is rank 0's part; None: it is whole.
+        layout: How the model lies on its ranks.
     """
 
     model: TaskModel
     task: Task
     optimizer: Callable[[OptimizerPlan], torch.optim.Optimizer]
     settings: TrialSettings
-    plan: ShardPlan | None = None
+    layout: StepLayout = field(default_factory=WholeStep)
 
-    def connected(self, ranks: Ranks) -> "StepParts":
-        """Let a model that is cut talk with other ranks; once its parameters are those that it will be trained with."""
-        if self.plan is None:
-            return self
-        connect(self.model, self.plan, ranks, ShardedScores.in_calls_of(self.model))
-        return replace(self, task=with_sharded_loss(self.task, self.plan, ranks))
+    def connected(self) -> "StepParts":
+        """Make the model compute with the other ranks; its parameters must be those that will be trained."""
+        self.layout.connect(self.model)
+        return replace(self, task=self.layout.task_here(self.task))
 
     def batch_sizes(self, rows: int, length: int) -> dict[str, tuple[int, ...]]:
         """The size of each entry of a batch of so many rows of so many tokens."""
@@ -74,7 +67,7 @@ def whole_model(subject: PlanSubject) -> tuple[TaskModel, Task]:
 
 
 def step_parts(
-    subject: PlanSubject, *, checkpointing: bool, reentrant: bool, plan: ShardPlan | None = None
+    subject: PlanSubject, *, checkpointing: bool, reentrant: bool, layout: StepLayout | None = None
 ) -> StepParts:
     """Build what is planned; nothing takes memory, no weight is read.
 
@@ -82,7 +75,7 @@ def step_parts(
         subject: What is trained.
         checkpointing: Whether activations are computed again.
         reentrant: How.
-        plan: Cuts the model; what is built is rank 0's part.
+        layout: Says which part of the model this rank holds; None: all of it.
 
     Raises:
         ConfigError: The model is unknown, or has no part that a setting names.
@@ -94,10 +87,9 @@ def step_parts(
         for part in model.pretrained().values():
             enable_checkpointing(part, reentrant=reentrant)
     freeze(model, settings.regularization.freeze_layers)
-    if plan is not None:
-        check_plan(model, plan)
-        shard(model, plan, 0)
-    return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, plan)
+    layout = layout if layout is not None else WholeStep()
+    layout.shard(model)
+    return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, layout)
 
 
 def _planned(regularization: RegularizationSettings) -> MakeBase:
