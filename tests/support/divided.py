@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from dryfit.core.jobs import TrainRequest
 from dryfit.core.seeds import derive_seed
-from dryfit.parallel.layout.fsdp import FsdpBuilder, FsdpLayout, part_here
+from dryfit.parallel.layout.fsdp import FsdpBuilder, FsdpLayout, local_shard
 from dryfit.parallel.layout.fsdp_bytes import HeldBytes, ParameterSize
-from dryfit.parallel.layout.model_slices import empty_model
+from dryfit.parallel.layout.model_slices import ModelRecipe, empty_model
 from dryfit.parallel.layout.processes import ProcessGroup, RankGroup, run_in_process_group
 from dryfit.parallel.proof.stand_in import InDouble
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
@@ -75,7 +75,8 @@ def _sides(request: TrainRequest, task: Task, batches: list[Batch], group: Proce
     def build(make: MakeBase) -> TaskModel:
         return task.model(make, seed=derive_seed(request.config.seed, "head"))
 
-    dividing = FsdpBuilder(build, regularization, empty_model(build, regularization), group, "cpu")
+    recipe = ModelRecipe(build, regularization, "cpu")
+    dividing = FsdpBuilder(recipe, empty_model(recipe), group)
     divided, _ = dividing.filled()
     freeze(divided.double(), regularization.freeze_layers)
     layout = dividing.connected(divided)
@@ -146,10 +147,10 @@ def held(sides: Sides) -> tuple[HeldBytes, list[ParameterSize]]:
         sides.divided, batch, sides.task, micro_batch=here, backward=torch.Tensor.backward, autocast=InDouble
     )
     optimizer.step()
-    weights = [part_here(one) for one in sides.divided.parameters()]
-    gradients = [part_here(one.grad) for one in sides.divided.parameters() if one.grad is not None]
+    weights = [local_shard(one) for one in sides.divided.parameters()]
+    gradients = [local_shard(one.grad) for one in sides.divided.parameters() if one.grad is not None]
     moments = [
-        part_here(one) for state in optimizer.state.values() for one in state.values() if isinstance(one, DTensor)
+        local_shard(one) for state in optimizer.state.values() for one in state.values() if isinstance(one, DTensor)
     ]
     found = HeldBytes(*(_storages(tensors) for tensors in (weights, gradients, moments)))
     sizes = [ParameterSize(tuple(one.shape), one.itemsize, one.requires_grad) for one in sides.whole.parameters()]

@@ -21,8 +21,6 @@ from dryfit.parallel.layout.tensor_parallel import TensorParallelBuilder
 from dryfit.parallel.ranks.collectives import AbsentRanks, Ranks
 from dryfit.tasks.base import MakeBase, TaskModel
 
-_PLAIN = RegularizationSettings()
-
 
 class Bare(TaskModel):
     """A pretrained model as a task's, with nothing on it."""
@@ -70,8 +68,9 @@ class LoadedRank:
         self._on_meta = on_meta
         self._layout: Layout | None = None
         with self._constructing():
-            whole = model_slices.empty_model(make, _PLAIN)
-            self._builder = TensorParallelBuilder(make, _PLAIN, whole, _of_inner(plan), group, device)
+            recipe = model_slices.ModelRecipe(make, RegularizationSettings(), device)
+            whole = model_slices.empty_model(recipe)
+            self._builder = TensorParallelBuilder(recipe, whole, _of_inner(plan), group)
             self._model, self.report = self._builder.filled()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A trial's model: pretrained parts, head, what is frozen, and what is recomputed in backward."""
+"""Build a trial's model: pretrained parts, head, frozen layers, and activation checkpointing."""
 
 from pathlib import Path
 
@@ -16,12 +16,10 @@ from dryfit.meta.files.source import model_folder
 from dryfit.meta.loading.configs import set_dropouts
 from dryfit.meta.loading.filling import materialise
 from dryfit.meta.loading.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
-from dryfit.parallel.layout.fsdp import FsdpBuilder
 from dryfit.parallel.layout.layout import Layout, OneProcess
-from dryfit.parallel.layout.model_slices import empty_model
-from dryfit.parallel.layout.processes import SINGLE_PROCESS, ProcessGroup, RankGroup
-from dryfit.parallel.layout.proved_plans import PLANS_FOLDER, proved_plan
-from dryfit.parallel.layout.tensor_parallel import TensorParallelBuilder
+from dryfit.parallel.layout.model_slices import ModelRecipe
+from dryfit.parallel.layout.processes import SINGLE_PROCESS, ProcessGroup
+from dryfit.parallel.layout.sharded_model import sharded_model
 from dryfit.tasks.base import MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.lm.decoder import load_int8
@@ -74,41 +72,30 @@ def trial_parts(
 
 
 def _laid_out(request: TrainRequest, task: Task, group: ProcessGroup) -> tuple[TaskModel, Layout]:
-    """Return the trial's model, or this process's part of it, ready to train, and how it lies on the processes.
+    """Return the trial's model, or this process's shard of it, ready to train, and how it lies on the processes.
 
     Raises:
-        ConfigError: It cannot be divided so.
-        ShardError: The plan by which it would be cut is wrong, or the ranks are not alike.
+        ConfigError: It cannot be sharded so.
+        ShardError: The shard plan is wrong, or the ranks are not alike.
     """
-    if not isinstance(group, RankGroup):
+    if group.size == 1:
         return build_model(request, task), OneProcess()
-    regularization = request.config.settings.regularization
 
     def build(make: MakeBase) -> TaskModel:
         model = task.model(make, seed=derive_seed(request.config.seed, "head"))
         _recompute(model, request.plan)
         return model
 
-    whole, device = empty_model(build, regularization), device_of(request.plan)
-    if request.plan.dp > 1:
-        making = FsdpBuilder(build, regularization, whole, group, device)
-    else:
-        folder = Path(request.cache_dir) / PLANS_FOLDER
-        # Rank 0 plans and proves, for all.
-        plan = group.share(proved_plan(whole, task, group.size, folder).plan if group.rank == 0 else None)
-        assert plan is not None
-        making = TensorParallelBuilder(build, regularization, whole, plan, group, device)
-    model, report = making.filled()
+    recipe = ModelRecipe(build, request.config.settings.regularization, device_of(request.plan))
+    model, report, layout = sharded_model(recipe, task, group, request.plan, Path(request.cache_dir))
     if group.rank == 0:
         write_text_atomic(Path(request.load_report), report.model_dump_json(), durable=False)
-    freeze(model, regularization.freeze_layers)
-    layout = making.connected(model)
     task.check_model(model)
     return model, layout
 
 
 def device_of(plan: ExecutionPlan) -> str:
-    """Where a trial's tensors go."""
+    """Return the torch device of a trial."""
     return "cuda" if plan.device is DeviceKind.CUDA else "cpu"
 
 
@@ -119,7 +106,7 @@ def _recompute(model: TaskModel, plan: ExecutionPlan) -> None:
 
 
 def build_model(request: TrainRequest, task: Task) -> TaskModel:
-    """The trial's model: pretrained, with a seeded head, layers frozen, on its device; its report is written."""
+    """Build the whole model on its device, with a seeded head and frozen layers, and write the load report."""
     regularization = request.config.settings.regularization
     device = device_of(request.plan)
     model = task.model(_pretrained(regularization, device), seed=derive_seed(request.config.seed, "head"))
@@ -145,15 +132,15 @@ def _pretrained(regularization: RegularizationSettings, device: str) -> MakeBase
 
 
 def enable_checkpointing(encoder: PreTrainedModel, *, reentrant: bool) -> None:
-    """Recompute each layer's activations in backward instead of keeping them; the random state is the same then.
+    """Recompute each layer's activations in the backward pass, with the same random state, instead of keeping them.
 
     Args:
         encoder: Changed in place; may still be without data.
-        reentrant: By autograd within autograd, as older code does it: the first layer's input must then require a
+        reentrant: By autograd within autograd, as older code does it. The first layer's input must then require a
             gradient, so the embeddings' output is made to, frozen or not.
 
     Raises:
-        ConfigError: The encoder cannot.
+        ConfigError: The encoder has no activation checkpointing.
     """
     reason = class_cannot_checkpoint(type(encoder), encoder.config, reentrant=reentrant)
     if reason is not None:

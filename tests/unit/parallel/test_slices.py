@@ -23,7 +23,7 @@ from dryfit.meta.files.stored_slices import StoredSlice
 from dryfit.meta.loading.filling import fill
 from dryfit.meta.loading.matching import LoadOptions
 from dryfit.meta.loading.pretrained import Kind
-from dryfit.parallel.layout.model_slices import empty_model, filled_slices
+from dryfit.parallel.layout.model_slices import ModelRecipe, empty_model, filled_slices
 from dryfit.parallel.ranks.apply import slice_tensor
 from dryfit.parallel.ranks.check import shards_of
 from dryfit.tasks.base import MakeBase, TaskModel
@@ -107,21 +107,21 @@ def test_pickled_weights_are_cut_as_well(tmp_path: Path):
 def test_a_new_head_is_drawn_once_for_all_ranks(tmp_path: Path):
     AutoModel.from_config(made.config("bert")).save_pretrained(tmp_path)
     source = ModelSettings(name=str(tmp_path))
-    plain = RegularizationSettings()
 
     def make(base: MakeBase) -> TaskModel:
         encoder = base(source, Kind.ENCODER)
         return build(lambda: EncoderWithHead(encoder, HeadSpec(HeadSettings(), 8)), seed=5)
 
-    whole = empty_model(make, plain)
+    recipe = ModelRecipe(make, RegularizationSettings(), "cpu")
+    whole = empty_model(recipe)
     name = next(name for name, one in whole.head.named_parameters() if one.ndim == 2)  # pyright: ignore
     drawn = []
     for rank in range(2):
         parts = {f"head.{name}": StoredSlice(0, ((4 * rank, 4 * rank + 4),))}
-        model, report = filled_slices(make, whole, parts, plain, "cpu")
+        model, report = filled_slices(recipe, whole, parts)
         assert report.origins()[f"head.{name}"] is TensorOrigin.RANDOM
         drawn.append(model.get_parameter(f"head.{name}").detach())
-    expected, _ = filled_slices(make, whole, {}, plain, "cpu")
+    expected, _ = filled_slices(recipe, whole, {})
 
     assert torch.equal(torch.cat(drawn), expected.get_parameter(f"head.{name}"))
 

@@ -1,14 +1,13 @@
-"""A trial's model whose weights, gradients and optimizer state are divided among its processes (torch's FSDP2).
+"""Sharded data parallelism (torch's FSDP2): weights, gradients and optimizer state sharded over the processes.
 
-Each process has a part of every parameter, along its first dimension, and a share of each batch's rows. Before a layer
-computes its weights are put together, afterwards they are let go; its gradients are summed over the processes, and each
-keeps its part of the sum.
+Each process holds a shard of every parameter, along the first dimension, and computes a share of each batch's rows. A
+layer's weights are gathered before it computes and freed afterwards. Its gradients are summed over the processes, and
+each keeps its shard of the sum.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast, final
 
@@ -22,7 +21,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.private_names import require
-from dryfit.core.settings.tables import RegularizationSettings
 from dryfit.core.text.words import few
 from dryfit.meta.construction.walk import SlotKind, put, slots
 from dryfit.meta.files.stored_slices import StoredSlice
@@ -30,9 +28,8 @@ from dryfit.meta.private_apis.torch_modes import MODES, tree_map_only
 from dryfit.meta.private_apis.torch_tensors import TENSORS, is_view
 from dryfit.parallel.layout.fsdp_bytes import share_of
 from dryfit.parallel.layout.model_slices import (
-    Build,
+    ModelRecipe,
     change_state,
-    empty_model,
     filled_slices,
     restore_slices,
     whole_model,
@@ -44,72 +41,69 @@ from dryfit.parallel.ranks.streams import RegionStream
 from dryfit.tasks.base import Task, TaskModel
 
 _ROWS: Final = Shard(0)
+_SHARDING: Final = "sharding a trial's model over processes"
 
 
 @dataclass(frozen=True, slots=True)
 class FsdpBuilder:
-    """How a process's part of the model is made.
+    """Builds a process's shard of a trial's model.
 
     Attributes:
-        build: Makes the trial's model from pretrained ones.
-        regularization: Its dropouts.
-        whole: It, without memory.
+        recipe: How the model is made.
+        whole: The whole model, on the meta device.
         group: This process among the others.
-        device: Where it lies.
     """
 
-    build: Build
-    regularization: RegularizationSettings
+    recipe: ModelRecipe
     whole: TaskModel
     group: RankGroup
-    device: str
 
     def filled(self) -> tuple[TaskModel, LoadReport]:
-        """This process's part of each parameter, read or drawn as that of a model that is cut.
+        """Load this process's shard of each parameter.
 
         Raises:
             LoadError: As for a whole model.
-            ConfigError: It cannot be divided.
+            ConfigError: A parameter cannot be sharded.
         """
         shapes = shapes_of(self.whole)
         scalars = [name for name, shape in shapes.items() if not shape]
         if scalars:
-            found = f"parameters that are a single number: {few(scalars)}"
-            raise ConfigError("dividing a trial's model among processes", found, allowed="vectors and matrices")
-        return filled_slices(self.build, self.whole, self.parts(shapes), self.regularization, self.device)
+            problem = f"parameters that are a single number: {few(scalars)}"
+            raise ConfigError(_SHARDING, problem, allowed="vectors and matrices")
+        return filled_slices(self.recipe, self.whole, self.parts(shapes))
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredSlice]:
-        """What is here of parameters of these shapes."""
+        """Return this process's slice of each parameter, given the whole shapes."""
         return {
             name: StoredSlice(0, (share_of(shape[0], self.group.rank, self.group.size),))
             for name, shape in shapes.items()
         }
 
     def connected(self, model: TaskModel) -> "FsdpLayout":
-        """Make the processes' models compute together; it must be known which parameters are trained."""
-        require("dividing a trial's model among processes", MODES, TENSORS)
+        """Make the processes' models compute together; called once it is known which parameters are trained."""
+        require(_SHARDING, MODES, TENSORS)
         shapes = shapes_of(self.whole)
         agree(self.group.tensors, {"the parameters": _described(model, shapes)})
-        mesh = init_device_mesh(self.device, (self.group.size,))
+        mesh = init_device_mesh(self.recipe.device, (self.group.size,))
         held = _without_memory(model, shapes)
         units = list(_units(model))  # before parameters are replaced
         for unit in units:
             unit.register_forward_hook(_without_views)
-            divided = cast("FSDPModule", fully_shard(unit, mesh=mesh, reshard_after_forward=True))
+            sharded = cast("FSDPModule", fully_shard(unit, mesh=mesh, reshard_after_forward=True))
             # The loss was divided by the whole batch's weight already. gloo has no sum of products, so plain sums.
-            divided.set_gradient_divide_factor(1.0)
-            divided.set_force_sum_reduction_for_comms(True)
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
         _take_parts(model, held, mesh)
         for unit in units:
-            # What they are put together in is made on first use: made in inference mode, it could not be trained.
-            divided = cast("FSDPModule", unit)
-            divided.unshard()
-            divided.reshard()
+            # The memory for gathered weights is made on first use: made in inference mode, it could not be trained.
+            sharded = cast("FSDPModule", unit)
+            sharded.unshard()
+            sharded.reshard()
         return FsdpLayout(self)
 
 
 def shapes_of(whole: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter of a model that is not divided, by all its names."""
+    """Return the shape of each parameter of a whole model, by every name."""
     return {name: tuple(one.shape) for name, one in whole.named_parameters(remove_duplicate=False)}
 
 
@@ -119,10 +113,10 @@ def _described(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _units(model: TaskModel) -> Iterator[nn.Module]:
-    """Modules whose weights are put together at once, inner ones first.
+    """Yield modules whose weights are gathered at once, inner ones first.
 
     Layers are what transformers itself recomputes one by one. The pretrained models are units of their own, since they
-    are called without the head where they generate. A module that shares weights with what is outside it is none.
+    are called without the head in generation. A module that shares weights with others outside it is no unit.
     """
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -136,12 +130,12 @@ def _units(model: TaskModel) -> Iterator[nn.Module]:
 
 
 def _without_views(module: nn.Module, inputs: Any, outputs: Any) -> Any:
-    """Copy what of a unit's outputs is a view: what is written into one would pass over the hooks of FSDP."""
+    """Copy outputs of a unit that are views: writes into a view would bypass FSDP's hooks."""
     return tree_map_only(torch.Tensor, lambda one: one.clone() if one.requires_grad and is_view(one) else one, outputs)
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost layers."""
+    """Yield the outermost layers."""
     for child in module.children():
         if isinstance(child, GradientCheckpointingLayer):
             yield child
@@ -150,7 +144,7 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _without_memory(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Put whole parameters on meta into the places of parts, which are returned by their names."""
+    """Replace shards by whole parameters on the meta device; return the shards by name."""
     held: dict[str, torch.Tensor] = {}
     made: dict[int, nn.Parameter] = {}
     for slot in slots(model):
@@ -165,7 +159,7 @@ def _without_memory(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _take_parts(model: nn.Module, held: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> None:
-    """Give a divided model on meta its parts."""
+    """Give a sharded model on the meta device its shards back."""
     made: dict[int, nn.Parameter] = {}
     for slot in slots(model):
         if slot.kind is SlotKind.PARAMETER:
@@ -182,27 +176,27 @@ def _take_parts(model: nn.Module, held: Mapping[str, torch.Tensor], mesh: Device
 
 @final
 class FsdpLayout:
-    """A process's part of a divided model that computes with the others.
+    """A process's shard of an FSDP model.
 
     Args:
-        dividing: How it was made.
+        builder: What the shard was built with.
     """
 
-    def __init__(self, dividing: FsdpBuilder) -> None:
-        self._dividing = dividing
-        self._stream = RegionStream(dividing.group.rank)
-        self.group = dividing.group
+    def __init__(self, builder: FsdpBuilder) -> None:
+        self._builder = builder
+        self._stream = RegionStream(builder.group.rank)
+        self.group = builder.group
 
     def task_here(self, task: Task) -> Task:
-        """The task itself: each process has all scores of its rows."""
+        """Return the task itself: each process has all scores of its rows."""
         return task
 
     def portions(self, rows: int, micro_batch: int) -> tuple[Portion, ...]:
-        """This process's share of the rows, in as many passes as the largest share needs."""
+        """Return this process's share of the rows, in as many passes as the largest share needs."""
         return portions(rows, micro_batch, rank=self.group.rank, size=self.group.size)
 
     def drawing(self, device: torch.device) -> AbstractContextManager[None]:
-        """Other random numbers on each process; a function of the state that all of them have."""
+        """Draw other random numbers on each process, a function of the state that all of them have."""
         return self._draw(device)
 
     @contextmanager
@@ -214,12 +208,12 @@ class FsdpLayout:
             self._stream.leave_all()
 
     def batch_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The sum of what the processes have computed."""
+        """Return the sum over the processes."""
         return self.group.tensors.all_reduce(loss, "the loss")
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
-        """Of all parts, in the gradients' own number format."""
-        gradients = [part_here(one.grad) for one in model.parameters() if one.grad is not None]
+        """Return the norm over all shards, in the gradients' dtype."""
+        gradients = [local_shard(one.grad) for one in model.parameters() if one.grad is not None]
         total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
         for one in gradients:
             wide = torch.promote_types(one.dtype, torch.float32)
@@ -227,29 +221,27 @@ class FsdpLayout:
         return self.group.tensors.all_reduce(total, "the gradients' norm").sqrt().to(gradients[0].dtype)
 
     def whole(self, model: TaskModel) -> TaskModel | None:
-        """A model of its own on the CPU, put together one tensor at a time."""
-        making = self._dividing
-        empty = partial(empty_model, making.build, making.regularization)
-        return whole_model(model, empty, lambda _, tensor: _put_together(tensor), keep=self.group.rank == 0)
+        """Return a copy on the CPU, gathered one tensor at a time."""
+        return whole_model(model, self._builder.recipe, lambda _, tensor: _gathered(tensor), keep=self.group.rank == 0)
 
     def restore(self, model: TaskModel, folder: Path) -> None:
-        """Each process reads its parts; nothing changes unless every tensor has its place."""
+        """Read this process's shards; nothing changes unless every tensor has its place."""
         shapes = {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
-        parts = self._dividing.parts(shapes)
-        restore_slices(model, folder, parts, lambda _, tensor: tuple(tensor.shape), part_here)
+        parts = self._builder.parts(shapes)
+        restore_slices(model, folder, parts, lambda _, tensor: tuple(tensor.shape), local_shard)
 
     def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
-        """Moments and all else that has a parameter's shape are put together when saved, and divided when loaded."""
+        """Gather moments, and whatever else has a parameter's shape, on saving; shard them on loading."""
         order = [one for group in optimizer.param_groups for one in group["params"]]
         rank, size = self.group.rank, self.group.size
 
         def gathered(parameter: nn.Parameter, value: Any) -> Any:
             if not isinstance(value, DTensor):
                 return value
-            whole = _put_together(value)
+            whole = _gathered(value)
             return value if rank else whole.cpu()
 
-        def divided(parameter: nn.Parameter, value: Any) -> Any:
+        def sharded(parameter: nn.Parameter, value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
                 return value
             assert isinstance(parameter, DTensor)
@@ -259,22 +251,22 @@ class FsdpLayout:
 
         optimizer.register_state_dict_post_hook(lambda _, state: change_state(state, order, gathered))
         optimizer.register_load_state_dict_pre_hook(
-            lambda _, state: _with_own_work(change_state(state, order, divided), optimizer)
+            lambda _, state: _with_own_kernels(change_state(state, order, sharded), optimizer)
         )
 
 
-def _with_own_work(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A saved state whose arithmetic is done as this optimizer does it: fused kernels may not take parts."""
+def _with_own_kernels(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return a saved state with this optimizer's choice of kernels: fused ones may not take shards."""
     groups: list[dict[str, Any]] = []
     for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
         groups.append({**saved, **{name: own[name] for name in ("fused", "foreach") if name in own}})
     return {**state, "param_groups": groups}
 
 
-def part_here(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor."""
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this process's shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _put_together(tensor: torch.Tensor) -> torch.Tensor:
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""How a trial's model lies on the processes that train it, and what follows from that for training and saving it."""
+"""The interface between training and how a model lies on its processes: whole, tensor-parallel or FSDP."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,42 +15,42 @@ from dryfit.tasks.saved.saved_model import restore
 
 
 class Layout(Protocol):
-    """What a process of a trial asks of the others about the model. All make the same calls in the same order."""
+    """How a trial's model lies on its processes. All of them make the same calls in the same order."""
 
     @property
     def group(self) -> ProcessGroup:
-        """The processes."""
+        """The processes that train the trial."""
         ...
 
     def portions(self, rows: int, micro_batch: int) -> tuple[Portion, ...]:
-        """Which of a batch's rows go through the model here, in this order; as many passes on each process."""
+        """Return the rows of a batch that go through the model here; every process makes as many passes."""
         ...
 
     def drawing(self, device: torch.device) -> AbstractContextManager[None]:
-        """Around a step's passes: where their random numbers on a device come from."""
+        """Return a context for a step's passes that says where their random numbers on a device come from."""
         ...
 
     def batch_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """A batch's loss, from that of the rows that went through the model here; the same on each process."""
+        """Return a batch's loss, given that of the rows that went through here; the same on each process."""
         ...
 
     def task_here(self, task: Task) -> Task:
-        """The task as it is trained and validated here: with outputs as the model gives them on these processes."""
+        """Return the task as it is trained and validated here, with outputs as this process's model gives them."""
         ...
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
-        """The 2-norm of the whole model's gradients, the same on each rank."""
+        """Return the 2-norm of the whole model's gradients, the same on each rank."""
         ...
 
     def whole(self, model: TaskModel) -> TaskModel | None:
-        """The model with all that is saved of it in one place: on rank 0; None on the others.
+        """Return the whole model on rank 0, for saving; None on the others.
 
-        Where adapters alone are saved, its other weights may be without data.
+        Where adapters alone are saved, its other weights may be on the meta device.
         """
         ...
 
     def restore(self, model: TaskModel, folder: Path) -> None:
-        """Give the model the weights that were saved of the whole one.
+        """Give the model the weights of a saved whole model, in place.
 
         Raises:
             LoadError: A weight is missing, has no place or another shape, or the file is damaged.
@@ -58,7 +58,7 @@ class Layout(Protocol):
         ...
 
     def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
-        """Make the optimizer's saved state that of the whole model, whatever it is loaded into or taken from."""
+        """Make the optimizer save and load the whole model's state."""
         ...
 
 
@@ -71,27 +71,27 @@ class AllRows:
     """All rows of a batch go through the model on each process, with the same random numbers."""
 
     def portions(self, rows: int, micro_batch: int) -> tuple[Portion, ...]:
-        """All of them."""
+        """Return all rows."""
         return portions(rows, micro_batch)
 
     def drawing(self, device: torch.device) -> AbstractContextManager[None]:
-        """From torch's own generator, alike on all; regions of a cut model see to themselves."""
+        """Draw from torch's generator, alike on all; regions of a tensor-parallel model have streams of their own."""
         return nullcontext()
 
     def batch_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The same: each process has computed all of it."""
+        """Return the loss: each process has computed all of it."""
         return loss
 
 
 @final
 class OneProcess(AllRows):
-    """All of the model is here."""
+    """The whole model in this process."""
 
     def __init__(self) -> None:
         self.group = SingleProcess()
 
     def task_here(self, task: Task) -> Task:
-        """The task itself."""
+        """Return the task itself."""
         return task
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
@@ -99,12 +99,12 @@ class OneProcess(AllRows):
         return whole_gradient_norm(model)
 
     def whole(self, model: TaskModel) -> TaskModel | None:
-        """The model itself."""
+        """Return the model itself."""
         return model
 
     def restore(self, model: TaskModel, folder: Path) -> None:
-        """In place."""
+        """Read the saved weights."""
         restore(model, folder, LoadOptions(next(model.parameters()).device))
 
     def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
-        """It is."""
+        """Do nothing: it is the whole model's."""

@@ -1,6 +1,7 @@
-"""A trial's model in parts on several processes: filled with slices, put together whole, restored from a whole file."""
+"""Load, gather and restore a trial's model of which each process holds a shard."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -26,53 +27,66 @@ from dryfit.tasks.base import MakeBase, TaskModel
 from dryfit.tasks.saved.saved_model import weights_file
 
 Build = Callable[[MakeBase], TaskModel]
-"""From what makes pretrained models to the trial's."""
+"""Makes the trial's model, given what makes its pretrained parts."""
 
 Gathered = Callable[[str, torch.Tensor], torch.Tensor]
-"""All of a tensor, by its name and what is here of it."""
+"""Returns the whole tensor, given its name and this process's shard of it."""
 
 
-def empty_model(build: Build, regularization: RegularizationSettings) -> TaskModel:
-    """The trial's model without memory."""
-    return build(lambda source, kind, part="", dtype=None: _empty(source, kind, dtype, regularization))
+@dataclass(frozen=True, slots=True)
+class ModelRecipe:
+    """How a trial's model is made, whatever part of it a process holds.
+
+    Attributes:
+        build: Makes the model, given what makes its pretrained parts.
+        regularization: Dropouts, and how many layers are frozen.
+        device: Where tensors go.
+    """
+
+    build: Build
+    regularization: RegularizationSettings
+    device: str
+
+
+def empty_model(recipe: ModelRecipe) -> TaskModel:
+    """Return the whole model on the meta device."""
+    regularization = recipe.regularization
+    return recipe.build(lambda source, kind, part="", dtype=None: _empty(source, kind, dtype, regularization))
 
 
 def filled_slices(
-    build: Build,
-    whole: TaskModel,
-    parts: Mapping[str, StoredSlice],
-    regularization: RegularizationSettings,
-    device: str,
+    recipe: ModelRecipe, whole: TaskModel, parts: Mapping[str, StoredSlice]
 ) -> tuple[TaskModel, LoadReport]:
-    """The trial's model with a part of some parameters: pretrained ones read from their files, others drawn and cut.
+    """Return the model with a slice of some parameters; no more of the files is read than these slices.
+
+    Parameters without a file are drawn whole and sliced, so that all processes hold slices of one tensor.
 
     Args:
-        build: Makes the trial's model from pretrained ones.
-        whole: The same without memory.
-        parts: Which part of a parameter is held, by every name of each that is not whole.
-        regularization: Its dropouts.
-        device: Where it lies.
+        recipe: How the model is made.
+        whole: The whole model, on the meta device.
+        parts: The slice that is held, by every name of each parameter that is not held whole.
 
     Raises:
         LoadError: As for a whole model.
-        ConfigError: A part cannot be cut before it is filled.
+        ConfigError: A part cannot be sliced before it is filled.
     """
+    device = torch.device(recipe.device)
 
     def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
-        model = _empty(source, kind, dtype, regularization)
+        model = _empty(source, kind, dtype, recipe.regularization)
         base = whole.pretrained()[part]
         prefix = next(f"{path}." for path, one in whole.named_modules() if one is base)
         own = {unwrapped(name.removeprefix(prefix)): one for name, one in parts.items() if name.startswith(prefix)}
-        fill_pretrained(model, source, kind, LoadOptions(torch.device(device), dtype, parts=own))
+        fill_pretrained(model, source, kind, LoadOptions(device, dtype, parts=own))
         return model
 
-    model = build(make)
+    model = recipe.build(make)
     shapes = {name: one.shape for name, one in whole.named_parameters(remove_duplicate=False)}
     named = dict(model.named_parameters(remove_duplicate=False))
     _refuse_other_shapes([name for name, one in named.items() if is_deferred(one) and one.shape != shapes[name]])
-    # Whole as yet: what is still to be drawn, and what its constructor has given its numbers.
+    # Whole until now: parameters still to be drawn, and those that a constructor has given values.
     left = {name: part for name, part in parts.items() if named[name].shape == shapes[name]}
-    return model, fill(model, None, LoadOptions(torch.device(device), missing=model.drawn, parts=left))
+    return model, fill(model, None, LoadOptions(device, missing=model.drawn, parts=left))
 
 
 def _empty(
@@ -80,7 +94,7 @@ def _empty(
 ) -> PreTrainedModel:
     if dtype is torch.int8:
         raise ConfigError(
-            "dividing a trial's model among processes",
+            "sharding a trial's model over processes",
             'lora.base is "int8"',
             "fp32, fp16 or bf16",
             "leave execution.tp and execution.dp out",
@@ -89,10 +103,10 @@ def _empty(
 
 
 def _refuse_other_shapes(wrong: Sequence[str]) -> None:
-    """Refuse what was made for slices where it will be cut from what is made for the whole."""
+    """Refuse parameters that were constructed at the size of a slice but must be drawn whole."""
     if wrong:
         raise ConfigError(
-            "dividing a trial's model among processes",
+            "sharding a trial's model over processes",
             f"what is put on its layers has the shape of slices: {few(wrong)}",
             allowed="adapters on linear layers",
             hint="leave execution.tp and execution.dp out",
@@ -100,38 +114,32 @@ def _refuse_other_shapes(wrong: Sequence[str]) -> None:
 
 
 def _saved(model: TaskModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a model that are saved, by name: of one with adapters these alone."""
+    """Yield the tensors that are saved, with their names; of a model with adapters only these."""
     adapted = model.adapted()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if adapted is None or any(fnmatchcase(name, pattern) for pattern in model.drawn):
             yield name, tensor
 
 
-def whole_model(
-    model: TaskModel,
-    empty: Callable[[], TaskModel],
-    gathered: Callable[[str, torch.Tensor], torch.Tensor],
-    *,
-    keep: bool,
-) -> TaskModel | None:
-    """A model of its own on the CPU with all that is saved of a divided one, put together one tensor at a time.
+def whole_model(model: TaskModel, recipe: ModelRecipe, gathered: Gathered, *, keep: bool) -> TaskModel | None:
+    """Gather the saved tensors of a sharded model, one at a time, into a whole model on the CPU.
 
     Args:
-        model: With parts of its tensors.
-        empty: Makes the whole model without memory.
+        model: This process's shard.
+        recipe: How the model is made.
         gathered: Called once for each tensor, in the same order on all processes.
-        keep: Whether it is wanted here; a process that does not want it helps only, and gets None.
+        keep: Whether this process wants the whole model; else it only helps, and gets None.
     """
     state = _whole_state(model, gathered, keep=keep)
     if not keep:
         return None
-    whole = empty()
+    whole = empty_model(recipe)
     _put_together(whole, state)
     return whole
 
 
 def _whole_state(model: TaskModel, gathered: Gathered, *, keep: bool) -> dict[str, torch.Tensor]:
-    """What is saved of a divided model, on the CPU; tied tensors are one. Empty where it is not kept."""
+    """Return the saved tensors of a sharded model, whole, on the CPU; tied ones once. Empty where not kept."""
     state: dict[str, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
     for name, local in _saved(model):
@@ -144,7 +152,7 @@ def _whole_state(model: TaskModel, gathered: Gathered, *, keep: bool) -> dict[st
 
 
 def _put_together(whole: TaskModel, state: Mapping[str, torch.Tensor]) -> None:
-    """Give a model without memory the tensors of a state; what the state lacks stays without."""
+    """Give a model on the meta device the tensors of a state; the others stay on meta."""
     made: dict[int, torch.Tensor] = {}
     for slot in slots(whole):
         tensor = state.get(slot.name)
@@ -165,14 +173,14 @@ def restore_slices(
     shape_of: Callable[[str, torch.Tensor], tuple[int, ...]],
     local: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> None:
-    """Give a divided model its part of what was saved of the whole; nothing changes unless all have their places.
+    """Read this process's slices of a saved whole model; nothing changes unless every tensor has its place.
 
     Args:
         model: Changed in place.
-        folder: Where the whole was saved.
-        parts: Which part of a tensor is here, by its name; all of those that are not named.
-        shape_of: The shape of all of a tensor, by its name and what is here of it.
-        local: The tensor to write to.
+        folder: Where the whole model was saved.
+        parts: The slice that is held, by name; tensors without a row are held whole.
+        shape_of: Returns a whole tensor's shape, given its name and this process's shard.
+        local: Returns the memory to write a parameter's slice to.
 
     Raises:
         LoadError: A weight is missing, has no place or another shape, or the file is damaged.
@@ -187,10 +195,10 @@ def restore_slices(
     wrong = [f"{key} has no place" for key in stored.tensors if key not in places]
     wrong += [f"{key} is missing" for key in places if name_of[key] not in given]
     for key in stored.tensors.keys() & places.keys():
-        found, shape = tuple(stored.tensors[key].shape), shape_of(name_of[key], places[key])
-        wrong += [f"{key}: {list(found)} in the file, not {list(shape)}"] if found != shape else []
+        saved, shape = tuple(stored.tensors[key].shape), shape_of(name_of[key], places[key])
+        wrong += [f"{key}: {list(saved)} in the file, not {list(shape)}"] if saved != shape else []
     if wrong:
-        raise LoadError(f"restoring a divided model from {folder}", few(wrong), allowed="what was saved of this model")
+        raise LoadError(f"restoring a sharded model from {folder}", few(wrong), allowed="what was saved of this model")
     wanted = {key: parts[name_of[key]] for key in stored.tensors if name_of[key] in parts}
     with CheckpointReader(stored, ReadMode.PRIVATE) as reader, torch.no_grad():
         for key, tensor in reader.tensors(stored.tensors, wanted):
@@ -200,12 +208,12 @@ def restore_slices(
 def change_state(
     state: dict[str, Any], order: list[nn.Parameter], change: Callable[[nn.Parameter, Any], Any]
 ) -> dict[str, Any]:
-    """An optimizer's saved state with each value of each parameter changed, in the same order on all processes.
+    """Change each value of an optimizer's saved state, in the same order on all processes.
 
     Args:
         state: As ``state_dict`` gives it.
-        order: Its parameters.
-        change: A parameter and a value of its state to the new value.
+        order: The optimizer's parameters.
+        change: Returns the new value, given the parameter and the old one.
     """
     changed = {
         index: {name: change(order[index], value) for name, value in sorted(values.items())}

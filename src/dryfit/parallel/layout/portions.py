@@ -1,4 +1,4 @@
-"""Which rows of a batch go through the model on which process of a trial."""
+"""Split the rows of a batch over the processes of a trial and into micro-batches."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ class Portion:
     """Rows of a batch that go through the model at once.
 
     Attributes:
-        first: The first of them.
-        rows: How many.
-        weighs: Whether they are learned from; else they go through because other processes are at it.
+        first: Index of the first row.
+        rows: Number of rows.
+        weighs: Whether they are learned from; False for a pass that only keeps step with the other processes.
     """
 
     first: int
@@ -19,19 +19,19 @@ class Portion:
 
 
 def portions(rows: int, micro_batch: int, *, rank: int = 0, size: int = 1) -> tuple[Portion, ...]:
-    """Which rows of a batch go through the model on one of several processes: as many passes on each.
+    """Return the rows that go through the model on one process; every process makes as many passes.
 
-    Shares are rows one after another and differ by one at most. Where a process has fewer passes to make than another,
-    it passes the batch's first row, and learns nothing from it.
+    Shares are consecutive rows and differ by one row at most. A process with fewer passes to make than another passes
+    the batch's first row meanwhile and learns nothing from it.
 
     Args:
-        rows: Of the batch.
+        rows: Rows of the batch.
         micro_batch: Rows at once on each process.
-        rank: Of the process.
-        size: How many there are.
+        rank: Number of the process.
+        size: Number of processes.
     """
     begin, end = rank * rows // size, (rank + 1) * rows // size
-    found = [Portion(first, min(micro_batch, end - first)) for first in range(begin, end, micro_batch)]
+    own = [Portion(first, min(micro_batch, end - first)) for first in range(begin, end, micro_batch)]
     largest = -(-rows // size)
     passes = -(-largest // micro_batch)
-    return (*found, *[Portion(0, 1, weighs=False)] * (passes - len(found)))
+    return (*own, *[Portion(0, 1, weighs=False)] * (passes - len(own)))

@@ -1,7 +1,6 @@
-"""A trial's model cut over the processes that train it: built from slices, saved whole."""
+"""Tensor parallelism: build a rank's shard of a trial's model, train it with the other ranks, save it whole."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -9,13 +8,11 @@ import torch
 from torch import nn
 
 from dryfit.core.jobs.load_report import LoadReport
-from dryfit.core.settings.tables import RegularizationSettings
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
 from dryfit.parallel.layout.layout import AllRows
 from dryfit.parallel.layout.model_slices import (
-    Build,
+    ModelRecipe,
     change_state,
-    empty_model,
     filled_slices,
     restore_slices,
     whole_model,
@@ -32,43 +29,37 @@ from dryfit.tasks.base import Task, TaskModel
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelBuilder:
-    """How a rank's model is made.
+    """Builds a rank's shard of a trial's model.
 
     Attributes:
-        build: Makes the trial's model from pretrained ones.
-        regularization: Its dropouts.
-        whole: It, without memory.
-        plan: How it is cut.
+        recipe: How the model is made.
+        whole: The whole model, on the meta device.
+        plan: How it is sharded.
         group: This rank among the others.
-        device: Where it lies.
     """
 
-    build: Build
-    regularization: RegularizationSettings
+    recipe: ModelRecipe
     whole: TaskModel
     plan: ShardPlan
     group: RankGroup
-    device: str
 
     def filled(self) -> tuple[TaskModel, LoadReport]:
-        """This rank's slices of the model: pretrained ones read from their files, the others drawn whole and cut.
-
-        It does not compute with the other ranks yet: see :meth:`connected`.
+        """Load this rank's slices; :meth:`connected` makes them compute with the others.
 
         Raises:
             LoadError: As for a whole model.
-            ConfigError: A part cannot be cut before it is filled.
+            ConfigError: A part cannot be sliced before it is filled.
         """
         parts = slices_on_rank(self.whole, self.plan, self.group.rank)
-        model, report = filled_slices(self.build, self.whole, parts, self.regularization, self.device)
+        model, report = filled_slices(self.recipe, self.whole, parts)
         mark_sharded(model, self.group.rank, self.plan.degree)
         return model, report
 
     def connected(self, model: TaskModel) -> "TensorParallelLayout":
-        """Make the ranks' models compute together; it must be known which parameters are trained.
+        """Make the ranks' models compute together; called once it is known which parameters are trained.
 
         Raises:
-            ShardError: The ranks are not alike.
+            ShardError: The ranks differ in plan, parameters, modes or random state.
         """
         connect(model, self.plan, self.group.tensors, ShardedScores.in_calls_of(model))
         check_ranks(model, self.plan, self.group.tensors)
@@ -77,51 +68,50 @@ class TensorParallelBuilder:
 
 @final
 class TensorParallelLayout(AllRows):
-    """A rank's part of a cut model that computes with the others.
+    """A rank's shard of a tensor-parallel model.
 
     Args:
-        cutting: How it was made.
+        builder: What the shard was built with.
     """
 
-    def __init__(self, cutting: TensorParallelBuilder) -> None:
-        self._cutting = cutting
-        self.group = cutting.group
+    def __init__(self, builder: TensorParallelBuilder) -> None:
+        self._recipe = builder.recipe
+        self._plan = builder.plan
+        self.group = builder.group
 
     def task_here(self, task: Task) -> Task:
-        """With its loss over the ranks where scores stay cut."""
-        return with_sharded_loss(task, self._cutting.plan, self.group.tensors)
+        """Return the task with its loss computed over the ranks where scores stay sharded."""
+        return with_sharded_loss(task, self._plan, self.group.tensors)
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
-        """Of all slices, in the gradients' own number format."""
-        norm = gradient_norm(model, self._cutting.plan, self.group.tensors)
+        """Return the norm over all ranks' slices, in the gradients' dtype."""
+        norm = gradient_norm(model, self._plan, self.group.tensors)
         return norm.to(next(one.grad.dtype for one in model.parameters() if one.grad is not None))
 
     def whole(self, model: TaskModel) -> TaskModel | None:
-        """A model of its own on the CPU, put together one tensor at a time."""
-        shards = shards_of(model, self._cutting.plan)
+        """Return a copy on the CPU, gathered one tensor at a time."""
+        shards = shards_of(model, self._plan)
 
         def gathered(name: str, local: torch.Tensor) -> torch.Tensor:
             return gather(local, shards[name], self.group.tensors, name) if name in shards else local
 
-        making = self._cutting
-        empty = partial(empty_model, making.build, making.regularization)
-        return whole_model(model, empty, gathered, keep=self.group.rank == 0)
+        return whole_model(model, self._recipe, gathered, keep=self.group.rank == 0)
 
     def restore(self, model: TaskModel, folder: Path) -> None:
-        """Each rank reads its slices; nothing changes unless every tensor has its place."""
-        shards = shards_of(model, self._cutting.plan)
+        """Read this rank's slices; nothing changes unless every tensor has its place."""
+        shards = shards_of(model, self._plan)
 
         def shape_of(name: str, local: torch.Tensor) -> tuple[int, ...]:
             return shards[name].shape if name in shards else tuple(local.shape)
 
-        restore_slices(model, folder, slices_on_rank(model, self._cutting.plan, self.group.rank), shape_of)
+        restore_slices(model, folder, slices_on_rank(model, self._plan, self.group.rank), shape_of)
 
     def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
-        """Moments and all else that has a parameter's shape are put together when saved, and cut when loaded."""
-        shards = shards_of(model, self._cutting.plan)
+        """Gather moments, and whatever else has a parameter's shape, on saving; slice them on loading."""
+        shards = shards_of(model, self._plan)
         by_id = {id(parameter): shards[name] for name, parameter in model.named_parameters()}
         order = [one for group in optimizer.param_groups for one in group["params"]]
-        degree, group = self._cutting.plan.degree, self.group
+        degree, group = self._plan.degree, self.group
 
         def gathered(parameter: nn.Parameter, value: Any) -> Any:
             shard = by_id[id(parameter)]
@@ -130,15 +120,15 @@ class TensorParallelLayout(AllRows):
             whole = gather(value, shard, group.tensors, "the optimizer's state")
             return value if group.rank else whole.cpu()
 
-        def cut(parameter: nn.Parameter, value: Any) -> Any:
+        def sliced(parameter: nn.Parameter, value: Any) -> Any:
             shard = by_id[id(parameter)]
             part = slice_on_rank(shard, group.rank, degree)
             return part.of(value) if part is not None and _is_of(value, shard.shape, shard) else value
 
         optimizer.register_state_dict_post_hook(lambda _, state: change_state(state, order, gathered))
-        optimizer.register_load_state_dict_pre_hook(lambda _, state: change_state(state, order, cut))
+        optimizer.register_load_state_dict_pre_hook(lambda _, state: change_state(state, order, sliced))
 
 
 def _is_of(value: Any, shape: tuple[int, ...], shard: ParameterShard) -> bool:
-    """Whether something in an optimizer's state goes element by element with a parameter that is cut."""
+    """Return whether a value of an optimizer's state goes element by element with a sharded parameter."""
     return shard.dim is not None and isinstance(value, torch.Tensor) and tuple(value.shape) == shape
