@@ -1,4 +1,4 @@
-"""From evidence to exactly one kind of failure: a table of rows, the first that matches wins."""
+"""Classifies the end of an attempt as exactly one kind of failure, by a table whose first matching row wins."""
 
 import signal
 from dataclasses import dataclass
@@ -43,15 +43,16 @@ _SAYING_MAX_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class FaultRow:
-    """One way in which a failure shows.
+    """A row of the table: one way to recognise a kind of failure.
 
     Attributes:
-        kind: What it is called.
-        matches: Whether a case is one.
-        sentence: What to tell; ``{said}`` is what the child said last, ``{status}`` how it ended, ``{beat}`` how long
-            it had been silent, ``{memory}`` what is known of the device's memory, ``{xids}`` what the driver reported.
-        source: What it is recognised by.
-        texts: The texts it is recognised by, if by any.
+        kind: The kind of failure.
+        matches: Whether a case is of this kind.
+        sentence: The message; ``{said}`` is the child's last message, ``{status}`` its exit status or signal,
+            ``{beat}`` the time since its last heartbeat, ``{memory}`` the device's memory, ``{xids}`` the driver's
+            errors.
+        source: The evidence it is recognised by.
+        texts: The texts it is recognised by, if any.
     """
 
     kind: FailureKind
@@ -66,7 +67,7 @@ _OUT_OF_DEVICE_MEMORY = any_of(raised("torch.OutOfMemoryError"), said(*texts.DEV
 _WORKER_KILLED = said(*texts.WORKER_KILLED)
 
 ROWS: tuple[FaultRow, ...] = (
-    # A last word that was asked for, by us or by somebody else.
+    # Training stopped as asked, by us or by a signal from outside.
     FaultRow(
         FailureKind.INTERRUPTED,
         lambda case: case.stopped_by is StopReason.REQUEST,
@@ -80,8 +81,7 @@ ROWS: tuple[FaultRow, ...] = (
         "its result",
     ),
     FaultRow(FailureKind.INTERNAL, has_result, "a finished child was taken for a failed one", "its result"),
-    # What the child itself said: no later kill can have put these words into its mouth.
-    # In a poisoned process anything may follow.
+    # The child's own exception: no later kill can have caused it. In a poisoned process, any exception may follow.
     FaultRow(
         FailureKind.POISONED, code("POISONED"), "the process's torch was left in a bad state: {said}", "exception"
     ),
@@ -111,7 +111,7 @@ ROWS: tuple[FaultRow, ...] = (
         "exception",
         texts.NETWORK,
     ),
-    # Whatever else ends a planner, a trial's memory is unknown then, and nothing is wrong with the trial itself.
+    # Whatever else ends a planner: the trial's memory is unknown, and nothing is wrong with the trial itself.
     FaultRow(FailureKind.PLANNER, all_of(plans, has_fault), "planning its memory failed: {said}", "exception"),
     FaultRow(FailureKind.DATA, code("DATA"), "{said}", "exception"),
     FaultRow(FailureKind.CHECKPOINT_CORRUPT, code("CORRUPT"), "{said}", "exception"),
@@ -129,7 +129,7 @@ ROWS: tuple[FaultRow, ...] = (
         "exception",
     ),
     FaultRow(FailureKind.USER_CODE, code("OBJECTIVE"), "{said}", "exception"),
-    # The device, from the worst on: what follows from a lost one looks like anything else.
+    # The device, the worst first: the consequences of a lost device look like anything else.
     FaultRow(
         FailureKind.DEVICE_LOST,
         lost_its_device,
@@ -217,7 +217,7 @@ ROWS: tuple[FaultRow, ...] = (
         "exception",
     ),
     FaultRow(FailureKind.USER_CODE, has_fault, "an exception ended it: {said}", "exception"),
-    # It said nothing. What we did, and what happened around it.
+    # No exception. What we did to it, and what happened around it.
     FaultRow(
         FailureKind.INTERRUPTED,
         killed("now"),
@@ -252,7 +252,7 @@ ROWS: tuple[FaultRow, ...] = (
         "stopped as asked, before it could write a checkpoint",
         "signal",
     ),
-    # Only the operating system's word is left.
+    # Only the exit status or signal is left.
     FaultRow(
         FailureKind.DISK_FULL,
         lambda case: case.evidence.exit_code == ChildStatus.DISK_FULL,
@@ -313,16 +313,16 @@ def _status(evidence: Evidence) -> str:
 
 
 def _first_line(text: str) -> str:
-    """The first line that says something, without what would do more to a terminal than be read."""
+    """Return the first line with text, without control characters."""
     line = text.lstrip()[:_SAYING_MAX_CHARS].partition("\n")[0]
     return "".join(char if char.isprintable() else " " for char in line).strip()
 
 
-def _said(case: FaultCase, row: FaultRow) -> str:
-    """What the child said last: its exception, or the line of its log that the row knows."""
+def _last_message(case: FaultCase, row: FaultRow) -> str:
+    """Return the child's exception, or the line of its log with a text of the row."""
     fault = case.fault
     if fault is None:
-        at = max((case.log.rfind(one.text) for one in row.texts), default=-1)
+        at = max((case.log.rfind(text.text) for text in row.texts), default=-1)
         return _first_line(case.log[case.log.rfind("\n", 0, at) + 1 :]) if at >= 0 else "it left no message"
     first_line = _first_line(fault.message)
     if fault.code or not fault.type_names:
@@ -332,20 +332,20 @@ def _said(case: FaultCase, row: FaultRow) -> str:
 
 
 def error_type(fault: ChildFault) -> str:
-    """The qualified class of an exception; empty where it has none."""
+    """Return the qualified class of an exception; empty if it has none."""
     return next((name for name in fault.type_names if not name.endswith("]")), next(iter(fault.type_names), ""))
 
 
 def classify(evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> Failure:
-    """Name the failure that ended an attempt.
+    """Classify the end of an attempt.
 
     Args:
-        evidence: What is known of the end.
-        result: The child's last word, if any.
-        job: What the child was for.
+        evidence: The evidence of its end.
+        result: The child's result, if any.
+        job: The child's job.
 
     Returns:
-        Exactly one kind for any evidence, and a sentence.
+        The one kind that fits best, with a sentence.
     """
     case = _case(evidence, result, job)
     row = next(row for row in ROWS if row.matches(case))
@@ -353,15 +353,15 @@ def classify(evidence: Evidence, result: ChildResult | None, *, job: Job = Job.T
 
 
 def render(row: FaultRow, evidence: Evidence, result: ChildResult | None, *, job: Job = Job.TRAIN) -> str:
-    """A row's sentence on some evidence: one line, with something in every place that is to be filled."""
+    """Return a row's sentence with all placeholders filled, in one line."""
     case = _case(evidence, result, job)
-    said = _said(case, row)
+    message = _last_message(case, row)
     xids = ", ".join(f"Xid {xid}: {FATAL_XIDS[xid]}" for xid in dict.fromkeys(fatal_xids(case)))
     return row.sentence.format(
-        said=said,
+        said=message,
         status=_status(evidence),
         beat=f"{evidence.beat_age_s:.0f} s",
-        memory=memory_text(known_device_memory(evidence, case.fault)) or said,
+        memory=memory_text(known_device_memory(evidence, case.fault)) or message,
         xids=xids or "it did not say why",
     )
 

@@ -1,4 +1,4 @@
-"""What is known of a device's memory when an allocation on it failed: torch's own sentence, then what was measured."""
+"""The memory of a device when an allocation failed, from torch's error message and from measurements."""
 
 import re
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ _ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTor
 _CACHED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 
 _UNEXPLAINED_BYTES = 1 << 30
-"""Memory that no process is known to hold: our own context takes some. What is beyond this is a neighbour's."""
+"""Memory that no known process holds, such as our own context; more than this is another program's."""
 
 _NEIGHBOURS_SHARE = 4
-"""Without a plan, neighbours are to blame from this part of the device on: a desktop's few hundred MiB are not."""
+"""Without a plan, other programs are blamed if they hold at least a quarter of the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory of one device, as one process found it. None: not known."""
+    """Memory of one device at a failed allocation; None where unknown."""
 
     asked_bytes: int | None = None
     total_bytes: int | None = None
@@ -48,7 +48,7 @@ def _most(*amounts: int | None) -> int | None:
 
 
 def parse_oom_message(text: str) -> DeviceMemory:
-    """What torch's own sentence on a failed allocation says; all unknown in any other text."""
+    """Parse torch's message on a failed allocation; of any other text, all is unknown."""
     if "Tried to allocate" not in text:
         return DeviceMemory()
     total = _TOTAL.search(text)
@@ -58,7 +58,7 @@ def parse_oom_message(text: str) -> DeviceMemory:
     own_bytes = _amount(_OWN.search(text))
     others = sorted(_amount(match) or 0 for match in _PROCESS.finditer(text))
     if own_bytes is None and reserved is not None:
-        # In a container, NVML's process ids are not ours: one of "the others" is this very process.
+        # In a container, NVML's process ids are not ours: one of the other processes is this one.
         own_bytes = next((size for size in others if size >= reserved), None)
         if own_bytes is not None:
             others.remove(own_bytes)
@@ -71,23 +71,23 @@ def parse_oom_message(text: str) -> DeviceMemory:
 
 
 def known_device_memory(evidence: Evidence, fault: ChildFault | None) -> DeviceMemory:
-    """All that is known: what torch said, at the moment it failed, before what was measured around it."""
-    said = parse_oom_message(fault.message if fault is not None else evidence.log_tail)
+    """Return all that is known: torch's message first, then the measurements around the end."""
+    message = parse_oom_message(fault.message if fault is not None else evidence.log_tail)
     return DeviceMemory(
-        asked_bytes=said.asked_bytes,
-        total_bytes=said.total_bytes if said.total_bytes is not None else evidence.device_total_bytes,
-        free_bytes=said.free_bytes if said.free_bytes is not None else evidence.device_free_bytes,
-        own_bytes=_most(said.own_bytes, evidence.peak_bytes),
-        others_bytes=_most(said.others_bytes, evidence.neighbour_bytes),
+        asked_bytes=message.asked_bytes,
+        total_bytes=message.total_bytes if message.total_bytes is not None else evidence.device_total_bytes,
+        free_bytes=message.free_bytes if message.free_bytes is not None else evidence.device_free_bytes,
+        own_bytes=_most(message.own_bytes, evidence.peak_bytes),
+        others_bytes=_most(message.others_bytes, evidence.neighbour_bytes),
         planned_bytes=evidence.planned_bytes,
     )
 
 
 def held_by_neighbours(memory: DeviceMemory) -> bool:
-    """Whether the trial would have had the memory it was promised, had it been alone.
+    """Whether other programs held the memory that the trial needed.
 
-    With a plan: it took no more than was planned, and what the neighbours left was less than that. Without one:
-    neighbours held a good part of the device, and what was asked for would have fitted into it.
+    With a plan: the trial took no more than planned, and the others left less than that. Without a plan: the others
+    held a good part of the device, into which the failed allocation would have fitted.
     """
     total, others = memory.total_bytes, memory.others_bytes
     if total is None or not others:
@@ -99,7 +99,7 @@ def held_by_neighbours(memory: DeviceMemory) -> bool:
 
 
 def memory_text(memory: DeviceMemory) -> str:
-    """The numbers, for a sentence; empty where none is known."""
+    """Format the known numbers for a sentence; empty if none is known."""
     parts = [
         ("planned", memory.planned_bytes),
         ("taken", memory.own_bytes),

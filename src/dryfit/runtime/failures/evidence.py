@@ -1,4 +1,4 @@
-"""What is seen around a child when it ends: its device, shared memory, the disk."""
+"""Collects evidence around the end of a child: the state of its device, shared memory and the disk."""
 
 import shutil
 from dataclasses import dataclass, field, replace
@@ -27,12 +27,12 @@ class _Memory:
 
 @dataclass(slots=True)
 class EvidenceCollector:
-    """Looks around for evidence; :meth:`probe` belongs into the supervisor's settings.
+    """Adds the state of the machine to the evidence of a child's end; the supervisor calls :meth:`probe`.
 
     Attributes:
-        devices: Who can be asked of devices.
-        folder: Where the study lies.
-        shared_memory: Where shared memory is mounted.
+        devices: Reports the state of GPUs.
+        folder: The study's folder.
+        shared_memory: The mount point of shared memory.
     """
 
     devices: GpuMonitor
@@ -41,47 +41,47 @@ class EvidenceCollector:
     _placed: dict[str, list[_Placed]] = field(default_factory=dict[str, list[_Placed]])
 
     def placed(self, key: str, device: str, planned_bytes: int | None) -> None:
-        """Remember a device that a child is about to run on, by its rank, and what was planned for it there."""
+        """Remember a device that a child is about to run on, and its planned memory there; once for each rank."""
         before = len(self.devices.xids(device))
         self._placed.setdefault(key, []).append(_Placed(device, planned_bytes, before))
 
     def probe(self, key: str, evidence: Evidence) -> Evidence:
-        """Add to the evidence of a child's end what is around it now."""
-        found = replace(
+        """Return the evidence of a child's end with the present state of its surroundings added."""
+        evidence = replace(
             evidence,
             shm_free_bytes=_free_bytes(self.shared_memory),
             disk_free_bytes=_free_bytes(self.folder),
         )
         placed = self._placed.pop(key, None)
         if placed is None:
-            return found
-        xids = [(xid, one.device) for one in placed for xid in self.devices.xids(one.device)[one.xids_before :]]
-        found = replace(
-            found,
-            device=place_of([one.device for one in placed]),
+            return evidence
+        xids = [(xid, rank.device) for rank in placed for xid in self.devices.xids(rank.device)[rank.xids_before :]]
+        evidence = replace(
+            evidence,
+            device=place_of([rank.device for rank in placed]),
             planned_bytes=placed[0].planned_bytes,
             xids=tuple(xid for xid, _ in xids),
             xid_devices=tuple(device for _, device in xids),
         )
-        seen = [memory for one in placed if (memory := self._memory(one.device)) is not None]
-        if not seen:
-            return found
-        tightest = min(seen, key=lambda memory: memory.total_bytes - memory.neighbour_bytes)
+        known = [memory for rank in placed if (memory := self._memory(rank.device)) is not None]
+        if not known:
+            return evidence
+        tightest = min(known, key=lambda memory: memory.total_bytes - memory.neighbour_bytes)
         return replace(
-            found,
+            evidence,
             device_free_bytes=tightest.free_bytes,
             device_total_bytes=tightest.total_bytes,
             neighbour_bytes=tightest.neighbour_bytes,
         )
 
     def _memory(self, device: str) -> _Memory | None:
-        look = self.devices.look(device)
-        if look is None:
+        state = self.devices.look(device)
+        if state is None:
             return None
-        beside = [one for placed in self._placed.values() for one in placed if one.device == device]
-        planned_bytes = sum(one.planned_bytes or 0 for one in beside)
-        neighbour_bytes = look.neighbour_bytes(planned_bytes, ours=bool(beside))
-        return _Memory(look.free_bytes, look.total_bytes, neighbour_bytes)
+        beside = [rank for placed in self._placed.values() for rank in placed if rank.device == device]
+        planned_bytes = sum(rank.planned_bytes or 0 for rank in beside)
+        neighbour_bytes = state.neighbour_bytes(planned_bytes, ours=bool(beside))
+        return _Memory(state.free_bytes, state.total_bytes, neighbour_bytes)
 
 
 def _free_bytes(folder: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Conditions on the evidence of a failure, and how the rows of the failure table combine them."""
+"""The conditions that rows of the failure table are made of."""
 
 import signal
 from collections.abc import Callable, Iterable
@@ -13,13 +13,13 @@ from dryfit.runtime.failures.device_memory import held_by_neighbours, known_devi
 from dryfit.runtime.failures.fault_texts import FATAL_XIDS, Text
 
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})
-"""What ends a process whose native code broke."""
+"""Signals of a crash in native code."""
 
 _LITTLE_BYTES = 128 << 20
-"""Room below which shared memory, or a disk, is called full: containers have 64 MiB unless told otherwise."""
+"""Free bytes below which shared memory or a disk counts as full: containers have 64 MiB by default."""
 
 _RESUMING = ("in _load_from_checkpoint", "in _load_optimizer_and_scheduler", "in _load_rng_state")
-"""Functions of the Trainer that read a checkpoint, as a traceback names them."""
+"""The Trainer's functions that read a checkpoint, as in a traceback."""
 
 UNREADABLE_TYPES = (
     "_pickle.UnpicklingError",
@@ -30,12 +30,12 @@ UNREADABLE_TYPES = (
     "builtins.EOFError",
     "builtins.OSError[EIO]",
 )
-"""What reading a torn or damaged file ends with."""
+"""Exceptions of reading a torn or damaged file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultCase:
-    """What a row looks at. ``fault`` is the evidence's, or the result's where that has none."""
+    """The end of an attempt. ``fault`` is that of the evidence, or else that of the result."""
 
     evidence: Evidence
     result: ChildResult | None
@@ -44,14 +44,14 @@ class FaultCase:
 
     @property
     def stopped_by(self) -> StopReason | None:
-        """Why training ended early, if a training result says so."""
+        """Why training stopped early; None unless a training result says so."""
         return self.result.train.stopped_by if self.result is not None and self.result.train is not None else None
 
     @property
     def log(self) -> str:
-        """The end of the log of a child that native code ended before its last word; empty for any other.
+        """The end of the log of a child that crashed in native code without a result; empty for any other child.
 
-        Nobody else's log is asked: what it printed need not be what it died of.
+        Other logs are not used: what a child printed need not be why it ended.
         """
         evidence = self.evidence
         broke = evidence.signal in CRASH_SIGNALS or evidence.exit_code == ChildStatus.NO_LAST_WORD
@@ -63,109 +63,109 @@ Test = Callable[[FaultCase], bool]
 
 
 def code(*codes: str) -> Test:
-    """It raised an error of ours with one of these codes."""
+    """The child raised an error of dryfit with one of these codes."""
     return lambda case: case.fault is not None and case.fault.code in codes
 
 
 def raised(*names: str) -> Test:
-    """An exception of the chain is one of these, or of a subclass."""
+    """An exception of its chain is of one of these classes or a subclass."""
     return lambda case: case.fault is not None and not set(names).isdisjoint(case.fault.type_names)
 
 
-def _spoken(case: FaultCase) -> tuple[str, ...]:
+def _searched(case: FaultCase) -> tuple[str, ...]:
     return (case.fault.message, case.fault.traceback) if case.fault is not None else (case.log,)
 
 
 def said(*wanted: Text) -> Test:
-    """The last resort: libraries that say it only in words, in an exception or, where none was left, in the log."""
-    return lambda case: any(one.text in said for said in _spoken(case) for one in wanted)
+    """One of these texts is in its exception, or in its log if it left none; the last resort."""
+    return lambda case: any(text.text in searched for searched in _searched(case) for text in wanted)
 
 
 def by_signal(numbers: Iterable[int]) -> Test:
-    """One of these signals ended it."""
+    """One of these signals ended the child."""
     wanted = frozenset(numbers)
     return lambda case: case.evidence.signal in wanted
 
 
 def killed(why: str) -> Test:
-    """We killed it for this reason."""
+    """We killed the child for this reason."""
     return lambda case: case.evidence.killed_by_us == why
 
 
 def any_of(*tests: Test) -> Test:
-    """One of them holds."""
+    """At least one of the tests holds."""
     return lambda case: any(test(case) for test in tests)
 
 
 def all_of(*tests: Test) -> Test:
-    """All of them hold."""
+    """All tests hold."""
     return lambda case: all(test(case) for test in tests)
 
 
 def stop_asked(case: FaultCase) -> bool:
-    """We had asked it to stop."""
+    """We had asked the child to stop."""
     return case.evidence.stop_asked
 
 
 def oom_rose(case: FaultCase) -> bool:
-    """The kernel killed for want of memory meanwhile."""
+    """The kernel killed processes for lack of memory meanwhile."""
     return case.evidence.oom_kills_rose
 
 
 def has_result(case: FaultCase) -> bool:
-    """It left a result."""
+    """The child left a result."""
     result = case.result
     if result is None:
         return False
-    return any(one is not None for one in (result.train, result.resolve, result.plan, result.imported))
+    return any(part is not None for part in (result.train, result.resolve, result.plan, result.imported))
 
 
 def has_fault(case: FaultCase) -> bool:
-    """It left an exception."""
+    """The child left an exception."""
     return case.fault is not None
 
 
 def plans(case: FaultCase) -> bool:
-    """It was to plan a trial's memory."""
+    """The child planned a trial's memory."""
     return case.job is Job.PLAN
 
 
 def calls_own_function(case: FaultCase) -> bool:
-    """It called a function of the user's own."""
+    """The child called a function of the user."""
     return case.job is Job.OBJECTIVE
 
 
 def left_by_itself(case: FaultCase) -> bool:
-    """It ended with a status that is not ours: its own code did that, and would do it again."""
+    """The child exited with a status that is not ours: its own code did that, and would do so again."""
     ours = (ChildStatus.DISK_FULL, ChildStatus.NO_LAST_WORD)
     return case.evidence.started and case.evidence.exit_code is not None and case.evidence.exit_code not in ours
 
 
 def has_device(case: FaultCase) -> bool:
-    """It was given a device."""
+    """The child was given a device."""
     return case.evidence.device is not None
 
 
 def fatal_xids(case: FaultCase) -> list[int]:
-    """What the driver reported that no device is trusted after."""
+    """Return the driver's errors after which a device is not trusted."""
     return [xid for xid in case.evidence.xids if xid in FATAL_XIDS]
 
 
 def lost_devices(evidence: Evidence, place: str) -> tuple[str, ...]:
-    """Which devices of a place are not to be trusted after a child lost its device: all, where nobody says which."""
+    """Return the devices of a place that failed when a child lost its device; all, if it is unknown which."""
     fatal = {device for xid, device in zip(evidence.xids, evidence.xid_devices, strict=False) if xid in FATAL_XIDS}
     devices = devices_of(place)
     return tuple(device for device in devices if device in fatal) or devices
 
 
 def lost_its_device(case: FaultCase) -> bool:
-    """The driver gave the device up while the child ran; no stop of ours explains the end."""
+    """The driver reported a fatal error while the child ran, and no stop of ours explains its end."""
     ours = case.evidence.killed_by_us in ("now", "start") or case.evidence.server_lost
     return bool(fatal_xids(case)) and not ours
 
 
 def in_shared_memory(case: FaultCase) -> bool:
-    """What could not be written lies in shared memory, or that is full, while the disk has room."""
+    """A write to shared memory failed, or shared memory is full, while the disk has space."""
     shm, disk = case.evidence.shm_free_bytes, case.evidence.disk_free_bytes
     if disk is not None and disk < _LITTLE_BYTES:
         return False
@@ -175,16 +175,16 @@ def in_shared_memory(case: FaultCase) -> bool:
 
 
 def shm_low(case: FaultCase) -> bool:
-    """There is little room in shared memory."""
+    """Shared memory is nearly full."""
     shm = case.evidence.shm_free_bytes
     return shm is not None and shm < _LITTLE_BYTES
 
 
 def resumed(case: FaultCase) -> bool:
-    """It was reading a checkpoint."""
+    """The child was reading a checkpoint."""
     return case.fault is not None and any(place in case.fault.traceback for place in _RESUMING)
 
 
 def neighbours(case: FaultCase) -> bool:
-    """Others held the device's memory that it needed."""
+    """Other programs held the device memory that the child needed."""
     return held_by_neighbours(known_device_memory(case.evidence, case.fault))

@@ -1,4 +1,4 @@
-"""What is kept of a failure for its trial's story: the exception, the place in the code, what was in hand. Pure."""
+"""The details of a failure for its trial's story: the exception, the place in the code, and its context. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dryfit.runtime.failures.classify import error_type
 from dryfit.runtime.failures.device_memory import known_device_memory, memory_text
 
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<name>.+)$', re.MULTILINE)
-"""A frame, as ``traceback`` and ``faulthandler`` write it."""
+"""A stack frame as ``traceback`` and ``faulthandler`` write it."""
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
@@ -18,21 +18,21 @@ _ERROR_CHARS_MAX = 2_000
 _DETAIL_CHARS_MAX = 4_000
 _FRAMES_MAX = 6
 _LOG_LINES_MAX = 8
-_FOR_LACK_OF_WORDS = frozenset({FailureKind.NATIVE_CRASH, FailureKind.START, FailureKind.KILLED, FailureKind.SHM_FULL})
-"""Kinds of which, without an exception, the end of the log may tell more."""
+_WITH_LOG = frozenset({FailureKind.NATIVE_CRASH, FailureKind.START, FailureKind.KILLED, FailureKind.SHM_FULL})
+"""Kinds whose details include the end of the log, if there is no exception."""
 
 _OF_MEMORY = frozenset({FailureKind.OOM_DEVICE, FailureKind.OOM_NEIGHBOUR})
 
 
 @dataclass(frozen=True, slots=True)
 class FaultDetail:
-    """What :class:`dryfit.store.events.FailureFacts` keeps beside kind and sentence.
+    """What :class:`dryfit.store.events.FailureFacts` holds besides kind and sentence.
 
     Attributes:
-        error_type: Qualified class of the exception; empty where there was none.
-        error: Its first lines.
-        place: Where in the code: ``train/step.py:88 in step``; empty where nothing is known.
-        detail: Lines for the story.
+        error_type: Qualified class of the exception; empty if there was none.
+        error: The first lines of its message.
+        place: The place in the code, like ``train/step.py:88 in step``; empty if unknown.
+        detail: Further lines for the story.
     """
 
     error_type: str = ""
@@ -42,24 +42,21 @@ class FaultDetail:
 
 
 def fault_detail(kind: FailureKind, evidence: Evidence, fault: ChildFault | None, stacks: str = "") -> FaultDetail:
-    """Gather what a person, or a search over failures, wants to know of one.
+    """Return the details of a failure.
 
     Args:
-        kind: What it was called.
-        evidence: What is known of the end.
+        kind: The kind of failure.
+        evidence: The evidence of the child's end.
         fault: The exception, if the child left one.
-        stacks: What the child's fault handler wrote down.
+        stacks: What the child's fault handler wrote.
     """
     frames = _frames(fault.traceback) if fault is not None else _frames(_last_dump(stacks))[::-1]
     parts: list[str] = []
     if kind in _OF_MEMORY:
         parts.append(memory_text(known_device_memory(evidence, fault)))
-    if fault is not None:
-        parts.append(fault.context)
-    else:
-        parts.append(evidence.stacks)
+    parts.append(fault.context if fault is not None else evidence.stacks)
     parts += [_frame_line(frame) for frame in frames[-_FRAMES_MAX:]]
-    if fault is None and kind in _FOR_LACK_OF_WORDS:
+    if fault is None and kind in _WITH_LOG:
         parts += [line for line in evidence.log_tail.splitlines() if line.strip()][-_LOG_LINES_MAX:]
     return FaultDetail(
         error_type=error_type(fault) if fault is not None else "",
@@ -70,16 +67,16 @@ def fault_detail(kind: FailureKind, evidence: Evidence, fault: ChildFault | None
 
 
 def _frames(text: str) -> list[re.Match[str]]:
-    """All frames of a text, as they stand there: of a traceback, the exception's own are the last."""
+    """Return all frames of a text, in its order; in a traceback, those of the exception come last."""
     return list(_FRAME.finditer(text))
 
 
 def _last_dump(stacks: str) -> str:
-    """The thread that crashed, or was asked, in the last dump of all threads; innermost frame first."""
+    """Return the current thread of the last dump of all threads; innermost frame first."""
     threads = list(_THREAD.finditer(stacks))
     if not threads:
         return ""
-    current = [index for index, one in enumerate(threads) if one[0].startswith("Current")]
+    current = [index for index, thread in enumerate(threads) if thread[0].startswith("Current")]
     at = current[-1] if current else len(threads) - 1
     end = threads[at + 1].start() if at + 1 < len(threads) else len(stacks)
     return stacks[threads[at].end() : end]
@@ -94,7 +91,7 @@ def _frame_line(frame: re.Match[str]) -> str:
 
 
 def _place(frames: list[re.Match[str]]) -> str:
-    """The innermost frame that is no library's, else the innermost of all."""
+    """Return the innermost frame outside libraries, else the innermost of all."""
     own = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES)]
     frame = next(iter(own[-1:] or frames[-1:]), None)
     return "" if frame is None else f"{_short(frame['file'])}:{frame['line']} in {frame['name'].strip()}"

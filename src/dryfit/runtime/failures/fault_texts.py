@@ -1,8 +1,7 @@
-"""What libraries, drivers and the kernel say of a failure in words or numbers only, each with where it is written.
+"""Error texts and numbers of libraries, drivers and the kernel, each with its source.
 
-The last resort of :mod:`dryfit.runtime.failures.classify`: a type, a code or a signal comes first wherever there is
-one. The names and texts of CUDA's errors are those of ``cudaGetErrorName`` and ``cudaGetErrorString`` of its runtime
-13.0.
+They are the last resort of :mod:`dryfit.runtime.failures.classify`, where no type, code or signal says it. The names
+and texts of CUDA's errors are those of ``cudaGetErrorName`` and ``cudaGetErrorString`` of its runtime 13.0.
 """
 
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text that tells a failure.
+    """A text by which a failure is recognised.
 
     Attributes:
-        text: What is looked for, as it is written.
-        source: Who says it, and where that is written.
+        text: The text, exactly as it is written.
+        source: The library and the file that it comes from.
     """
 
     text: str
@@ -63,8 +62,7 @@ SHARED_MEMORY = (
 )
 
 SHARED_MEMORY_PLACES = ("/dev/shm/", "/torch_", "/psm_")
-"""In the name of a file that could not be written: it lies in shared memory. torch and CPython's shared_memory call
-theirs so."""
+"""Parts of the names of files in shared memory, as torch and CPython's shared_memory call them."""
 
 HOST_MEMORY = (
     Text("DefaultCPUAllocator: can't allocate memory", "torch c10/core/impl/alloc_cpu.cpp"),
@@ -94,7 +92,7 @@ DEVICE_LOST = (
 )
 
 NO_DEVICE = (Text("No CUDA GPUs are available", "torch c10/cuda/CUDAFunctions.cpp, device_count_ensure_non_zero"),)
-"""Of a child that was given a device."""
+"""Counts only for a child that was given a device."""
 
 DEVICE_ASSERT = (
     Text("device-side assert triggered", "cudaErrorAssert"),
@@ -166,11 +164,11 @@ FATAL_XIDS: dict[int, str] = {
     171: "uncorrectable DRAM error",
     172: "uncorrectable SRAM error",
 }
-"""Errors of the driver after which a device is not trusted with the trial any more.
+"""Errors of the driver (Xids) after which a device is not trusted any more.
 
 Source: NVIDIA, "Analyzing Xid Errors with the Xid Catalog" (docs.nvidia.com/deploy/xid-errors): those whose immediate
 action is a reset of the device or a restart of the machine, 61 and 74 of its list for older devices, 94 because the
 trial's own memory was hit, and 167 to 172, which name no action yet. Left out are those that NVIDIA's device plugin for
-Kubernetes calls errors of the application (13, 31, 43, 45, 68, 109; internal/rm/health.go), and what is only told for
-information (63, 92, 154).
+Kubernetes calls errors of the application (13, 31, 43, 45, 68, 109; internal/rm/health.go), and those that are for
+information only (63, 92, 154).
 """

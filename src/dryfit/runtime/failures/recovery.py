@@ -1,4 +1,4 @@
-"""From a failure and those before it to what follows. Pure; the table is :data:`dryfit.core.failure.PERMITTED`."""
+"""Decides what follows a failure, from the earlier failures of its trial and :data:`dryfit.core.failure.PERMITTED`."""
 
 from dryfit.core.failure import (
     PERMITTED,
@@ -13,7 +13,7 @@ from dryfit.core.failure import (
 from dryfit.core.sharding.device_groups import devices_of
 
 _DELAY_FACTOR = 4.0
-"""How much longer each further attempt after the same kind of failure waits."""
+"""Factor of the delay for each further failure of the same kind."""
 
 _DELAY_MAX_S = 300.0
 _DELAY_STEPS_MAX = 8
@@ -27,21 +27,19 @@ _NOT_ITS_OWN = frozenset(
         FailureKind.INTERNAL,
     }
 )
-"""What ends an attempt without a word on what it was run for."""
+"""Kinds that say nothing about what the attempt was run for."""
 
 
 ANOTHER_ATTEMPT = frozenset(
     {Action.RETRY, Action.FALLBACK, Action.EXCLUSIVE, Action.ELSEWHERE, Action.LIGHTER, Action.DIAGNOSE}
 )
-"""Actions after which the trial gets another process."""
+"""Actions after which the trial gets another attempt."""
 
 
 def _since_progress(past: tuple[PastFailure, ...]) -> tuple[PastFailure, ...]:
-    """The failures after the last attempt that reached a new checkpoint."""
-    for index in range(len(past) - 1, -1, -1):
-        if past[index].reached_checkpoint:
-            return past[index + 1 :]
-    return past
+    """Return the failures since the last attempt that reached a new checkpoint."""
+    progress = [index for index, failure in enumerate(past) if failure.reached_checkpoint]
+    return past[progress[-1] + 1 :] if progress else past
 
 
 def decide_recovery(
@@ -55,22 +53,22 @@ def decide_recovery(
 ) -> RecoveryAction:
     """Decide what follows a failure.
 
-    Two limits hold for retries: those of the kind's own stages, over the failures since the trial last made progress,
-    and ``retries``, over all failures of the trial that count. An attempt that reached a new checkpoint counts for
-    neither. A trial that is run once more only to learn where it fails ends with that attempt, whatever ends it.
+    Two limits hold: the stages of the kind, over the failures since the trial last made progress; and ``retries``, over
+    all failures of the trial that count. An attempt that reached a new checkpoint counts for neither. A diagnostic
+    attempt is the trial's last, however it ends.
 
     Args:
-        failure: The failure at hand.
-        past: Earlier failures of the same trial, oldest first, without this one.
-        retries: Most retries of one trial that count.
-        reached_checkpoint: Whether the attempt that failed now had reached a new checkpoint.
-        fallbacks_left: How many fallbacks of the trial's plan have not been tried.
-        diagnosable: Whether the trial can be run slowly to learn where it fails.
+        failure: The failure.
+        past: Earlier failures of the same trial, oldest first.
+        retries: Maximum number of retries of a trial.
+        reached_checkpoint: Whether the failed attempt had reached a new checkpoint.
+        fallbacks_left: Number of fallbacks of the trial's plan not tried yet.
+        diagnosable: Whether the trial can be run in diagnostic mode, slowly, to learn where it fails.
     """
     permission = PERMITTED[failure.kind]
     if attempt_terms(past).diagnostic and failure.kind not in _NOT_ITS_OWN:
         return RecoveryAction(Action.GIVE_UP, failure.sentence)
-    used = 0 if reached_checkpoint else sum(one.kind is failure.kind for one in _since_progress(past))
+    used = 0 if reached_checkpoint else sum(earlier.kind is failure.kind for earlier in _since_progress(past))
     action = _stage(permission, used)
     if (action is Action.FALLBACK and fallbacks_left == 0) or (action is Action.DIAGNOSE and not diagnosable):
         return RecoveryAction(permission.then, failure.sentence)
@@ -78,14 +76,14 @@ def decide_recovery(
         reason = f"{failure.sentence} (failure {used + 1} of this kind without a new checkpoint between)"
         return RecoveryAction(permission.then, reason)
     again = action in ANOTHER_ATTEMPT
-    if again and permission.counts and not reached_checkpoint and sum(_counts(one) for one in past) >= retries:
+    if again and permission.counts and not reached_checkpoint and sum(map(_counts, past)) >= retries:
         return RecoveryAction(permission.then, f"{failure.sentence} (the trial's {retries} retries are used up)")
     delay_s = min(_DELAY_MAX_S, permission.first_delay_s * _DELAY_FACTOR ** min(used, _DELAY_STEPS_MAX))
     return RecoveryAction(action, failure.sentence, delay_s if again else 0.0)
 
 
 def _stage(permission: Permission, used: int) -> Action | None:
-    """What is due after so many failures of the kind; None: all stages are used up."""
+    """Return the action after ``used`` failures of the kind; None if all stages are used up."""
     for stage in permission.stages:
         if stage.times is None or used < stage.times:
             return stage.action
@@ -98,27 +96,26 @@ def _counts(past: PastFailure) -> bool:
 
 
 def attempt_terms(past: tuple[PastFailure, ...]) -> AttemptTerms:
-    """What the failures of a trial so far ask of its next attempt.
+    """Return how the next attempt of a trial is to run after its failures so far.
 
-    What was asked for once holds until the trial ends: an attempt that dies for another reason is no proof that the
-    first one is gone.
+    Terms hold until the trial ends: an attempt that fails for another reason is no proof that the first is gone.
     """
-    actions = [one.action for one in past]
+    actions = [failure.action for failure in past]
     return AttemptTerms(
         exclusive=Action.EXCLUSIVE in actions,
         diagnostic=Action.DIAGNOSE in actions,
         lighter=actions.count(Action.LIGHTER),
         avoid=frozenset(
             device
-            for one in past
-            if one.action is Action.ELSEWHERE and one.device is not None
-            for device in devices_of(one.device)
+            for failure in past
+            if failure.action is Action.ELSEWHERE and failure.device is not None
+            for device in devices_of(failure.device)
         ),
     )
 
 
 def terms_text(terms: AttemptTerms) -> tuple[str, ...]:
-    """The terms as the ledger keeps them for a trial's story; empty where they ask for nothing."""
+    """Return the terms in words, as the ledger keeps them; empty without any."""
     words: list[str] = []
     if terms.exclusive:
         words.append("alone on its device")

@@ -1,7 +1,7 @@
-"""Where the threads of a silent child are: asked of the child and of all it started, before they are killed.
+"""Dumps the thread stacks of a silent child and of the processes it started, before they are killed.
 
-Every child has told ``faulthandler`` to write its stacks on SIGUSR1; the workers it forks have inherited that. The
-handler is native code that runs whatever Python waits for: a lock, a kernel, a system call.
+Every child registers ``faulthandler`` for SIGUSR1, and its forked workers inherit that. The handler is native code, so
+it runs whatever Python waits for: a lock, a kernel, a system call.
 """
 
 import os
@@ -30,13 +30,13 @@ _HEADING = "--- process "
 
 
 def dump_stacks(path: Path, leader_pid: int, marker: str) -> str:
-    """Have every process of a child's session write its stacks, one after another so that they do not mix.
+    """Have every process of a child's session write its stacks, one after another.
 
-    A process that is stopped cannot answer: its state stands in its heading. One that never asked for the signal is
-    ended by it, a moment before it is killed anyway.
+    A stopped process cannot answer; its state is in its heading. A process without the handler is ended by the signal,
+    a moment before it would be killed anyway.
 
     Args:
-        path: Where they write.
+        path: The file that they write to.
         leader_pid: The child.
         marker: The study's id, which all of them carry.
 
@@ -45,7 +45,7 @@ def dump_stacks(path: Path, leader_pid: int, marker: str) -> str:
     """
     begun = _size(path)
     deadline_s = time.monotonic() + _ALL_S
-    # The child itself last, whatever time the others took: the last dump is where a failure is said to be.
+    # The child comes last, whatever time the others took: the place of a failure is read from the last dump.
     for pid in sorted(session_members(leader_pid, marker), key=lambda pid: (pid == leader_pid, pid)):
         if time.monotonic() > deadline_s and pid != leader_pid:
             continue
@@ -65,10 +65,10 @@ def dump_stacks(path: Path, leader_pid: int, marker: str) -> str:
 
 
 def innermost_frames(text: str, leader_pid: int = 0) -> str:
-    """The innermost frames of each thread in what ``faulthandler`` wrote, a line a thread; at most a dozen lines.
+    """Return the innermost frames of each thread in ``faulthandler``'s output, a line a thread, at most a dozen.
 
     Args:
-        text: What it wrote, with headings.
+        text: The output, with headings.
         leader_pid: The process whose threads come first.
     """
     lines = sorted(_lines(text), key=lambda line: not line.startswith(f"process {leader_pid},"))
@@ -77,17 +77,17 @@ def innermost_frames(text: str, leader_pid: int = 0) -> str:
 
 
 def _lines(text: str) -> Iterator[str]:
-    who, frames, silent = "", list[str](), False
+    process, frames, silent = "", list[str](), False
     for line in [*text.splitlines(), _HEADING]:
-        found = _FILE.match(line)
+        frame = _FILE.match(line)
         heading = line.startswith(_HEADING)
         if heading or _THREAD.match(line):
             if frames or (heading and silent):
-                yield f"{who}: " + (" < ".join(frames) or "gave no stack")
+                yield f"{process}: " + (" < ".join(frames) or "gave no stack")
             frames, silent = [], heading and line != _HEADING
-            who = line.removeprefix("--- ") if heading else who
-        elif found is not None and len(frames) < _FRAMES:
-            frames.append(f"{found['function']} ({Path(found['file']).name}:{found['line']})")
+            process = line.removeprefix("--- ") if heading else process
+        elif frame is not None and len(frames) < _FRAMES:
+            frames.append(f"{frame['function']} ({Path(frame['file']).name}:{frame['line']})")
 
 
 def _state(pid: int) -> str:
@@ -106,7 +106,7 @@ def _size(path: Path) -> int:
 
 
 def _wait_for_more(path: Path, before: int, deadline_s: float) -> None:
-    """Wait until a file has grown and grows no more."""
+    """Wait until a file has grown and does not grow any more."""
     last, since_s = before, time.monotonic()
     while (now_s := time.monotonic()) < deadline_s:
         size = _size(path)

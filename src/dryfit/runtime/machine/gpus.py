@@ -1,7 +1,7 @@
-"""What the driver knows of the GPUs: who holds memory there, which errors it saw.
+"""The GPUs as the NVIDIA driver sees them: memory, the processes that hold it, and hardware errors.
 
-NVML is asked, the driver's own library. It makes no CUDA context, so the process that asks takes nothing of a device.
-Where there is no driver, or it does not answer, nothing is known, and that is no error.
+The driver's library NVML is used, which makes no CUDA context and so takes no memory of a device. A missing or silent
+driver is no error: nothing is known then.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,25 +14,25 @@ from typing import Any, Protocol
 from dryfit.runtime.children.processes import carries_marker, lives
 
 FALLEN_OFF = 79
-"""Xid of a GPU that has fallen off the bus (NVIDIA, "XID Errors"): NVML says so by an error of its own."""
+"""Xid of a GPU that has fallen off the bus (NVIDIA, "XID Errors"); NVML reports it as an error of its own."""
 
 _EVENTS_MAX = 256
 
 
 class ProcessOwner(StrEnum):
-    """Whose a process on a device is."""
+    """Whether a process on a device is ours."""
 
     OURS = "ours"
     GONE = "gone"
-    """It was ours and has ended; the driver still counts memory for it."""
+    """Ours, and ended; the driver still counts memory for it."""
     OTHER = "other"
     HIDDEN = "hidden"
-    """Nobody knows: its process cannot be seen from here, as from inside a container."""
+    """Unknown: the process cannot be seen, as from inside a container."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that holds memory of a device; ``used_bytes`` is None where the driver does not tell."""
+    """A process that holds memory of a device; ``used_bytes`` is None if the driver does not report it."""
 
     pid: int
     used_bytes: int | None
@@ -41,13 +41,13 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """A device at one moment.
+    """The state of a device at one moment.
 
     Attributes:
-        total_bytes: What programs may have of it.
-        used_bytes: What is taken of that.
-        processes: Who holds memory, as far as the driver tells.
-        memory_errors: Uncorrected ECC errors since the driver was loaded; None: nobody counts.
+        total_bytes: Memory available to programs.
+        used_bytes: The part of it that is in use.
+        processes: The processes that hold memory, as far as the driver reports them.
+        memory_errors: Uncorrected ECC errors since the driver was loaded; None if they are not counted.
     """
 
     total_bytes: int
@@ -57,31 +57,32 @@ class GpuState:
 
     @property
     def free_bytes(self) -> int:
-        """What is not taken."""
+        """Memory not in use."""
         return max(0, self.total_bytes - self.used_bytes)
 
     @property
     def unaccounted_bytes(self) -> int:
-        """What is taken and belongs to no process that is listed."""
-        return max(0, self.used_bytes - sum(one.used_bytes or 0 for one in self.processes))
+        """Memory in use that belongs to no listed process."""
+        return max(0, self.used_bytes - sum(process.used_bytes or 0 for process in self.processes))
 
     @property
     def owners_known(self) -> bool:
-        """Whether what is ours can be told from what is not."""
-        return all(one.used_bytes is not None and one.owner is not ProcessOwner.HIDDEN for one in self.processes)
+        """Whether the memory and the owner of every process are known."""
+        hidden = ProcessOwner.HIDDEN
+        return all(process.used_bytes is not None and process.owner is not hidden for process in self.processes)
 
     def held_bytes(self, owner: ProcessOwner) -> int:
-        """What processes of one kind hold."""
-        return sum(one.used_bytes or 0 for one in self.processes if one.owner is owner)
+        """Return the memory that processes of one owner hold."""
+        return sum(process.used_bytes or 0 for process in self.processes if process.owner is owner)
 
     def neighbour_bytes(self, planned_bytes: int, *, ours: bool) -> int:
-        """What others hold.
+        """Return the memory that other programs hold.
 
-        Where the driver does not say which part is ours, ours is taken to be what was planned for it.
+        If the driver does not report which part is ours, our planned memory is taken for it.
 
         Args:
-            planned_bytes: What our processes there were planned with.
-            ours: Whether any of ours should be there.
+            planned_bytes: Planned memory of our processes on the device.
+            ours: Whether any of our processes should be there.
         """
         blind = ours and not self.held_bytes(ProcessOwner.OURS) and (not self.processes or not self.owners_known)
         ours_bytes = planned_bytes if blind else self.held_bytes(ProcessOwner.OURS)
@@ -89,48 +90,48 @@ class GpuState:
 
 
 class GpuMonitor(Protocol):
-    """Who can be asked of devices; each is named as ``CUDA_VISIBLE_DEVICES`` takes it."""
+    """Reports the state of GPUs, each named as in ``CUDA_VISIBLE_DEVICES``."""
 
     def look(self, device: str) -> GpuState | None:
-        """How a device is now; None: nothing is known."""
+        """Return the state of a device now; None if it is unknown."""
         ...
 
     def own(self, pid: int) -> None:
-        """Remember that a process is ours: once it is gone, nobody can tell."""
+        """Remember that a process is ours, which cannot be seen any more once it has ended."""
         ...
 
     def xids(self, device: str) -> tuple[int, ...]:
-        """The critical errors that the driver reported of a device since it was looked at first, oldest first."""
+        """Return the critical errors (Xids) of a device since it was first queried, oldest first."""
         ...
 
     def know(self, uuids: Mapping[str, str]) -> None:
-        """Learn which hardware names mean: CUDA and NVML need not count devices in the same order."""
+        """Learn the UUIDs of device names: CUDA and NVML may count devices in different orders."""
         ...
 
 
 class NoGpuMonitor:
-    """Of whose devices nothing is known."""
+    """Knows nothing of any GPU."""
 
     def look(self, device: str) -> GpuState | None:
-        """Nothing."""
+        """Return None."""
         del device
         return None
 
     def own(self, pid: int) -> None:
-        """Nothing to remember."""
+        """Do nothing."""
 
     def xids(self, device: str) -> tuple[int, ...]:
-        """None."""
+        """Return no errors."""
         del device
         return ()
 
     def know(self, uuids: Mapping[str, str]) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A device that was found."""
+    """An open handle of a device, and the errors reported so far."""
 
     handle: Any
     physical: str
@@ -138,13 +139,13 @@ class _Known:
 
 
 class NvmlMonitor:
-    """The devices of this machine. NVML is loaded when the first one is looked at; :meth:`close` lets go of it.
+    """Monitors the GPUs of this machine by NVML, from the first query until :meth:`close`.
 
     Args:
-        marker: What our processes carry in their environment.
-        nvml: A stand-in for the module ``pynvml``.
+        marker: The marker in the environment of our processes.
+        nvml: A replacement for the module ``pynvml``, for tests.
         is_ours: Whether a living process carries a marker.
-        lives: Whether there is such a process, as far as can be seen from here.
+        lives: Whether a process lives, as far as can be seen from here.
     """
 
     def __init__(
@@ -165,16 +166,16 @@ class NvmlMonitor:
         self._events: Any = None
 
     def know(self, uuids: Mapping[str, str]) -> None:
-        """As in :class:`GpuMonitor`."""
+        """See :class:`GpuMonitor`."""
         self._uuids.update(uuids)
         self._known.clear()
 
     def own(self, pid: int) -> None:
-        """As in :class:`GpuMonitor`."""
+        """See :class:`GpuMonitor`."""
         self._own.add(pid)
 
     def look(self, device: str) -> GpuState | None:
-        """As in :class:`GpuMonitor`."""
+        """See :class:`GpuMonitor`."""
         known = self._find(device)
         if known is None:
             return None
@@ -186,17 +187,17 @@ class NvmlMonitor:
             if getattr(error, "value", None) == nvml.NVML_ERROR_GPU_IS_LOST and FALLEN_OFF not in known.xids:
                 known.xids.append(FALLEN_OFF)
             return None
-        processes = tuple(self._process(int(one.pid), one.usedGpuMemory) for one in listed)
+        processes = tuple(self._process(int(process.pid), process.usedGpuMemory) for process in listed)
         return GpuState(total_bytes, used_bytes, processes, self._memory_errors(known.handle))
 
     def xids(self, device: str) -> tuple[int, ...]:
-        """As in :class:`GpuMonitor`."""
+        """See :class:`GpuMonitor`."""
         known = self._find(device)
-        self._hear_events()
+        self._read_events()
         return () if known is None else tuple(known.xids)
 
     def close(self) -> None:
-        """Let go of NVML; nothing is known afterwards."""
+        """Shut NVML down; nothing is known afterwards."""
         if self._opened:
             with suppress(self._nvml.NVMLError):  # the driver is gone already
                 if self._events is not None:
@@ -227,17 +228,17 @@ class NvmlMonitor:
         return self._known[device]
 
     def _handle(self, device: str) -> Any:
-        """The hardware that a name means; None where it is not found."""
+        """Return the handle of a device name; None if no device, or more than one, matches."""
         nvml, uuid = self._nvml, self._uuids.get(device, "")
         if not uuid and device.isdigit():
             return nvml.nvmlDeviceGetHandleByIndex(int(device))
-        # CUDA takes the beginning of a UUID; what torch calls one has no kind before it.
+        # CUDA accepts the beginning of a UUID; torch's UUIDs have no prefix of their kind.
         wanted = (f"GPU-{uuid}", f"MIG-{uuid}") if uuid else (device,)
-        found = [handle for handle in self._all() if nvml.nvmlDeviceGetUUID(handle).startswith(wanted)]
-        return found[0] if len(found) == 1 else None
+        matches = [handle for handle in self._all() if nvml.nvmlDeviceGetUUID(handle).startswith(wanted)]
+        return matches[0] if len(matches) == 1 else None
 
     def _all(self) -> Iterator[Any]:
-        """Every device, and the parts that it was cut into."""
+        """Yield every device, and its MIG instances."""
         nvml = self._nvml
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -245,15 +246,15 @@ class NvmlMonitor:
             try:
                 parts = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
             except nvml.NVMLError:
-                continue  # a device that cannot be cut
+                continue  # a device without MIG
             for part in parts:
                 try:
                     yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, part)
                 except nvml.NVMLError:
-                    continue  # no such part now
+                    continue  # no such instance now
 
     def _watched(self, handle: Any) -> _Known:
-        """Ask the driver to tell of critical errors; where it does not, none is ever heard of."""
+        """Register for the critical errors of a device, if the driver reports them."""
         nvml, physical = self._nvml, handle
         with suppress(nvml.NVMLError):  # a whole device
             physical = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
@@ -264,7 +265,7 @@ class NvmlMonitor:
                 nvml.nvmlDeviceRegisterEvents(physical, nvml.nvmlEventTypeXidCriticalError, self._events)
         return _Known(handle, uuid)
 
-    def _hear_events(self) -> None:
+    def _read_events(self) -> None:
         nvml = self._nvml
         for _ in range(_EVENTS_MAX):
             if self._events is None:
@@ -279,7 +280,7 @@ class NvmlMonitor:
                     known.xids.append(int(event.eventData))
 
     def _memory(self, handle: Any) -> tuple[int, int]:
-        """Total and used bytes, without what the driver keeps for itself where it says so (driver 510 and later)."""
+        """Return total and used bytes, without the driver's reserve where it is reported (driver 510 and later)."""
         nvml = self._nvml
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
@@ -300,7 +301,7 @@ class NvmlMonitor:
         if self._is_ours(pid, self._marker):
             self._own.add(pid)
             owner = ProcessOwner.OURS
-        elif self._lives(pid):  # a number of ours may have been given to somebody else meanwhile
+        elif self._lives(pid):  # a process id of ours may have been reused meanwhile
             owner = ProcessOwner.OTHER
         else:
             owner = ProcessOwner.GONE if pid in self._own else ProcessOwner.HIDDEN

@@ -1,4 +1,4 @@
-"""What the host's memory has room for, and what our processes take of it."""
+"""The host's free memory, and the memory that our processes take of it."""
 
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -10,7 +10,7 @@ import psutil
 from dryfit.runtime.machine.cgroup import memory_limit_bytes
 
 _KEPT_FREE = 0.1
-"""Share of the host's memory that is planned for nobody."""
+"""Share of the host's memory that is kept free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class HostMemory:
     """The host's memory at one moment.
 
     Attributes:
-        total_bytes: All that this process may use.
-        free_bytes: What is left of that.
-        rss_bytes: What some processes have taken, by process id, each with all of its session: ranks, loader workers;
-            pages that two sessions share are counted in both.
+        total_bytes: All memory that this process may use.
+        free_bytes: The part of it that is free.
+        rss_bytes: Memory taken by processes of ours, by process id, each with its whole session (ranks, loader
+            workers); pages shared by two sessions count in both.
     """
 
     total_bytes: int
@@ -30,25 +30,25 @@ class HostMemory:
 
     @property
     def plannable_bytes(self) -> int:
-        """The most that a trial may be planned with where no other runs."""
+        """The most that a trial may be planned with if no other runs."""
         return self.total_bytes - int(_KEPT_FREE * self.total_bytes)
 
     def available_bytes(self, expected: Mapping[int, int]) -> int:
-        """What can still be planned for.
+        """Return the memory that further trials can be planned with.
 
         Args:
-            expected: What processes are counted with: the part that they have not taken yet is theirs already.
+            expected: Planned memory by process id; the part not taken yet is reserved.
         """
         to_come = sum(max(0, size_bytes - self.rss_bytes.get(pid, 0)) for pid, size_bytes in expected.items())
         return max(0, self.free_bytes - int(_KEPT_FREE * self.total_bytes) - to_come)
 
 
 def read_host_memory(pids: Iterable[int]) -> HostMemory:
-    """Look at the host's memory, and at some processes of ours; those that are gone take nothing.
+    """Read the host's memory, and that of some children of ours; ended ones take nothing.
 
-    A child of ours leads a session. What its session's other processes have for themselves is counted as its own.
+    A child leads a session, and the private memory of the session's other processes is counted as the child's.
 
-    Under a limit of the control group, what this process and its descendants take is subtracted from the limit.
+    Under a memory limit of the cgroup, free memory is the limit less what this process and its descendants take.
     """
     rss_bytes: dict[int, int] = {}
     for pid in pids:
@@ -69,7 +69,7 @@ def read_host_memory(pids: Iterable[int]) -> HostMemory:
 
 
 def _sessions(leaders: Collection[int]) -> dict[int, list[int]]:
-    """The processes of some sessions, their leaders left out."""
+    """Return the processes of some sessions without their leaders."""
     members: dict[int, list[int]] = {}
     for pid in psutil.pids() if leaders else ():
         with suppress(ProcessLookupError, PermissionError):
@@ -80,7 +80,7 @@ def _sessions(leaders: Collection[int]) -> dict[int, list[int]]:
 
 
 def _private_bytes(pid: int) -> int:
-    """What would be free if a process ended: a fork shares most of what its parent had taken before."""
+    """Return the memory that would be free if a process ended: a fork shares most of its memory with its parent."""
     try:
         return int(psutil.Process(pid).memory_full_info().uss)
     except (psutil.Error, OSError):

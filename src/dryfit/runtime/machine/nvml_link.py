@@ -1,4 +1,4 @@
-"""The control process's end of the process that asks NVML: nothing here waits for it without a limit."""
+"""A GPU monitor in a process of its own, so that a driver that hangs cannot block the control process."""
 
 import os
 import socket
@@ -16,22 +16,22 @@ from dryfit.runtime.machine.gpus import GpuState
 from dryfit.runtime.machine.nvml_protocol import NvmlAnswer, NvmlQuestion
 
 ANSWER_S = 30.0
-"""How long an answer may take. The first is the slowest: without persistence mode, a driver wakes every device."""
+"""How long an answer may take. The first is the slowest: without persistence mode, the driver wakes every device."""
 
 _READ_BYTES = 65_536
 _END_S = 2.0
 
 
 class NvmlLink:
-    """The devices of this machine, asked through a process of its own, which starts with the first question.
+    """Monitors the GPUs of this machine through a process that starts with the first query.
 
-    A driver that hangs cannot be asked twice: after an answer that did not come in time, or a process that died, the
-    rest of the session goes on as on a machine that tells nothing, and says so once.
+    After an answer that did not come in time, or if the process dies, the rest of the session goes on without GPU
+    states, with one note about it.
 
     Args:
-        marker: What our processes carry in their environment.
-        log: Where the output of the process is appended.
-        note: Tells a person something.
+        marker: The marker in the environment of our processes.
+        log: The file to append the process's output to.
+        note: Prints a note.
         answer_s: How long an answer may take.
     """
 
@@ -48,29 +48,29 @@ class NvmlLink:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None where it never started."""
+        """The id of the process; None if it has not started."""
         return None if self._process is None else self._process.pid
 
     def look(self, device: str) -> GpuState | None:
-        """As in :class:`~dryfit.runtime.machine.gpus.GpuMonitor`."""
+        """See :class:`~dryfit.runtime.machine.gpus.GpuMonitor`."""
         answer = self._ask(device, look=True)
         return None if answer is None else answer.look
 
     def xids(self, device: str) -> tuple[int, ...]:
-        """As in :class:`~dryfit.runtime.machine.gpus.GpuMonitor`."""
+        """See :class:`~dryfit.runtime.machine.gpus.GpuMonitor`."""
         answer = self._ask(device, look=False)
         return () if answer is None else answer.xids
 
     def own(self, pid: int) -> None:
-        """As in :class:`~dryfit.runtime.machine.gpus.GpuMonitor`; it is told with the next question."""
+        """See :class:`~dryfit.runtime.machine.gpus.GpuMonitor`; sent with the next query."""
         self._own.append(pid)
 
     def know(self, uuids: Mapping[str, str]) -> None:
-        """As in :class:`~dryfit.runtime.machine.gpus.GpuMonitor`; it is told with the next question."""
+        """See :class:`~dryfit.runtime.machine.gpus.GpuMonitor`; sent with the next query."""
         self._uuids.update(uuids)
 
     def close(self) -> None:
-        """End the process: it leaves when we hang up, and is killed where it does not; nothing is known afterwards."""
+        """End the process by closing the connection, and kill it if it stays; nothing is known afterwards."""
         self._silent = True
         if self._connection is not None:
             self._connection.close()
@@ -87,8 +87,8 @@ class NvmlLink:
         question = NvmlQuestion(device=device, look=look, uuids=self._uuids, own=tuple(self._own))
         try:
             connection = self._connection or self._start()
-            said = self._said(connection, question.model_dump_json().encode() + b"\n")
-            answer = NvmlAnswer.model_validate_json(said)
+            line = self._answer_line(connection, question.model_dump_json().encode() + b"\n")
+            answer = NvmlAnswer.model_validate_json(line)
         except TimeoutError:
             if self._process is not None:
                 self._kill(self._process)
@@ -121,8 +121,8 @@ class NvmlLink:
         with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it dies as soon as its call is over
             process.wait(_END_S)
 
-    def _said(self, connection: socket.socket, question: bytes) -> bytes:
-        """The answer to a question; raises ``OSError`` where none comes."""
+    def _answer_line(self, connection: socket.socket, question: bytes) -> bytes:
+        """Send a question and return the answer; raises ``OSError`` if none comes."""
         deadline_s = time.monotonic() + self._answer_s
         connection.settimeout(self._answer_s)
         connection.sendall(question)
@@ -132,9 +132,9 @@ class NvmlLink:
             data = connection.recv(_READ_BYTES)
             if not data:
                 raise ConnectionError("the process that asks it has ended")
-            found = lines.feed(data)
-            if found:
-                return found[0]
+            complete = lines.feed(data)
+            if complete:
+                return complete[0]
 
     def _give_up(self, why: str) -> None:
         self.close()

@@ -1,7 +1,7 @@
-"""The process that asks NVML: a driver that hangs holds it, and nobody else.
+"""The process that queries NVML, so that a driver that hangs blocks nothing else.
 
-``python -m dryfit.runtime.machine.nvml_process SOCKET_FD CONTROL_PID MARKER``. It answers the questions of
-:mod:`dryfit.runtime.machine.nvml_link`, one after the other, until that hangs up.
+``python -m dryfit.runtime.machine.nvml_process SOCKET_FD CONTROL_PID MARKER`` answers the questions of
+:mod:`dryfit.runtime.machine.nvml_link` in order, until the connection is closed.
 """
 
 import signal
@@ -15,7 +15,7 @@ from dryfit.runtime.machine.nvml_protocol import NvmlAnswer, NvmlQuestion
 
 
 def answer(devices: NvmlMonitor, question: NvmlQuestion) -> NvmlAnswer:
-    """Ask the driver; what the process has learnt of devices and processes counts from then on."""
+    """Answer a question; the UUIDs and process ids in it are remembered."""
     if question.uuids:
         devices.know(question.uuids)
     for pid in question.own:
@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> None:
     connection = socket.socket(fileno=int(descriptor))
     with connection, connection.makefile("rb") as questions, closing(NvmlMonitor(marker)) as devices:
         for line in questions:
-            said = answer(devices, NvmlQuestion.model_validate_json(line))
-            connection.sendall(said.model_dump_json().encode() + b"\n")
+            reply = answer(devices, NvmlQuestion.model_validate_json(line))
+            connection.sendall(reply.model_dump_json().encode() + b"\n")
 
 
 if __name__ == "__main__":

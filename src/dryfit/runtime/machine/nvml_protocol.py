@@ -1,4 +1,4 @@
-"""What the control process and the one that asks NVML say to each other: one JSON object a line over a socket pair."""
+"""The messages between the control process and the process that queries NVML: one JSON object a line."""
 
 from pydantic import ConfigDict, Field
 
@@ -7,13 +7,13 @@ from dryfit.runtime.machine.gpus import GpuState
 
 
 class NvmlQuestion(Wire):
-    """What is asked of a device, and what was learnt since the last question.
+    """A query of a device, with what is new since the last query.
 
     Attributes:
-        device: As ``CUDA_VISIBLE_DEVICES`` names it.
-        look: Whether its memory is asked for; the errors that the driver reported of it are always told.
-        uuids: Which hardware names mean.
-        own: Processes of ours that have begun.
+        device: Its name as in ``CUDA_VISIBLE_DEVICES``.
+        look: Whether to return its state; its errors are always returned.
+        uuids: UUIDs by device name.
+        own: Ids of processes of ours that have begun.
     """
 
     model_config = ConfigDict(cache_strings="keys")
@@ -25,7 +25,7 @@ class NvmlQuestion(Wire):
 
 
 class NvmlAnswer(Wire):
-    """What :class:`~dryfit.runtime.machine.gpus.GpuMonitor` say of that device."""
+    """The state and the errors of the device; see :class:`~dryfit.runtime.machine.gpus.GpuMonitor`."""
 
     model_config = ConfigDict(cache_strings="keys")
 

@@ -1,11 +1,10 @@
-"""Which waiting trial gets which device, by planned memory. Pure.
+"""Scheduling: chooses the next waiting trial to start and its device, by planned memory. Pure.
 
-A trial of several processes gets a group of devices: one place (:mod:`dryfit.core.sharding.device_groups`), whose room
-is that of the device with the least; what trials are counted with there is what each of their processes takes of its
-own device.
+A trial of several processes gets a group of devices as one place (:mod:`dryfit.core.sharding.device_groups`). The
+place's capacity is that of its tightest device, and memory is counted for each process on its own device.
 
-Trials come lowest number first. One that does not fit beside those that run may be passed by others that do, but only
-so often: after that, a device is kept for it until it fits.
+Trials start in order of their numbers. A trial that does not fit beside the running ones may be bypassed by later ones
+a limited number of times; then a device is reserved for it until it fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,40 +16,40 @@ from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 
 BYPASSED_MOST = 8
-"""How many trials with higher numbers may start while one waits for room."""
+"""How many later trials may start while one waits for memory."""
 
 
 class Limit(StrEnum):
-    """What keeps more trials from running side by side."""
+    """What limits the number of trials that run side by side."""
 
     ASKED = "asked"
-    """As many run as were asked for, or as the machine's cores allow."""
+    """The number asked for, or that the machine's cores allow."""
     DEVICE_MEMORY = "device_memory"
     NEIGHBOUR = "neighbour"
-    """Others hold so much of the device that the trial would not fit even alone."""
+    """Other programs hold so much of the device that the trial would not fit even alone."""
     HOST_MEMORY = "host_memory"
     EXCLUSIVE = "exclusive"
     """A trial must be alone on its device."""
     KEPT = "kept"
-    """A device is kept for a trial that has waited long enough."""
+    """A device is reserved for a trial that was bypassed too often."""
     NOT_RETURNED = "not_returned"
-    """A process has ended, and what it took of the device is not back."""
+    """A process has ended, but the device has not freed its memory."""
     SET_ASIDE = "set_aside"
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a waiting trial asks for.
+    """The resources that a waiting trial needs.
 
     Attributes:
         number: The trial.
-        shared_bytes: What each of its processes takes of a device that it shares; None: nobody knows, and it is not
-            counted.
-        alone_bytes: The least that it can do with where nothing of ours is beside it; None: not known.
-        exclusive: It must be alone on its device.
-        avoid: Devices it must not run on, as long as there are others.
-        host_bytes: What it takes of the host; None: not known.
-        device_count: Devices that it takes; None: as many as most.
+        shared_bytes: Memory that each of its processes takes of a device shared with other trials; None if unknown,
+            then it is not counted.
+        alone_bytes: The least memory that it needs on a device without other trials; None if unknown.
+        exclusive: Whether it must be alone on its device.
+        avoid: Devices to avoid as long as there are others.
+        host_bytes: Host memory that it takes; None if unknown.
+        device_count: Number of devices; None for the default of the cluster.
     """
 
     number: int
@@ -64,7 +63,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A trial that runs; ``needs_bytes`` is what it is counted with, None: it is not counted."""
+    """A running trial and its device; ``needs_bytes`` is the memory it is counted with, None if it is not counted."""
 
     number: int
     device: str | None
@@ -74,13 +73,13 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCapacity:
-    """A device that trials can run on.
+    """The capacity of a device, or of a group of devices.
 
     Attributes:
-        device: Its name, or those of a group; None: the CPU.
-        capacity_bytes: All of its memory; None: not counted.
-        neighbour_bytes: What others hold of it.
-        blocked: Why nothing more may start there now; empty: nothing keeps it.
+        device: Its name, or the names of a group; None for the CPU.
+        capacity_bytes: All of its memory; None if it is not counted.
+        neighbour_bytes: Memory that other programs hold.
+        blocked: Why no trial may start there now; empty if one may.
     """
 
     device: str | None
@@ -93,31 +92,29 @@ CPU = DeviceCapacity(None)
 
 
 def group_capacity(place: str, capacities: Sequence[DeviceCapacity]) -> DeviceCapacity:
-    """A group of devices as one place: with the memory of that which neighbours leave the least of; blocked if one is.
+    """Return the capacity of a group: that of the device with the least free memory; blocked if one device is.
 
-    As trials take the same of each of its devices, what fits that one fits all.
+    A trial takes the same memory of each device, so what fits the tightest one fits all.
     """
-    counted = [(one.capacity_bytes, one.neighbour_bytes) for one in capacities if one.capacity_bytes is not None]
-    capacity_bytes, neighbour_bytes = min(counted, key=lambda one: one[0] - one[1], default=(None, 0))
-    return DeviceCapacity(
-        place, capacity_bytes, neighbour_bytes, "; ".join(one.blocked for one in capacities if one.blocked)
-    )
+    counted = [(each.capacity_bytes, each.neighbour_bytes) for each in capacities if each.capacity_bytes is not None]
+    capacity_bytes, neighbour_bytes = min(counted, key=lambda pair: pair[0] - pair[1], default=(None, 0))
+    blocked = "; ".join(each.blocked for each in capacities if each.blocked)
+    return DeviceCapacity(place, capacity_bytes, neighbour_bytes, blocked)
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where trials can run, and who runs there.
+    """The devices that trials can run on, and the trials that run there.
 
     Attributes:
-        places: Every device that is not set aside, or every group without one that is.
-        allocations: The trials that run.
+        places: Every device, or group of devices, without one that is set aside.
+        allocations: The running trials.
         set_aside: Devices that get no more trials.
-        host_free_bytes: What can still be taken of the host's memory; None: not counted.
-        host_unknown: Why nobody knows yet what a trial takes of the host; empty: it is known, or does not count.
-        bypassed: How many trials have passed each waiting one.
-        default_devices: Devices of a trial that asks for no other number.
-        other_places: Places of other numbers of devices, for trials that take so many; their devices are those of
-            ``places`` again.
+        host_free_bytes: Host memory that can still be taken; None if it is not counted.
+        host_unknown: Why a trial's host memory is not known yet; empty if it is known or not counted.
+        bypassed: How many trials have bypassed each waiting one.
+        default_devices: Number of devices of a trial that asks for no other number.
+        other_places: Groups of the same devices by other numbers of devices.
     """
 
     places: Sequence[DeviceCapacity] = (CPU,)
@@ -130,28 +127,28 @@ class Cluster:
     other_places: Mapping[int, Sequence[DeviceCapacity]] = field(default_factory=dict[int, Sequence[DeviceCapacity]])
 
     def devices_for(self, need: Need) -> int:
-        """How many devices a trial takes."""
+        """Return the number of devices that a trial takes."""
         return self.default_devices if need.device_count is None else need.device_count
 
     def places_for(self, need: Need) -> Sequence[DeviceCapacity]:
-        """The places that have as many devices as a trial takes; the CPU is one for any number."""
+        """Return the places with as many devices as a trial takes; the CPU serves any number."""
         if self.devices_for(need) == self.default_devices or CPU in self.places:
             return self.places
         return self.other_places.get(self.devices_for(need), ())
 
     def on(self, device: str | None) -> list[Allocation]:
-        """The trials that run on a device, or on any of a group."""
-        return [one for one in self.allocations if overlap(one.device, device)]
+        """Return the trials that run on a device, or on any device of a group."""
+        return [allocation for allocation in self.allocations if overlap(allocation.device, device)]
 
     def taken_bytes(self, device: str | None) -> int:
-        """What the trials on a device are counted with; of a group, on that device which they take most of."""
+        """Return the memory counted for the trials on a device; for a group, the most on any of its devices."""
         each = [device] if device is None else devices_of(device)
-        return max(sum(one.needs_bytes or 0 for one in self.on(name)) for name in each)
+        return max(sum(allocation.needs_bytes or 0 for allocation in self.on(name)) for name in each)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A trial that can start, and where."""
+    """A trial that can start, and its device."""
 
     number: int
     device: str | None
@@ -163,8 +160,8 @@ class Blocker:
 
     Attributes:
         number: The trial.
-        limit: What kind of reason it is.
-        text: The reason, for a person.
+        limit: The kind of reason.
+        text: The reason in words.
     """
 
     number: int
@@ -176,16 +173,16 @@ def pack(needs: Sequence[Need], cluster: Cluster) -> Fit | Blocker | None:
     """Choose the next trial to start, and its device.
 
     Args:
-        needs: The trials that could start, by number.
-        cluster: Where.
+        needs: The waiting trials, by number.
+        cluster: The devices and the running trials.
 
     Returns:
-        What to start; else what keeps the first of them; None where none waits.
+        The trial to start, or else why the first one cannot start; None if none waits.
     """
     first: Blocker | None = None
     kept: dict[str | None, int] = {}
     for need in needs:
-        blocker = _host(need, cluster)
+        blocker = _host_blocker(need, cluster)
         if blocker is None:
             placed = _device_for(need, cluster, kept)
             if isinstance(placed, Fit):
@@ -200,28 +197,28 @@ def pack(needs: Sequence[Need], cluster: Cluster) -> Fit | Blocker | None:
 
 
 def no_device_left(set_aside: Sequence[str], device_count: int = 1) -> str:
-    """What is told where so many devices are set aside that none is left, or too few for a trial."""
+    """Return the message for a study whose devices are set aside, so that too few are left for a trial."""
     left = "no device is left" if device_count == 1 else f"fewer than the {device_count} devices of a trial are left"
     return f"{left} to run on: {few(set_aside)} set aside"
 
 
 def _allowed(need: Need, cluster: Cluster) -> Sequence[DeviceCapacity]:
     places = cluster.places_for(need)
-    allowed = [one for one in places if one.device is None or need.avoid.isdisjoint(devices_of(one.device))]
+    allowed = [place for place in places if place.device is None or need.avoid.isdisjoint(devices_of(place.device))]
     return allowed or places
 
 
 def _kept_for(place: DeviceCapacity, kept: Mapping[str | None, int]) -> int | None:
-    """The trial that a place, or a device of it, is kept for."""
+    """Return the trial for which a place, or a device of it, is reserved."""
     return next((number for device, number in kept.items() if overlap(device, place.device)), None)
 
 
 def _emptiest(places: Sequence[DeviceCapacity], cluster: Cluster) -> DeviceCapacity:
-    """The place with the fewest trials, the first of equals."""
+    """Return the place with the fewest trials, the first of equals."""
     return min(places, key=lambda place: len(cluster.on(place.device)))
 
 
-def _host(need: Need, cluster: Cluster) -> Blocker | None:
+def _host_blocker(need: Need, cluster: Cluster) -> Blocker | None:
     free_bytes, needed_bytes = cluster.host_free_bytes, need.host_bytes
     if cluster.allocations and cluster.host_unknown:
         return Blocker(need.number, Limit.HOST_MEMORY, cluster.host_unknown)
@@ -238,7 +235,7 @@ def _device_for(need: Need, cluster: Cluster, kept: Mapping[str | None, int]) ->
         owner = _kept_for(place, kept)
         if owner is not None:
             verb = "is" if device_count == 1 else "are"
-            text = f"{_called(place)} {verb} kept for trial {owner}, which waits for room"
+            text = f"{_place_text(place)} {verb} kept for trial {owner}, which waits for room"
             blockers.append(Blocker(need.number, Limit.KEPT, text))
             continue
         blocker = _blocker(need, place, cluster)
@@ -247,27 +244,27 @@ def _device_for(need: Need, cluster: Cluster, kept: Mapping[str | None, int]) ->
         blockers.append(blocker)
     if not blockers:
         return Blocker(need.number, Limit.SET_ASIDE, no_device_left(cluster.set_aside, device_count))
-    return min(blockers, key=lambda one: one.limit is Limit.NEIGHBOUR)
+    return min(blockers, key=lambda blocker: blocker.limit is Limit.NEIGHBOUR)
 
 
 def _blocker(need: Need, place: DeviceCapacity, cluster: Cluster) -> Blocker | None:
-    """Why a trial cannot start on a device now; None where it can."""
-    there, called = cluster.on(place.device), _called(place)
+    """Return why a trial cannot start on a device now; None if it can."""
+    there, place_text = cluster.on(place.device), _place_text(place)
     if place.blocked:
         return Blocker(need.number, Limit.NOT_RETURNED, place.blocked)
-    alone = next((one for one in there if one.exclusive), None)
+    alone = next((allocation for allocation in there if allocation.exclusive), None)
     if alone is not None:
-        return Blocker(need.number, Limit.EXCLUSIVE, f"trial {alone.number} must be alone on {called}")
+        return Blocker(need.number, Limit.EXCLUSIVE, f"trial {alone.number} must be alone on {place_text}")
     if need.exclusive and there:
-        return Blocker(need.number, Limit.EXCLUSIVE, f"trial {need.number} must be alone on {called}")
+        return Blocker(need.number, Limit.EXCLUSIVE, f"trial {need.number} must be alone on {place_text}")
     wanted_bytes = need.shared_bytes if there else need.alone_bytes
     if wanted_bytes is None or place.capacity_bytes is None:
         return None
     taken_bytes = cluster.taken_bytes(place.device)
     if wanted_bytes + taken_bytes + place.neighbour_bytes <= place.capacity_bytes:
         return None
-    others = few([str(one.number) for one in there])
-    each = called if cluster.devices_for(need) == 1 else f"each of {called}"
+    others = few([str(allocation.number) for allocation in there])
+    each = place_text if cluster.devices_for(need) == 1 else f"each of {place_text}"
     text = f"trial {need.number} needs {gib(wanted_bytes)} of {each}, which has {gib(place.capacity_bytes)}"
     text += f", {gib(taken_bytes)} of them planned for trial {others}" if there else ""
     text += f", {gib(place.neighbour_bytes)} of them held by others" if place.neighbour_bytes else ""
@@ -276,5 +273,5 @@ def _blocker(need: Need, place: DeviceCapacity, cluster: Cluster) -> Blocker | N
     return Blocker(need.number, Limit.NEIGHBOUR if theirs else Limit.DEVICE_MEMORY, text)
 
 
-def _called(place: DeviceCapacity) -> str:
+def _place_text(place: DeviceCapacity) -> str:
     return "the CPU" if place.device is None else place_in_words(place.device)
