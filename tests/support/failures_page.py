@@ -79,7 +79,7 @@ ENTRIES: dict[FailureKind, Entry] = {
         (FAULTS, GOES_ON),
     ),
     FailureKind.DEVICE_ASSERT: Entry(
-        "A kernel's assertion failed, most often for a label or a token id that is out of range. It is told some steps "
+        "A kernel's assertion failed, most often for a label or a token id that is out of range. It appears some steps "
         "after it happened, and nothing in that process can use the device afterwards: the process ends. Rows, labels "
         "and tokens are checked on the host before they reach the device, so this should only come from a model's own "
         "code. The trial is run once more with blocking launches, to name the line and the rows; the other trials "
@@ -306,12 +306,12 @@ _INTRODUCTION = """\
 # What goes wrong, and what follows
 
 `dryfit status DIR` groups failures by kind: how often, in which trials, what followed, how much time was lost.
-`dryfit show DIR N` tells a trial's story: each attempt, its failure with the exception and where it was raised, what
+`dryfit show DIR N` shows a trial's story: each attempt, its failure with the exception and where it was raised, what
 followed, and where log and stacks are. `--json` of both is for programs, `dryfit status DIR --watch` for a study that
 runs.
 
-Every process that ends without a result has exactly one kind. It is told from the exception's type and code, from
-exit status and signal, from what dryfit did to it and what happened around it; from a text only where there is
+Every process that ends without a result has exactly one kind. It is recognised by the exception's type and
+code, by exit status and signal, by what dryfit did to it and what happened around it; by a text only where there is
 nothing else. What follows is a table, with limits. "Tried again" means: in a new process, from the newest good
 checkpoint. Limits count from the last new checkpoint on. `runtime.retries` limits all retries of a trial together
 that count.
@@ -385,7 +385,7 @@ def _kinds() -> Iterator[str]:
         yield _item("Recognised by", f"{'; '.join(dict.fromkeys(row.source for row in rows_of(kind)))}.")
         said = [f'"{_placeholders(row.sentence)}"' for row in rows_of(kind) if row.sentence != "{said}"]
         if said:
-            yield _item("Told as", f"{'; '.join(dict.fromkeys(said))}.")
+            yield _item("Message", f"{'; '.join(dict.fromkeys(said))}.")
         yield _item("What follows", f"{follows(PERMITTED[kind])}.{_no_fault(kind)}")
         yield _item("What you can do", entry.do)
         yield _item("Proved by", ", ".join(_test(test) for test in entry.tests))
@@ -403,12 +403,12 @@ def follows(permission: Permission) -> str:
     parts = [_stage(stage) for stage in permission.stages]
     if permission.stages[-1].times is not None or permission.stages[-1].action is Action.FALLBACK:
         parts.append(_ACTIONS[permission.then])
-    said = "; then ".join(parts)
+    text = "; then ".join(parts)
     if any(stage.action in _TRIES for stage in permission.stages):
-        said += "; this counts as a retry" if permission.counts else "; this counts as no retry"
+        text += "; this counts as a retry" if permission.counts else "; this counts as no retry"
     if permission.first_delay_s:
-        said += f"; the first wait is {permission.first_delay_s:g} s, each further one longer"
-    return said + ("; samplers hear of it as of a refused point" if permission.blames_point else "")
+        text += f"; the first wait is {permission.first_delay_s:g} s, each further one longer"
+    return text + ("; samplers treat it as a refused point" if permission.blames_point else "")
 
 
 _TRIES = {Action.RETRY, Action.FALLBACK, Action.EXCLUSIVE, Action.ELSEWHERE, Action.LIGHTER, Action.DIAGNOSE}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
-from dryfit.reporting.data.records import AttemptEnd, failures, lanes, records_of, refusals
+from dryfit.reporting.data.records import AttemptEnd, lanes, records_of, refusals
+from dryfit.reporting.data.troubles import failures_by_kind
 from dryfit.reporting.html.plots import (
     MOST_CURVE_POINTS,
     MOST_CURVES,
@@ -54,12 +55,12 @@ def test_a_lost_attempt_ends_with_its_session_not_after_the_night() -> None:
 
 def test_failures_are_counted_by_kind_with_the_time_of_their_processes() -> None:
     records = records_of(eventful().state())
-    rows = {row.kind: row for row in failures(records)}
+    rows = {row.kind: row for row in failures_by_kind(records)}
     assert set(rows) == {FailureKind.LOST, FailureKind.NATIVE_CRASH, FailureKind.USER_CODE}
     crashes = [attempt for attempt in records.attempts if attempt.kind is FailureKind.NATIVE_CRASH]
     assert rows[FailureKind.NATIVE_CRASH].attempts == len(crashes) == 4
     assert rows[FailureKind.NATIVE_CRASH].trials == (7, 17, 27, 37)
-    assert rows[FailureKind.NATIVE_CRASH].seconds == pytest.approx(sum(attempt.seconds for attempt in crashes))
+    assert rows[FailureKind.NATIVE_CRASH].time_s == pytest.approx(sum(attempt.seconds for attempt in crashes), abs=1e-3)
 
 
 def test_refusals_with_one_plan_are_one_row_with_what_decides_memory_alone() -> None:

@@ -1,7 +1,6 @@
 """The trials, attempts, failures and refusals of a study as records, from which reports and exports are made."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -85,29 +84,6 @@ class AttemptRow:
     def seconds(self) -> float:
         """How long it ran."""
         return self.ended_s - self.started_s
-
-
-@dataclass(frozen=True, slots=True)
-class FailureRow:
-    """All failures of one kind.
-
-    Attributes:
-        kind: The kind of failure.
-        attempts: Number of failed attempts.
-        trials: Numbers of their trials.
-        seconds: Time of their processes.
-        lost_s: The part of that time whose work was lost.
-        actions: The actions that followed, with counts.
-        sentences: The failures' sentences, each once.
-    """
-
-    kind: FailureKind
-    attempts: int
-    trials: tuple[int, ...]
-    seconds: float
-    lost_s: float
-    actions: tuple[tuple[str, int], ...]
-    sentences: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,27 +210,6 @@ def _attempt(number: int, attempt: AttemptState, sessions: Sequence[SessionState
         action=str(failure.action) if failure is not None else "",
         lost_s=lost_time_s(attempt, sessions),
     )
-
-
-def failures(records: StudyRecords) -> list[FailureRow]:
-    """Return the failed attempts by kind, the kind that lost the most time first."""
-    by_kind: dict[FailureKind, list[AttemptRow]] = {}
-    for attempt in records.attempts:
-        if attempt.kind is not None:
-            by_kind.setdefault(attempt.kind, []).append(attempt)
-    rows = [
-        FailureRow(
-            kind=kind,
-            attempts=len(attempts),
-            trials=tuple(dict.fromkeys(attempt.trial for attempt in attempts)),
-            seconds=sum(attempt.seconds for attempt in attempts),
-            lost_s=sum(attempt.lost_s for attempt in attempts),
-            actions=tuple(Counter(attempt.action for attempt in attempts).most_common()),
-            sentences=tuple(dict.fromkeys(attempt.sentence for attempt in attempts)),
-        )
-        for kind, attempts in by_kind.items()
-    ]
-    return sorted(rows, key=lambda row: (-row.lost_s, row.kind))
 
 
 def best_so_far(trials: Sequence[TrialRow], direction: Direction) -> list[float | None]:

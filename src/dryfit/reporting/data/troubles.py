@@ -11,7 +11,7 @@ from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.reporting.data.json_view import View
-from dryfit.reporting.data.records import AttemptEnd, AttemptRow, StudyRecords, failures, records_of
+from dryfit.reporting.data.records import AttemptEnd, AttemptRow, StudyRecords, records_of
 from dryfit.reporting.terminal.tables import duration_text
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
@@ -33,7 +33,8 @@ class FailuresView(View):
         actions: The actions that followed, with counts.
         time_s: How long their processes worked.
         lost_s: The part of that time whose work was lost.
-        said: The sentence of the last one.
+        said: The last of the sentences.
+        sentences: The failures' sentences, each once.
     """
 
     kind: FailureKind
@@ -43,6 +44,7 @@ class FailuresView(View):
     time_s: float
     lost_s: float
     said: str
+    sentences: tuple[str, ...] = Field(default=(), exclude=True)
 
 
 class SuccessView(View):
@@ -105,26 +107,33 @@ def troubles_of(state: StudyState) -> Troubles:
     records = records_of(state)
     return Troubles(
         success=success_view(records),
-        failures=failure_views(records),
+        failures=failures_by_kind(records),
         reasons=reason_views(state),
         side_by_side=side_by_side_view(state),
     )
 
 
-def failure_views(records: StudyRecords) -> tuple[FailuresView, ...]:
-    """Return the failures by kind, the costliest first."""
-    return tuple(
-        FailuresView(
-            kind=row.kind,
-            attempts=row.attempts,
-            trials=row.trials,
-            actions=dict(row.actions),
-            time_s=round(row.seconds, 3),
-            lost_s=round(row.lost_s, 3),
-            said=row.sentences[-1],
+def failures_by_kind(records: StudyRecords) -> tuple[FailuresView, ...]:
+    """Return the failed attempts by kind, the costliest kind first."""
+    by_kind: dict[FailureKind, list[AttemptRow]] = {}
+    for attempt in records.attempts:
+        if attempt.kind is not None:
+            by_kind.setdefault(attempt.kind, []).append(attempt)
+    views: list[FailuresView] = []
+    for kind, attempts in by_kind.items():
+        sentences = tuple(dict.fromkeys(attempt.sentence for attempt in attempts))
+        view = FailuresView(
+            kind=kind,
+            attempts=len(attempts),
+            trials=tuple(dict.fromkeys(attempt.trial for attempt in attempts)),
+            actions=dict(Counter(attempt.action for attempt in attempts).most_common()),
+            time_s=round(sum(attempt.seconds for attempt in attempts), 3),
+            lost_s=round(sum(attempt.lost_s for attempt in attempts), 3),
+            said=sentences[-1],
+            sentences=sentences,
         )
-        for row in failures(records)
-    )
+        views.append(view)
+    return tuple(sorted(views, key=lambda view: (-view.lost_s, view.kind)))
 
 
 def success_view(records: StudyRecords) -> SuccessView:

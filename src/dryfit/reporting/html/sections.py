@@ -8,7 +8,8 @@ from dryfit.core.settings.trial import Outcome, Scalar
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.reporting.data.observed_memory import plan_totals, totals_text
-from dryfit.reporting.data.records import AttemptEnd, FailureRow, StudyRecords, TrialRow, failures, refusals
+from dryfit.reporting.data.records import AttemptEnd, StudyRecords, TrialRow, refusals
+from dryfit.reporting.data.troubles import FailuresView, failures_by_kind
 from dryfit.reporting.html.plots import (
     MOST_SLICES,
     Figure,
@@ -203,7 +204,7 @@ def _outcomes(records: StudyRecords) -> Section | None:
             seconds = sum(trial.seconds for trial in trials)
             rows.append((str(outcome or "not finished"), str(len(trials)), duration_text(seconds)))
     tables = [("", Table(("outcome", "trials", "time of their processes"), tuple(rows)))]
-    failed = failures(records)
+    failed = failures_by_kind(records)
     if failed:
         tables.append(("Failed attempts by kind", Table(_FAILURE_HEADS, tuple(_failure_cells(row) for row in failed))))
     lost = [attempt for attempt in records.attempts if attempt.end is AttemptEnd.LOST]
@@ -226,14 +227,14 @@ def _outcomes(records: StudyRecords) -> Section | None:
 _FAILURE_HEADS = ("kind", "attempts", "time", "lost", "trials", "what followed", "what was said")
 
 
-def _failure_cells(row: FailureRow) -> tuple[str, ...]:
+def _failure_cells(row: FailuresView) -> tuple[str, ...]:
     return (
         str(row.kind),
         str(row.attempts),
-        duration_text(row.seconds),
+        duration_text(row.time_s),
         duration_text(row.lost_s),
         few((str(number) for number in row.trials), _MOST_NUMBERS),
-        ", ".join(f"{count} {action}" for action, count in row.actions),
+        ", ".join(f"{count} {action}" for action, count in row.actions.items()),
         shortened("; ".join(row.sentences[:_MOST_SENTENCES]), _LONGEST_CELL),
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dryfit.core.failure import Evidence
 from dryfit.core.sharding.device_groups import place_of
-from dryfit.runtime.machine.gpus import GpuMonitor
+from dryfit.runtime.machine.gpus import GpuMonitor, GpuState
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -16,13 +16,6 @@ class _Placed:
     device: str
     planned_bytes: int | None
     xids_before: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    free_bytes: int
-    total_bytes: int
-    neighbour_bytes: int
 
 
 @dataclass(slots=True)
@@ -63,25 +56,21 @@ class EvidenceCollector:
             xids=tuple(xid for xid, _ in xids),
             xid_devices=tuple(device for _, device in xids),
         )
-        known = [memory for rank in placed if (memory := self._memory(rank.device)) is not None]
-        if not known:
+        looks = [(rank.device, self.devices.look(rank.device)) for rank in placed]
+        states = [(state, self._neighbour_bytes(device, state)) for device, state in looks if state is not None]
+        if not states:
             return evidence
-        tightest = min(known, key=lambda memory: memory.total_bytes - memory.neighbour_bytes)
+        tightest, neighbour_bytes = min(states, key=lambda pair: pair[0].total_bytes - pair[1])
         return replace(
             evidence,
             device_free_bytes=tightest.free_bytes,
             device_total_bytes=tightest.total_bytes,
-            neighbour_bytes=tightest.neighbour_bytes,
+            neighbour_bytes=neighbour_bytes,
         )
 
-    def _memory(self, device: str) -> _Memory | None:
-        state = self.devices.look(device)
-        if state is None:
-            return None
+    def _neighbour_bytes(self, device: str, state: GpuState) -> int:
         beside = [rank for placed in self._placed.values() for rank in placed if rank.device == device]
-        planned_bytes = sum(rank.planned_bytes or 0 for rank in beside)
-        neighbour_bytes = state.neighbour_bytes(planned_bytes, ours=bool(beside))
-        return _Memory(state.free_bytes, state.total_bytes, neighbour_bytes)
+        return state.neighbour_bytes(sum(rank.planned_bytes or 0 for rank in beside), ours=bool(beside))
 
 
 def _free_bytes(folder: Path) -> int | None:
