@@ -77,7 +77,7 @@ def test_the_fewest_ranks_are_taken_and_what_fits_is_not_cut(ask: Callable[..., 
     assert two.sharding == fixed.sharding and two.memory == fixed.memory
     assert two.execution is not None and fixed.execution is not None
     assert two.execution == fixed.execution.model_copy(update={"tp": 2})
-    assert headline(two).startswith("plan fits with cut over 2 ranks, micro-batch 2 x 1")
+    assert headline(two).startswith("plan fits with tensor parallelism over 2 ranks, micro-batch 2 x 1")
     assert " on each of 2 devices, device has " in headline(two)
     assert [choice.tp for choice in two.fallbacks] == [2] * len(fixed.fallbacks) + [4]
     chosen = next(fallback for fallback in two.ladder if fallback.execution == two.execution)

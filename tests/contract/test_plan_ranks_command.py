@@ -26,10 +26,10 @@ def test_the_answer_is_a_table_one_object_or_a_clear_refusal(tmp_path: Path) -> 
     lines = done.stdout.splitlines()
     assert lines[0].startswith("plan fits")
     assert " on each of 2 devices, device has 24.0 GiB (24GiB)" in lines[0]
-    assert "parameter\tcount\twhole -> of a rank\tcut by" in lines
+    assert "parameter\tcount\twhole -> of a rank\tsharded by" in lines
     assert "encoder.encoder.layer.*.attention.self.query.weight\t3\t[64, 64] -> [32, 64]\tcolumn" in lines
     assert "encoder.encoder.layer.*.output.dense.weight\t3\t[64, 96] -> [64, 48]\trow" in lines
-    for said in ("cut over 2 ranks", "weights of a rank: ", "sent by a rank in an optimizer step: ", "proved: "):
+    for said in ("sharded over 2 ranks", "weights of a rank: ", "sent by a rank in an optimizer step: ", "proved: "):
         assert any(line.startswith(said) for line in lines), done.stdout
 
     again = ask(bert, "execution.tp=2", more=("--json",))

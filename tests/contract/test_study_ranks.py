@@ -97,10 +97,10 @@ def test_the_large_model_is_cut_and_learns_what_one_process_does(
         asked = json.loads((tight / "trials" / f"{cut.number:04d}" / "attempt-1" / "request.json").read_text())
         assert asked["body"]["plan"]["tp"] == (2 if is_large else 1)
         shown = run("show", tight, str(cut.number)).stdout
-        assert ("run with cut over 2 ranks, micro-batch 8 x 1" in shown) is is_large
+        assert ("run with tensor parallelism over 2 ranks, micro-batch 8 x 1" in shown) is is_large
 
     looked = run("tune", tight, "--dry-run", "--set", f"model.name={large}")
-    assert "by each of 2 ranks that its model is cut over" in looked.stdout, looked.stdout + looked.stderr
+    assert "by each of 2 ranks that its model is sharded over" in looked.stdout, looked.stdout + looked.stderr
 
     refused = study("refused", needs[str(large)] - 1000, "1")
     done = run("tune", refused, "--quiet")

@@ -51,7 +51,7 @@ def holder(size_bytes: int, marker: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture
 def devices() -> Iterator[NvmlMonitor]:
     found = NvmlMonitor("mine")
-    found.know({"0": str(torch.cuda.get_device_properties(0).uuid)})
+    found.set_uuids({"0": str(torch.cuda.get_device_properties(0).uuid)})
     yield found
     found.close()
 

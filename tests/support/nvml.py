@@ -140,13 +140,13 @@ class ScriptedDevices:
         self.asked += 1
         return self.looks.get(device)
 
-    def own(self, pid: int) -> None:
+    def mark_own(self, pid: int) -> None:
         self.owned.append(pid)
 
     def xids(self, device: str) -> tuple[int, ...]:
         return tuple(self.reported.get(device, ()))
 
-    def know(self, uuids: Mapping[str, str]) -> None:
+    def set_uuids(self, uuids: Mapping[str, str]) -> None:
         del uuids
 
     def set(self, device: str, total_bytes: int, *processes: tuple[int, int, ProcessOwner], extra: int = 0) -> None:

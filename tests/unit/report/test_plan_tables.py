@@ -143,8 +143,8 @@ def test_a_cut_model_is_a_table_and_lines() -> None:
         ("norm.weight", "2", "[384]", "whole"),
     )
     assert shard_lines(CUT) == [
-        "cut over 2 ranks, each on a device of its own: all memory is that of one rank",
-        "weights of a rank: 3.0 GiB of 5.0 GiB (60.0%), 3 parameters cut, 2 whole",
+        "sharded over 2 ranks, each on a device of its own: all memory is that of one rank",
+        "weights of a rank: 3.0 GiB of 5.0 GiB (60.0%), 3 parameters sharded, 2 whole",
         "sent by a rank in an optimizer step: 3.0 GiB (2.0 GiB forward, 1.0 GiB backward)",
         "proved: outputs differ by 2e-15, gradients by 0e+00",
         "whole: table, head: too many words",
@@ -269,7 +269,7 @@ def test_a_space_says_once_how_each_model_is_cut() -> None:
     less, most = (whole.model_copy(update={"sharding": cut}) for cut in (CUT.model_copy(update={"sent": None}), CUT))
     lines = space_lines(space(cell(64, 8, less), cell(64, 16, most), cell(128, 8, less)))
     (line,) = (line for line in lines if "ranks" in line)
-    assert line.startswith("cut over 2 ranks, a device each: a rank holds 3.0 GiB of 5.0 GiB of weights")
+    assert line.startswith("sharded over 2 ranks, a device each: a rank holds 3.0 GiB of 5.0 GiB of weights")
     assert "sends up to 3.0 GiB in an optimizer step" in line
     named = [PlannedCell({"model.name": name}, False, most) for name in ("a", "b")]
     assert [line[:3] for line in space_lines(space(*named, varied=("model.name",))) if "ranks" in line] == [

@@ -57,7 +57,7 @@ def test_answers_come_through_as_they_are(driver: Driver, asked: Asked) -> None:
     try:
         driver.set({ours.pid: 300 * MIB, os.getpid(): 100 * MIB, 2**22 + 7: None})
         assert asked.link.pid is None, "nobody has asked yet"
-        asked.link.own(2**22 + 7)
+        asked.link.mark_own(2**22 + 7)
         expected = (
             GpuProcess(ours.pid, 300 * MIB, ProcessOwner.OURS),
             GpuProcess(os.getpid(), 100 * MIB, ProcessOwner.OTHER),
@@ -66,7 +66,7 @@ def test_answers_come_through_as_they_are(driver: Driver, asked: Asked) -> None:
         assert asked.link.look("0") == GpuState(GIB, 400 * MIB, expected, memory_errors=0)
         assert asked.link.look("7") is None
         assert asked.link.xids("0") == ()
-        asked.link.know({"7": "a"})
+        asked.link.set_uuids({"7": "a"})
         seen = asked.link.look("7")
         assert seen is not None and seen.total_bytes == GIB
     finally:

@@ -64,7 +64,7 @@ def test_every_way_to_name_a_device() -> None:
 def test_cuda_may_count_devices_in_another_order() -> None:
     nvml = FakeNvml(Board("GPU-slow", total=8 * GIB), Board("GPU-fast", total=80 * GIB))
     found = devices(nvml)
-    found.know({"0": "fast", "1": "slow"})
+    found.set_uuids({"0": "fast", "1": "slow"})
     first, second = found.look("0"), found.look("1")
     assert first is not None and second is not None
     assert (first.total_bytes, second.total_bytes) == (80 * GIB - GIB // 2, 8 * GIB - GIB // 2)
@@ -92,7 +92,7 @@ def test_memory_of_ours_that_is_gone_is_told_from_a_neighbours() -> None:
 
 def test_a_process_that_never_was_looked_at_is_known_by_its_own_word() -> None:
     found = devices(FakeNvml(Board("GPU-a", processes={77: GIB})), alive=())
-    found.own(77)
+    found.mark_own(77)
     look = found.look("0")
     assert look is not None and look.held_bytes(ProcessOwner.GONE) == GIB
 

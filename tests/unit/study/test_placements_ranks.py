@@ -78,7 +78,7 @@ def test_small_trials_have_a_device_and_large_ones_a_group(bench, tmp_path: Path
     trial = done.state.trials[large]
     assert trial.plan is not None and trial.plan.execution is not None and trial.plan.execution.tp == 2
     lines = story_lines(trial_story(done.state, large, done.events, StudyLayout(tmp_path / "study")))
-    assert "    run with cut over 2 ranks, micro-batch 32 x 1" in lines
+    assert "    run with tensor parallelism over 2 ranks, micro-batch 32 x 1" in lines
     mirror = MirrorModel()
     for event in done.events:
         mirror.apply(event)

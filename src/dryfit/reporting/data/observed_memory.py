@@ -68,7 +68,7 @@ def observed_over_planned(trial: TrialState) -> float | None:
 
 def choice_text(choice: ExecutionChoice) -> str:
     """Describe an execution choice in a few words."""
-    words = [f"cut over {choice.tp} ranks"] if choice.tp is not None else []
+    words = [f"tensor parallelism over {choice.tp} ranks"] if choice.tp is not None else []
     words += [f"micro-batch {choice.micro_batch} x {choice.accumulation}"]
     words += ["checkpointing"] if choice.checkpointing else []
     words += [f"{choice.optimizer_impl} optimizer"] if choice.optimizer_impl is not OptimizerImpl.AUTO else []

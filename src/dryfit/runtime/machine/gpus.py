@@ -96,7 +96,7 @@ class GpuMonitor(Protocol):
         """Return the state of a device now; None if it is unknown."""
         ...
 
-    def own(self, pid: int) -> None:
+    def mark_own(self, pid: int) -> None:
         """Remember that a process is ours, which cannot be seen any more once it has ended."""
         ...
 
@@ -104,7 +104,7 @@ class GpuMonitor(Protocol):
         """Return the critical errors (Xids) of a device since it was first queried, oldest first."""
         ...
 
-    def know(self, uuids: Mapping[str, str]) -> None:
+    def set_uuids(self, uuids: Mapping[str, str]) -> None:
         """Learn the UUIDs of device names: CUDA and NVML may count devices in different orders."""
         ...
 
@@ -117,7 +117,7 @@ class NoGpuMonitor:
         del device
         return None
 
-    def own(self, pid: int) -> None:
+    def mark_own(self, pid: int) -> None:
         """Do nothing."""
 
     def xids(self, device: str) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ class NoGpuMonitor:
         del device
         return ()
 
-    def know(self, uuids: Mapping[str, str]) -> None:
+    def set_uuids(self, uuids: Mapping[str, str]) -> None:
         """Do nothing."""
 
 
@@ -165,12 +165,12 @@ class NvmlMonitor:
         self._own: set[int] = set()
         self._events: Any = None
 
-    def know(self, uuids: Mapping[str, str]) -> None:
+    def set_uuids(self, uuids: Mapping[str, str]) -> None:
         """See :class:`GpuMonitor`."""
         self._uuids.update(uuids)
         self._known.clear()
 
-    def own(self, pid: int) -> None:
+    def mark_own(self, pid: int) -> None:
         """See :class:`GpuMonitor`."""
         self._own.add(pid)
 

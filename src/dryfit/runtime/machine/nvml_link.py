@@ -61,11 +61,11 @@ class NvmlLink:
         answer = self._ask(device, look=False)
         return () if answer is None else answer.xids
 
-    def own(self, pid: int) -> None:
+    def mark_own(self, pid: int) -> None:
         """See :class:`~dryfit.runtime.machine.gpus.GpuMonitor`; sent with the next query."""
         self._own.append(pid)
 
-    def know(self, uuids: Mapping[str, str]) -> None:
+    def set_uuids(self, uuids: Mapping[str, str]) -> None:
         """See :class:`~dryfit.runtime.machine.gpus.GpuMonitor`; sent with the next query."""
         self._uuids.update(uuids)
 

@@ -17,9 +17,9 @@ from dryfit.runtime.machine.nvml_protocol import NvmlAnswer, NvmlQuestion
 def answer(devices: NvmlMonitor, question: NvmlQuestion) -> NvmlAnswer:
     """Answer a question; the UUIDs and process ids in it are remembered."""
     if question.uuids:
-        devices.know(question.uuids)
+        devices.set_uuids(question.uuids)
     for pid in question.own:
-        devices.own(pid)
+        devices.mark_own(pid)
     look = devices.look(question.device) if question.look else None
     return NvmlAnswer(look=look, xids=devices.xids(question.device))
 

@@ -232,7 +232,7 @@ def _memory(study: CheckedStudy, resolved: ResolveResult, layout: StudyLayout, o
         return
     if answer.verdict.fits:
         found = f"{gib(needed_bytes(answer))} needed of {gib(device.capacity_bytes)} on {device.name}"
-        found += f", by each of {answer.devices} ranks that its model is cut over" if answer.devices > 1 else ""
+        found += f", by each of {answer.devices} ranks that its model is sharded over" if answer.devices > 1 else ""
         yield passed(study_checks.ABOUT, "memory", found)
     elif answer.verdict is VerdictKind.UNKNOWN:
         fix = "nothing: such trials run with no other beside them (execution.unknown)"

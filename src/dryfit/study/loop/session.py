@@ -209,7 +209,7 @@ def _work(
         resolved=resolved,
         cores=available_cores(),
     )
-    machine.devices.know(device_uuids(resolved, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    machine.devices.set_uuids(device_uuids(resolved, os.environ.get("CUDA_VISIBLE_DEVICES")))
     return StudyRun(context, supervisor, stops, observers, work.clock, machine).run()
 
 

@@ -261,7 +261,7 @@ class Placements:
 
     def started(self, pid: int) -> None:
         """A process of ours has said its first line."""
-        self.machine.devices.own(pid)
+        self.machine.devices.mark_own(pid)
 
     def worked(self, child: RunningAttempt) -> None:
         """A child has done its first step: where it has several processes, all of them hold memory now.
