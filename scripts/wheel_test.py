@@ -40,6 +40,10 @@ NEEDED = (
     "reporting/html/page.html*",
     "reporting/html/page.css",
     "reporting/html/page.js",
+    "train/export/model_card.md.jinja",
+    "train/export/ensemble_card.md.jinja",
+    "train/export/encoder_example.py.jinja",
+    "train/export/lm_example.py.jinja",
 )
 """Patterns of which a wheel must have at least one file each."""
 IN_SDIST = ("pyproject.toml", "README.md", "LICENSE")

@@ -35,7 +35,7 @@ from dryfit.tasks.saved.saved_model import load
 from dryfit.tasks.tokens.token_set import TokenSet
 from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.device import prepare_device
-from dryfit.train.export.ensemble_card import Together, ensemble_card
+from dryfit.train.export.ensemble_card import ensemble_card
 from dryfit.train.export.model_card import README_FILE
 from dryfit.train.validation import evaluation_rows, kept_in_order
 
@@ -181,7 +181,7 @@ def _save(body: EnsembleRequest, result: EnsembleResult, fitted: Mapping[str, fl
         [Path(member.model_dir) for member in body.members],
         fitted=fitted,
         facts=facts,
-        texts={README_FILE: ensemble_card(Together(body, result))},
+        texts={README_FILE: ensemble_card(body, result)},
     )
 
 

@@ -23,7 +23,7 @@ from dryfit.train.batches import epoch_size
 from dryfit.train.checkpoint import newest_checkpoint
 from dryfit.train.data import read_tokens, send_remarks, trial_task
 from dryfit.train.error_context import ErrorContext
-from dryfit.train.export.model_card import EXAMPLE_FILE, README_FILE, Trained, example, model_card
+from dryfit.train.export.model_card import Trained
 from dryfit.train.model import trial_parts
 from dryfit.train.results import train_result
 from dryfit.train.run import FixedLength, TrialParts
@@ -138,7 +138,6 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
         return
     config = body.training.config
     read = model_input(config.task, replace(parts.task.context, fitted=fitted))
-    trained = Trained(body, result, read, whole)
     assert body.model_dir is not None  # a model is asked for
     facts = {
         "task": task_word(config.task),
@@ -155,11 +154,10 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
         "dryfit": VERSION,
         "torch": torch.__version__,
     }
-    program = example(trained)
     save_trained(
         Path(body.model_dir),
         whole,
         tokenizer_folders=parts.tokenizer_folders,
         facts=facts,
-        texts={README_FILE: model_card(trained)} | ({} if program is None else {EXAMPLE_FILE: program}),
+        texts=Trained(body, result, read, whole).texts(),
     )
