@@ -1,4 +1,4 @@
-"""A model of PyTorch's CUDA caching allocator: the same blocks in the same places, without a device.
+"""Simulate PyTorch's CUDA caching allocator: the same blocks in the same places, without a device.
 
 It follows ``DeviceCachingAllocator`` of ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.11 to 2.13) for one device,
 one stream and no CUDA graphs; the functions named in the docstrings are found there. What differs, and why:
@@ -108,10 +108,10 @@ class CachingAllocator:
         if self._picks and at < len(free):
             at = self._pick(free, at, size)
         if at == len(free):
-            found = self._grow(free, is_small, size)
-            if found is None:
+            grown = self._grow(free, is_small, size)
+            if grown is None:
                 return None
-            at = bisect_left(free, self._free_size[found] << _SHIFT | found)
+            at = bisect_left(free, self._free_size[grown] << _SHIFT | grown)
         key = free.pop(at)
         start = key & _MASK
         block = key >> _SHIFT
@@ -148,7 +148,7 @@ class CachingAllocator:
                     self._release(free, key)
 
     def segments(self) -> tuple[SegmentState, ...]:
-        """What is reserved, and how it is cut; by age, or by address where segments expand."""
+        """Return the reserved segments and their blocks; by age, or by address where segments expand."""
         used = [(at, size, True) for at, size in self._live.items()]
         cut = sorted(used + [(at, size, False) for at, size in self._free_size.items()])
         stretches: list[list[BlockState]] = []
@@ -214,7 +214,7 @@ class CachingAllocator:
             self._freed_at[start] = self._searches
 
     def _take_out(self, free: list[int], key: int) -> tuple[int, int]:
-        """Remove a free block; its address and size."""
+        """Remove a free block; return its address and size."""
         start = key & _MASK
         size = key >> _SHIFT
         del free[bisect_left(free, key)]
@@ -246,7 +246,7 @@ class CachingAllocator:
         return size + self._unmapped_end.get(end, end) - end
 
     def _grow(self, free: list[int], is_small: bool, size: int) -> int | None:
-        """Take memory for a request that no cached block serves; address of the free block that does then."""
+        """Take memory for a request that no cached block serves; return the address of a free block that does."""
         self.fragmented_bytes = max(self.fragmented_bytes, self.reserved_bytes - self.allocated_bytes)
         if self._ages:
             self._collect_garbage()

@@ -1,4 +1,4 @@
-"""What the caching allocator makes of a sequence of allocations: peaks, fragmentation, the memory it survives with.
+"""Replay allocations through the simulated caching allocator: peaks, fragmentation, the smallest capacity.
 
 Pure functions over columns of events as in :class:`dryfit.memory.tracing.events.Segment`: event ``i`` is about block
 ``blocks[i]`` and takes ``deltas[i]`` bytes, or gives the block back where that is below 0.
@@ -20,7 +20,7 @@ _SHUFFLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a sequence of events came to.
+    """The outcome of a replay.
 
     Attributes:
         peak_allocated_bytes: Most memory in blocks handed out: ``torch.cuda.max_memory_allocated``.
@@ -107,10 +107,10 @@ def min_cap(
     tolerance_bytes: int = 2 * MIB,
     unlimited: Replay | None = None,
 ) -> int:
-    """The smallest capacity with which the events go through, to about ``tolerance_bytes``.
+    """Return the smallest capacity with which the events go through, to about ``tolerance_bytes``.
 
     More capacity is not always better: where cached memory is given back depends on it, and so does where later
-    blocks lie. What is returned was replayed and survives, as does the capacity ``tolerance_bytes`` above it and
+    blocks lie. The answer was replayed and survives, as does the capacity ``tolerance_bytes`` above it and
     every larger one that was tried; all smaller ones that were tried fail. Those in between are not known.
 
     Args:
@@ -149,7 +149,7 @@ def min_cap(
 
 
 def _climb(start: int, most: int, wanted: Callable[[int], int | None]) -> tuple[int, int]:
-    """From below, to the capacity that each failure asks for: the last that fails and the first that survives."""
+    """Climb to the capacity that each failure asks for; return the last that fails and the first that survives."""
     fails, capacity = start - 1, start
     for _ in range(_CLIMBS):
         if capacity >= most:
@@ -162,7 +162,7 @@ def _climb(start: int, most: int, wanted: Callable[[int], int | None]) -> tuple[
 
 
 def _settle(capacity: int, tolerance_bytes: int, wanted: Callable[[int], int | None]) -> int:
-    """From a capacity on, the first that survives and has a survivor above it."""
+    """Return the first capacity, from one on, that survives as does the next above it."""
     while True:
         following = wanted(capacity)
         if following is None:
@@ -173,7 +173,7 @@ def _settle(capacity: int, tolerance_bytes: int, wanted: Callable[[int], int | N
 
 
 def sequences(lengths: Sequence[int], *, seed: int) -> dict[str, list[int]]:
-    """Orders in which batches of these lengths may come, to find one that fragments memory.
+    """Return orders of batches of these lengths, to find one that fragments memory.
 
     Args:
         lengths: Length of each batch.

@@ -58,7 +58,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """What decides where the caching allocator puts a block.
+    """Settings that decide where the caching allocator puts a block.
 
     Attributes:
         expandable_segments: Segments grow page by page instead of being taken from the driver whole.
@@ -68,8 +68,7 @@ class AllocatorSettings:
         gc_threshold: Share of the capacity above which cached segments are given back by age; None for never.
         large_segment_bytes: Segment (or page, where they expand) of requests above 1 and below 10 MiB.
         max_non_split_rounding_bytes: A block that must not be cut serves requests smaller than it by less than this.
-        memory_fraction: Share of the device the process may take. The simulator is told its capacity in bytes,
-            so whoever knows the device multiplies.
+        memory_fraction: Share of the device that the process may take; the simulator takes a capacity in bytes instead.
     """
 
     expandable_segments: bool = False
@@ -82,7 +81,7 @@ class AllocatorSettings:
 
     @staticmethod
     def of(allocator: Allocator) -> "AllocatorSettings":
-        """Those that a trial's process has where its user has set nothing."""
+        """Return the settings of a trial's process whose user has set none."""
         return AllocatorSettings(expandable_segments=allocator is Allocator.EXPANDABLE)
 
     @staticmethod
@@ -102,7 +101,7 @@ class AllocatorSettings:
         return settings
 
     def round_request(self, requested_bytes: int) -> int:
-        """Bytes a request is rounded up to (``round_size``)."""
+        """Return the bytes that a request is rounded up to (``round_size``)."""
         if requested_bytes < MIN_BLOCK_BYTES:
             return MIN_BLOCK_BYTES
         interval = min(max(requested_bytes.bit_length() - MIB.bit_length(), 0), INTERVALS - 1)
@@ -114,7 +113,7 @@ class AllocatorSettings:
         return -(-requested_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
     def segment_bytes(self, rounded_bytes: int) -> int:
-        """Size of the segment taken for a rounded request that no cached block serves (``get_allocation_size``)."""
+        """Return the size of the segment for a rounded request without a cached block (``get_allocation_size``)."""
         if rounded_bytes <= SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if rounded_bytes < LARGE_REQUEST_BYTES:
@@ -123,7 +122,7 @@ class AllocatorSettings:
 
 
 def _options(text: str) -> list[tuple[str, list[str]]]:
-    """Split into names and the tokens of their values; blanks mean nothing, as in torch's tokenizer."""
+    """Split a text into names and the tokens of their values; blanks mean nothing, as in torch's tokenizer."""
     options: list[tuple[str, list[str]]] = []
     depth = 0
     pending: list[str] = []
@@ -194,7 +193,7 @@ def _switch(name: str, value: list[str]) -> bool:
 
 
 def _count(name: str, value: list[str], part: str | None = None) -> int:
-    """The value, or a part of it, as a number."""
+    """Read a value, or a part of it, as a number."""
     text = "".join(value) if part is None else part
     if re.fullmatch(r"\d{1,15}", text) is None:
         raise _refuse(name, value, "a whole number")

@@ -1,7 +1,7 @@
-"""Reader of ``torch.cuda.memory._dump_snapshot`` files, and the simulated allocator held against them.
+"""Read files of ``torch.cuda.memory._dump_snapshot``, and compare the simulated allocator with them.
 
 The format is written by ``_cuda_memorySnapshot`` of ``torch/csrc/cuda/Module.cpp`` and described in the docstring of
-``torch.cuda.memory._snapshot``; ``torch/cuda/_memory_viz.py`` reads it too. What is used here:
+``torch.cuda.memory._snapshot``; ``torch/cuda/_memory_viz.py`` reads it too. Used here are:
 
 * ``device_traces``: for each device a list of entries with ``action``, ``addr``, ``size``, ``stream`` and, in newer
   versions, ``pool_id``. ``size`` of ``alloc`` and ``free_*`` is what was asked for, before rounding.
@@ -9,8 +9,8 @@ The format is written by ``_cuda_memorySnapshot`` of ``torch/csrc/cuda/Module.cp
   ``segment_pool_id``, ``device`` and ``blocks``, each with ``address``, ``size``, ``requested_size``, ``state``.
 * ``allocator_settings``: the text of the settings under ``PYTORCH_CUDA_ALLOC_CONF``.
 
-The record keeps the latest entries only. What there was before the first of them is found by undoing the entries,
-from the last to the first, on the state at the end.
+The record keeps the latest entries only. The state before the first of them is restored by undoing the
+entries, from the last to the first, on the state at the end.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ _NEXT = "record again with torch.cuda.memory._record_memory_history(), without s
 
 
 class _Action(StrEnum):
-    """What the allocator did."""
+    """An action of the allocator."""
 
     ALLOC = "alloc"
     FREE_REQUESTED = "free_requested"
@@ -63,7 +63,7 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTrace:
-    """What one device's allocator did on its busiest stream.
+    """The events of one device's allocator on its busiest stream.
 
     Attributes:
         blocks: Number of the block of each event.
@@ -95,14 +95,14 @@ class SnapshotTrace:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotComparison:
-    """How far the simulated allocator is from the recorded one.
+    """Differences between the simulated and the recorded allocator.
 
     Attributes:
         events: Events compared.
         first_difference: The first event after which other memory was reserved; None where none was.
         max_reserved_difference_bytes: The largest difference in reserved memory after an event, without its sign.
-        active_difference_bytes: Simulated minus recorded memory in blocks at the end. What a block really takes is
-            not recorded before.
+        active_difference_bytes: Simulated minus recorded memory in blocks at the end. Earlier sizes of
+            blocks are not recorded.
     """
 
     events: int
@@ -195,14 +195,14 @@ def compare(trace: SnapshotTrace, settings: AllocatorSettings) -> SnapshotCompar
 
 
 def _settings(path: Path, item: object) -> AllocatorSettings:
-    """What the allocator was set to; the kind of its segments may have been set after the text was read."""
+    """Return the allocator's settings; the kind of its segments may have been set after the text was read."""
     parsed = AllocatorSettings.parse(text(path, item, "PYTORCH_CUDA_ALLOC_CONF"))
-    found = cast("Item", item).get("expandable_segments") if isinstance(item, dict) else None
-    return replace(parsed, expandable_segments=found) if isinstance(found, bool) else parsed
+    expandable = cast("Item", item).get("expandable_segments") if isinstance(item, dict) else None
+    return replace(parsed, expandable_segments=expandable) if isinstance(expandable, bool) else parsed
 
 
 def _stream(path: Path, item: Item, pool: str) -> tuple[int, int, int]:
-    """Stream and memory pool of an entry or a segment: each has blocks of its own."""
+    """Return stream and memory pool of an entry or a segment: each has blocks of its own."""
     return (integer(path, item, "stream"), *pair(path, item, pool))
 
 
@@ -222,7 +222,7 @@ def _belongs(path: Path, item: Item, device: int, stream: tuple[int, int, int]) 
 
 
 def _entry(path: Path, item: Item) -> _Entry | None:
-    """None for what changes nothing: a snapshot was taken, or a request failed."""
+    """Read an entry; None for one that changes nothing: a snapshot was taken, or a request failed."""
     action = item.get("action")
     if action in ("snapshot", "oom"):
         return None
@@ -242,13 +242,13 @@ def _live_at_end(path: Path, segments: list[Item]) -> dict[int, _Live]:
 
 
 def _freeing(entries: Sequence[_Entry]) -> _Action:
-    """The action with which a block is free again: a request may wait for other streams to complete."""
+    """Return the action that frees a block: a request may wait for other streams to complete."""
     completed = any(entry.action == _Action.FREE_COMPLETED for entry in entries)
     return _Action.FREE_COMPLETED if completed else _Action.FREE_REQUESTED
 
 
 def _rewind(path: Path, entries: Sequence[_Entry], pieces: dict[int, int], live: dict[int, _Live], joins: bool) -> None:
-    """Undo the entries on the segments and blocks at the end, so that they are those at the beginning."""
+    """Undo the entries, so that the segments and blocks at the end become those at the beginning."""
     freeing = _freeing(entries)
     for index in range(len(entries) - 1, -1, -1):
         entry = entries[index]
@@ -264,8 +264,8 @@ def _rewind(path: Path, entries: Sequence[_Entry], pieces: dict[int, int], live:
             if entry.action == freeing:
                 live[entry.address] = _Live(entry.size, None)
         if not known:
-            found = f"entry {index} ({entry.action} of {entry.size} bytes) does not fit to what comes after it"
-            raise ConfigError(f"reading {path}", found, "a record without gaps", _NEXT)
+            gap = f"entry {index} ({entry.action} of {entry.size} bytes) does not fit to what comes after it"
+            raise ConfigError(f"reading {path}", gap, "a record without gaps", _NEXT)
 
 
 def _add(pieces: dict[int, int], start: int, size: int, joins: bool) -> None:
@@ -279,7 +279,7 @@ def _add(pieces: dict[int, int], start: int, size: int, joins: bool) -> None:
 
 
 def _remove(pieces: dict[int, int], start: int, size: int) -> bool:
-    """Take a stretch out of the piece it lies in; whether there is one."""
+    """Take a stretch out of the piece it lies in; return whether there is one."""
     around = next((at for at, length in pieces.items() if at <= start and start + size <= at + length), None)
     if around is None:
         return False
@@ -294,12 +294,12 @@ def _remove(pieces: dict[int, int], start: int, size: int) -> bool:
 def _segment(
     start: int, size: int, live: dict[int, _Live], entries: Sequence[_Entry], settings: AllocatorSettings
 ) -> SegmentState:
-    """A segment when the record began, with its blocks in use and the free ones between them."""
+    """Return a segment as it was when the record began, with its blocks in use and the free ones between."""
     end = start + size
     inside = sorted(address for address in live if start <= address < end)
     is_small = size == SMALL_SEGMENT_BYTES
     if settings.expandable_segments:
-        # Pages of both pools look alike: whatever is ever put there tells whose they are.
+        # Pages of both pools look alike: the size of any block put there tells them apart.
         wanted = [live[address].requested for address in inside[:1]]
         wanted += [e.size for e in entries if e.action == _Action.ALLOC and start <= e.address < end][:1]
         is_small = bool(wanted) and wanted[0] <= SMALL_BYTES

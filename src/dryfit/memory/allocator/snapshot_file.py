@@ -1,4 +1,4 @@
-"""Plain values from a snapshot file: nothing in it is trusted, and nothing in it runs."""
+"""Read plain values from a snapshot file; nothing in it is trusted, and nothing in it runs."""
 
 import io
 import json
@@ -25,14 +25,14 @@ _DAMAGED = (
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Makes containers, strings and numbers only; any class or function in the file is refused."""
+    """Unpickle containers, strings and numbers only; any class or function in the file is refused."""
 
     def find_class(self, module_name: str, global_name: str, /) -> object:
         raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
 
 
 def load(path: Path) -> Item:
-    """The dictionary in a file, pickled by torch or written as JSON.
+    """Return the dictionary in a file, pickled by torch or written as JSON.
 
     Raises:
         ConfigError: The file cannot be read, or is neither, or asks for more than plain values.
@@ -54,7 +54,7 @@ def load(path: Path) -> Item:
 
 
 def items(path: Path, item: Item, key: str) -> list[Item]:
-    """A list of dictionaries."""
+    """Return a value that must be a list of dictionaries."""
     value = item.get(key)
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in cast("list[object]", value)):
         raise ConfigError(f"reading {path}", f"{key!r} is {_kind(value)}", "a list of dictionaries")
@@ -62,7 +62,7 @@ def items(path: Path, item: Item, key: str) -> list[Item]:
 
 
 def integer(path: Path, item: Item, key: str) -> int:
-    """A number from 0 on."""
+    """Return a value that must be a whole number from 0 on."""
     value = item.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"reading {path}", f"{key!r} is {_kind(value)}", "a whole number from 0 on")
@@ -70,7 +70,7 @@ def integer(path: Path, item: Item, key: str) -> int:
 
 
 def pair(path: Path, item: Item, key: str) -> tuple[int, int]:
-    """The name of a memory pool; that of the common pool where there is none, as in files of older versions."""
+    """Return the name of a memory pool; that of the common pool where there is none, as in files of older versions."""
     value = item.get(key, (0, 0))
     if isinstance(value, list | tuple):
         parts = cast("list[object] | tuple[object, ...]", value)
@@ -80,7 +80,7 @@ def pair(path: Path, item: Item, key: str) -> tuple[int, int]:
 
 
 def text(path: Path, item: object, key: str) -> str:
-    """A string; empty where there is none, as in files of older versions."""
+    """Return a string; empty where there is none, as in files of older versions."""
     value = cast("Item", item).get(key, "") if isinstance(item, dict) else ""
     if not isinstance(value, str):
         raise ConfigError(f"reading {path}", f"{key!r} is {_kind(value)}", "a string")

@@ -1,4 +1,4 @@
-"""What a device really did, beside what was planned: allocations one by one, errors, constants. Pure functions.
+"""Compare a device's allocations with those planned, one by one; errors and constants of a calibration.
 
 Only allocations are compared, not frees: a free lies where the last reference ends, and peaks show where that is wrong.
 """
@@ -23,7 +23,7 @@ from dryfit.memory.allocator.snapshot import SnapshotTrace, compare
 from dryfit.memory.planning.timeline import BLOCK_BYTES, Timeline
 
 ALIGNED_BYTES = 64 * 1024
-"""Smaller allocations are left out of the order: single numbers, which real code makes here and there."""
+"""Smaller allocations are not compared in order: real code makes single numbers here and there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ErrorSpread:
 
 
 def planned_allocations(run: Timeline) -> list[Taken]:
-    """What a traced run takes, in order."""
+    """List the allocations of a traced run, in order."""
     labels = [run.label_table[label] for label in run.labels.tolist()]
     return [
         Taken(label.phase, size, f"{label.module} {label.op}".strip())
@@ -60,34 +60,34 @@ def planned_allocations(run: Timeline) -> list[Taken]:
 
 
 def observed_allocations(trace: SnapshotTrace) -> list[Taken]:
-    """What a device's allocator handed out, in order.
+    """List the allocations that a device's allocator recorded, in order.
 
-    The main thread says its phase through the allocator's metadata. They belong to a thread: what has none is of the
-    thread that autograd runs backward passes in.
+    The main thread notes its phase in the allocator's metadata. They belong to a thread, so allocations without a
+    phase are those of autograd's backward thread.
 
     Raises:
         InternalError: The metadata is no phase.
     """
-    found: list[Taken] = []
+    allocations: list[Taken] = []
     for index in range(trace.first_event, len(trace.deltas)):
         note = trace.notes[index]
         if note and note not in tuple(StepPhase):
             raise InternalError("reading an allocator's history", f"event {index} is of the phase {note!r}")
         if trace.deltas[index] > 0:
-            found.append(Taken(StepPhase(note or StepPhase.BACKWARD), _whole_blocks(trace.deltas[index])))
-    return found
+            allocations.append(Taken(StepPhase(note or StepPhase.BACKWARD), _whole_blocks(trace.deltas[index])))
+    return allocations
 
 
 def phase_differences(planned: Sequence[Taken], observed: Sequence[Taken]) -> tuple[PhaseDifference, ...]:
-    """Allocations of each phase as multisets of sizes."""
-    found: list[PhaseDifference] = []
+    """Compare the allocations of each phase as multisets of sizes."""
+    differences: list[PhaseDifference] = []
     for phase in StepPhase:
-        mine = Counter(one.size_bytes for one in planned if one.phase is phase)
-        theirs = Counter(one.size_bytes for one in observed if one.phase is phase)
+        mine = Counter(allocation.size_bytes for allocation in planned if allocation.phase is phase)
+        theirs = Counter(allocation.size_bytes for allocation in observed if allocation.phase is phase)
         if not mine and not theirs:
             continue
         only_planned, only_observed = mine - theirs, theirs - mine
-        found.append(
+        differences.append(
             PhaseDifference(
                 phase=phase,
                 matched=(mine & theirs).total(),
@@ -97,18 +97,18 @@ def phase_differences(planned: Sequence[Taken], observed: Sequence[Taken]) -> tu
                 largest_observed_bytes=max(only_observed, default=0),
             )
         )
-    return tuple(found)
+    return tuple(differences)
 
 
 def first_deviation(
     planned: Sequence[Taken], observed: Sequence[Taken], *, least_bytes: int = ALIGNED_BYTES
 ) -> Deviation | None:
-    """The first place at which the two orders of allocations differ in size; None where they are the same.
+    """Find the first place at which two orders of allocations differ in size; None where they are the same.
 
     Args:
         planned: As traced.
         observed: As recorded.
-        least_bytes: What is smaller is left out of both.
+        least_bytes: Smaller allocations are left out of both.
     """
     mine = [one for one in planned if one.size_bytes >= least_bytes]
     theirs = [one for one in observed if one.size_bytes >= least_bytes]
@@ -127,7 +127,7 @@ def first_deviation(
 
 
 def spread(errors: Sequence[float]) -> ErrorSpread:
-    """Median, 95th percentile (the smallest error that at least 95 % do not exceed) and the worst.
+    """Return the median, the 95th percentile (the smallest size that 95 % do not exceed) and the worst.
 
     Args:
         errors: At least one, of either sign.
@@ -139,19 +139,19 @@ def spread(errors: Sequence[float]) -> ErrorSpread:
 def comparison(
     observation: Observation, plan: MemoryPlan, run: Timeline, history: SnapshotTrace | None = None
 ) -> CaseComparison:
-    """One case, planned and observed.
+    """Compare a case as planned with the same case as observed.
 
     Args:
         observation: Of the device.
         plan: Of the same case.
-        run: What the plan was made from.
-        history: What the device's allocator recorded of the observed run; None: nothing.
+        run: The run that the plan was made from.
+        history: The record of the device's allocator; None where there is none.
 
     Raises:
         ConfigError: The history is of an allocator that is not simulated.
     """
     case: MemoryCase = observation.case
-    found = CaseComparison(
+    compared = CaseComparison(
         name=case.name,
         family=case.family,
         planned_allocated_bytes=plan.peak_allocated_bytes,
@@ -161,10 +161,10 @@ def comparison(
         planned_min_cap_bytes=plan.min_cap_bytes,
     )
     if history is None:
-        return found
+        return compared
     planned, observed = planned_allocations(run), observed_allocations(history)
     replayed = compare(history, history.settings)
-    return found.model_copy(
+    return compared.model_copy(
         update={
             "phases": phase_differences(planned, observed),
             "first_deviation": first_deviation(planned, observed),
@@ -175,24 +175,24 @@ def comparison(
 
 
 def measured_workspace(observations: Sequence[Observation]) -> int:
-    """What cuBLAS takes for each thread: the most that was seen."""
-    return max(max(one.workspace_bytes) for one in observations)
+    """Return the largest cuBLAS workspace that was measured, in bytes for each thread."""
+    return max(max(observation.workspace_bytes) for observation in observations)
 
 
 def calibration_of(observations: Sequence[Observation], comparisons: Sequence[CaseComparison]) -> Calibration:
-    """The constants and errors of the device that all observations are of.
+    """Return the constants and errors of the one device that was observed.
 
     Args:
         observations: At least one.
         comparisons: Of the same cases.
     """
     first = observations[0]
-    errors = spread([one.allocated_error for one in comparisons])
+    errors = spread([compared.allocated_error for compared in comparisons])
     return Calibration(
         device_name=first.device.name,
         capability=first.device.capability,
         torch=first.torch,
-        context_bytes=max(one.context_bytes for one in observations),
+        context_bytes=max(observation.context_bytes for observation in observations),
         workspace_bytes=measured_workspace(observations),
         error_median=errors.median,
         error_p95=errors.p95,

@@ -1,4 +1,4 @@
-"""What a device takes besides tensors, and how surely that is known.
+"""Memory that a device takes besides tensors (CUDA context, workspaces), and how reliable the numbers are.
 
 Measured values come from a calibration file; without one, the table below holds the larger end of what is published.
 """
@@ -30,7 +30,7 @@ _LAZY_CONTEXT_BYTES: dict[int, int] = {7: 480 * _MIB, 8: 550 * _MIB, 9: 700 * _M
 
 Published for the context alone: 274 MiB (pytorch#86509), about 300 and 400 MiB (pytorch#107667, #109888), 426 MiB on
 an RTX 6000 Ada with CUDA 13 (unsloth-zoo#1053). The rest is an allowance for cuBLAS, attention and optimizer kernels;
-larger devices have larger contexts. Nobody measured these sums: they are to be replaced by calibration.
+larger devices have larger contexts. These sums were not measured: calibration replaces them.
 """
 
 _CPU_PROCESS_BYTES = 521 * _MIB
@@ -40,7 +40,7 @@ _CPU_PROCESS_BYTES = 521 * _MIB
 
 @dataclass(frozen=True, slots=True)
 class DeviceConstants:
-    """What a device takes besides tensors.
+    """Memory that a device takes besides tensors.
 
     Attributes:
         overhead_bytes: Outside of the caching allocator: context, kernels, library handles. One device: no NCCL.
@@ -61,12 +61,12 @@ class Calibrations(Wire):
 
 
 def read_calibrations(folder: Path) -> tuple[Calibration, ...]:
-    """What was measured on this user's machines; nothing where the file is absent or not of this version."""
+    """Return the calibrations of this user's machines; none where the file is absent or of another version."""
     try:
-        found = read_model(folder / CALIBRATION_FILE, Calibrations)
+        stored = read_model(folder / CALIBRATION_FILE, Calibrations)
     except ValidationError:
         return ()
-    return found.devices if found else ()
+    return stored.devices if stored else ()
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:
@@ -79,25 +79,25 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
 def device_constants(
     device: DeviceSpec, torch_version: str, calibrations: Sequence[Calibration] = ()
 ) -> DeviceConstants:
-    """The constants of a device.
+    """Return the constants of a device.
 
     Args:
         device: The device planned for.
         torch_version: The version that will run.
-        calibrations: What was measured; the same device and minor version of torch is best, then the largest context
-            of the same compute capability.
+        calibrations: Preferred are those of the same device and minor version of torch, then the one with the largest
+            context among those of the same compute capability.
     """
     if device.kind is DeviceKind.CPU:
         return DeviceConstants(_CPU_PROCESS_BYTES, 0, Confidence.UNCALIBRATED)
     same = [
-        found
-        for found in calibrations
-        if found.device_name == device.name and _minor(found.torch) == _minor(torch_version)
+        calibration
+        for calibration in calibrations
+        if calibration.device_name == device.name and _minor(calibration.torch) == _minor(torch_version)
     ]
-    family = [found for found in calibrations if found.capability == device.capability]
-    for found, confidence in ((same, Confidence.CALIBRATED), (family, Confidence.FAMILY)):
-        if found:
-            worst = max(found, key=lambda calibration: calibration.context_bytes)
+    family = [calibration for calibration in calibrations if calibration.capability == device.capability]
+    for candidates, confidence in ((same, Confidence.CALIBRATED), (family, Confidence.FAMILY)):
+        if candidates:
+            worst = max(candidates, key=lambda calibration: calibration.context_bytes)
             return DeviceConstants(worst.context_bytes, worst.workspace_bytes, confidence, worst.error_p95)
     return DeviceConstants(
         _LAZY_CONTEXT_BYTES.get(device.capability[0], _EAGER_CONTEXT_BYTES),
@@ -107,7 +107,7 @@ def device_constants(
 
 
 def margin_bytes(kind: DeviceKind, min_cap_bytes: int) -> int:
-    """What is kept free beyond the plan, for what no plan sees."""
+    """Return the bytes kept free beyond the plan, for what no plan sees."""
     share, least_bytes = (0.05, 64 * _MIB) if kind is DeviceKind.CPU else (0.02, 300 * _MIB)
     return max(int(min_cap_bytes * share), least_bytes)
 

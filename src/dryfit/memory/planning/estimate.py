@@ -1,4 +1,4 @@
-"""The memory of a trial: its run put together from segments, replayed through the allocator.
+"""Estimate the memory of a trial: compose a run of segments and replay it through the simulated allocator.
 
 The run that is replayed is short and holds every kind of event in the order of a real one: loading, two steps (the
 first makes the optimizer's state), a validation, a third step in what the validation left, a checkpoint.
@@ -27,10 +27,10 @@ _QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What is planned for.
+    """The device that is planned for.
 
     Attributes:
-        allocator: How its caching allocator is set; the CPU has none and ignores it.
+        allocator: Settings of its caching allocator; the CPU has none and ignores them.
         torch: The version that will run there.
     """
 
@@ -42,10 +42,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of the batches.
+    """Lengths of a trial's rows, in tokens.
 
     Attributes:
-        longest: Of the longest batch that can come.
+        longest: Length of the longest possible batch.
         rows: Tokens of each row of the data, cut to the longest allowed; empty where they are not known.
     """
 
@@ -54,31 +54,31 @@ class Lengths:
 
     @staticmethod
     def of(max_length: int, rows: Sequence[int] | None) -> "Lengths":
-        """Those of a data set, or of the longest batch allowed."""
+        """Cut the lengths of rows to the longest allowed; without rows, every batch is of that length."""
         cut = tuple(min(row, max_length) for row in rows or ())
         return Lengths(max(cut, default=max_length), cut)
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """Lengths of which one needs most: the longest, and the longest with a padded attention mask."""
+        """Lengths among which one needs most memory: the longest, and the longest with a padded attention mask."""
         padded = [row for row in self.rows if row % _ALIGNED and row > self.longest - _ALIGNED]
         return tuple(dict.fromkeys((self.longest, *([max(padded)] if padded else []))))
 
     @property
     def spread(self) -> tuple[int, ...]:
-        """Some lengths that stand for all, ascending, in steps of 8; the longest is last."""
+        """A sample of the lengths, ascending, in steps of 8; the longest is last."""
         if not self.rows:
             return (self.longest,)
         ordered = sorted(self.rows)
         picked = [ordered[int(share * (len(ordered) - 1))] for share in _QUANTILES]
-        # Of one residue with the longest, so that one fit serves them all.
+        # With the residue of the longest, so that one fit serves them all.
         steps = [self.longest - (self.longest - row) // _ALIGNED * _ALIGNED for row in picked]
         return tuple(sorted({*steps, self.longest}))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one trial does with memory.
+    """How a trial uses memory.
 
     Attributes:
         evaluation_rows: Rows of a validation batch.
@@ -108,10 +108,16 @@ def _estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
     run = runs[length]
     if _on_cuda(device):
         blocks, deltas = run.blocks.tolist(), run.deltas.tolist()
-        found = replay(blocks, deltas, device.allocator)
-        cap_bytes = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(found), unlimited=found)
-        allocated_bytes, reserved_bytes, at = found.peak_allocated_bytes, found.peak_reserved_bytes, found.peak_event
-        fragmented_bytes = found.fragmented_bytes
+        replayed = replay(blocks, deltas, device.allocator)
+        cap_bytes = min_cap(
+            blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(replayed), unlimited=replayed
+        )
+        allocated_bytes, reserved_bytes, at = (
+            replayed.peak_allocated_bytes,
+            replayed.peak_reserved_bytes,
+            replayed.peak_event,
+        )
+        fragmented_bytes = replayed.fragmented_bytes
     else:
         peak = run.peak(rounded=False)
         allocated_bytes = reserved_bytes = cap_bytes = peak.bytes_
@@ -137,7 +143,7 @@ def _estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
 
 
 def with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, device: Device, *, seed: int) -> MemoryPlan:
-    """Add what batches of varying lengths do to the allocator: the worst of several orders.
+    """Add the fragmentation that batches of varying lengths cause: the worst of several orders.
 
     Args:
         plan: Of the same work.
@@ -163,11 +169,13 @@ def _with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, dev
     for order in sorted({tuple(order) for order in sequences(lengths, seed=seed).values()}):
         run = run_of(source, work, order, device)
         blocks, deltas = run.blocks.tolist(), run.deltas.tolist()
-        found = replay(blocks, deltas, device.allocator)
-        fragmented_bytes = max(fragmented_bytes, found.fragmented_bytes)
-        # Most orders go through in what is granted already: one replay tells.
+        replayed = replay(blocks, deltas, device.allocator)
+        fragmented_bytes = max(fragmented_bytes, replayed.fragmented_bytes)
+        # Most orders fit into the capacity found so far: one replay shows it.
         if replay(blocks, deltas, device.allocator, capacity_bytes=cap_bytes).oom_event is not None:
-            needed = min_cap(blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(found), unlimited=found)
+            needed = min_cap(
+                blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(replayed), unlimited=replayed
+            )
             cap_bytes = max(cap_bytes, needed)
     margin = margin_bytes(device.spec.kind, cap_bytes)
     return plan.model_copy(
@@ -181,19 +189,19 @@ def _with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, dev
 
 
 def _question(work: Work, device: Device, lengths: Sequence[int]) -> str:
-    """All that a plan depends on besides the segments; the device's size is not among it."""
+    """Return all that a plan depends on besides the segments; the device's size does not matter."""
     rows = (work.effective_batch, work.micro_batch, work.evaluation_rows, work.measured_rows, bool(work.lengths.rows))
     return f"{work.variant} {rows} {lengths} {device.spec.kind} {device.constants} {device.allocator}"
 
 
 def layer_of(module: str) -> str:
-    """A module's name down to the part of a layer: ``encoder.layer.23.attention`` of all that is below."""
+    """Cut a module's name below the part of a layer: ``encoder.layer.23.attention``."""
     match = re.match(r"(?:[^.]+\.)*?\d+(?:\.[^.]+)?(?=\.|$)", module)
     return match[0] if match else module
 
 
 def run_of(source: SegmentSource, work: Work, lengths: Sequence[int], device: Device) -> Timeline:
-    """Loading, a step of each length, a validation before the last step, a checkpoint."""
+    """Compose loading, a step of each length, a validation before the last step, and a checkpoint."""
     *early, last = (
         _step(source, work, length, SegmentKind.UPDATE if at else SegmentKind.UPDATE_FIRST)
         for at, length in enumerate(lengths)
@@ -220,7 +228,7 @@ def _step(source: SegmentSource, work: Work, length: int, update: SegmentKind) -
 
 
 def _micro_rows(work: Work) -> list[int]:
-    """Rows of a step's micro-batches; of the equal ones after the first, which repeat each other, one is kept."""
+    """Rows of a step's micro-batches; equal ones after the first repeat each other, so one of them is kept."""
     micro = min(work.micro_batch, work.effective_batch)
     whole, rest = divmod(work.effective_batch, micro)
     return [micro] * min(whole, 2) + [rest] * bool(rest)
@@ -236,9 +244,7 @@ def _categories(run: Timeline, at: int, allocated_bytes: int, device: Device) ->
 
 
 def _host_bytes(source: SegmentSource, work: Work) -> int:
-    """What an optimizer in host memory takes there: the state that is not on the device, and a copy of each trained
-    weight and of its gradient.
-    """
+    """Host memory of an offloaded optimizer: its state, and a copy of each trained weight and of its gradient."""
     if not work.variant.offload_optimizer:
         return 0
     on_device = replace(work.variant, offload_optimizer=False)
@@ -248,9 +254,9 @@ def _host_bytes(source: SegmentSource, work: Work) -> int:
     return state_bytes + 2 * gradient_bytes
 
 
-def _tolerance_bytes(found: Replay) -> int:
-    """How closely the smallest sufficient capacity is searched for, from above: a quarter of the margin's share."""
-    return max(_PAGE_BYTES, int(found.peak_allocated_bytes * _TOLERANCE))
+def _tolerance_bytes(replayed: Replay) -> int:
+    """Tolerance of the search for the smallest sufficient capacity: a quarter of the margin's share."""
+    return max(_PAGE_BYTES, int(replayed.peak_allocated_bytes * _TOLERANCE))
 
 
 def _on_cuda(device: Device) -> bool:

@@ -1,8 +1,8 @@
-"""The rungs of the fit ladder: how else a trial can be run, in which order, and what that does to it.
+"""The fallbacks of the fit ladder: how else a trial can be run, in which order, and what each changes.
 
 As asked; activation checkpointing; smaller micro-batches, each without and with it, the faster first; another
 implementation of the optimizer; its state in host memory. The effective batch never changes. What would change the
-experiment is a :class:`SettingChange`, and only ever suggested.
+experiment is a :class:`SettingChange`, which is only suggested.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """One such change: of the optimizer state's bits, ``train.max_length``, ``train.batch_size`` or ``lora.r``."""
+    """A change: of the optimizer state's bits, ``train.max_length``, ``train.batch_size`` or ``lora.r``."""
 
     kind: ChangeKind
     before: int
@@ -54,12 +54,12 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """What the ladder must know of a trial.
+    """The facts about a trial that the ladder needs.
 
     Attributes:
-        optimizer_impls: Implementations its optimizer has on the device; the one that ``auto`` means first.
-        evaluation_rows: Rows of a validation batch, of those of a micro-batch.
-        measured_rows: Rows that answers are generated for at once, of those of a validation batch; 0: for none.
+        optimizer_impls: Implementations of its optimizer on the device; the one that ``auto`` takes is first.
+        evaluation_rows: Gives the rows of a validation batch by those of a micro-batch.
+        measured_rows: Gives the rows that answers are generated for at once by those of a validation batch; 0: none.
         cannot_checkpoint: Why the model cannot recompute activations; None where it can.
         cannot_offload: Why the optimizer's state cannot be in host memory; None where it can.
         lora_rank: Rank of its adapters; None without.
@@ -80,7 +80,7 @@ class FallbackStage:
     """Choices of one kind, in the order to try.
 
     Attributes:
-        is_brief: Where something fits already, only its first choice is looked at, to show what it saves.
+        is_brief: Where another choice fits already, only the first of these is priced, to show what it saves.
     """
 
     choices: tuple[ExecutionChoice, ...]
@@ -124,7 +124,7 @@ def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> Execut
 def fallback_stages(
     trial: PlannedTrial, execution: ExecutionSettings, asked: ExecutionChoice
 ) -> tuple[FallbackStage, ...]:
-    """All that may be tried after ``asked``, in order."""
+    """Return the choices that may be tried after ``asked``, in order."""
     may_round = execution.allow == "numerics"
     may_checkpoint = execution.checkpointing is None and trial.cannot_checkpoint is None
     micros = list(halvings(asked.micro_batch)) if may_round and execution.micro_batch is None else [asked.micro_batch]
@@ -133,7 +133,7 @@ def fallback_stages(
         with_micro_batch(asked, micro, trial.effective_batch).model_copy(update={"checkpointing": recompute})
         for micro, recompute in product(micros, checkpointing)
     ]
-    # What leaves every number as it is comes first, then what is faster.
+    # First those that leave every number as it is, then the faster ones.
     grid.sort(key=lambda choice: (effect(choice, asked) is not Effect.EXACT, time_factor(choice, asked, trial)))
     smallest = grid[0].model_copy(update=grid[-1].model_dump(include={"micro_batch", "accumulation"}))
     smallest = smallest.model_copy(update={"checkpointing": checkpointing[-1]})
@@ -154,7 +154,7 @@ def fallback_stages(
 
 
 def halvings(micro_batch: int) -> Iterator[int]:
-    """A micro-batch, its half, and so on down to one row."""
+    """Yield a micro-batch, its half, and so on down to one row."""
     yield micro_batch
     while micro_batch > 1:
         micro_batch = -(-micro_batch // 2)
@@ -162,19 +162,19 @@ def halvings(micro_batch: int) -> Iterator[int]:
 
 
 def with_micro_batch(choice: ExecutionChoice, micro_batch: int, effective_batch: int) -> ExecutionChoice:
-    """The choice with another micro-batch, behind the same effective batch."""
+    """Return the choice with another micro-batch and the same effective batch."""
     update = {"micro_batch": micro_batch, "accumulation": -(-effective_batch // micro_batch)}
     return choice.model_copy(update=update)
 
 
 def effect(choice: ExecutionChoice, asked: ExecutionChoice) -> Effect:
-    """What running a trial by ``choice`` instead of ``asked`` does to its numbers."""
+    """Return what running a trial by ``choice`` instead of ``asked`` does to its numbers."""
     same = choice.micro_batch == asked.micro_batch and choice.optimizer_impl is asked.optimizer_impl
     return Effect.EXACT if same else Effect.NUMERICS
 
 
 def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, trial: PlannedTrial) -> float:
-    """Rough factor on the time of a step."""
+    """Return a rough factor on the time of a step."""
     factor = 1.0
     if choice.checkpointing and not asked.checkpointing:
         factor *= _CHECKPOINTING_TIME
@@ -190,7 +190,7 @@ def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, trial: PlannedT
 
 
 def describe(choice: ExecutionChoice, asked: ExecutionChoice) -> str:
-    """What differs, in words."""
+    """Describe in words how a choice differs from the plan as asked."""
     words: list[str] = []
     if choice.micro_batch != asked.micro_batch:
         words.append(f"micro-batch {asked.micro_batch} -> {choice.micro_batch}, accumulate {choice.accumulation}")
@@ -204,7 +204,7 @@ def describe(choice: ExecutionChoice, asked: ExecutionChoice) -> str:
 
 
 def changes(trial: PlannedTrial) -> Iterator[SettingChange]:
-    """The changes of the experiment that are worth a look, each by half."""
+    """Yield the changes of the experiment that are suggested, each by half."""
     yield SettingChange(ChangeKind.EIGHT_BIT_OPTIMIZER, 32, 8)
     if trial.lora_rank and trial.lora_rank > 1:
         yield SettingChange(ChangeKind.SMALLER_RANK, trial.lora_rank, trial.lora_rank // 2)
@@ -215,7 +215,7 @@ def changes(trial: PlannedTrial) -> Iterator[SettingChange]:
 
 
 def changed(trial: PlannedTrial, base: ExecutionChoice, change: SettingChange) -> tuple[PlannedTrial, ExecutionChoice]:
-    """The trial and its execution after a change; what the model is made of is the changed source's matter."""
+    """Return the trial and its choice after a change; a changed model or optimizer is traced elsewhere."""
     match change.kind:
         case ChangeKind.SHORTER:
             rows = trial.lengths.rows or None
@@ -224,7 +224,7 @@ def changed(trial: PlannedTrial, base: ExecutionChoice, change: SettingChange) -
             choice = with_micro_batch(base, min(base.micro_batch, change.after), change.after)
             return replace(trial, effective_batch=change.after), choice
         case ChangeKind.EIGHT_BIT_OPTIMIZER:
-            # Its state is small enough to stay, and its library has one implementation.
+            # Its state is small enough for the device, and its library has one implementation.
             own = {"offload_optimizer": False, "optimizer_impl": OptimizerImpl.AUTO}
             return trial, base.model_copy(update=own)
         case ChangeKind.SMALLER_RANK:

@@ -2,7 +2,7 @@
 
 Every tensor of a training step has a size that is a polynomial in rows ``B`` and padded length ``L``, with terms among
 ``1, B, L, B*L, L*L, B*L*L``, as long as the same operators run. So the segments at two ``B`` and three ``L`` determine
-all others; within one length those at two ``B`` do. Which operators run may change with the shape: a fit speaks for
+all others; within one length those at two ``B`` do. Which operators run may change with the shape: a fit holds for
 one regime only, demands the same events in all its traces and is compared with traces that it was not made from.
 """
 
@@ -33,8 +33,8 @@ class Regime:
     Attributes:
         residue: Length modulo 8: attention masks are padded to 16 bytes.
         one_row: With one row, dimensions of size one take other paths.
-        tokens: How many kernels' thresholds the tokens of a batch are above.
-        positions: How many those of one row are above.
+        tokens: How many kernels' thresholds the tokens of a batch exceed.
+        positions: The same for the tokens of one row.
     """
 
     residue: int
@@ -44,14 +44,14 @@ class Regime:
 
 
 def regime(shape: Shape) -> Regime:
-    """The regime of a shape."""
+    """Return the regime of a shape."""
     tokens, positions = (bisect_left(_KERNEL_TOKENS, count) for count in (shape.rows * shape.length, shape.length))
     return Regime(shape.length % _MASK_ALIGNMENT, shape.rows == 1, tokens, positions)
 
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
-    """Which shapes to trace for a fit.
+    """The shapes to trace for a fit.
 
     Attributes:
         rows: Rows to trace at: two, or one.
@@ -70,16 +70,16 @@ class FitPlan:
 
 
 def plan_fits(shape: Shape, asked: Iterable[Shape], traced: Iterable[Shape] = ()) -> tuple[FitPlan, ...]:
-    """The fits that cost fewer traces than tracing every shape asked for, the one that saves most first.
+    """Return the fits that need fewer traces than all shapes asked for, the one that saves most first.
 
     Args:
-        shape: They must cover this one.
+        shape: Each fit must cover it.
         asked: All shapes that will be asked for.
         traced: Those that need no new trace.
     """
-    mine = regime(shape)
-    wanted = {other for other in asked if regime(other) == mine} | {shape}
-    known = {other for other in traced if regime(other) == mine}
+    wanted_regime = regime(shape)
+    wanted = {other for other in asked if regime(other) == wanted_regime} | {shape}
+    known = {other for other in traced if regime(other) == wanted_regime}
     plans = [plan for plan in (_plan_rows(shape, wanted), _plan_grid(wanted)) if plan is not None]
 
     def saved(plan: FitPlan) -> int:
@@ -113,7 +113,7 @@ def _plan_grid(wanted: set[Shape]) -> FitPlan | None:
 
 
 def _grid_rows(wanted: set[Shape]) -> tuple[int, ...] | None:
-    """The fewest and the most rows that are in the regime at the smallest length too; they need not be asked for."""
+    """The fewest and most rows that are in the regime at the smallest length too; nobody need ask for them."""
     shortest = min(other.length for other in wanted)
     fewest, most = min(other.rows for other in wanted), max(other.rows for other in wanted)
     mine = regime(next(iter(wanted)))
@@ -138,7 +138,7 @@ class SegmentFit:
     sizes: NDArray[np.int64]
 
     def covers(self, shape: Shape) -> bool:
-        """Whether the fit speaks for a shape: one in its regime and not above its nodes."""
+        """Whether the fit holds for a shape: one in its regime and not above its nodes."""
         rows, lengths = self.plan.rows, self.plan.lengths
         return (
             regime(shape) == regime(self.plan.nodes[0])
@@ -147,7 +147,7 @@ class SegmentFit:
         )
 
     def at(self, shape: Shape) -> Segment | None:
-        """The segment at a shape; None where the fit does not cover it, or some size would not be positive."""
+        """Return the segment at a shape; None where the fit does not cover it, or some size would not be positive."""
         if not self.covers(shape):
             return None
         along_rows = _lagrange(self.plan.rows, shape.rows)
@@ -186,21 +186,21 @@ def fit(plan: FitPlan, traces: Mapping[Shape, Segment]) -> SegmentFit | None:
     structure = _structure(ordered[0])
     if any(_structure(segment) != structure for segment in ordered[1:]):
         return None
-    found = SegmentFit(plan, ordered[0], np.stack([_block_sizes(segment) for segment in ordered]))
+    fitted = SegmentFit(plan, ordered[0], np.stack([_block_sizes(segment) for segment in ordered]))
     for shape in plan.checks:
-        guess = found.at(shape)
+        guess = fitted.at(shape)
         if guess is None or _structure(in_canonical_order(traces[shape])) != structure:
             return None
         true_bytes = peak_bytes(traces[shape])
         if abs(peak_bytes(guess) - true_bytes) > TOLERANCE * true_bytes:
             return None
-    return found
+    return fitted
 
 
 def in_canonical_order(segment: Segment) -> Segment:
-    """The same segment with each unbroken run of frees in a fixed order, and blocks numbered anew.
+    """Return the segment with each unbroken run of frees in a fixed order, and blocks renumbered.
 
-    Python's collector may free what falls at one moment in another order from trace to trace; no peak depends on it.
+    Python's garbage collector may free blocks in another order from trace to trace; no peak depends on it.
     """
     taken_at = {
         block: at for at, (block, size) in enumerate(zip(segment.blocks, segment.deltas, strict=True)) if size > 0
@@ -229,7 +229,7 @@ def in_canonical_order(segment: Segment) -> Segment:
 
 
 def _structure(segment: Segment) -> tuple[object, ...]:
-    """All of a segment but sizes, and but who freed a block."""
+    """Return all of a segment but sizes and the labels of frees."""
     signs = tuple(size > 0 for size in segment.deltas)
     takers: tuple[Label | None, ...] = tuple(
         segment.label_table[label] if taken else None for label, taken in zip(segment.labels, signs, strict=True)

@@ -1,4 +1,4 @@
-"""The fit ladder: the first fallback that fits, and what every other one would take."""
+"""The fit ladder: find the first fallback by which a trial fits, and price the others."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -30,11 +30,11 @@ from dryfit.memory.tracing.events import SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Variant
 
 _ORDER_SEED = 0
-"""Of the shuffled orders of batches: the same question gets the same answer."""
+"""Seed of the shuffled orders of batches, so that the same question gets the same answer."""
 
 
 Resubject = Callable[[SettingChange], SegmentSource | None]
-"""The segments of the trial after a change of optimizer or adapters; None where it has none such."""
+"""Gives the segments of a trial after a change of optimizer or adapters; None where it has none to change."""
 
 
 def plan(
@@ -51,10 +51,10 @@ def plan(
 
     Args:
         trial: What is fixed.
-        execution: What is set in them is kept.
-        source: Segments of the trial.
-        device: Where it is to fit.
-        resubject: Gives segments of a changed trial, for the suggestions.
+        execution: The settings; what they set is kept.
+        source: Gives the segments of the trial.
+        device: The device it is to fit on.
+        resubject: Gives the segments of a changed trial, for the suggestions.
         every_fallback: Report all fallbacks and suggestions; else the ladder ends with the first fallback that fits.
         clock: In seconds.
 
@@ -66,7 +66,7 @@ def plan(
     answer = partial(PlanAnswer, device=device.spec, confidence=device.constants.confidence, torch=device.torch)
     climb = _Climb(trial, source, device, capacity_bytes(execution, device))
     try:
-        _refuse_divided(execution)
+        _refuse_fsdp(execution)
         as_asked = climb.memory(asked)
     except TraceError as error:
         return answer(verdict=VerdictKind.UNKNOWN, reasons=(str(error),), planner_s=clock() - began_s)
@@ -95,25 +95,25 @@ def plan(
     )
 
 
-def _refuse_divided(execution: ExecutionSettings) -> None:
-    """Say that a divided trial is not planned, rather than what one process alone would take.
+def _refuse_fsdp(execution: ExecutionSettings) -> None:
+    """Refuse to plan a trial that FSDP shards: what one process alone would take is no answer.
 
     Raises:
-        TraceError: It is one.
+        TraceError: FSDP shards the trial.
     """
     if execution.dp > 1:
-        found = f"execution.dp is {execution.dp}: weights that are put together layer by layer are not traced"
-        raise TraceError("planning the memory of a trial", found, "execution.dp = 1, or execution.tp")
+        reason = f"execution.dp is {execution.dp}: weights that are put together layer by layer are not traced"
+        raise TraceError("planning the memory of a trial", reason, "execution.dp = 1, or execution.tp")
 
 
 def capacity_bytes(execution: ExecutionSettings, device: Device) -> int:
-    """What the trial may take: the device's memory, or the limit in the settings where that is less."""
+    """Return the bytes that the trial may take: the device's memory, or the limit set where that is less."""
     limit_bytes = parse_bytes(execution.memory_limit) if execution.memory_limit else device.spec.capacity_bytes
     return min(limit_bytes, device.spec.capacity_bytes)
 
 
 def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
-    """What a trial does with memory when it is run by a choice."""
+    """Return how a trial uses memory when it runs by a choice."""
     return Work(
         variant=Variant(choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer),
         effective_batch=trial.effective_batch,
@@ -125,20 +125,20 @@ def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
 
 
 def memory_of(source: SegmentSource, work: Work, device: Device, most_bytes: int) -> MemoryPlan:
-    """The plan of some work; batches of all lengths are only looked at where the longest alone fit.
+    """Plan some work; batches of varying lengths are only tried where the longest alone fit.
 
     Raises:
         TraceError: The model's code cannot be traced.
     """
-    found = estimate(source, work, device)
-    if found.required_bytes > most_bytes:
-        return found
-    return with_fragmentation(found, source, work, device, seed=_ORDER_SEED)
+    plan_of_longest = estimate(source, work, device)
+    if plan_of_longest.required_bytes > most_bytes:
+        return plan_of_longest
+    return with_fragmentation(plan_of_longest, source, work, device, seed=_ORDER_SEED)
 
 
 @dataclass(slots=True)
 class _Climb:
-    """What was found on the way; the only thing here that changes."""
+    """The choices tried so far."""
 
     trial: PlannedTrial
     source: SegmentSource
@@ -151,7 +151,7 @@ class _Climb:
         return memory.required_bytes <= self.capacity_bytes
 
     def memory(self, choice: ExecutionChoice) -> MemoryPlan:
-        """The plan of one choice; batches of all lengths are only looked at where the longest alone fit."""
+        """Plan a choice once."""
         if choice not in self.tried:
             work = work_of(self.trial, choice)
             self.tried[choice] = memory_of(self.source, work, self.device, self.capacity_bytes)
@@ -160,10 +160,10 @@ class _Climb:
     def try_stage(
         self, stage: FallbackStage, chosen: ExecutionChoice | None, *, every_fallback: bool
     ) -> ExecutionChoice | None:
-        """Try the choices of a stage; the first that fits is chosen where nothing was yet."""
+        """Try the choices of a stage; the first that fits is taken unless one was chosen before."""
         choices = stage.choices[:1] if stage.is_brief and chosen is not None else stage.choices
         if every_fallback:
-            # Like beside like: a tracer rebuilds its model where the way it runs changes.
+            # Sorted, because a tracer rebuilds its model where checkpointing changes.
             for choice in sorted(choices, key=lambda choice: choice.checkpointing):
                 self._try(choice, stage)
         for choice in choices:
@@ -175,7 +175,7 @@ class _Climb:
         return chosen
 
     def _try(self, choice: ExecutionChoice, stage: FallbackStage) -> MemoryPlan | None:
-        """The plan of a choice; None where it cannot be traced."""
+        """Plan a choice; None where it cannot be traced."""
         if choice in self.untraceable:
             return None
         if choice.micro_batch < self.trial.effective_batch:
@@ -187,7 +187,7 @@ class _Climb:
             return None
 
     def _prepare(self, stage: Sequence[ExecutionChoice]) -> None:
-        """Say which shapes may come, so that some are interpolated."""
+        """Announce the shapes that may come, so that some are interpolated."""
         longest, effective = self.trial.lengths.candidates, self.trial.effective_batch
         rows = {choice.micro_batch for choice in stage}
         rests = {effective % micro for micro in rows} - {0}
@@ -215,9 +215,9 @@ class _Climb:
     def suggestions(
         self, asked: ExecutionChoice, chosen: ExecutionChoice | None, resubject: Resubject
     ) -> list[Fallback]:
-        """Changes of the experiment, on the plan as asked; where nothing fits, on the smallest that was found."""
+        """Price changes of the experiment, on the plan as asked; where nothing fits, on the smallest choice tried."""
         base = asked if chosen else min(self.tried, key=lambda choice: self.tried[choice].required_bytes)
-        found: list[Fallback] = []
+        priced: list[Fallback] = []
         for change in changes(self.trial):
             of_batch = change.kind in (ChangeKind.SHORTER, ChangeKind.SMALLER_BATCH)
             source = self.source if of_batch else resubject(change)
@@ -228,7 +228,7 @@ class _Climb:
                 memory = estimate(source, work_of(trial, choice), self.device)
             except TraceError:
                 continue
-            found.append(
+            priced.append(
                 Fallback(
                     change=str(change),
                     execution=None,
@@ -240,10 +240,10 @@ class _Climb:
                     note=f"with {describe(choice, asked)}" if base != asked else "",
                 )
             )
-        return found
+        return priced
 
     def fallbacks(self, chosen: ExecutionChoice, stages: Sequence[FallbackStage]) -> tuple[ExecutionChoice, ...]:
-        """What takes less than the chosen: each change only takes memory away, and what was planned says so."""
+        """List choices below the chosen one: each only takes memory away, and its plan, if any, confirms it."""
         most_bytes = self.tried[chosen].required_bytes
         return tuple(
             choice

@@ -1,4 +1,4 @@
-"""Where the estimate gets its segments: recorded traces first, then a checked fit, then a new trace."""
+"""Segments for the memory estimate: from a recorded trace, else from a checked fit, else from a new trace."""
 
 from array import array
 from collections import defaultdict
@@ -17,7 +17,7 @@ _UPDATE = (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE)
 
 
 def relevant(kind: SegmentKind, variant: Variant) -> Variant:
-    """The variant without what a kind of segment does not depend on, so that fewer are traced."""
+    """Return the variant without choices that do not change a kind of segment, so that fewer are traced."""
     if kind in _MICRO:
         return Variant(checkpointing=variant.checkpointing)
     if kind in _UPDATE:
@@ -26,7 +26,7 @@ def relevant(kind: SegmentKind, variant: Variant) -> Variant:
 
 
 def compact(segment: Segment, tables: dict[tuple[Label, ...], tuple[Label, ...]]) -> Segment:
-    """The same segment in a quarter of the memory: columns of machine integers, one table for equal ones."""
+    """Return the segment in a quarter of the memory: columns of machine integers, equal label tables shared."""
     table = tables.setdefault(segment.label_table, segment.label_table)
     columns = (array("q", column) for column in (segment.blocks, segment.deltas, segment.labels))
     blocks, deltas, labels = columns
@@ -34,8 +34,8 @@ def compact(segment: Segment, tables: dict[tuple[Label, ...], tuple[Label, ...]]
 
 
 @dataclass(slots=True)
-class _Strand:
-    """What is known of one kind of segment under all variants that do not change it."""
+class _Family:
+    """Traces and fits of one kind of segment, under all variants that do not change it."""
 
     kind: SegmentKind
     variant: Variant
@@ -47,11 +47,11 @@ class _Strand:
 
 @final
 class SegmentSource:
-    """Segments of one subject.
+    """Gives the segments of one subject.
 
     Args:
-        tracer: Asked only for what is not known.
-        store: Remembers traces, fits and plans; None: only this object does.
+        tracer: Traces what is neither recorded nor fitted.
+        store: Keeps traces, fits and plans for other processes; None: this object alone keeps them.
         twin: Segments of a subject that differs in its optimizer alone: only updates are traced then.
     """
 
@@ -62,21 +62,21 @@ class SegmentSource:
         self._tables: dict[tuple[Label, ...], tuple[Label, ...]] = {}
         self._plans: dict[str, MemoryPlan] = {}
         self._asked: dict[SegmentKind, set[Shape]] = defaultdict(set)
-        self._strands: dict[tuple[SegmentKind, Variant], _Strand] = {}
+        self._families: dict[tuple[SegmentKind, Variant], _Family] = {}
         self.traced = 0
         """New traces made so far."""
 
     @property
     def key(self) -> str:
-        """That of the tracer."""
+        """The tracer's key."""
         return self._tracer.key
 
     def prepare(self, kind: SegmentKind, shapes: Iterable[Shape]) -> None:
-        """Say which shapes will be asked for, so that the fewest traces are made for all of them."""
+        """Announce the shapes that will be asked for, so that few traces serve all of them."""
         self._asked[kind].update(shapes)
 
     def segment(self, kind: SegmentKind, variant: Variant, shape: Shape | None = None) -> Segment:
-        """One segment.
+        """Return one segment.
 
         Args:
             kind: Which part of training.
@@ -88,91 +88,91 @@ class SegmentSource:
         """
         if self._twin and kind not in _UPDATE:
             return self._twin.segment(kind, variant, shape)
-        place = (kind, relevant(kind, variant))
-        strand = self._strands.setdefault(place, _Strand(*place))
-        known = self._known(strand, shape)
+        key = (kind, relevant(kind, variant))
+        family = self._families.setdefault(key, _Family(*key))
+        known = self._known(family, shape)
         if known is None and shape is not None:
             self._asked[kind].add(shape)
-            known = self._from_fit(strand, variant, shape)
-        return known or self._trace(strand, variant, shape)
+            known = self._from_fit(family, variant, shape)
+        return known or self._trace(family, variant, shape)
 
     def plan(self, question: str, make: Callable[[], MemoryPlan]) -> MemoryPlan:
-        """A plan made from this subject's segments: the recorded one, or a new one.
+        """Return the recorded answer to a question about this subject's segments, or make and record it.
 
         Args:
-            question: All that it depends on besides the segments.
-            make: Makes it.
+            question: All that the plan depends on besides the segments.
+            make: Makes the plan.
 
         Raises:
             TraceError: As ``make``.
         """
         question = f"{self.key}\n{question}"
         if question not in self._plans:
-            found = self._store.plan(question) if self._store else None
-            if found is None:
-                found = make()
+            plan = self._store.plan(question) if self._store else None
+            if plan is None:
+                plan = make()
                 if self._store:
-                    self._store.put_plan(found, question)
-            self._plans[question] = found
+                    self._store.put_plan(plan, question)
+            self._plans[question] = plan
         return self._plans[question]
 
-    def _known(self, strand: _Strand, shape: Shape | None) -> Segment | None:
-        """A trace, made now or earlier."""
-        if shape not in strand.traces and self._store:
-            recorded = self._store.segment(self.key, strand.kind, strand.variant, shape)
+    def _known(self, family: _Family, shape: Shape | None) -> Segment | None:
+        """Return a trace that was made or read earlier, or is in the store; None where there is none."""
+        if shape not in family.traces and self._store:
+            recorded = self._store.segment(self.key, family.kind, family.variant, shape)
             if recorded is not None:
-                strand.traces[shape] = compact(recorded, self._tables)
-        return strand.traces.get(shape)
+                family.traces[shape] = compact(recorded, self._tables)
+        return family.traces.get(shape)
 
-    def _trace(self, strand: _Strand, variant: Variant, shape: Shape | None) -> Segment:
-        """A trace under the variant that was asked for, though others give the same: its model is at hand."""
-        known = self._known(strand, shape)
+    def _trace(self, family: _Family, variant: Variant, shape: Shape | None) -> Segment:
+        """Trace under the very variant that was asked for: others give the same, but its model is built already."""
+        known = self._known(family, shape)
         if known is not None:
             return known
-        segment = compact(self._tracer.trace(strand.kind, variant, shape), self._tables)
+        segment = compact(self._tracer.trace(family.kind, variant, shape), self._tables)
         self.traced += 1
-        strand.traces[shape] = segment
+        family.traces[shape] = segment
         if self._store:
-            self._store.put_segment(segment, self.key, strand.kind, strand.variant, shape)
+            self._store.put_segment(segment, self.key, family.kind, family.variant, shape)
         return segment
 
-    def _from_fit(self, strand: _Strand, variant: Variant, shape: Shape) -> Segment | None:
-        if shape not in strand.fitted:
-            segment = self._interpolate(strand, variant, shape)
+    def _from_fit(self, family: _Family, variant: Variant, shape: Shape) -> Segment | None:
+        if shape not in family.fitted:
+            segment = self._interpolate(family, variant, shape)
             if segment is None:
                 return None
-            strand.fitted[shape] = compact(segment, self._tables)
-        return strand.fitted[shape]
+            family.fitted[shape] = compact(segment, self._tables)
+        return family.fitted[shape]
 
-    def _interpolate(self, strand: _Strand, variant: Variant, shape: Shape) -> Segment | None:
-        for known in strand.fits:
+    def _interpolate(self, family: _Family, variant: Variant, shape: Shape) -> Segment | None:
+        for known in family.fits:
             if known.covers(shape):
                 return known.at(shape)
-        found = self._recorded_fit(strand, shape) or self._new_fit(strand, variant, shape)
-        if found is None:
+        fitted = self._recorded_fit(family, shape) or self._new_fit(family, variant, shape)
+        if fitted is None:
             return None
-        strand.fits.append(found)
-        return found.at(shape)
+        family.fits.append(fitted)
+        return fitted.at(shape)
 
-    def _recorded_fit(self, strand: _Strand, shape: Shape) -> SegmentFit | None:
+    def _recorded_fit(self, family: _Family, shape: Shape) -> SegmentFit | None:
         if self._store is None:
             return None
         for length in (None, shape.length):
-            found = self._store.fit(self.key, strand.kind, strand.variant, regime(shape), length)
-            if found is not None and found.covers(shape):
-                return found
+            fitted = self._store.fit(self.key, family.kind, family.variant, regime(shape), length)
+            if fitted is not None and fitted.covers(shape):
+                return fitted
         return None
 
-    def _new_fit(self, strand: _Strand, variant: Variant, shape: Shape) -> SegmentFit | None:
-        asked = self._asked[strand.kind]
-        traced = [other for other in asked if self._known(strand, other) is not None]
+    def _new_fit(self, family: _Family, variant: Variant, shape: Shape) -> SegmentFit | None:
+        asked = self._asked[family.kind]
+        traced = [other for other in asked if self._known(family, other) is not None]
         for plan in plan_fits(shape, asked, traced):
-            if plan in strand.failed:
+            if plan in family.failed:
                 continue
-            found = fit(plan, {node: self._trace(strand, variant, node) for node in (*plan.nodes, *plan.checks)})
-            if found is not None:
+            fitted = fit(plan, {node: self._trace(family, variant, node) for node in (*plan.nodes, *plan.checks)})
+            if fitted is not None:
                 if self._store:
-                    self._store.put_fit(found, self.key, strand.kind, strand.variant)
-                return found
-            strand.failed.add(plan)
+                    self._store.put_fit(fitted, self.key, family.kind, family.variant)
+                return fitted
+            family.failed.add(plan)
         return None

@@ -1,4 +1,4 @@
-"""Segments put together to a whole run, and what can be read off it: peaks, phases, categories.
+"""Runs composed of segments, and their memory: peak, by phase, by category.
 
 The events of a run are columns of equal length, in order of time. A block's number is its own in the whole run.
 """
@@ -66,13 +66,13 @@ class Timeline:
         return np.sign(self.deltas) * (-(-np.abs(self.deltas) // BLOCK_BYTES) * BLOCK_BYTES)
 
     def peak(self, *, rounded: bool = True) -> Event:
-        """The first moment at which most is allocated."""
+        """Return the first moment at which most is allocated."""
         running = np.cumsum(self.rounded if rounded else self.deltas)
         index = int(np.argmax(running))
         return Event(index, int(running[index]), self.label_table[self.labels[index]])
 
     def by_phase(self, *, rounded: bool = True) -> dict[StepPhase, int]:
-        """Most bytes allocated in each phase that occurs."""
+        """Return the most bytes allocated in each phase that occurs."""
         running = np.cumsum(self.rounded if rounded else self.deltas)
         phase_of = np.array([_PHASES.index(label.phase) for label in self.label_table], dtype=np.int64)
         most = np.full(len(_PHASES), -1, dtype=np.int64)
@@ -80,7 +80,7 @@ class Timeline:
         return {phase: int(size) for phase, size in zip(_PHASES, most, strict=True) if size >= 0}
 
     def by_category(self, index: int, *, rounded: bool = True) -> dict[MemoryCategory, int]:
-        """What is allocated right after event ``index``, by the category each block was taken for."""
+        """Return the bytes allocated right after event ``index``, by category."""
         category_of_label = np.array([_CATEGORIES.index(label.category) for label in self.label_table], dtype=np.int64)
         taken = self.deltas > 0
         category_of = np.zeros(int(self.blocks.max(initial=-1)) + 1, dtype=np.int64)
@@ -92,14 +92,14 @@ class Timeline:
 
 
 def compose(parts: Sequence[Sequence[Segment]], *, workspace_bytes: int = 0) -> Timeline:
-    """Put segments together to a run.
+    """Compose a run of segments.
 
-    Weights, gradients and optimizer state live on from segment to segment. Whatever else is live at the end of a part
-    is freed there: a step's input, and what its code still held.
+    Weights, gradients and optimizer state live on from segment to segment. All else that is live at the end of a
+    part is freed there: a step's input, and what its code still held.
 
     Args:
         parts: The parts of the run in order, each the segments of one step (or of loading, evaluating, saving).
-        workspace_bytes: What each thread that multiplies matrices takes at its first product and keeps.
+        workspace_bytes: Memory that each thread takes at its first matrix product and keeps.
 
     Raises:
         InternalError: A segment frees a block that no earlier one left.
@@ -121,7 +121,7 @@ class _Run:
     table: dict[Label, int] = field(default_factory=dict)
     next_block: int = 0
     holders: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Number and bytes of the block that has a name now."""
+    """By name: number and bytes of its block."""
     loose: dict[int, int] = field(default_factory=dict)
     """Bytes of the live blocks that end with the part, by number."""
     with_workspace: set[bool] = field(default_factory=set)
@@ -150,7 +150,7 @@ class _Run:
         self._add_workspaces(segment, offset=len(deltas))
 
     def _take_over(self, segment: Segment, block: int, numbers: Ints, deltas: Ints, at: int) -> None:
-        """A block whose first event is a free was left by an earlier segment: it is found by its name."""
+        """Take over a block whose first event is a free: an earlier segment left it under the same name."""
         name = segment.names.get(block, "")
         if name not in self.holders:
             raise InternalError(
@@ -161,7 +161,7 @@ class _Run:
         deltas[at] = -size_bytes
 
     def _add_workspaces(self, segment: Segment, *, offset: int) -> None:
-        """Insert what the first matrix product of each thread takes; backward passes run in a thread of their own."""
+        """Insert the workspace of each thread's first matrix product; backward passes run in a thread of their own."""
         if not self.workspace_bytes:
             return
         due: dict[bool, tuple[int, StepPhase]] = {}
@@ -179,7 +179,7 @@ class _Run:
         assert len(self.deltas[-1]) == offset + len(due)
 
     def end_part(self) -> None:
-        """Free what does not outlive its part, newest first."""
+        """Free the blocks that do not outlive their part, newest first."""
         if not self.loose:
             return
         last = int(self.labels[-1][-1])
@@ -202,19 +202,19 @@ class _Run:
 
 
 def _ends(local: Ints, deltas: Ints, count: int) -> tuple[Ints, Ints]:
-    """Index of each block's first event, and the bytes it still has at the end."""
+    """Return the index of each block's first event, and the bytes it still has at the end."""
     _, first = np.unique(local, return_index=True)
     live = np.bincount(local, weights=deltas, minlength=count).astype(np.int64)
     return first.astype(np.int64), live
 
 
 def end_bytes(segment: Segment, prefix: str) -> int:
-    """Bytes of the named blocks that a segment leaves behind, for names that begin with ``prefix``."""
+    """Return the bytes of the blocks that a segment leaves behind under names with a prefix."""
     local = np.asarray(segment.blocks, dtype=np.int64)
     live = np.bincount(local, weights=np.asarray(segment.deltas, dtype=np.int64)).astype(np.int64)
     return sum(int(live[block]) for block, name in segment.names.items() if name.startswith(prefix) and live[block] > 0)
 
 
 def peak_bytes(segment: Segment) -> int:
-    """Most bytes a segment holds by itself, beyond what was there at its start."""
+    """Return the most bytes that a segment holds beyond what was there at its start."""
     return int(np.cumsum(np.asarray(segment.deltas, dtype=np.int64)).max(initial=0))

@@ -1,7 +1,7 @@
-"""Traces on disk: one file a segment, fit or finished plan, shared by all processes and studies.
+"""Traces on disk, shared by all processes and studies: one file for each segment, fit and answer.
 
 A trace's file is an ``.npz`` of plain columns (nothing is unpickled) and a header in JSON. It is written in one step
-and never changed, so readers need no lock. A file that is torn, foreign or of another version is as good as none.
+and never changed, so readers need no lock. A file that is torn, foreign or of another version counts as absent.
 """
 
 import hashlib
@@ -28,14 +28,14 @@ from dryfit.memory.tracing.events import Label, Segment, SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Variant
 
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
-"""What reading a file of any content can raise; a header that does not validate is a ValueError too."""
+"""Errors of reading a file of any content; a header that does not validate is a ValueError too."""
 _T = TypeVar("_T")
 
 DEFAULT_LIMIT_BYTES = 512 * 2**20
 
 
 class _Header(Settings):
-    """All of a segment but its columns; ``rows``, ``lengths`` and ``checks`` are those of a fit."""
+    """A segment without its columns; ``rows``, ``lengths`` and ``checks`` are set for a fit."""
 
     format: Literal[1] = 1
     identity: str
@@ -62,7 +62,7 @@ class TraceStore:
 
     Attributes:
         folder: Made where it is missing.
-        code: Identifies the code that traces and plans: what other code recorded is not used.
+        code: Identifies the code that traces and plans; records of other code are not used.
         limit_bytes: The files used longest ago are dropped beyond it.
     """
 
@@ -72,11 +72,11 @@ class TraceStore:
 
     @staticmethod
     def of_this_code(folder: Path) -> "TraceStore":
-        """A store whose records end with the next change of dryfit's code."""
+        """Return a store whose records are dropped with the next change of dryfit's code."""
         return TraceStore(folder, code_fingerprint(PACKAGE_FOLDER))
 
     def segment(self, key: str, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment | None:
-        """A recorded trace; None where there is none."""
+        """Return a recorded trace; None where there is none."""
         return self._read(_identity(key, kind, variant, shape), _segment)
 
     def put_segment(self, segment: Segment, key: str, kind: SegmentKind, variant: Variant, shape: Shape | None) -> None:
@@ -84,7 +84,7 @@ class TraceStore:
         self._write(_header(segment, _identity(key, kind, variant, shape)), _columns(segment))
 
     def fit(self, key: str, kind: SegmentKind, variant: Variant, of: Regime, length: int | None) -> SegmentFit | None:
-        """A recorded fit of a regime; ``length``: that of a fit at one length only."""
+        """Return a recorded fit of a regime; ``length``: of a fit at that one length."""
         return self._read(_identity(key, kind, variant, of, length), _fit)
 
     def put_fit(self, fit: SegmentFit, key: str, kind: SegmentKind, variant: Variant) -> None:
@@ -133,11 +133,11 @@ class TraceStore:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 columns = {name: file[name] for name in file.files}
             header = _Header.model_validate_json(columns.pop("header").tobytes())
-            found = parse(header, columns)
+            parsed = parse(header, columns)
             os.utime(path)
         except _UNREADABLE:
             return None
-        return found if header.identity == identity else None
+        return parsed if header.identity == identity else None
 
     def _write(self, header: _Header, columns: Mapping[str, NDArray[Any]]) -> None:
         buffer = io.BytesIO()
@@ -170,7 +170,7 @@ class TraceStore:
 
 
 def code_fingerprint(package: Path) -> str:
-    """Identifies the Python sources below a folder."""
+    """Hash the Python sources below a folder."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\n".encode())

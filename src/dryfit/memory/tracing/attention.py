@@ -1,4 +1,4 @@
-"""Which kernel ``scaled_dot_product_attention`` takes on a CUDA device, as torch decides it there.
+"""Choose the kernel of ``scaled_dot_product_attention`` as torch does on a CUDA device.
 
 Without a device torch's own choice falls to plain matrix products, which hold the whole score matrix. The rules are
 those of ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and the operators around each kernel those of
@@ -36,11 +36,11 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What the choice depends on.
+    """The facts about a call that decide its kernel.
 
     Attributes:
-        width: Of the query's heads; ``value_width`` of the value's.
-        trains: A gradient will be asked for.
+        width: Width of a head of the query; ``value_width`` of the value.
+        trains: Whether a gradient will be asked for.
     """
 
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class AttentionCall:
 
 
 def choose_backend(call: AttentionCall, capability: tuple[int, int]) -> Backend:
-    """The kernel a device of this compute capability takes, in torch's order of preference."""
+    """Return the kernel that a device of this compute capability takes, in torch's order of preference."""
     if capability in ((9, 0), (10, 0)) and _cudnn_takes(call):
         return Backend.CUDNN
     if _flash_takes(call, capability):
@@ -93,8 +93,8 @@ def _efficient_takes(call: AttentionCall, capability: tuple[int, int]) -> bool:
 def route_attention(device: str, capability: tuple[int, int]) -> Iterator[None]:
     """Send attention on fake CUDA tensors to the kernel a real device would take, inside the block.
 
-    A kernel for the keys of CUDA, and not a mode: modes are popped inside ``backward()``, where a recomputed forward
-    pass would then see another kernel.
+    Registered as a kernel for the dispatch keys of CUDA and not as a mode: modes are popped inside ``backward()``,
+    where a recomputed forward pass would then take another kernel.
     """
     if device != "cuda":
         yield
@@ -116,7 +116,7 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[None]:
             value_width=value.shape[-1],
             has_mask=attn_mask is not None,
             dropout=dropout_p,
-            trains=torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)),
+            trains=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)),
         )
         backend = choose_backend(call, capability)
         if backend is Backend.MATH or query.ndim != 4:
@@ -150,18 +150,18 @@ def _flash(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """The flash kernel takes widths that are multiples of eight: others are padded, and the output is cut."""
+    """Call the flash kernel; it takes widths that are multiples of eight, so others are padded and the output cut."""
     width = query.shape[-1]
     scale = scale if scale is not None else width**-0.5
     missing = -width % _WIDTH_ALIGNMENT
     if missing:
-        query, key, value = (F.pad(one, (0, missing)) for one in (query, key, value))
+        query, key, value = (F.pad(tensor, (0, missing)) for tensor in (query, key, value))
     out = _aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, False, scale=scale)[0]
     return out[..., :width] if missing else out
 
 
 def _added_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """A mask as the memory-efficient kernel takes it: added to the scores, rows aligned, expanded."""
+    """Return a mask as the memory-efficient kernel takes it: added to the scores, rows aligned, expanded."""
     if mask is None:
         return None
     if mask.dtype is torch.bool:

@@ -1,4 +1,4 @@
-"""What a trace is made of: memory taken and given back, in the order in which it happens.
+"""Events of a memory trace: blocks allocated and freed, in order.
 
 A training run is put together from *segments* that are traced once each and may be repeated::
 
@@ -57,7 +57,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What memory is taken for, and by whom.
+    """The purpose of an allocation, and where in the model it was made.
 
     Attributes:
         module: Dotted name in the model, empty outside of it.
@@ -77,9 +77,9 @@ class Segment:
     Attributes:
         blocks: Numbers of the blocks, from 0, in the order of their first event.
         deltas: Bytes asked for, unrounded, above 0; minus as much where the block is freed.
-        labels: Index into ``label_table`` of each event; that of a free tells who freed.
+        labels: Index into ``label_table`` of each event; for a free, of the operator that freed.
         label_table: Every label that occurs.
-        names: Names of the blocks that cross the segment's border.
+        names: Names of the blocks that live on across segments.
         gemm_at: Indices of the events before which the first matrix product of a phase was called: there the
             library takes its workspace once in a process, for each thread that calls it.
     """

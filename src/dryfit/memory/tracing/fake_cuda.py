@@ -1,4 +1,4 @@
-"""Fake CUDA tensors where there is no CUDA device: the real operators' bookkeeping without a byte of device memory.
+"""Fake CUDA tensors without a CUDA device: operators run as on a real one, but allocate nothing.
 
 ``FakeTensorMode`` alone is not enough. On a CPU build of torch it has no guard for CUDA devices, autograd asserts that
 the accelerator is CUDA, and autocast switches itself off. On a CUDA build without a visible device only the last two
@@ -10,8 +10,8 @@ are missing. Both are answered here by replacing what torch asks:
   private copy of its table of virtual functions (Itanium ABI, so Linux and macOS; tested on Linux x86-64 only);
 * the availability gates of autocast.
 
-All of it is private to torch and changes the process for good: it belongs into a child that does nothing else, and
-:func:`why_not` decides with a small training step whether it may be trusted. A Python exception inside a backward
+All of it is private to torch and changes the process for good: use it in a child that does nothing else;
+:func:`why_not` tries it with a small training step. A Python exception inside a backward
 pass over such tensors can end the process: the parent must expect that.
 
 To be removed when torch can fake a device that is absent (pytorch issues 113441 and 122081 ask for parts of it).
@@ -67,7 +67,7 @@ class FakeDevice:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """New tensors are fakes inside the block; fakes of an earlier block may be used in it."""
+        """Make new tensors fakes inside the block; fakes of an earlier block may be used in it."""
         threads = torch.autograd.is_multithreading_enabled()
         torch.autograd.set_multithreading_enabled(False)  # there is no thread for a device that is not there
         try:
@@ -79,7 +79,7 @@ class FakeDevice:
 
 @cache
 def why_not() -> str:
-    """Why fake CUDA tensors cannot be used in this process; empty where they can. Patches torch on its first call."""
+    """Return why fake CUDA tensors cannot be used here; empty where they can. Patches torch on its first call."""
     if torch.cuda.is_available():
         return "a CUDA device is visible: tracing would create a context on it"
     try:
@@ -94,8 +94,8 @@ def _patch() -> None:
     # Autograd's own copy of the hooks lives in the library for the CPU, on every build.
     hooks_of = ctypes.CDLL(str(libraries / "libtorch_cpu.so"))[CUDA_HOOKS]
     if torch.version.cuda is None:
-        _lend_guard(ctypes.CDLL(str(libraries / "libc10.so")))
-    _answer_hooks(hooks_of)
+        _register_cuda_guard(ctypes.CDLL(str(libraries / "libc10.so")))
+    _patch_hooks(hooks_of)
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = _has_bf16
 
@@ -104,7 +104,7 @@ def _has_bf16(including_emulation: bool = True) -> bool:
     return True
 
 
-def _lend_guard(c10: ctypes.CDLL) -> None:
+def _register_cuda_guard(c10: ctypes.CDLL) -> None:
     """Give CUDA the device guard that torch lets Python register for PrivateUse1."""
     acc = accelerator()
 
@@ -120,8 +120,8 @@ def _lend_guard(c10: ctypes.CDLL) -> None:
     _KEPT.append(guard)
 
 
-def _answer_hooks(hooks_of: Any) -> None:
-    """Let torch's CUDA hooks say that CUDA is built and every device has a context."""
+def _patch_hooks(hooks_of: Any) -> None:
+    """Make torch's CUDA hooks say that CUDA is built and every device has a context."""
     hooks_of.restype = ctypes.c_void_p
     hooks = ctypes.c_void_p.from_address(hooks_of())
     if hooks.value is None:

@@ -1,4 +1,4 @@
-"""Which operators of a backward pass work in place on real tensors, though a trace sees them make a new one."""
+"""Operators of a backward pass that work in place on real tensors, though a trace sees a new tensor."""
 
 from functools import cache
 from typing import Any
@@ -14,11 +14,11 @@ _ADD = _aten.add.Tensor
 CANDIDATES = frozenset(
     {_ADD, _aten.scatter_add.default, _aten.index_put.default, _aten.index_add.default, _aten.masked_scatter.default}
 )
-"""Autograd's own sum of gradients, and what its formulas do with fresh zeros."""
+"""Autograd's sum of gradients, and the operators by which its formulas fill fresh zeros."""
 
 
-def would_be(func: Any, target: torch.Tensor, args: tuple[Any, ...]) -> bool:
-    """Whether the real operator would have reused its first argument.
+def reuses_first_argument(func: Any, target: torch.Tensor, args: tuple[Any, ...]) -> bool:
+    """Tell whether the real operator would have reused its first argument.
 
     Args:
         func: One of :data:`CANDIDATES`, called while autograd works and gradients are off.
@@ -26,17 +26,17 @@ def would_be(func: Any, target: torch.Tensor, args: tuple[Any, ...]) -> bool:
         args: All of them.
     """
     if func is not _ADD:
-        return use_counts(target)[0] == nobody_else()[0]
+        return use_counts(target)[0] == sole_holder_counts()[0]
     other = args[1]
     same = isinstance(other, torch.Tensor) and other.shape == target.shape and other.dtype == target.dtype
-    return same and not is_view(target) and use_counts(target) == nobody_else()
+    return same and not is_view(target) and use_counts(target) == sole_holder_counts()
 
 
 @cache
-def nobody_else() -> tuple[int, int]:
-    """The counts of a gradient that only autograd holds, as a mode sees them.
+def sole_holder_counts() -> tuple[int, int]:
+    """Return the use counts of a gradient that only autograd holds, as a mode sees them.
 
-    Measured with a small backward pass, for they depend on torch; not to be called for the first time in one.
+    They depend on torch, so a small backward pass measures them; do not call it first within one.
     """
     seen: list[tuple[int, int]] = []
     gradient_sums(lambda summand: seen.append(use_counts(summand)))

@@ -1,4 +1,4 @@
-"""Records what memory a piece of training takes and gives back, storage by storage.
+"""Record the memory that a piece of training allocates and frees, storage by storage.
 
 Works alike on fake tensors of any device and on real ones. Every storage that an operator's output is the first to
 show is an allocation; the end of that storage is its release. Views, in-place operators and ties show no new storage.
@@ -25,7 +25,7 @@ from dryfit.meta.private_apis.torch_tensors import TENSORS, key_of, storage_key
 
 
 class StorageRecorder(TorchDispatchMode):
-    """Sees every operator below autograd, and records the storages on one device.
+    """Record the storages that operators below autograd make on one device.
 
     Enter it inside of the fake mode, so that it sees operators first. One segment is recorded at a time::
 
@@ -37,18 +37,18 @@ class StorageRecorder(TorchDispatchMode):
 
     Args:
         device: Storages elsewhere are left out.
-        kernels: Whether to add what CUDA kernels take inside of an operator.
+        kernels: Whether to add the scratch memory of CUDA kernels.
     """
 
     def __init__(self, device: str, *, kernels: bool) -> None:
         super().__init__()
         require("recording the memory of a step", MODES, TENSORS, RECORDING, OPERATORS)
-        in_place.nobody_else()  # measured now: it cannot be inside of a backward pass
+        in_place.sole_holder_counts()  # measured now: it cannot be inside of a backward pass
         self.phase = StepPhase.LOAD
         self._device = device
         self._kernels = kernels
         self._modules: list[str] = []
-        self._places = _ForwardPlaces()
+        self._forward_modules = _ForwardModules()
         self._storages: dict[int, int] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
         self._holders: dict[int, int] = {}
@@ -66,7 +66,7 @@ class StorageRecorder(TorchDispatchMode):
             return out
         label = None
         if self.phase is StepPhase.FORWARD:
-            self._places.note(self._module())
+            self._forward_modules.note(self._module())
         if self._kernels:
             if func in GEMMS:
                 segment.gemm_at.setdefault(self.phase, len(segment.blocks))
@@ -76,9 +76,9 @@ class StorageRecorder(TorchDispatchMode):
                 block = self._new_block(MemoryCategory.TEMPORARIES)
                 segment.add(block, extra, label)
                 segment.add(block, -extra, label)
-        taken_over = self._taken_over(func, args)
-        if taken_over is not None and isinstance(out, torch.Tensor):
-            self._share(out.untyped_storage(), taken_over)
+        reused = self._reused_block(func, args)
+        if reused is not None and isinstance(out, torch.Tensor):
+            self._share(out.untyped_storage(), reused)
             return out
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
@@ -103,7 +103,7 @@ class StorageRecorder(TorchDispatchMode):
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Know which module runs, inside the block."""
+        """Track which module runs, inside the block."""
         with ExitStack() as stack:
             for name, module in model.named_modules():
                 if name:
@@ -114,14 +114,14 @@ class StorageRecorder(TorchDispatchMode):
             yield
 
     def name(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
-        """Give a storage that outlives its segment its name; tied tensors keep the first."""
+        """Name a storage that outlives its segment; tied tensors keep the first name."""
         block = self._storages.get(storage_key(tensor))
         if block is not None:
             self._names.setdefault(block, name)
             self._categories[block] = category
 
     def adopt(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
-        """Know of a storage made outside of any segment, without an event."""
+        """Register a storage made outside of any segment, without an event."""
         storage = tensor.untyped_storage()
         if key_of(storage) not in self._storages and storage.nbytes():
             self._watch(storage, None, None)
@@ -139,19 +139,19 @@ class StorageRecorder(TorchDispatchMode):
     def _module(self) -> str:
         return self._modules[-1] if self._modules else ""
 
-    def _place(self) -> str:
-        """The module that runs; in a backward pass, the one whose forward operator is undone."""
+    def _running_module(self) -> str:
+        """Return the module that runs; in a backward pass, the one whose forward operator is undone."""
         if self._modules or self.phase is not StepPhase.BACKWARD:
             return self._module()
         number = running_node_number()
-        return self._places.at(number) if number is not None else ""
+        return self._forward_modules.at(number) if number is not None else ""
 
     def _label(self, segment: "_OpenSegment", func: Any) -> int:
         category = _FIRST_GUESS.get(self.phase, MemoryCategory.TEMPORARIES)
-        return segment.label(Label(self.phase, category, self._place(), str(func)))
+        return segment.label(Label(self.phase, category, self._running_module(), str(func)))
 
-    def _taken_over(self, func: Any, args: tuple[Any, ...]) -> int | None:
-        """The block that the real operator would have worked in place on, where a mode or a fake keeps it from that.
+    def _reused_block(self, func: Any, args: tuple[Any, ...]) -> int | None:
+        """Return the block that the real operator would have reused, where a mode or a fake keeps it from that.
 
         Autograd adds the gradients of a tensor with several uses into the first of them if nobody else holds it, and
         some backward formulas fill fresh zeros in place; neither on subclasses of tensors (``can_accumulate_inplace``
@@ -160,7 +160,7 @@ class StorageRecorder(TorchDispatchMode):
         if func not in in_place.CANDIDATES or self.phase is not StepPhase.BACKWARD or torch.is_grad_enabled():
             return None
         target = args[0]
-        if not isinstance(target, torch.Tensor) or not in_place.would_be(func, target, args):
+        if not isinstance(target, torch.Tensor) or not in_place.reuses_first_argument(func, target, args):
             return None
         block = self._storages.get(storage_key(target))
         return block if block is not None and block not in self._names else None
@@ -180,7 +180,7 @@ class StorageRecorder(TorchDispatchMode):
         self._share(storage, block)
 
     def _share(self, storage: Any, block: int) -> None:
-        """Let a block live until this storage ends, and every other one that shares it."""
+        """Let a block live until this storage ends and every other one that shares it."""
         key = key_of(storage)
         self._storages[key] = block
         self._holders[block] = self._holders.get(block, 0) + 1
@@ -217,15 +217,15 @@ class SegmentRecord:
     result: Segment
 
 
-class _ForwardPlaces:
-    """Which module ran when autograd's counter of operators stood where."""
+class _ForwardModules:
+    """The modules of a forward pass, by autograd's counter of operators."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._modules: list[str] = []
 
     def note(self, module: str) -> None:
-        """Say that this module runs now."""
+        """Note that this module runs now."""
         number = sequence_number()
         if self._starts and number <= self._starts[-1]:
             self._modules[-1] = module
@@ -234,13 +234,13 @@ class _ForwardPlaces:
             self._modules.append(module)
 
     def at(self, number: int) -> str:
-        """The module that ran then."""
+        """Return the module that ran at this count."""
         index = bisect_right(self._starts, number + 1) - 1
         return self._modules[index] if index >= 0 else ""
 
 
 class _OpenSegment:
-    """Events as they come."""
+    """The events of a segment so far."""
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
@@ -269,7 +269,7 @@ class _OpenSegment:
         self.add(block, -self._sizes[block], None)
 
     def sealed(self, names: dict[int, str], categories: dict[int, MemoryCategory]) -> Segment:
-        """The finished segment: blocks renumbered, categories as they turned out."""
+        """Return the finished segment: blocks renumbered, categories as they turned out."""
         numbers: dict[int, int] = {}
         for block in self.blocks:
             numbers.setdefault(block, len(numbers))

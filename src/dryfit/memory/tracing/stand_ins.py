@@ -1,4 +1,4 @@
-"""Answers to questions about values that fake tensors do not have."""
+"""Answer operators that ask fake tensors for values: with those under which a model takes most memory."""
 
 import traceback
 from typing import Any
@@ -15,13 +15,13 @@ _OURS = ("/dryfit/", "/torch/")
 
 
 class StandIns(TorchDispatchMode):
-    """Answers with the value, or the size, under which a model takes most memory.
+    """Answer with the value, or the size, under which a model takes most memory.
 
     Enter it between the fake mode and the recorder. ``item()`` gives :attr:`number` (or True); operators whose
     output size depends on values give the largest output.
 
     Attributes:
-        number: What a single number is taken for.
+        number: The value that ``item()`` gives.
     """
 
     number = 1

@@ -1,4 +1,4 @@
-"""Where segments come from: what a planner may ask of a tracer."""
+"""The interface of a tracer, and the execution choices that change a trace."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,7 +21,7 @@ class Tracer(Protocol):
 
     @property
     def key(self) -> str:
-        """Identifies everything a segment depends on besides its arguments: model, task, settings, versions."""
+        """Identify all that a segment depends on besides its arguments: model, task, settings, versions."""
         ...
 
     def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:

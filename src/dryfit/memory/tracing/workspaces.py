@@ -1,7 +1,7 @@
-"""Device memory that CUDA kernels take for themselves, which no operator's output shows.
+"""Scratch memory of CUDA kernels, which no operator's output shows.
 
 Formulas follow the kernels' sources in ``aten/src/ATen/native``; each names its file. They hold for dense,
-contiguous inputs. What a kernel takes is given back before the operator returns.
+contiguous inputs. Kernels free it before their operator returns.
 """
 
 import math
@@ -25,16 +25,16 @@ GEMMS = frozenset(
         _aten._addmm_activation.default,
     }
 )
-"""Operators that call cuBLAS, and with it make it take its workspace."""
+"""Operators that call cuBLAS, which takes its workspace at the first call."""
 
 
 def workspace_bytes(func: Any, args: tuple[Any, ...], out: Any) -> int:
-    """What a CUDA kernel takes beside the outputs of its operator; 0 where nothing is known of it.
+    """Return the scratch bytes of an operator's CUDA kernel; 0 where none are known.
 
     Args:
         func: The operator's overload.
-        args: What it was called with.
-        out: What it returned.
+        args: Its arguments.
+        out: Its result.
     """
     formula = _FORMULAS.get(func)
     return formula(args, out) if formula is not None else 0
