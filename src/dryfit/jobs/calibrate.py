@@ -1,4 +1,4 @@
-"""Child job CALIBRATE: what training steps take of a device, and how far from it their plans are.
+"""Child job CALIBRATE: measure what training steps take of a device, and compare it with their plans.
 
 One child for each case runs it on the device; one more, to which all devices are hidden, traces the same cases and
 compares. They exchange files in one folder.
@@ -39,17 +39,17 @@ def calibrate(body: CalibrateRequest, channel: ChildChannel) -> ChildResult:
         TraceError: A case cannot be traced.
     """
     channel.send(Phase(name="load"))
-    found = _measured(body.case, Path(body.folder)) if body.case else _compared(Path(body.folder), channel)
-    if body.calibration_dir is not None and found.calibration is not None:
-        write_calibration(Path(body.calibration_dir), found.calibration)
-    return ChildResult(calibrate=found, error=None)
+    result = _measured(body.case, Path(body.folder)) if body.case else _compared(Path(body.folder), channel)
+    if body.calibration_dir is not None and result.calibration is not None:
+        write_calibration(Path(body.calibration_dir), result.calibration)
+    return ChildResult(calibrate=result, error=None)
 
 
 def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
-    """The plan of a case and the run it is made from, in a process that sees no device.
+    """Plan a case in a process that sees no device; return the plan and the run it is made from.
 
     Raises:
-        TraceError: It cannot be traced.
+        TraceError: The case cannot be traced.
     """
     train, execution = case.subject.settings.train, case.execution
     work = Work(
@@ -73,27 +73,28 @@ def _measured(case: MemoryCase, folder: Path) -> CalibrateResult:
             allowed="a machine with a CUDA device and a CUDA build of torch",
             hint="plans need no calibration: without one their confidence is `uncalibrated`",
         )
-    found = observe(case, folder / f"{case.name}.pickle")
-    write_model(folder / f"{case.name}.json", found)
-    return CalibrateResult(observation=found)
+    observation = observe(case, folder / f"{case.name}.pickle")
+    write_model(folder / f"{case.name}.json", observation)
+    return CalibrateResult(observation=observation)
 
 
 def _compared(folder: Path, channel: ChildChannel) -> CalibrateResult:
     torch.set_num_threads(1)
-    read = [read_model(path, Observation) for path in sorted(folder.glob("*.json"))]
-    observations = [one for one in read if one is not None]
+    paths = sorted(folder.glob("*.json"))
+    observations = [observation for path in paths if (observation := read_model(path, Observation)) is not None]
     if not observations:
         raise ConfigError(_DOING, f"nothing was measured in {folder}", "one observation at least")
     workspace_bytes = measured_workspace(observations)
     comparisons: list[CaseComparison] = []
-    for one in observations:
+    for observation in observations:
         # The plan is the one that will be made once this calibration is known: with its workspace, not the table's.
-        constants = DeviceConstants(one.context_bytes, workspace_bytes, Confidence.CALIBRATED)
+        constants = DeviceConstants(observation.context_bytes, workspace_bytes, Confidence.CALIBRATED)
         plan, run = planned(
-            one.case, Device(one.device, constants, AllocatorSettings.of(one.case.allocator), torch.__version__)
+            observation.case,
+            Device(observation.device, constants, AllocatorSettings.of(observation.case.allocator), torch.__version__),
         )
-        history = folder / f"{one.case.name}.pickle"
+        history = folder / f"{observation.case.name}.pickle"
         recorded = read_snapshot(history) if history.exists() else None
-        comparisons.append(comparison(one, plan, run, recorded))
+        comparisons.append(comparison(observation, plan, run, recorded))
         channel.beat()
     return CalibrateResult(calibration=calibration_of(observations, comparisons), comparisons=tuple(comparisons))

@@ -1,6 +1,4 @@
-"""Calls that would go wrong without a word are refused: real inputs into a model without weights, which torch answers
-with an empty result, and models whose mapped files have changed.
-"""
+"""Refuse calls that would silently go wrong: real inputs into a model without weights, and changed mapped files."""
 
 import threading
 from collections.abc import Mapping
@@ -20,7 +18,7 @@ _calls = threading.local()
 
 
 def refuse_real_inputs(module: nn.Module) -> nn.Module:
-    """Make a module without weights refuse real tensors, which torch would answer with an empty result.
+    """Make a module without weights refuse real tensors, for which torch would return an empty result.
 
     A hook goes on every module that holds a parameter on meta, itself or below. Calls with meta or fake tensors
     pass, and so do all calls within them. The hooks let everything pass once no parameter is on meta any more.
@@ -52,7 +50,7 @@ def allow_real_inputs(module: nn.Module) -> nn.Module:
 
 
 def watch_files(module: nn.Module, guard: FileGuard) -> None:
-    """Look at the files of mapped weights before each call of a module that holds some; replaces an earlier watch."""
+    """Check the files of mapped weights before each call of a module that holds some; replaces an earlier watch."""
     for part in module.modules():
         hooks = pre_hooks(part)
         for key in [key for key, hook in hooks.items() if isinstance(hook, _Watch)]:
@@ -63,7 +61,7 @@ def watch_files(module: nn.Module, guard: FileGuard) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Forward pre-hook. A module that has been moved into memory of its own is let alone."""
+    """Forward pre-hook; it ignores a module that was moved into memory of its own."""
 
     guard: FileGuard
 
@@ -78,10 +76,10 @@ def is_mapped(tensor: torch.Tensor | None) -> bool:
 
 
 class _Guard:
-    """Refuses the outermost call that brings real tensors; below a call with meta tensors everything passes.
+    """Refuse the outermost call with real tensors; below a call with meta tensors everything passes.
 
-    A model's own real tensors (position ids, rotary tables) reach its modules on the way, so only what comes in from
-    outside is looked at. State is per thread; the instance has none, so that copies of a module are guarded too.
+    A model's own real tensors (position ids, rotary tables) reach its modules on the way, so only inputs from
+    outside are checked. State is per thread; the instance has none, so that copies of a module are guarded too.
     """
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -115,5 +113,5 @@ class _Guard:
 
 
 def _plain(kwargs: dict[str, Any]) -> list[Any]:
-    """Keyword arguments; those that are mappings of a kind torch does not look into (BatchEncoding) as dicts."""
+    """Return keyword arguments; mappings that torch does not look into (BatchEncoding) become dicts."""
     return [dict(value) if isinstance(value, Mapping) else value for value in kwargs.values()]

@@ -1,7 +1,7 @@
-"""Moving a module between devices and dtypes, whatever it consists of, without breaking what hangs together.
+"""Move a module between devices and dtypes, keeping ties, buffers' types and plain tensor attributes.
 
-``nn.Module.to`` fails half-way on a module that is partly on meta, leaves plain tensor attributes behind, unties what
-shares memory, and converts buffers that must stay fp32 (rotary tables). This does none of that.
+``nn.Module.to`` fails half-way on a module that is partly on meta, leaves plain tensor attributes behind, unties
+tensors that share memory, and converts buffers that must stay fp32 (rotary tables). This does not.
 """
 
 from collections import defaultdict
@@ -48,7 +48,7 @@ def move(module: nn.Module, device: torch.device | str, dtype: torch.dtype | Non
         The same module.
 
     Raises:
-        LoadError: Something has no data and would need some; nothing has been changed then.
+        LoadError: A tensor that needs data has none; nothing was changed then.
         MachineError: The machine has no such device.
     """
     doing = f"moving {type(module).__name__} to {device}" + (f" as {dtype}" if dtype else "")
@@ -56,10 +56,10 @@ def move(module: nn.Module, device: torch.device | str, dtype: torch.dtype | Non
         raise LoadError(doing, f"{dtype} is not a floating-point type", allowed="torch.float32, torch.bfloat16, ...")
     target = existing_device(device, doing)
     require("moving a model", MODES, MODULES, TENSORS)
-    found = slots(module)
-    _refuse_without_data(found, target, doing)
-    groups = _groups(found, dtype, doing)
-    del found  # the groups hold the only references, so that each old tensor is freed before the next one is copied
+    tensor_slots = slots(module)
+    _refuse_without_data(tensor_slots, target, doing)
+    groups = _groups(tensor_slots, dtype, doing)
+    del tensor_slots  # so that each old tensor is freed before the next is copied
     _move_all(groups, target, doing)
     for part in module.modules():
         if isinstance(part, nn.RNNBase):
@@ -69,7 +69,7 @@ def move(module: nn.Module, device: torch.device | str, dtype: torch.dtype | Non
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """One tensor object and every place that holds it."""
+    """A tensor object and every slot that holds it."""
 
     tensor: torch.Tensor
     places: list[Slot]
@@ -78,7 +78,7 @@ class _Item:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Tensors that overlap in memory (mostly just one), and the type they become; None keeps each one's."""
+    """Tensors that overlap in memory (mostly one), and their new type; None keeps each one's."""
 
     items: list[_Item]
     dtype: torch.dtype | None
@@ -89,7 +89,7 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """What undoes the move of one group."""
+    """A record to undo the move of one group."""
 
     group: _Group
     device: torch.device
@@ -99,7 +99,7 @@ class _Step:
 
 
 def existing_device(device: torch.device | str, doing: str) -> torch.device:
-    """A device that is there, with the index that ``cuda`` alone lacks.
+    """Return a device that exists, with the index that ``cuda`` alone lacks.
 
     Raises:
         MachineError: This machine has no such device.
@@ -110,8 +110,8 @@ def existing_device(device: torch.device | str, doing: str) -> torch.device:
         raise MachineError(doing, str(error).strip().splitlines()[0], allowed="a device of this machine") from error
 
 
-def _refuse_without_data(found: list[Slot], target: torch.device, doing: str) -> None:
-    unshaped = [slot.name for slot in found if isinstance(slot.tensor, UninitializedTensorMixin)]
+def _refuse_without_data(tensor_slots: list[Slot], target: torch.device, doing: str) -> None:
+    unshaped = [slot.name for slot in tensor_slots if isinstance(slot.tensor, UninitializedTensorMixin)]
     if unshaped:
         raise LoadError(
             doing,
@@ -120,12 +120,12 @@ def _refuse_without_data(found: list[Slot], target: torch.device, doing: str) ->
         )
     if target.type == "meta":
         return
-    empty = [slot.name for slot in found if slot.tensor.is_meta]
-    empty += [f"{slot.name}.grad" for slot in found if _gradient_is_meta(slot.tensor)]
+    empty = [slot.name for slot in tensor_slots if slot.tensor.is_meta]
+    empty += [f"{slot.name}.grad" for slot in tensor_slots if _gradient_is_meta(slot.tensor)]
     if empty:
         raise LoadError(
             doing,
-            f"{len(empty)} of {len(found)} tensors have no data, they are on meta ({few(empty)})",
+            f"{len(empty)} of {len(tensor_slots)} tensors have no data, they are on meta ({few(empty)})",
             allowed="a module whose every parameter, buffer and plain tensor has data",
             hint="call dryfit.meta.materialise(module, checkpoint, device=...) in place of a move; nothing was changed",
         )
@@ -136,9 +136,9 @@ def _gradient_is_meta(tensor: torch.Tensor) -> bool:
     return gradient is not None and gradient.is_meta and not tensor.is_meta
 
 
-def _groups(found: list[Slot], dtype: torch.dtype | None, doing: str) -> list[_Group]:
+def _groups(tensor_slots: list[Slot], dtype: torch.dtype | None, doing: str) -> list[_Group]:
     items: dict[int, _Item] = {}
-    for slot in found:
+    for slot in tensor_slots:
         item = items.setdefault(id(slot.tensor), _Item(slot.tensor, [], False))
         # Without the tensor: a slot would keep it alive until the whole module has moved.
         item.places.append(replace(slot, tensor=_NOTHING))
@@ -166,14 +166,14 @@ def _has_plain_storage(tensor: torch.Tensor) -> bool:
 
 
 def _range_bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and the one behind the last that a non-empty tensor reaches in its storage."""
+    """Return the byte range that a non-empty tensor spans in its storage."""
     first = int(tensor.storage_offset())
     last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return first * tensor.itemsize, (last + 1) * tensor.itemsize
 
 
 def _overlapping(items: list[_Item]) -> list[list[_Item]]:
-    """Split the tensors of one storage into those that overlap; a whole file read into one buffer falls apart."""
+    """Split the tensors of one storage into groups that overlap; many may lie side by side in one file's buffer."""
     groups: list[list[_Item]] = []
     end = -1
     for (first, last), item in sorted(((_range_bytes(item.tensor), item) for item in items), key=lambda pair: pair[0]):
@@ -246,7 +246,7 @@ def _step(group: _Group, target: torch.device) -> _Step:
 
 
 def _copied(group: _Group, target: torch.device, dtype: torch.dtype | None) -> list[torch.Tensor]:
-    """The tensors of a group elsewhere, overlapping as they do here."""
+    """Copy the tensors of a group to a device, overlapping as they do now."""
     tensors = [item.tensor.detach() for item in group.items]
     first = tensors[0]
     if not _has_plain_storage(first) or not first.numel():
@@ -255,7 +255,7 @@ def _copied(group: _Group, target: torch.device, dtype: torch.dtype | None) -> l
     start, end = min(low for low, _ in ranges), max(high for _, high in ranges)
     geometries = {(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in tensors}
     if len(geometries) == 1 and end - start > first.nbytes:
-        moved = first.to(device=target, dtype=dtype or first.dtype, copy=True)  # it has gaps, which need not come along
+        moved = first.to(device=target, dtype=dtype or first.dtype, copy=True)  # its gaps are not copied
         return [moved.detach() for _ in tensors]
     # As elements where they are converted, else as bytes: the views of one memory may be of several types.
     unit = first.dtype if dtype else torch.uint8
@@ -283,7 +283,10 @@ def _view(
 
 def _gradients(group: _Group, target: torch.device, dtype: torch.dtype | None) -> list[torch.Tensor | None]:
     gradients = [_gradient(item.tensor) for item in group.items]
-    return [None if one is None else one.detach().to(device=target, dtype=(dtype or one.dtype)) for one in gradients]
+    return [
+        None if gradient is None else gradient.detach().to(device=target, dtype=(dtype or gradient.dtype))
+        for gradient in gradients
+    ]
 
 
 def _install(group: _Group, moved: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> None:
@@ -296,8 +299,8 @@ def _install(group: _Group, moved: list[torch.Tensor], gradients: list[torch.Ten
                 held.data = gradient
             continue
         item.tensor = _like(old, data, gradient)
-        for place in item.places:
-            put(place, item.tensor)
+        for slot in item.places:
+            put(slot, item.tensor)
 
 
 def _changes_in_place(old: torch.Tensor, data: torch.Tensor) -> bool:
@@ -307,7 +310,7 @@ def _changes_in_place(old: torch.Tensor, data: torch.Tensor) -> bool:
 
 
 def _like(old: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """The data as what the old tensor was: its class, flags and Python attributes."""
+    """Return data with the old tensor's class, flags and Python attributes."""
     if type(old) is type(data):
         new = data
     elif type(data) is not torch.Tensor:
@@ -331,8 +334,8 @@ def _undo(done: list[_Step], doing: str) -> None:
         for item, (original, data, gradient) in zip(step.group.items, step.kept, strict=True):
             if item.tensor is not original:
                 item.tensor = original
-                for place in item.places:
-                    put(place, original)
+                for slot in item.places:
+                    put(slot, original)
             elif (original.device, original.dtype) != (data.device, data.dtype):
                 original.data = data
                 if original.grad is not None and gradient is not None:

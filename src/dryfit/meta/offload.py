@@ -1,7 +1,7 @@
-"""Refusal, before the first step, of models and optimizers that could not be trained exactly.
+"""Refuse, before the first step, models and optimizers that could not be trained exactly.
 
 Weights that are streamed in for each forward (offloading to CPU memory or disk) get no gradient, or a wrong one, and an
-optimizer that was built before the weights came keeps updating tensors that nobody reads. Neither raises by itself.
+optimizer that was built before the weights came keeps updating unused tensors. Neither raises by itself.
 """
 
 import gc
@@ -36,16 +36,16 @@ def refuse_offload(module: nn.Module, *, doing: str) -> None:
         LoadError: accelerate offloads part of it, its device map keeps part of it on the CPU or on disk, or part of
             it is on meta. The message has a plan that trains it.
     """
-    found = [*_hooked(module), *_mapped_away(module)]
+    problems = [*_hooked(module), *_mapped_away(module)]
     lost = leaks(module)
     if lost:
-        found.append(f"{len(lost)} tensors are on meta ({few(lost)})")
-    if not found:
+        problems.append(f"{len(lost)} tensors are on meta ({few(lost)})")
+    if not problems:
         return
     size = _size(parameter_bytes(module))
     raise LoadError(
         doing,
-        "; ".join(found) + ": their gradients would be missing or wrong",
+        "; ".join(problems) + ": their gradients would be missing or wrong",
         allowed="a model whose every tensor is on the device that trains it",
         hint=f"load it without device_map and offloading, onto one device: its parameters take {size} there; "
         "to make room for gradients and activations, turn on activation checkpointing and lower the micro-batch, "
@@ -66,7 +66,7 @@ def refuse_early_optimizer(module: nn.Module, optimizer: Optimizer, *, doing: st
     on_meta = [names.get(key, "a foreign one") for key, parameter in held.items() if parameter.is_meta]
     foreign = [f"of shape {tuple(parameter.shape)}" for key, parameter in held.items() if key not in names]
     lacking = [names[id(parameter)] for parameter in module.parameters() if _lacks(parameter, held)]
-    found = [
+    problems = [
         f"{len(listed)} {what} ({few(listed)})"
         for listed, what in (
             (on_meta, "of its parameters are on meta"),
@@ -75,10 +75,10 @@ def refuse_early_optimizer(module: nn.Module, optimizer: Optimizer, *, doing: st
         )
         if listed
     ]
-    if found:
+    if problems:
         raise LoadError(
             doing,
-            f"{type(optimizer).__name__} and the model do not belong together: " + "; ".join(found),
+            f"{type(optimizer).__name__} and the model do not belong together: " + "; ".join(problems),
             allowed="an optimizer of exactly the parameters the model trains",
             hint="build the optimizer after the model has its weights and adapters; freeze what it leaves out",
         )
@@ -87,8 +87,8 @@ def refuse_early_optimizer(module: nn.Module, optimizer: Optimizer, *, doing: st
 def early_optimizers(module: nn.Module) -> list[str]:
     """Describe the optimizers alive in this process that hold parameters of a module that are still on meta.
 
-    Costs some milliseconds while nobody besides the module refers to those parameters. Otherwise every object the
-    garbage collector knows is looked at, 0.2 s for a million, wherever the optimizer is kept.
+    Costs some milliseconds while nobody besides the module refers to those parameters. Otherwise every object of the
+    garbage collector is checked: 0.2 s for a million.
 
     Returns:
         One phrase for each optimizer: ``"AdamW, which holds 38 of these 39 parameters"``.
@@ -98,7 +98,7 @@ def early_optimizers(module: nn.Module) -> list[str]:
     wanted = {id(parameter) for parameter in module.parameters() if parameter.is_meta}
     if not _holders(wanted):
         return []
-    # One that its owner has dropped may still hang in a cycle (with its scheduler): that one does no harm.
+    # A dropped optimizer may still be in a reference cycle (with its scheduler); it does no harm.
     gc.collect()
     return [
         f"{type(optimizer).__name__}, which holds {count} of these {len(wanted)} parameters"
@@ -112,23 +112,23 @@ def refuse_early_optimizers(module: nn.Module, *, doing: str) -> None:
     Raises:
         LoadError: There is such an optimizer.
     """
-    found = early_optimizers(module)
-    if found:
+    optimizers = early_optimizers(module)
+    if optimizers:
         raise LoadError(
             doing,
-            f"an optimizer was built too early: {'; '.join(found)} on meta, and would go on updating those",
+            f"an optimizer was built too early: {'; '.join(optimizers)} on meta, and would go on updating those",
             allowed="optimizers built after the weights are there",
             hint="delete the optimizer (and its scheduler), give the model its weights, then build it",
         )
 
 
 def parameter_bytes(module: nn.Module) -> int:
-    """Memory the parameters of a module take, each counted once; those on meta as if they had data."""
+    """Return the bytes of a module's parameters, each counted once; those on meta as if they had data."""
     return sum(parameter.nbytes for parameter in module.parameters())
 
 
 def _hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Every accelerate hook by the name of its module; recognised by what it has, accelerate is not imported."""
+    """Yield every accelerate hook with its module's name; accelerate itself is not imported."""
     if is_loaded():
         require("looking for weights that accelerate has put elsewhere", HOOKS)
     for name, part in module.named_modules():
@@ -153,13 +153,13 @@ def _hooked(module: nn.Module) -> list[str]:
             moved[name] = None
         if hasattr(hook, "storage_dtype") and hasattr(hook, "compute_dtype"):
             cast[name] = None
-    found = [f"accelerate offloads the weights of {len(moved)} modules ({few(moved)})"] if moved else []
-    return found + ([f"the weights of {len(cast)} modules are rounded between steps ({few(cast)})"] if cast else [])
+    problems = [f"accelerate offloads the weights of {len(moved)} modules ({few(moved)})"] if moved else []
+    return problems + ([f"the weights of {len(cast)} modules are rounded between steps ({few(cast)})"] if cast else [])
 
 
 def _mapped_away(module: nn.Module) -> list[str]:
-    """Parts that a device map of transformers keeps elsewhere than the rest."""
-    found: list[str] = []
+    """Describe parts that a device map of transformers keeps elsewhere than the rest."""
+    problems: list[str] = []
     for part in module.modules():
         table = vars(part).get("hf_device_map")
         if not isinstance(table, dict):
@@ -169,8 +169,8 @@ def _mapped_away(module: nn.Module) -> list[str]:
         if len(places) > 1:
             away += [str(name) for name, place in table.items() if str(getattr(place, "type", place)) == "cpu"]
         if away:
-            found.append(f"the device map keeps {few(away)} on {few(sorted(places & _OFFLOADED_TO))}")
-    return found
+            problems.append(f"the device map keeps {few(away)} on {few(sorted(places & _OFFLOADED_TO))}")
+    return problems
 
 
 def _lacks(parameter: nn.Parameter, held: dict[int, Any]) -> bool:
@@ -178,8 +178,8 @@ def _lacks(parameter: nn.Parameter, held: dict[int, Any]) -> bool:
 
 
 def _held_elsewhere(module: nn.Module) -> bool:
-    """Whether anything but the module itself may refer to one of its parameters on meta."""
-    # What a parameter that sits in one place counts, here and on this version of Python.
+    """Whether anything besides the module may refer to one of its parameters on meta."""
+    # References to a parameter in one table, here and on this version of Python.
     probe = nn.Module()
     probe.register_parameter("only", nn.Parameter(torch.empty(0, device="meta")))
     ((_, alone),) = _references(probe).values()
@@ -191,14 +191,14 @@ def _held_elsewhere(module: nn.Module) -> bool:
 
 
 def _references(module: nn.Module) -> dict[int, tuple[int, int]]:
-    """For each parameter on meta, by id: in how many tables of parameters it is, and how often it is referred to."""
-    found: dict[int, tuple[int, int]] = {}
+    """Count, for each parameter on meta by id, the tables it is in and the references to it."""
+    counts: dict[int, tuple[int, int]] = {}
     for part in module.modules():
         for parameter in parameters_of(part).values():
             if parameter is not None and parameter.is_meta:
-                places = found.get(id(parameter), (0, 0))[0]
-                found[id(parameter)] = (places + 1, sys.getrefcount(parameter))
-    return found
+                places = counts.get(id(parameter), (0, 0))[0]
+                counts[id(parameter)] = (places + 1, sys.getrefcount(parameter))
+    return counts
 
 
 def _holders(wanted: set[int]) -> list[tuple[Optimizer, int]]:
@@ -207,15 +207,15 @@ def _holders(wanted: set[int]) -> list[tuple[Optimizer, int]]:
         below = classes.pop().__subclasses__()
         kinds.update(map(id, below))
         classes.extend(below)
-    out: list[tuple[Optimizer, int]] = []
+    holders: list[tuple[Optimizer, int]] = []
     objects = gc.get_objects()
-    # Without a Python step for each of them: there are a million.
-    for found in compress(objects, map(kinds.__contains__, map(id, map(type, objects)))):
-        groups = vars(found).get("param_groups", ())
+    # In C, without a Python step for each: there may be a million.
+    for optimizer in compress(objects, map(kinds.__contains__, map(id, map(type, objects)))):
+        groups = vars(optimizer).get("param_groups", ())
         count = sum(id(parameter) in wanted for group in groups for parameter in group["params"])
         if count:
-            out.append((found, count))
-    return out
+            holders.append((optimizer, count))
+    return holders
 
 
 def _size(count_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Shapes and types of what a model computes, without weights."""
+"""Propagate shapes and types through a model without weights."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class ShapeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What a model gives for one input, as shapes and types.
+    """The outputs of a model and its modules for one input, as shapes and types.
 
     Attributes:
         output: The model's output; tensors in it are :class:`ShapeSpec`, a key-value cache is one pair per layer.
@@ -56,19 +56,19 @@ class Shapes:
 def shapes(module: nn.Module, example_inputs: Mapping[str, Any] | Sequence[Any]) -> Shapes:
     """Propagate shapes and types through a model whose weights may be on meta.
 
-    The computation runs on stand-ins that have a shape, a type and a device, but no memory; on a copy of the module
-    tree, so that neither its tensors nor anything its ``forward`` stores on it change. The answer is that of the
-    real model in its present mode (``train`` or ``eval``): where the values of a tensor would decide, it is refused.
+    The computation runs on fake tensors, without memory, in a copy of the module tree: the module does not change.
+    The answer is that of the real model in its present mode (``train`` or ``eval``); a forward that depends on the
+    values of a tensor is refused.
 
     Args:
         module: The model; on meta, real or mixed.
         example_inputs: Keyword arguments by name, or positional arguments in order. Tensors in them may be real, on
-            meta or a :class:`ShapeSpec`; all are taken as tensors on the CPU whose values are not known.
+            meta or a :class:`ShapeSpec`; all are taken as tensors on the CPU without values.
 
     Raises:
-        RuntimeError: Whatever the model itself raises, with a note that names the module.
-        LoadError: What the model does depends on the values of a tensor, or torch does not know the shapes an
-            operation gives; the message names the module and the operation.
+        RuntimeError: The model raised it; a note names the module.
+        LoadError: The forward depends on the values of a tensor, or torch does not know the shape of an operation's
+            result; the message names the module and the operation.
     """
     doing = f"propagating shapes through {type(module).__name__}"
     require(doing, FAKES, MODES, MODULES)
@@ -125,10 +125,10 @@ def _why(error: BaseException) -> str:
 
 
 def _shadow(module: nn.Module, mode: FakeTensorMode, doing: str) -> nn.Module:
-    """A copy of the module tree around stand-ins; the tensors themselves are never copied."""
-    found = slots(module)
+    """Copy the module tree with fake tensors in place of its own."""
+    tensor_slots = slots(module)
     memo: dict[int, Any] = {}
-    for slot in found:
+    for slot in tensor_slots:
         tensor = slot.tensor
         if id(tensor) in memo:
             continue
@@ -150,7 +150,7 @@ def _shadow(module: nn.Module, mode: FakeTensorMode, doing: str) -> nn.Module:
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory; call it within a fake mode."""
+    """Return a tensor without memory; call within a fake mode."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, layout=tensor.layout, device="cpu")
     return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")

@@ -1,8 +1,8 @@
-"""Whether this process's torch is still the one that was imported.
+"""Check that this process's torch is as it was imported.
 
 Loading a model swaps functions of the whole process for a while: `torch.nn.Module.register_parameter`, the default
 dtype, `PreTrainedModel.tie_weights`, `torch.linspace`, `torch.nn.init`. Where two loads overlap, or one is interrupted,
-the swap stays, and every model built later is wrong: without memory, untied, in another dtype. Nothing says so.
+the swap stays, and every model built later is wrong: without memory, untied, in another dtype. Nothing reports it.
 """
 
 import sys
@@ -19,7 +19,7 @@ _METHODS = {
     "torch.nn.modules.module": ("Module.register_parameter", "Module.register_buffer", "Module.__setattr__"),
     "transformers.modeling_utils": ("PreTrainedModel.tie_weights", "PreTrainedModel.init_weights"),
 }
-"""What loading code is known to swap, by the module that defines it."""
+"""Methods that loading code is known to swap, by the module that defines them."""
 
 # transformers swaps initialisers in the modules that use them as well: transformers/initialization.py.
 _INITIALISERS = tuple(name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_"))
@@ -27,26 +27,26 @@ _BUILTIN = "linspace"
 
 
 def check_process(doing: str) -> None:
-    """Refuse to go on in a process whose torch was changed behind everybody's back. Takes about a millisecond.
+    """Refuse to go on in a process whose torch was changed. Takes about a millisecond.
 
     Args:
-        doing: What is about to be done, or was done.
+        doing: First part of the error message.
 
     Raises:
-        PoisonedError: Something is not as it was imported.
+        PoisonedError: Something was changed.
     """
-    found = list(_changes())
-    if found:
+    changes = list(_changes())
+    if changes:
         raise PoisonedError(
             doing,
-            "; ".join(found),
+            "; ".join(changes),
             allowed="torch and transformers as they were imported",
             hint="it is tried again in a new process; if it comes back, code that comes with the model does it",
         )
 
 
 def _changes() -> Iterator[str]:
-    """What is not as it should be, in words."""
+    """Describe each change."""
     if torch.get_default_dtype() is not torch.float32:
         yield f"the default dtype is {torch.get_default_dtype()}"
     if torch.get_default_device() != torch.device("cpu"):
@@ -65,21 +65,21 @@ def _changes() -> Iterator[str]:
     yield from _fresh_module()
 
 
-def _foreign(module: str, name: str, found: Any) -> Iterator[str]:
-    """Whether a function was not defined, by this name, in the module it belongs to."""
-    if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) != (module, name):
-        yield f"{module}.{name} is {_origin(found)}"
+def _foreign(module: str, name: str, function: Any) -> Iterator[str]:
+    """Describe a function that was not defined under this name in this module."""
+    if (getattr(function, "__module__", None), getattr(function, "__qualname__", None)) != (module, name):
+        yield f"{module}.{name} is {_origin(function)}"
 
 
-def _origin(found: Any) -> str:
-    code = getattr(found, "__code__", None)
+def _origin(function: Any) -> str:
+    code = getattr(function, "__code__", None)
     place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-    name = getattr(found, "__qualname__", repr(found))
-    return f"{getattr(found, '__module__', '?')}.{name}{place}"
+    name = getattr(function, "__qualname__", repr(function))
+    return f"{getattr(function, '__module__', '?')}.{name}{place}"
 
 
 def _fresh_module() -> Iterator[str]:
-    """What becomes of a module that is built now; no random number of the process is used up."""
+    """Describe what is wrong with a module built now; the process's random generator does not advance."""
     with torch.random.fork_rng(devices=()):
         weight = nn.Linear(1, 1).weight
     if weight.is_meta:

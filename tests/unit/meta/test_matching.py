@@ -10,7 +10,7 @@ from transformers import BertModel
 
 from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.loading.matching import allowed_by, memory_of, places
+from dryfit.meta.loading.matching import allowed_by, memory_of, targets
 from loading import assert_same, bert_config, fresh, written
 
 
@@ -58,10 +58,10 @@ def fails(file, *found, **options):
 
 def test_places():
     module = build(Parts)
-    found = {place.name: place for place in places(module)}
+    found = {target.name: target for target in targets(module)}
     assert set(found) == {"line.weight", "line.bias", "kept", "hidden", "mask", "count", "plain"}
     assert found["line.weight"].names == ("line.weight", "other.weight") and found["line.weight"].is_parameter
-    kept = {name for name, place in found.items() if place.persistent}
+    kept = {name for name, target in found.items() if target.persistent}
     assert kept == {"line.weight", "line.bias", "kept", "mask", "count"}
     assert memory_of(module.line.weight) == memory_of(module.other.weight) != memory_of(module.line.bias)
 

@@ -1,10 +1,10 @@
-"""Building models without memory: what a constructor computes is real, what it only allocates is not.
+"""Build models without memory: what a constructor computes is real, what it only allocates is not.
 
 Inside :func:`on_meta` an uninitialised allocation (``torch.empty`` and its kin: the weights of every layer) gives a
 tensor on the meta device, whatever device the constructor names. Everything else runs as usual: rotary tables,
 position ids and constants hold the constructor's values, and ``.item()``, ``.numpy()`` and branches on values work.
-How each empty tensor would have been initialised is written down, so that :func:`dryfit.meta.materialise` can do it
-for those it is allowed to. The two modes are thread-local, and nothing of the process is changed.
+How each empty tensor would have been initialised is recorded, so that :func:`dryfit.meta.materialise` can do it where
+it may. The two modes are thread-local; nothing of the process changes.
 """
 
 import sys
@@ -44,7 +44,7 @@ _VALUE_READS = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.
 
 
 class _Overrides(TorchFunctionMode):
-    """What the dispatcher does not show: devices asked for, and values read behind its back."""
+    """Handle what the dispatcher does not show: devices asked for, and values read past it."""
 
     def __init__(self, recorder: ConstructionRecorder) -> None:
         super().__init__()
@@ -74,13 +74,13 @@ class _Overrides(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _like(self, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """A value that may become a tensor's data: without memory exactly if the tensor is."""
+        """Return a value that may become a tensor's data: without memory exactly if the tensor is."""
         if not is_deferred(tensor):
             return self.recorder.tape.realise(value)[0]
         return torch.empty_like(value).copy_(value.detach())
 
     def _note_initialiser(self, tensor: torch.Tensor, caller: FrameType) -> None:
-        """Write down an initialiser of torch that asks for ``is_meta`` only to leave such a tensor alone.
+        """Record an initialiser of torch that asks for ``is_meta`` only to leave such a tensor alone.
 
         So do ``trunc_normal_``, ``orthogonal_``, ``dirac_`` and ``sparse_`` from torch 2.13 on, and they cannot be
         overridden as the others can. To be removed when they can.
@@ -88,17 +88,17 @@ class _Overrides(TorchFunctionMode):
         code = caller.f_code
         if caller.f_globals.get("__name__") != nn.init.__name__:
             return
-        given = {name: caller.f_locals[name] for name in code.co_varnames[: code.co_argcount]}
+        arguments = {name: caller.f_locals[name] for name in code.co_varnames[: code.co_argcount]}
         function = getattr(nn.init, code.co_name)
         seed: int | torch.Generator | None = None
-        if "generator" in given:
-            seed = given.pop("generator") or self.recorder.tape.next_seed()
+        if "generator" in arguments:
+            seed = arguments.pop("generator") or self.recorder.tape.next_seed()
         if isinstance(seed, torch.Generator):
             state = seed.clone_state()
             with without_dispatch_modes():  # it must go on as if it had drawn
-                function(**{**given, "tensor": torch.empty_like(tensor, device="cpu"), "generator": seed})
+                function(**{**arguments, "tensor": torch.empty_like(tensor, device="cpu"), "generator": seed})
             seed = state
-        self.recorder.tape.add(function, (), given, [tensor], [], seed)
+        self.recorder.tape.add(function, (), arguments, [tensor], [], seed)
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def build(make: Callable[[], ModuleT], *, seed: int = 0) -> ModuleT:
     """Build a module without memory for its weights.
 
     Args:
-        make: Builds it: a class, a function, a ``partial``.
+        make: Builds the module: a class, a function, a ``partial``.
         seed: See :func:`on_meta`.
 
     Returns:
@@ -153,7 +153,7 @@ def build(make: Callable[[], ModuleT], *, seed: int = 0) -> ModuleT:
 
 
 def meta_init(make: Callable[..., ModuleT], *, seed: int = 0) -> Callable[..., ModuleT]:
-    """A class or function whose modules are built without memory: ``meta_init(Net)(width=8)``."""
+    """Wrap a class or function so that it builds modules without memory: ``meta_init(Net)(width=8)``."""
 
     def built(*args: Any, **kwargs: Any) -> ModuleT:
         return build(lambda: make(*args, **kwargs), seed=seed)
@@ -164,10 +164,12 @@ def meta_init(make: Callable[..., ModuleT], *, seed: int = 0) -> Callable[..., M
 def _compute_tables(module: nn.Module) -> None:
     """Compute buffers and plain tensors that the constructor filled in place (``torch.empty``, then a loop)."""
     made: dict[int, torch.Tensor] = {}
-    found = slots(module)
-    # What is also a parameter, or a view of one, will be what the parameter will be.
-    weights = {storage_key(slot.tensor) for slot in found if slot.kind is SlotKind.PARAMETER and is_plain(slot.tensor)}
-    for slot in found:
+    tensor_slots = slots(module)
+    # Leave parameters and views of them: they become what the parameter becomes.
+    weights = {
+        storage_key(slot.tensor) for slot in tensor_slots if slot.kind is SlotKind.PARAMETER and is_plain(slot.tensor)
+    }
+    for slot in tensor_slots:
         tensor = slot.tensor
         if not is_deferred(tensor) or not is_plain(tensor) or storage_key(tensor) in weights:
             continue
@@ -183,11 +185,11 @@ def _compute_tables(module: nn.Module) -> None:
 
 
 def _own_memory(module: nn.Module) -> None:
-    """Copy what lies in foreign memory: a constructor that calls from_pretrained gets pages of a mapped file.
+    """Copy tensors in mapped files: a constructor that calls from_pretrained gets such.
 
-    Whoever overwrites that file would change the model, and whoever cuts it short would end the process.
+    Writing to that file would change the model; truncating it would kill the process.
     """
     for slot in slots(module):
         tensor = slot.tensor
         if is_plain(tensor) and tensor.layout is torch.strided and is_mapped(tensor):
-            tensor.data = tensor.data.clone()  # the object stays, and with it ties and whoever else holds it
+            tensor.data = tensor.data.clone()  # the object stays, and with it ties and other references

@@ -1,4 +1,4 @@
-"""Which operations of a constructor run for real, and which are only written on the tape."""
+"""Run a constructor's operations, or only record them on the tape."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from dryfit.meta.construction.tape import UNINITIALISED, Tape, is_deferred, leav
 from dryfit.meta.private_apis.torch_modes import TorchDispatchMode, schema_of
 
 DEFERRED_ABOVE_BYTES = 64 << 20
-"""Results of this size and more are computed when they are needed, not when the constructor asks for them."""
+"""Results of this size and more are computed when they are needed, not when the constructor runs."""
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _aten = torch.ops.aten
-# They change values and nothing else: there is no need to look what they would do on meta.
+# These change values alone: no run on meta is needed.
 _ONLY_VALUES = frozenset({_aten.fill_.Scalar, _aten.normal_.default, _aten.uniform_.default, _aten.zero_.default})
 
 
 class ConstructionRecorder(TorchDispatchMode):
-    """Sends uninitialised allocations of this thread to the meta device and writes down what happens to them.
+    """Send uninitialised allocations of this thread to the meta device and record what happens to them.
 
     Args:
-        tape: Where it writes.
+        tape: Takes the records.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -47,7 +47,7 @@ class ConstructionRecorder(TorchDispatchMode):
         results = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         if not deferred and not self._defers(func, results):
             return self._for_real(func, args, kwargs)
-        self._write_down(func, args, kwargs, written, results)
+        self._record(func, args, kwargs, written, results)
         return result
 
     @staticmethod
@@ -55,7 +55,7 @@ class ConstructionRecorder(TorchDispatchMode):
         size_bytes = sum(tensor.untyped_storage().nbytes() for tensor in results)
         return size_bytes > 0 if func in UNINITIALISED else size_bytes >= DEFERRED_ABOVE_BYTES
 
-    def _write_down(
+    def _record(
         self,
         func: Any,
         args: tuple[Any, ...],
@@ -75,7 +75,7 @@ class ConstructionRecorder(TorchDispatchMode):
         self.tape.add(func, args, kwargs, written, results, seed)
 
     def _for_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run on the CPU, with the values of deferred arguments."""
+        """Run on the CPU, with deferred arguments computed."""
         args, kwargs = mapped(lambda leaf: self.tape.realise(leaf)[0] if is_deferred(leaf) else leaf, (args, kwargs))
         func, kwargs, seed = self._seeded(func, _placed(func, kwargs, _CPU))
         if isinstance(seed, int):
@@ -92,7 +92,7 @@ class ConstructionRecorder(TorchDispatchMode):
         return func(*args, **_placed(func, kwargs, _META))
 
     def _seeded(self, func: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], int | torch.Generator | None]:
-        """A random operation with a seed of its own: the process's global generator is neither read nor moved."""
+        """Give a random operation its own seed: the process's generator is neither read nor advanced."""
         if kwargs.get("generator") is not None:
             return func, kwargs, kwargs["generator"]
         drawn = drawing(func, kwargs)
@@ -100,15 +100,15 @@ class ConstructionRecorder(TorchDispatchMode):
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors an operation changes in place."""
+    """Return the tensors that an operation changes in place."""
     if not schema_of(func).is_mutable:
         return []
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for index, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
-    return found
+            tensors += [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+    return tensors
 
 
 def _may_be_large(func: Any) -> bool:
@@ -119,7 +119,7 @@ def _may_be_large(func: Any) -> bool:
 
 
 def _placed(func: Any, kwargs: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Keyword arguments with the device we want in place of the one asked for."""
+    """Return keyword arguments with our device in place of the one asked for."""
     if not takes(func, "device"):
         return kwargs
     kept = {name: value for name, value in kwargs.items() if name != "pin_memory"}

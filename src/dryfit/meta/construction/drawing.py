@@ -1,4 +1,4 @@
-"""Random operations that draw from a generator of ours: the process's own is neither read nor moved."""
+"""Make random operations draw from our generator: the process's own is neither read nor advanced."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def takes(func: Any, name: str) -> bool:
 
 
 def drawing(func: Any, kwargs: dict[str, Any]) -> Any | None:
-    """The overload to which a generator can be given; None for what does not draw from the global one."""
+    """Return the overload that takes a generator; None for an operation that does not draw from the global one."""
     if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
         return None
     func = _WITH_GENERATOR.get(func, func)
@@ -31,7 +31,7 @@ def drawing(func: Any, kwargs: dict[str, Any]) -> Any | None:
 
 
 class Draws(TorchDispatchMode):
-    """Gives all random operations of this thread that name no generator the same one.
+    """Give one generator to all random operations of this thread that name none.
 
     Args:
         generator: What they draw from.

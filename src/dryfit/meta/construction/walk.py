@@ -1,4 +1,4 @@
-"""Every place of a module that holds a tensor: found, named and replaced one by one."""
+"""Slots of a module (parameters, buffers, plain attributes that hold tensors): list, read and replace them."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -17,12 +17,12 @@ from dryfit.meta.private_apis.torch_modules import buffers_of, children_of, para
 
 # Deep enough for anything a person writes; a bound only so that a generated structure cannot exhaust the stack.
 _MOST_NESTED = 16
-# What every module has: its hooks and the tables of parameters, buffers and submodules, which are read as such.
+# Attributes of every module: hooks, and the tables of parameters, buffers and submodules.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class SlotKind(StrEnum):
-    """What a slot is to its module."""
+    """The kind of a slot."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -31,17 +31,17 @@ class SlotKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """One place that holds a tensor. A tie is two slots with one tensor.
+    """A place in a module that holds a tensor. A tie is two slots with one tensor.
 
     Attributes:
         name: Dotted, as in a state dict: ``encoder.layer.0.weight``. Plain attributes are named like
             ``encoder.scale``, and within containers like ``encoder.tables[0]`` or ``encoder.cache['x']``.
         kind: Parameter, buffer or plain attribute.
         owner: The module that holds it.
-        path: Keys that lead from the owner to the tensor: the name, then indices, keys and fields.
-        tensor: What the slot held when it was found.
+        path: Name, then indices, keys and fields from the owner to the tensor.
+        tensor: The tensor in the slot when it was listed.
         persistent: Whether a state dict has it: parameters always, buffers as registered, attributes never.
-        aliases: Further names of the same place; a state dict has them too when one module sits at two paths.
+        aliases: Further names of the same slot; a state dict has them too when one module sits at two paths.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Slot:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name of the place, the first one first."""
+        """Every name of the slot, the first one first."""
         return (self.name, *self.aliases)
 
 
@@ -62,14 +62,14 @@ def slots(module: nn.Module) -> list[Slot]:
     """Find every parameter, buffer and plain tensor attribute of a module and its submodules.
 
     Plain attributes are also looked for in lists, tuples, dicts and dataclass instances, but not in configs, nor in
-    modules that are not registered as submodules: those belong to somebody else. Places that hold None are left out.
+    modules that are not registered as submodules: those are not part of the module. Slots that hold None are left out.
 
     Returns:
         The slots, module by module in the order of a state dict; a module that sits at two paths comes once.
     """
     modules: dict[int, tuple[nn.Module, list[str]]] = {}
     _collect(module, "", modules, set())
-    found: list[Slot] = []
+    tensor_slots: list[Slot] = []
     for owner, prefixes in modules.values():
         first, rest = prefixes[0], prefixes[1:]
         hidden: set[str] = unsaved_buffers(owner)
@@ -79,24 +79,24 @@ def slots(module: nn.Module) -> list[Slot]:
                     continue
                 persistent = kind is SlotKind.PARAMETER or key not in hidden
                 aliases = tuple([prefix + key for prefix in rest]) if rest else ()
-                found.append(Slot(first + key, kind, owner, (key,), tensor, persistent, aliases))
+                tensor_slots.append(Slot(first + key, kind, owner, (key,), tensor, persistent, aliases))
         for label, path, tensor in _attributes(owner):
             aliases = tuple([prefix + label for prefix in rest])
-            found.append(Slot(first + label, SlotKind.ATTRIBUTE, owner, path, tensor, False, aliases))
-    return found
+            tensor_slots.append(Slot(first + label, SlotKind.ATTRIBUTE, owner, path, tensor, False, aliases))
+    return tensor_slots
 
 
 def put(slot: Slot, tensor: torch.Tensor) -> None:
-    """Replace the tensor in exactly one place; what the place is, and whether it persists, stays.
+    """Replace the tensor in one slot; the slot's kind and persistence stay.
 
     Tuples and frozen dataclass instances on the way are replaced by copies that differ only there.
 
     Args:
-        slot: The place.
-        tensor: What it holds from now on; an ``nn.Parameter`` where the place is a parameter's.
+        slot: The slot.
+        tensor: Its new tensor; an ``nn.Parameter`` for a parameter.
 
     Raises:
-        TypeError: A plain tensor for a parameter's place.
+        TypeError: A plain tensor for a parameter.
     """
     key = slot.path[0]
     match slot.kind:
@@ -120,21 +120,21 @@ def put_all(module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> 
         make: A new tensor for an old one; a plain one for a parameter too.
 
     Returns:
-        Each place as it was found, with the tensor it holds now.
+        Each slot as it was, with its new tensor.
     """
-    found = slots(module)  # holds the old tensors, so that no new one has an old one's id
+    tensor_slots = slots(module)  # holds the old tensors, so that no new one has an old one's id
     made: dict[int, torch.Tensor] = {}
-    for slot in found:
+    for slot in tensor_slots:
         old = slot.tensor
         if id(old) not in made:
             new: Any = make(old)
             made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
         put(slot, made[id(old)])
-    return [(slot, made[id(slot.tensor)]) for slot in found]
+    return [(slot, made[id(slot.tensor)]) for slot in tensor_slots]
 
 
 def current(slot: Slot) -> torch.Tensor:
-    """What a slot holds now."""
+    """Return the tensor that a slot holds now."""
     match slot.kind:
         case SlotKind.PARAMETER:
             value: Any = parameters_of(slot.owner)[slot.path[0]]
@@ -148,17 +148,17 @@ def current(slot: Slot) -> torch.Tensor:
 
 
 def leaks(module: nn.Module) -> tuple[str, ...]:
-    """Name every parameter, buffer and plain tensor attribute that is still on meta: it has no data."""
+    """Name every parameter, buffer and plain tensor attribute that is still on meta, without data."""
     return tuple(slot.name for slot in slots(module) if slot.tensor.is_meta)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is the memory it seems to be: neither sharded nor quantised, and of a shape that is known."""
+    """Whether a tensor is neither sharded nor quantised nor lazy."""
     return not is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, UninitializedTensorMixin)
 
 
 class _Form(Enum):
-    """How a value may hold tensors."""
+    """How a value holds tensors."""
 
     NONE = auto()
     TENSOR = auto()
@@ -181,7 +181,7 @@ def _form(cls: type) -> _Form:
 
 
 def _collect(module: nn.Module, prefix: str, modules: dict[int, tuple[nn.Module, list[str]]], above: set[int]) -> None:
-    """Every module once, with the prefixes of all its paths."""
+    """Collect every module once, with the prefixes of all its paths."""
     key = id(module)
     if key in above:  # a module that contains itself: its further names have no end
         return
@@ -209,7 +209,7 @@ def _attributes(owner: nn.Module) -> Iterator[tuple[str, tuple[Any, ...], torch.
 def _inside(
     holder: Any, label: str, path: tuple[Any, ...], above: tuple[int, ...]
 ) -> Iterator[tuple[str, tuple[Any, ...], torch.Tensor]]:
-    """Tensors of a container, with the name and path of each."""
+    """Yield the tensors of a container, with the name and path of each."""
     if len(above) == _MOST_NESTED or id(holder) in above:
         return
     form = _form(type(holder))
@@ -234,7 +234,7 @@ def _items(holder: Any, form: _Form) -> list[tuple[Any, Any]]:
 
 
 def _replaced(holder: Any, path: tuple[Any, ...], tensor: torch.Tensor) -> Any:
-    """The holder with another tensor at a path: changed itself if it can be, else a changed copy."""
+    """Replace a tensor inside a container: in place where possible, else in a copy."""
     if not path:
         return tensor
     key = path[0]
@@ -255,7 +255,7 @@ def _replaced(holder: Any, path: tuple[Any, ...], tensor: torch.Tensor) -> Any:
 
 
 def floats_of(output: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors of what a module returned; caches, which are objects, are left out."""
+    """Yield the floating-point tensors of a module's output; caches, which are objects, are left out."""
     if isinstance(output, torch.Tensor):
         if output.is_floating_point():
             yield output
@@ -266,5 +266,5 @@ def floats_of(output: Any) -> Iterator[torch.Tensor]:
         for value in output:
             yield from floats_of(value)
     elif is_dataclass(output):
-        for one in fields(output):
-            yield from floats_of(getattr(output, one.name))
+        for field in fields(output):
+            yield from floats_of(getattr(output, field.name))

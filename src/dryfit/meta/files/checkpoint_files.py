@@ -1,4 +1,4 @@
-"""Which files make up a checkpoint, and which tensors lie in them; no data is read."""
+"""Find the files of a checkpoint and the tensors in them; no data is read."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _MOST_NAME = 255  # more no file system takes, and the look-ups below would rais
 
 
 class CheckpointFormat(Enum):
-    """How the files of a checkpoint are written.
+    """The format of a checkpoint's files.
 
     Attributes:
         SAFETENSORS: A JSON header and raw data.
@@ -48,8 +48,8 @@ class CheckpointFiles:
         format: How its files are written.
         files: The files with tensors, in reading order.
         tensors: Every tensor by its key.
-        notes: What a reader of a report should know, e.g. files that were not used.
-        guard: Every file as it was when it was read, the index included.
+        notes: For a report, e.g. files that were not used.
+        guard: The state of every file when it was read, the index included.
         metadata: The free text that a single safetensors file carries; empty for other checkpoints.
     """
 
@@ -64,7 +64,7 @@ class CheckpointFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What the header of one file says."""
+    """The header of one file."""
 
     path: Path
     tensors: Mapping[str, StoredTensor]
@@ -81,7 +81,7 @@ def open_checkpoint(path: Path, *, stem: str = MODEL_STEM) -> CheckpointFiles:
 
     Args:
         path: A folder, or a .safetensors, .bin or .pt file.
-        stem: What weights are called in a folder; ``adapter_model`` for an adapter's.
+        stem: File name of the weights in a folder; ``adapter_model`` for an adapter's.
 
     Raises:
         LoadError: There are no weights, a file is damaged or refused, the folder holds both a file and an index,
@@ -110,7 +110,7 @@ def _open_folder(folder: Path, stem: str) -> CheckpointFiles:
     names = {CheckpointFormat.SAFETENSORS: f"{stem}.safetensors", CheckpointFormat.PICKLE: f"{_pickle_stem(stem)}.bin"}
     present = sorted(os.listdir(folder))
     for kind, name in names.items():
-        # A link that leads nowhere is named as such when it is opened, not passed over.
+        # A broken link is not skipped: opening it names it as such.
         single, index = name in present, f"{name}{_INDEX}" in present
         if single and index:
             raise LoadError(
@@ -137,7 +137,7 @@ def _pickle_stem(stem: str) -> str:
 
 
 def _unused(present: Sequence[str], used: set[str], names: Mapping[CheckpointFormat, str]) -> tuple[str, ...]:
-    """Names the files that look like weights of the same model and were passed over."""
+    """Name the files that look like weights of the same model and were not used."""
     stems = tuple(name.rpartition(".")[0] for name in names.values())
     ends = (*sum(_SUFFIXES.values(), ()), _INDEX)
     over = [
@@ -223,7 +223,7 @@ def _read_index(index: Path, kind: CheckpointFormat) -> tuple[dict[str, str], Fi
 
 
 def _check_name(name: str, root: Path, kind: CheckpointFormat, doing: str) -> None:
-    """A shard lies in the folder. It may be a link, as in the hub's cache; the folders on the way may not lead out."""
+    """Check that a shard lies in the folder; it may be a link, as in the hub's cache, its folders may not lead out."""
     parts = PurePosixPath(name).parts
     plain = (
         bool(parts)
@@ -256,7 +256,7 @@ def _parent(path: Path) -> Path:
 
 
 def _check_shards(index: Path, weight_map: Mapping[str, str], parts: Mapping[str, _Part]) -> None:
-    """Index and shards must say the same of every key."""
+    """Check that index and shards agree about every key."""
     holders: dict[str, str] = {}
     for name, part in parts.items():
         for key in part.tensors:
@@ -266,7 +266,7 @@ def _check_shards(index: Path, weight_map: Mapping[str, str], parts: Mapping[str
     lost = sorted(weight_map.keys() - holders.keys())
     extra = sorted(holders.keys() - weight_map.keys())
     moved = sorted(key for key, name in weight_map.items() if key in holders and holders[key] != name)
-    found = [
+    differences = [
         f"{len(keys)} keys {what}: {few(f'{key} ({shard[key]})' for key in keys)}"
         for keys, what, shard in (
             (lost, "are not in the shard that the index names", weight_map),
@@ -275,8 +275,8 @@ def _check_shards(index: Path, weight_map: Mapping[str, str], parts: Mapping[str
         )
         if keys
     ]
-    if found:
-        raise _disagree(index, "; ".join(found))
+    if differences:
+        raise _disagree(index, "; ".join(differences))
 
 
 def _disagree(index: Path, found: str) -> LoadError:

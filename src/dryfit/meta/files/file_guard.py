@@ -1,4 +1,4 @@
-"""Whether a file is still the one that was looked at."""
+"""Check that a file is still the one whose header was read."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from dryfit.core.errors import LoadError
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What a file was when its header was read.
+    """The state of a file when its header was read.
 
     Attributes:
         path: The file, as it was named; links are followed.
@@ -27,10 +27,10 @@ class FileStamp:
     mtime_ns: int
 
     def compare(self, now: os.stat_result) -> None:
-        """Compare with what the file is now.
+        """Compare with the file's present state.
 
         Raises:
-            LoadError: It is another file, has another length, or was written to.
+            LoadError: The file was replaced, has another length, or was written to.
         """
         if (now.st_dev, now.st_ino) != (self.device, self.inode):
             what = f"another file took its place (inode {self.inode}, now {now.st_ino})"
@@ -56,7 +56,7 @@ class FileGuard:
     files: tuple[FileStamp, ...]
 
     def check(self) -> None:
-        """Look at every file again.
+        """Compare every file with its state when it was read.
 
         Raises:
             LoadError: One was changed, replaced, cut short or removed.
@@ -88,7 +88,7 @@ def open_file(path: Path, doing: str) -> tuple[int, FileStamp]:
 
 
 def changed(path: Path, what: str) -> LoadError:
-    """The error for a file that did not stay what it was."""
+    """Return the error for a file that changed."""
     return LoadError(
         f"reading weights from {path}",
         f"the file changed since its header was read: {what}",

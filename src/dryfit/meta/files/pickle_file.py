@@ -1,8 +1,8 @@
-"""What a ``.bin`` or ``.pt`` file of ``torch.save`` holds, without running or reading more than needed.
+"""Read the header of a ``.bin`` or ``.pt`` file of ``torch.save``, without running or reading more than needed.
 
-torch maps the file with ``weights_only=True``, which reads its pickle alone. Where each mapped storage lies in the
-file follows from its address, because the storages are the records of the file's zip directory, all of them. So
-these files are read, guarded and checked the way safetensors files are.
+torch maps the file with ``weights_only=True``, which reads its pickle alone. The place of each mapped storage in
+the file follows from its address, because the storages are exactly the records of the file's zip directory. So these
+files are read, guarded and checked as safetensors files are.
 """
 
 import os
@@ -46,7 +46,7 @@ _TORN = (
 
 @dataclass(frozen=True, slots=True)
 class PickleHeader:
-    """What one file of ``torch.save`` holds.
+    """The contents of one file of ``torch.save``.
 
     Attributes:
         tensors: Every tensor by its key, in the order of the data.
@@ -88,20 +88,20 @@ def read_pickle_header(path: Path) -> PickleHeader:
 
 
 def _read_old(path: Path, stamp: FileStamp, doing: str) -> PickleHeader:
-    """A file of torch's format from before 1.6, whole."""
+    """Read a file of torch's format from before 1.6 whole."""
     whole, _ = _load(path, doing, mapped=False)
     content, notes = _state_dict(whole, path, doing)
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for key, value in _tensors(content, doing):
         _refuse_expanded(key, value, stamp)
-        found[key] = StoredTensor(key, path, value.dtype, tuple(value.shape), 0, value.nbytes, value=value.detach())
+        tensors[key] = StoredTensor(key, path, value.dtype, tuple(value.shape), 0, value.nbytes, value=value.detach())
     FileGuard((stamp,)).check()
-    return PickleHeader(found, (*notes, f"{path.name}: torch's format from before 1.6, read whole"), stamp)
+    return PickleHeader(tensors, (*notes, f"{path.name}: torch's format from before 1.6, read whole"), stamp)
 
 
 def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
-    """Where the data of each storage's record begin, and how many bytes they are; empty ones are left out."""
-    found: dict[int, int] = {}
+    """Return offset and size of each storage's record; empty ones are left out."""
+    records: dict[int, int] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
@@ -121,7 +121,7 @@ def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
                 signature, *lengths = _LOCAL_HEADER.unpack(head)
                 if signature != b"PK\3\4":
                     raise zipfile.BadZipFile(f"no record begins at byte {entry.header_offset}")
-                found[entry.header_offset + _LOCAL_HEADER.size + sum(lengths)] = entry.file_size
+                records[entry.header_offset + _LOCAL_HEADER.size + sum(lengths)] = entry.file_size
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
         start = os.pread(descriptor, 64, 0)
         lfs = start.startswith(b"version https://git-lfs")
@@ -140,11 +140,11 @@ def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
             if old
             else "download or save the file again",
         ) from error
-    return found
+    return records
 
 
 def _load(path: Path, doing: str, *, mapped: bool = True) -> tuple[Any, list[torch.UntypedStorage]]:
-    """What the file holds and every storage of it; mapped: on memory that nobody has read."""
+    """Load a file and its storages; mapped: without reading their data."""
     storages: list[torch.UntypedStorage] = []
 
     def keep(storage: Any, _location: str) -> Any:
@@ -152,7 +152,7 @@ def _load(path: Path, doing: str, *, mapped: bool = True) -> tuple[Any, list[tor
         return storage  # where it is: on the CPU
 
     try:
-        # A caller's mode or device context must not reach in here.
+        # A caller's mode or device context must not act here.
         with without_function_modes():
             return torch.load(path, weights_only=True, mmap=mapped, map_location=keep), storages
     except _TORN as error:
@@ -219,7 +219,7 @@ def _kind(value: Any) -> str:
 
 
 def _begin(storages: Sequence[torch.UntypedStorage], records: Mapping[int, int], doing: str) -> int:
-    """The address at which the file itself begins, were all of it mapped."""
+    """Return the address at which the file would begin if all of it were mapped."""
     places = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
     if not places:
         return 0

@@ -1,4 +1,4 @@
-"""Reading the tensors of a checkpoint: into private memory, or mapped."""
+"""Read the tensors of a checkpoint into private memory, or map them."""
 
 import ctypes
 import math
@@ -29,12 +29,12 @@ _AHEAD_BYTES: Final = 64 << 20
 
 
 class ReadMode(Enum):
-    """What the memory of a tensor is.
+    """The memory of a tensor that is read.
 
     Attributes:
         PRIVATE: Memory of its own, filled from the file; what happens to the file later changes nothing.
         MAPPED: The file itself, copied page by page where it is written to. Fast to open, shared between
-            processes, and only as trustworthy as the file: see :class:`dryfit.meta.files.file_guard.FileGuard`.
+            processes, and only as reliable as the file: see :class:`dryfit.meta.files.file_guard.FileGuard`.
     """
 
     PRIVATE = "private"
@@ -42,15 +42,15 @@ class ReadMode(Enum):
 
 
 class CheckpointReader:
-    """Reads tensors of a checkpoint whose files must stay as they were when their headers were read.
+    """Read tensors of a checkpoint whose files must not have changed since their headers were read.
 
-    A context manager. Private tensors are to be trusted once it has been left without an error: the files are
-    compared when they are opened, after the last of their tensors, and on leaving. Mapped tensors stay usable
+    A context manager. Private tensors can be trusted once it was left without an error: the files are compared
+    when they are opened, after the last of their tensors, and on leaving. Mapped tensors stay usable
     after it was left, for as long as they live; call ``checkpoint.guard.check()`` before using them.
 
     Args:
         checkpoint: What to read.
-        mode: Where the tensors live.
+        mode: Private or mapped.
         threads: How many threads read ahead in private mode.
     """
 
@@ -95,8 +95,8 @@ class CheckpointReader:
         Every tensor is on the CPU, as the file has it in dtype and shape. Private tensors are row-major.
 
         Args:
-            keys: What to read; one that is named twice is read once.
-            parts: Of which of them only a part is read, by key; into private memory only.
+            keys: What to read; a key given twice is read once.
+            parts: By key, the slice to read instead of the whole; into private memory only.
 
         Raises:
             LoadError: A key is not in the checkpoint, or a file changed, shrank or vanished.
@@ -109,11 +109,11 @@ class CheckpointReader:
                 f"reading weights from {self._checkpoint.where}",
                 f"{len(unknown)} keys are not in the checkpoint: {few(unknown)}",
             )
-        place = {path: index for index, path in enumerate(self._checkpoint.files)}
+        file_order = {path: index for index, path in enumerate(self._checkpoint.files)}
         order = [self._checkpoint.tensors[key] for key in wanted]
-        order.sort(key=lambda stored: (place[stored.file], stored.offset_bytes, stored.key))
+        order.sort(key=lambda stored: (file_order[stored.file], stored.offset_bytes, stored.key))
         for stored in order:
-            if stored.value is not None:  # a copy: weights of one memory there need not be tied here
+            if stored.value is not None:  # a copy: tensors that share memory in the file need not be tied here
                 yield stored.key, _copy_of(stored.value, parts.get(stored.key))
         order = [stored for stored in order if stored.value is None]
         match self._mode:
@@ -125,7 +125,7 @@ class CheckpointReader:
         self._compare()
 
     def _private(self, order: Sequence["_Wanted"]) -> Iterator[tuple[str, torch.Tensor]]:
-        # Memory is made here and filled there: made in the threads, small tensors would split the heap in pieces.
+        # Memory is allocated here: allocated in the threads, small tensors would fragment the heap.
         pending: deque[tuple[Future[list[torch.Tensor]], list[_Wanted], int]] = deque()
         ahead_bytes = 0
         with ThreadPoolExecutor(self._threads, thread_name_prefix="dryfit-read") as pool:
@@ -173,9 +173,9 @@ class CheckpointReader:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A tensor to read, or a part of it.
+    """A tensor to read, or a slice of it.
 
-    One that does not lie in row-major order (of a pickle) is read whole, and cut then.
+    A tensor that is not row-major (in a pickle) is read whole and sliced afterwards.
     """
 
     stored: StoredTensor
@@ -199,7 +199,7 @@ def _copy_of(value: torch.Tensor, part: StoredSlice | None) -> torch.Tensor:
 
 
 def _batches(order: Sequence[_Wanted]) -> Iterator[tuple[list[_Wanted], int]]:
-    """Neighbours of one file, so many that a thread's work outweighs handing it over."""
+    """Yield batches of neighbours in one file, large enough to be worth a thread's task."""
     batch: list[_Wanted] = []
     size_bytes = 0
     for wanted in order:
@@ -220,7 +220,7 @@ def _results(future: Future[list[torch.Tensor]], batch: Sequence[_Wanted]) -> It
 
 def _memory(wanted: _Wanted) -> torch.Tensor:
     stored = wanted.stored
-    # A caller's mode or device context that sends new tensors elsewhere must not reach in here.
+    # A caller's mode or device context must not send this tensor elsewhere.
     with without_function_modes():
         if stored.stride is not None:
             return torch.empty(stored.size_bytes // stored.dtype.itemsize, dtype=stored.dtype, device="cpu")

@@ -1,7 +1,7 @@
 """The header of a safetensors file, read strictly.
 
-The checks are our own and stricter than the library's: what it tolerates (duplicate keys, unknown fields) two
-readers may understand differently. Format: https://github.com/huggingface/safetensors#format
+The checks are our own and stricter than the library's, which tolerates what two readers may understand differently
+(duplicate keys, unknown fields). Format: https://github.com/huggingface/safetensors#format
 """
 
 import json
@@ -57,14 +57,14 @@ _ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies.
+    """The place of one tensor in a file.
 
     Attributes:
         key: Its name in the checkpoint.
         file: The file that holds it.
         dtype: Its type in the file.
         shape: Its shape.
-        offset_bytes: Where its first element lies, counted from the start of the file.
+        offset_bytes: Of its first element, from the start of the file.
         size_bytes: How many bytes of the file it spans.
         stride: Steps between elements, where they do not lie in row-major order; else None.
         value: The tensor itself, where the file's format allows no reading in parts.
@@ -82,12 +82,12 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """What the header of one file says.
+    """The header of one file.
 
     Attributes:
         tensors: Every tensor by its key, in the order of the data.
         metadata: The free text of ``__metadata__``.
-        stamp: The file as it was when the header was read.
+        stamp: The state of the file when the header was read.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -96,7 +96,7 @@ class SafetensorsHeader:
 
 
 class _RefusedError(ValueError):
-    """What is wrong with a header, without the file's name."""
+    """A fault of a header, without the file's name."""
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
@@ -168,12 +168,12 @@ def _json(text: bytes) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    content = dict(pairs)
+    if len(content) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise ValueError(f"the key {_short(twice)} is there twice")
-    return found
+    return content
 
 
 def _natural(text: str) -> int:
@@ -201,22 +201,22 @@ def _by_span(span: tuple[int, int, StoredTensor]) -> tuple[int, int]:
     return span[:2]
 
 
-def _metadata(found: Any) -> dict[str, str]:
-    if not isinstance(found, dict):
-        raise _RefusedError(f"{_METADATA} is {_short(found)}, not an object")
-    for key, value in found.items():
+def _metadata(metadata: Any) -> dict[str, str]:
+    if not isinstance(metadata, dict):
+        raise _RefusedError(f"{_METADATA} is {_short(metadata)}, not an object")
+    for key, value in metadata.items():
         _check_text(key)
         if not isinstance(value, str):
             raise _RefusedError(f"{_METADATA}: the value of {_short(key)} is {_short(value)}, not a string")
         _check_text(value)
-    return found
+    return metadata
 
 
 def _entry(key: str, entry: Any, path: Path, begin: int) -> tuple[int, int, StoredTensor]:
     _check_text(key)
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
-        found = few(map(_short, entry)) if isinstance(entry, dict) else _short(entry)
-        raise _RefusedError(f"it has {found}; exactly {', '.join(sorted(_FIELDS))} are allowed")
+        fields = few(map(_short, entry)) if isinstance(entry, dict) else _short(entry)
+        raise _RefusedError(f"it has {fields}; exactly {', '.join(sorted(_FIELDS))} are allowed")
     name, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     item_bytes = _ITEM_BYTES.get(name) if isinstance(name, str) else None
     if item_bytes is None:
@@ -243,23 +243,23 @@ def _entry(key: str, entry: Any, path: Path, begin: int) -> tuple[int, int, Stor
     return offsets[0], offsets[1], stored
 
 
-def _check_naturals(field: str, found: Any) -> None:
-    if not isinstance(found, list):
-        raise _RefusedError(f"{field} is {_short(found)}, not a list")
-    for value in found:
+def _check_naturals(field: str, values: Any) -> None:
+    if not isinstance(values, list):
+        raise _RefusedError(f"{field} is {_short(values)}, not a list")
+    for value in values:
         if type(value) is not int or not 0 <= value <= _MOST_NUMBER:  # a bool is an int to isinstance
             raise _RefusedError(f"{field} holds {_short(value)}; allowed are whole numbers from 0 to 2**63 - 1")
 
 
 def _packed(shape: list[int]) -> list[int]:
-    """Two 4-bit numbers lie in one byte, which is one element to torch."""
+    """Return the shape in bytes: two 4-bit numbers share one, which is one element to torch."""
     if not shape or shape[-1] % 2:
         raise _RefusedError(f"shape is {_short(shape)}: the last dimension of F4 must be even")
     return [*shape[:-1], shape[-1] // 2]
 
 
 def _check_spans(spans: Iterable[tuple[int, int, StoredTensor]], data_bytes: int) -> None:
-    """The data must be covered once, from its first byte to the last."""
+    """Check that the tensors cover the data once, from its first byte to the last."""
     covered = 0
     before = "the start"
     for begin, end, stored in spans:
@@ -281,13 +281,13 @@ def _check_spans(spans: Iterable[tuple[int, int, StoredTensor]], data_bytes: int
 
 
 def _check_text(text: str) -> None:
-    """JSON can spell half a character (a lone surrogate), which no encoding can write down again."""
+    """Refuse lone surrogates: JSON can spell them, but no encoding can write them."""
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
         raise _RefusedError(f"{_short(text)} is no valid Unicode")
 
 
 def _short(value: Any) -> str:
-    """A value for a message; hostile ones may be long, deep, or integers too long to print."""
+    """Shorten a value for a message; hostile ones may be long, deep, or integers too long to print."""
     match value:
         case dict() | list() if len(value) > 8 or any(isinstance(inner, dict | list) for inner in value):
             return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"

@@ -1,4 +1,4 @@
-"""Where a model's files lie, and what identifies them."""
+"""Locate a model's files, and identify them."""
 
 import difflib
 import importlib.util
@@ -27,7 +27,7 @@ _SAMPLE_BYTES = 4096
 
 
 class ModelSource(Protocol):
-    """What names a pretrained model; :class:`dryfit.core.settings.tables.ModelSettings` is one."""
+    """The name of a pretrained model; :class:`dryfit.core.settings.tables.ModelSettings` is one."""
 
     @property
     def name(self) -> str:
@@ -55,12 +55,12 @@ class FolderSource:
 
     @classmethod
     def of(cls, source: str | Path) -> "FolderSource":
-        """A source for a path or name."""
+        """Return a source for a path or name."""
         return cls(name=str(source))
 
 
 def local_folder(source: ModelSource) -> Path | None:
-    """The folder a source names, None where it names a model of the hub.
+    """Return the folder that a source names; None where it names a model of the hub.
 
     Raises:
         MachineError: ``minilm`` is asked for and its package is not installed.
@@ -108,13 +108,13 @@ def _folders(parent: Path) -> list[str]:
 
 
 def model_folder(source: ModelSource) -> Path:
-    """The folder with a model's files; for a model of the hub, the snapshot in the local cache."""
+    """Return the folder with a model's files; for a model of the hub, the snapshot in the local cache."""
     folder = local_folder(source)
     return folder if folder is not None else _cached_config(source).parent
 
 
 def weights_folder(source: ModelSource) -> Path:
-    """The folder with a model's weights; those of a model of the hub are downloaded where the cache lacks them.
+    """Return the folder with a model's weights; those of a model of the hub are downloaded if need be.
 
     Raises:
         LoadError: The model has no weights in a format we read.
@@ -123,22 +123,22 @@ def weights_folder(source: ModelSource) -> Path:
     if folder is not None:
         return folder
     for name in _WEIGHTS:
-        found = _cached(source, name)
-        if found is None:
+        path = _cached(source, name)
+        if path is None:
             continue
         if name.endswith(".index.json"):
-            shards = json.loads(found.read_text(encoding="utf-8")).get("weight_map", {}).values()
+            shards = json.loads(path.read_text(encoding="utf-8")).get("weight_map", {}).values()
             for shard in sorted(set(shards)):
                 _cached(source, shard)
-        return found.parent
+        return path.parent
     raise LoadError(f"looking for the weights of {source.name}", "it has none", allowed=" or ".join(_WEIGHTS))
 
 
 def model_identity(source: ModelSource) -> str:
-    """What tells two models apart: the hub commit, or a hash of a folder's content.
+    """Return what identifies a model: the hub commit, or a hash of the folder's content.
 
     The hash covers every small file whole, and of weights the size, the head and evenly spread blocks: reading
-    gigabytes for a name would cost more than it tells.
+    gigabytes to identify a model would cost too much.
     """
     folder = local_folder(source)
     if folder is not None:
@@ -149,17 +149,17 @@ def model_identity(source: ModelSource) -> str:
 
 
 def _cached_config(source: ModelSource) -> Path:
-    found = _cached(source, "config.json")
-    if found is None:
+    path = _cached(source, "config.json")
+    if path is None:
         raise LoadError(f"looking for the model {source.name}", "it has no config.json")
-    return found
+    return path
 
 
 def _cached(source: ModelSource, name: str) -> Path | None:
-    """A file of a model of the hub, downloaded if need be; None where the model has no such file."""
+    """Return a file of a model of the hub, downloaded if need be; None where the model has no such file."""
     require("looking for a model's files", FILES)
-    found = cached_or_none(source.name, name, revision=source.revision)
-    return Path(found) if found is not None else None
+    path = cached_or_none(source.name, name, revision=source.revision)
+    return Path(path) if path is not None else None
 
 
 def _folder_hash(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Parts of stored tensors: which bytes of a file they are, and which parts of its sources a converted tensor needs."""
+"""Slices of stored tensors: their bytes in the file, and the slices of its sources that a conversion needs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,23 +14,23 @@ from dryfit.meta.loading.keys import Conversion
 
 @dataclass(frozen=True, slots=True)
 class StoredSlice:
-    """Some slices of a tensor along one dimension, put side by side in the order they are named.
+    """Ranges of a tensor along one dimension, concatenated in the order given.
 
     Attributes:
         dim: The dimension.
-        ranges: First index and the one behind the last, of each slice.
+        ranges: Begin and end of each range.
     """
 
     dim: int
     ranges: tuple[tuple[int, int], ...]
 
     def shape_of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The part's shape, of a tensor of this shape."""
+        """Return the slice's shape, for a tensor of this shape."""
         size = sum(end - begin for begin, end in self.ranges)
         return (*shape[: self.dim], size, *shape[self.dim + 1 :])
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor, in memory of its own."""
+        """Return the slice of a tensor, in memory of its own."""
         slices = [tensor.narrow(self.dim, begin, end - begin) for begin, end in self.ranges]
         return (
             torch.cat(slices, self.dim) if len(slices) > 1 else slices[0].clone(memory_format=torch.contiguous_format)
@@ -38,7 +38,7 @@ class StoredSlice:
 
 
 def spans(stored: StoredTensor, part: StoredSlice) -> Iterator[tuple[int, int]]:
-    """Where the bytes of a part lie in the file, offset and length, in the order the part has them.
+    """Yield offset and length of a slice's bytes in the file, in the slice's order.
 
     The tensor lies in the file in row-major order.
     """
@@ -53,16 +53,16 @@ def spans(stored: StoredTensor, part: StoredSlice) -> Iterator[tuple[int, int]]:
 def parts_of_sources(
     conversion: Conversion, stored: Mapping[str, StoredTensor], part: StoredSlice
 ) -> dict[str, StoredSlice | None] | None:
-    """Which parts of its sources a part of a converted tensor is made of.
+    """Return the slices of its sources that a slice of a converted tensor is made of.
 
     Args:
-        conversion: One that makes a single tensor.
+        conversion: A conversion that makes a single tensor.
         stored: Every tensor of the checkpoint.
-        part: Of the tensor it makes.
+        part: The slice of the tensor it makes.
 
     Returns:
-        By key, the part to convert, or None for all of it; sources that are not named are not needed. None where the
-        conversion does something to its sources that is not known to go slice by slice.
+        By key, the slice to convert, or None for all of it; other sources are not needed. None where the conversion
+        is not known to work slice by slice.
     """
     operations: list[Any] = list(conversion.converter.operations)
     by_pattern: dict[str, list[str]] = {}
@@ -77,38 +77,38 @@ def parts_of_sources(
         needed = _apart(patterns, sizes, rest[0].dim, part)
     elif rest or len(patterns) != 1:
         return None
-    found: dict[str, StoredSlice | None] = {}
+    needed_by_key: dict[str, StoredSlice | None] = {}
     for pattern, wanted in needed.items():
         if merged is None and len(by_pattern[pattern]) != 1:
             return None
-        found |= _unstacked(by_pattern[pattern], merged, wanted)
-    return found
+        needed_by_key |= _unstacked(by_pattern[pattern], merged, wanted)
+    return needed_by_key
 
 
 def _size(stored: Mapping[str, StoredTensor], keys: Sequence[str], merged: int | None, dim: int) -> int:
-    """How long one pattern's tensors are along a dimension, after they were stacked."""
+    """Return the length of one pattern's tensors along a dimension, after they were stacked."""
     if merged is None:
         return stored[keys[0]].shape[dim]
     return len(keys) if dim == merged else stored[keys[0]].shape[dim - (dim > merged)]
 
 
 def _apart(patterns: Sequence[str], sizes: Sequence[int], dim: int, part: StoredSlice) -> dict[str, StoredSlice]:
-    """Which part of each pattern's tensors a part of what they are put side by side to is."""
+    """Return the slice of each pattern's tensors that makes up a slice of their concatenation."""
     if part.dim != dim:
         return dict.fromkeys(patterns, part)
-    found: dict[str, StoredSlice] = {}
+    parts: dict[str, StoredSlice] = {}
     offset = 0
     for pattern, size in zip(patterns, sizes, strict=True):
         cut = [(max(begin - offset, 0), min(end - offset, size)) for begin, end in part.ranges]
         ranges = tuple((begin, end) for begin, end in cut if begin < end)
         if ranges:
-            found[pattern] = StoredSlice(dim, ranges)
+            parts[pattern] = StoredSlice(dim, ranges)
         offset += size
-    return found
+    return parts
 
 
 def _unstacked(keys: Sequence[str], merged: int | None, part: StoredSlice) -> dict[str, StoredSlice | None]:
-    """Which parts of the tensors that are stacked a part of the stack is."""
+    """Return the slices of stacked tensors that make up a slice of the stack."""
     if merged is None:
         return dict.fromkeys(keys, part)
     if part.dim == merged:

@@ -1,4 +1,4 @@
-"""PEFT adapters, put on a model exactly: every tensor of the file has its place, and every place its tensor."""
+"""Load, make and save PEFT adapters; every tensor of a file and of an adapter is accounted for."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from dryfit.meta.construction.construction import build
 from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, CheckpointFiles, open_checkpoint
 from dryfit.meta.files.source import FolderSource, ModelSource
 from dryfit.meta.loading.filling import fill
-from dryfit.meta.loading.matching import LoadOptions, memory_of, places
+from dryfit.meta.loading.matching import LoadOptions, memory_of, targets
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
@@ -58,12 +58,12 @@ def attach_adapter(
 
 
 def fill_adapter(adapted: nn.Module, stored: CheckpointFiles, *, device: torch.device | str) -> None:
-    """Give the adapters of PEFT's model the tensors of a file; the base is left alone.
+    """Fill the adapters of PEFT's model from a file; the base stays as it is.
 
     Raises:
         LoadError: A tensor is missing, too many, or of another shape.
     """
-    names = {memory_of(place.tensor): place.name for place in places(adapted)}
+    names = {memory_of(target.tensor): target.name for target in targets(adapted)}
     aliases = {key: names[memory_of(tensor)] for key, tensor in adapter_state(adapted).items()}
     fill(adapted, stored, LoadOptions(torch.device(device), aliases=aliases, partial=True))
 
@@ -103,12 +103,12 @@ def relative_base(adapted: nn.Module, folder: Path) -> str | None:
 
 
 def base_of_adapter(folder: Path, *, trust: bool, relative: str | None = None) -> ModelSource | None:
-    """The model that a folder's adapter stands on; None where the folder holds no adapter.
+    """Return the base model of a folder's adapter; None where the folder holds no adapter.
 
     Args:
         folder: The adapter's.
         trust: Run code that comes with the base.
-        relative: What :func:`relative_base` said when it was saved: where a base lies that was moved along with it.
+        relative: Path to the base by :func:`relative_base` when it was saved, for a base that moved along.
 
     Raises:
         LoadError: ``adapter_config.json`` is damaged.
@@ -128,17 +128,17 @@ def base_of_adapter(folder: Path, *, trust: bool, relative: str | None = None) -
 
 
 def adapter_state(adapted: nn.Module, state: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """The adapters' tensors, under the keys that PEFT itself saves them by.
+    """Return the adapters' tensors under the keys that PEFT saves them by.
 
     Args:
         adapted: PEFT's model.
-        state: Its state dict, of which they are taken; None: the usual one.
+        state: The state dict to take them from; None: the usual one.
     """
     return _peft().get_peft_model_state_dict(adapted, state_dict=state, adapter_name=_NAME, save_embedding_layers=False)
 
 
 def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targets: str, seed: int = 0) -> nn.Module:
-    """Put fresh LoRA adapters on a model; all else is frozen. They are without data until they are materialised.
+    """Put fresh LoRA adapters on a model; all else is frozen. The adapters have no data until they are filled.
 
     Args:
         model: The base model, with or without memory; it is changed in place.
@@ -146,7 +146,7 @@ def new_adapter(model: nn.Module, *, r: int, alpha: float, dropout: float, targe
         alpha: Adapters are scaled by ``alpha / r``.
         dropout: Before the adapters.
         targets: ``all-linear``, or ends of module names with commas between them.
-        seed: Of what they begin with.
+        seed: Of their initial values.
 
     Raises:
         ConfigError: No linear layer has such a name.

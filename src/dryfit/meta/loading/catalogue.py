@@ -41,12 +41,12 @@ def catalogue_entries() -> dict[str, CatalogueEntry]:
 
 @cache
 def _ids() -> dict[str, str]:
-    """The hub id for each name and alias."""
+    """Return the hub id for each name and alias."""
     return {name: hub_id for hub_id, entry in catalogue_entries().items() for name in (hub_id, *entry["aliases"])}
 
 
 def catalogue_config(name: str) -> PreTrainedConfig | None:
-    """The config of a hub id or alias; None where the catalogue has it not. Every call makes a new one."""
+    """Return a new config of a hub id or alias; None where the catalogue does not have it."""
     hub_id = _ids().get(name)
     if hub_id is None:
         return None
@@ -57,20 +57,20 @@ def catalogue_config(name: str) -> PreTrainedConfig | None:
 
 
 def planning_config(source: ModelSource) -> PreTrainedConfig:
-    """The config of a model that is only to be planned: no weights are looked for.
+    """Return the config of a model that is planned and not loaded: its weights are not needed.
 
-    The first that has it: ``minilm`` or the folder named; the local cache of the hub; the catalogue, unless a revision
+    Sources, in order: ``minilm`` or the folder named; the local cache of the hub; the catalogue, unless a revision
     is asked for, which it does not know; the hub, unless ``HF_HUB_OFFLINE`` is set.
 
     Raises:
-        ConfigError: Nobody has it.
+        ConfigError: None of them has it.
         LoadError: A folder, or the cache, has a config that transformers does not know, or of a quantised model.
     """
     try:
         folder = local_folder(source)
         cached = folder or try_to_load_from_cache(source.name, "config.json", revision=source.revision)
     except (OSError, HFValidationError) as error:  # it is too long for a path, or breaks the hub's rules
-        raise _nobody(source, "it is neither a folder nor a hub id") from error
+        raise _not_found(source, "it is neither a folder nor a hub id") from error
     if folder is not None:
         return load_config(source)
     if isinstance(cached, str):
@@ -79,15 +79,15 @@ def planning_config(source: ModelSource) -> PreTrainedConfig:
     if config is not None:
         return config
     if is_offline_mode():
-        raise _nobody(source, "neither the cache nor the catalogue has it, and HF_HUB_OFFLINE is set")
+        raise _not_found(source, "neither the cache nor the catalogue has it, and HF_HUB_OFFLINE is set")
     try:
         return load_config(source)
     except (OSError, ValueError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
-        raise _nobody(source, f"neither the cache nor the catalogue has it, and the hub says: {reason}") from error
+        raise _not_found(source, f"neither the cache nor the catalogue has it, and the hub says: {reason}") from error
 
 
-def _nobody(source: ModelSource, found: str) -> ConfigError:
+def _not_found(source: ModelSource, reason: str) -> ConfigError:
     name = source.name if source.revision is None else f"{source.name} at revision {source.revision}"
     near = _near(source.name)
     if source.revision is not None and source.name in _ids():
@@ -96,14 +96,14 @@ def _nobody(source: ModelSource, found: str) -> ConfigError:
         hint = f"did you mean {' or '.join(near)}?"
     else:
         hint = "save the model's config.json in a folder and name the folder: planning needs no more"
-    return ConfigError(f"looking for the config of {name}", found, _ALLOWED, hint)
+    return ConfigError(f"looking for the config of {name}", reason, _ALLOWED, hint)
 
 
 def _near(name: str) -> list[str]:
-    """Names of the catalogue that may have been meant: by spelling, whatever the case and the owner."""
+    """Return names of the catalogue with a similar spelling, whatever the case and the owner."""
     plain = {known.lower(): known for known in _ids()}
     short = {known.rpartition("/")[2]: real for known, real in plain.items()}
     wanted = name.lower()
-    found = [plain[near] for near in difflib.get_close_matches(wanted, plain, n=3, cutoff=0.7)]
-    found += [short[near] for near in difflib.get_close_matches(wanted.rpartition("/")[2], short, n=3, cutoff=0.7)]
-    return list(dict.fromkeys(found))[:4]
+    near_names = [plain[near] for near in difflib.get_close_matches(wanted, plain, n=3, cutoff=0.7)]
+    near_names += [short[near] for near in difflib.get_close_matches(wanted.rpartition("/")[2], short, n=3, cutoff=0.7)]
+    return list(dict.fromkeys(near_names))[:4]

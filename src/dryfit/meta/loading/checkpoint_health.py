@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be loaded, from its headers and its config alone: no weight is read, none is allocated."""
+"""Check whether a checkpoint can be loaded, by its headers and config: no weight is read or allocated."""
 
 import re
 from collections import Counter, defaultdict
@@ -21,10 +21,10 @@ from dryfit.meta.files.safetensors_file import StoredTensor, parse_json
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.adapters import ADAPTER_FILE
 from dryfit.meta.loading.configs import load_config
-from dryfit.meta.loading.matching import Complaints, LoadOptions, Match, examine, places
+from dryfit.meta.loading.matching import Complaints, LoadOptions, Match, examine, targets
 from dryfit.meta.loading.pretrained import Kind, make_model, may_lack, stored_kind
 
-FoundT = TypeVar("FoundT")
+ResultT = TypeVar("ResultT")
 
 _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(?P<rest>\.weight)?")
 _MAGNITUDE = "lora_magnitude_vector"
@@ -32,12 +32,12 @@ _MAGNITUDE = "lora_magnitude_vector"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The model that a folder is held against.
+    """The model that a checkpoint is compared with.
 
     Attributes:
-        subject: What the folder is taken for.
-        task: In the words of ``dryfit.load``; empty where that is not asked.
-        why: Why it is that task.
+        subject: What the folder holds.
+        task: In the words of ``dryfit.load``; empty where there is none.
+        why: Why that task was chosen.
         make: Constructs the model.
         options: How it would be filled.
     """
@@ -50,7 +50,7 @@ class Candidate:
 
 
 def pretrained_candidate(source: FolderSource, kind: Kind | None) -> Candidate:
-    """The model of a folder's config.
+    """Return the model of a folder's config.
 
     Args:
         source: The folder.
@@ -77,7 +77,7 @@ def pretrained_candidate(source: FolderSource, kind: Kind | None) -> Candidate:
 
 
 def health(path: Path, subject: Subject, choose: Callable[[], Candidate]) -> Health:
-    """Look at a checkpoint as :func:`dryfit.meta.materialise` would, up to the point where data is read.
+    """Check a checkpoint as :func:`dryfit.meta.materialise` does, up to the point where data is read.
 
     Args:
         path: The folder, or the file with the weights.
@@ -100,7 +100,7 @@ def health(path: Path, subject: Subject, choose: Callable[[], Candidate]) -> Hea
             folder=folder, subject=subject, healthy=False, stored=stored and _stored(stored), errors=tuple(errors)
         )
     judged = _or_note(errors, lambda: examine(model, stored, candidate.options)) if stored is not None else None
-    found, complaints = judged or (Match(places(model)), Complaints())
+    matched, complaints = judged or (Match(targets(model)), Complaints())
     return _judged(
         Health(
             healthy=False,
@@ -109,22 +109,22 @@ def health(path: Path, subject: Subject, choose: Callable[[], Candidate]) -> Hea
             task=candidate.task,
             why=candidate.why,
             stored=stored and _stored(stored),
-            model=_built(model, found),
+            model=_built(model, matched),
             missing=tuple(complaints.missing),
             shapes=tuple(complaints.shapes),
             kinds=tuple(complaints.kinds),
             strays=tuple(complaints.strays),
-            unwritten=_unwritten(found, complaints),
+            unwritten=_unwritten(matched, complaints),
             errors=tuple(errors),
-            unexpected=tuple(found.keys.unexpected),
-            ignored=tuple(found.keys.ignored),
-            notes=(*(stored.notes if stored else ()), *_not_compared(found)),
+            unexpected=tuple(matched.keys.unexpected),
+            ignored=tuple(matched.keys.ignored),
+            notes=(*(stored.notes if stored else ()), *_not_compared(matched)),
         )
     )
 
 
 def adapter_health(folder: Path) -> Health:
-    """Look at a PEFT adapter; the model it belongs on is not needed, so that only the file's own order is checked."""
+    """Check a PEFT adapter by its own files; its base model is not needed."""
     errors: list[str] = []
     stored = _or_note(errors, lambda: open_checkpoint(folder, stem=ADAPTER_STEM))
     config = _or_note(errors, lambda: _adapter_config(folder)) or {}
@@ -164,8 +164,8 @@ def adapter_health(folder: Path) -> Health:
     )
 
 
-def _or_note(errors: list[str], look: Callable[[], FoundT]) -> FoundT | None:
-    """What a look finds; None where it raises, and then the error is noted."""
+def _or_note(errors: list[str], look: Callable[[], ResultT]) -> ResultT | None:
+    """Return what a check gives; None where it raises, and note the error."""
     try:
         return look()
     except LoadError as error:
@@ -173,8 +173,8 @@ def _or_note(errors: list[str], look: Callable[[], FoundT]) -> FoundT | None:
         return None
 
 
-def _judged(found: Health) -> Health:
-    return found.model_copy(update={"healthy": not found.errors and not found.faults()})
+def _judged(report: Health) -> Health:
+    return report.model_copy(update={"healthy": not report.errors and not report.faults()})
 
 
 def _stored(checkpoint: CheckpointFiles) -> Stored:
@@ -194,41 +194,41 @@ def _stored(checkpoint: CheckpointFiles) -> Stored:
     )
 
 
-def _built(model: nn.Module, found: Match) -> Built:
-    every = found.places
-    filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
+def _built(model: nn.Module, matched: Match) -> Built:
+    every = matched.targets
+    filled = {id(target) for table in (matched.from_file, matched.converted) for target in table.values()}
     return Built(
         architecture=type(model).__name__,
-        parameters=sum(place.tensor.numel() for place in every if place.is_parameter),
-        places=sum(place.persistent for place in every),
+        parameters=sum(target.tensor.numel() for target in every if target.is_parameter),
+        places=sum(target.persistent for target in every),
         filled=len(filled),
-        tied=tuple(place.names for place in every if len(place.names) > 1),
-        renamed=dict(found.keys.renamed),
-        conversions=tuple(f"{name}: of {keys}" for name, keys in found.made_of.items()),
+        tied=tuple(target.names for target in every if len(target.names) > 1),
+        renamed=dict(matched.keys.renamed),
+        conversions=tuple(f"{name}: of {keys}" for name, keys in matched.made_of.items()),
     )
 
 
-def _unwritten(found: Match, complaints: Complaints) -> tuple[str, ...]:
-    """Tables that stayed empty: build computes every one of this size that its constructor fills."""
+def _unwritten(matched: Match, complaints: Complaints) -> tuple[str, ...]:
+    """Name tables that stayed empty: build computes every one of this size that a constructor fills."""
     return tuple(
-        place.name
-        for place in found.constructed
-        if is_deferred(place.tensor)
-        and not place.is_parameter
-        and place.tensor.nbytes < DEFERRED_ABOVE_BYTES
-        and place.name not in complaints.missing
-        and id(place) not in complaints.named
+        target.name
+        for target in matched.constructed
+        if is_deferred(target.tensor)
+        and not target.is_parameter
+        and target.tensor.nbytes < DEFERRED_ABOVE_BYTES
+        and target.name not in complaints.missing
+        and id(target) not in complaints.named
     )
 
 
-def _not_compared(found: Match) -> list[str]:
-    """What loading compares and a look at headers cannot."""
+def _not_compared(matched: Match) -> list[str]:
+    """Note what loading compares and headers cannot show."""
     notes = []
-    if found.duplicates:
-        pairs = few((f"{first} and {key}" for key, first in found.duplicates.items()), most=2)
+    if matched.duplicates:
+        pairs = few((f"{first} and {key}" for key, first in matched.duplicates.items()), most=2)
         notes.append(f"tied weights that the file holds twice must be equal, which is not looked at: {pairs}")
-    if found.redundant:
-        names = few(found.redundant, most=2)
+    if matched.redundant:
+        names = few(matched.redundant, most=2)
         notes.append(f"tables that the config stands for must be equal to it, which is not looked at: {names}")
     return notes
 
@@ -265,10 +265,10 @@ class _Lora:
         magnitudes: set[str] = set()
         others: list[str] = []
         for key, tensor in tensors.items():
-            found = _LORA.fullmatch(key)
+            match = _LORA.fullmatch(key)
             layer, magnitude, _ = key.partition(f".{_MAGNITUDE}")
-            if found is not None and len(tensor.shape) > 1:
-                sides[found["layer"], found["kind"] or ""][found["side"]] = tensor
+            if match is not None and len(tensor.shape) > 1:
+                sides[match["layer"], match["kind"] or ""][match["side"]] = tensor
             elif magnitude:
                 magnitudes.add(layer)
             else:
@@ -276,7 +276,7 @@ class _Lora:
         return cls(dict(sides), frozenset(magnitudes), tuple(others))
 
     def partners_missing(self, *, magnitudes: bool) -> list[str]:
-        """Keys that must be there since their partner is."""
+        """List keys that are missing although their partner is there."""
         missing = []
         for (layer, kind), pair in self.sides.items():
             end = "" if kind else ".weight"
@@ -286,9 +286,9 @@ class _Lora:
         return missing
 
     def ranks_wrong(self, rank: int | None) -> Iterator[str]:
-        """Pairs whose sides do not fit each other, or not the rank that the config gives to all."""
+        """Describe pairs whose sides differ in rank, or have another one than the config gives to all."""
         for (layer, kind), pair in self.sides.items():
-            found = {side: pair[side].shape[axis] for side, axis in (("A", 0), ("B", 1)) if side in pair}
-            if len(set(found.values()) | {rank or next(iter(found.values()))}) > 1:
-                said = ", ".join(f"lora_{kind}{side} is of rank {size}" for side, size in found.items())
+            ranks = {side: pair[side].shape[axis] for side, axis in (("A", 0), ("B", 1)) if side in pair}
+            if len(set(ranks.values()) | {rank or next(iter(ranks.values()))}) > 1:
+                said = ", ".join(f"lora_{kind}{side} is of rank {size}" for side, size in ranks.items())
                 yield f"{layer}: {said}" + (f"; {ADAPTER_FILE} says {rank}" if rank is not None else "")

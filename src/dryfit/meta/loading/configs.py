@@ -1,4 +1,4 @@
-"""Configs and tokenizers of pretrained models."""
+"""Read configs and tokenizers of pretrained models."""
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     folder = local_folder(source)
     where = str(folder or source.name)
     try:
-        found = AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             where,
             revision=source.revision if folder is None else None,
             trust_remote_code=source.trust_remote_code,
@@ -80,8 +80,8 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
             raise
         raise LoadError(f"loading the tokenizer of {where}", str(error).strip().splitlines()[0]) from error
     if (path := sentencepiece_file(model_folder(source))) is not None:
-        check_algorithm(path, found)
-    return found
+        check_algorithm(path, tokenizer)
+    return tokenizer
 
 
 def set_dropouts(config: PreTrainedConfig, *, dropout: float | None, attention_dropout: float | None) -> None:
@@ -108,7 +108,7 @@ def set_dropouts(config: PreTrainedConfig, *, dropout: float | None, attention_d
 
 
 def most_tokens(config: PreTrainedConfig) -> int | None:
-    """The longest input an architecture has positions for; None where it has no such limit."""
+    """Return the longest input an architecture has positions for; None where it has no limit."""
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0 or not getattr(config, "position_biased_input", True):
         return None

@@ -1,4 +1,4 @@
-"""Giving a module its weights, in place: every tensor accounted for, or an error before anything changes."""
+"""Fill a module with weights, in place: every tensor is accounted for, or an error comes before any change."""
 
 import re
 import time
@@ -45,11 +45,11 @@ def materialise(
     unexpected: Sequence[str] = (),
     mode: ReadMode = ReadMode.PRIVATE,
 ) -> LoadReport:
-    """Give a module its weights, in place.
+    """Fill a module with weights, in place.
 
     Works on modules from :func:`dryfit.meta.build` and on modules that already have weights. Everything is checked from
-    headers before anything changes; only a file that cannot be read on, or changes meanwhile, may leave a module that
-    had weights half filled.
+    headers first; only a file that becomes unreadable, or changes meanwhile, may leave a module that had weights
+    half filled.
 
     Args:
         module: The module; its flags, ties and parameters' attributes stay.
@@ -76,7 +76,7 @@ def materialise(
 
 def fill(module: nn.Module, stored: CheckpointFiles | None, options: LoadOptions) -> LoadReport:
     """Fill a module from an opened checkpoint; see :func:`materialise`."""
-    # A constructor that is being built may load its part in this way: our own modes must not reach in here.
+    # A constructor may load a part of its model like this: our own modes must not act here.
     require("giving a model its weights", MODES, MODULES, TENSORS, MODELS)
     with without_function_modes(), without_dispatch_modes():
         device = existing_device(options.device, f"filling a {type(module).__name__}")
@@ -87,21 +87,21 @@ def _fill(module: nn.Module, stored: CheckpointFiles | None, options: LoadOption
     started = time.perf_counter()
     if options.device.type == "meta":
         raise LoadError("filling a model", "device is meta, which holds no data", allowed="cpu, cuda, ...")
-    # Before anything of ours refers to the parameters: while nobody does, this is cheap.
+    # First, because it is cheap while nothing of ours refers to the parameters.
     refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
     matched = match(module, stored, options)
     _refuse_views_of_parts(matched, options)
     filler = _Filler(module, options, _kept_in_fp32(module, options.dtype))
-    made = filler.construct(matched)  # first: what cannot be made is said while nothing has changed
+    made = filler.construct(matched)  # first: it may fail while nothing has changed
     if stored is not None:
         with CheckpointReader(stored, options.mode) as reader:
             filler.compare(matched, reader)
             filler.read(matched, reader)
-    for place, tensor in made:
-        _replace(place, tensor)
-    for place, whole in matched.views:
-        _replace(place, _seen(place.tensor, current(whole.slots[0])))
-    left = [slot.name for place in matched.places for slot in place.slots if is_deferred(current(slot))]
+    for target, tensor in made:
+        _replace(target, tensor)
+    for target, whole in matched.views:
+        _replace(target, _view_like(target.tensor, current(whole.slots[0])))
+    left = [slot.name for target in matched.targets for slot in target.slots if is_deferred(current(slot))]
     if left:
         raise InternalError("filling a model", f"{len(left)} tensors are still on meta ({few(left)})")
     report = filler.report(matched, stored, time.perf_counter() - started)
@@ -124,10 +124,10 @@ class _Filler:
     whole: list[str] = field(default_factory=list)
 
     def compare(self, matched: Match, reader: CheckpointReader) -> None:
-        """Compare what the file holds more than once, or holds although the constructor computes it.
+        """Compare tied weights that the file holds twice, and tables that the constructor computes too.
 
         Raises:
-            LoadError: Tied weights differ, or a table is not the one the config stands for.
+            LoadError: Tied weights differ, or a table is not that of the config.
         """
         keys = {*matched.duplicates, *matched.duplicates.values()}
         values = dict(reader.tensors(keys, self._parts(matched)))
@@ -150,105 +150,105 @@ class _Filler:
                 )
 
     def read(self, matched: Match, reader: CheckpointReader) -> None:
-        """Fill every place the file has a tensor for."""
+        """Fill every target that the file has a tensor for."""
         fresh: list[tuple[Target, torch.Tensor]] = []
         for key, tensor in reader.tensors(matched.from_file, self._parts(matched)):
             self._fill(matched.from_file[key], tensor, fresh)
         for conversion in matched.conversions:
-            for place, tensor in self._convert(conversion, matched, reader):
-                self._fill(place, tensor.contiguous(), fresh)
-        for place, tensor in fresh:
-            _replace(place, tensor)
+            for target, tensor in self._convert(conversion, matched, reader):
+                self._fill(target, tensor.contiguous(), fresh)
+        for target, tensor in fresh:
+            _replace(target, tensor)
 
     def _parts(self, matched: Match) -> dict[str, StoredSlice]:
-        """What is wanted of each key that is not wanted whole."""
-        keys = {key: place for key, place in matched.from_file.items() if self.options.part_of(place) is not None}
+        """Return the slice wanted of each key that is not read whole."""
+        keys = {key: target for key, target in matched.from_file.items() if self.options.part_of(target) is not None}
         keys |= {key: keys[first] for key, first in matched.duplicates.items() if first in keys}
-        return {key: part for key, place in keys.items() if (part := self.options.part_of(place)) is not None}
+        return {key: part for key, target in keys.items() if (part := self.options.part_of(target)) is not None}
 
     def _convert(
         self, conversion: Conversion, matched: Match, reader: CheckpointReader
     ) -> Iterator[tuple[Target, torch.Tensor]]:
-        """What a conversion makes, from no more than the parts of its sources that are wanted."""
+        """Convert tensors, reading no more than the wanted slices of the sources."""
         assert isinstance(self.module, PreTrainedModel)
         keys: dict[str, StoredSlice | None] = {key: None for _, key in conversion.sources}
-        place = matched.converted.get(conversion.target)
-        part = self.options.part_of(place) if place is not None else None
+        target = matched.converted.get(conversion.target)
+        part = self.options.part_of(target) if target is not None else None
         if part is not None and (needed := parts_of_sources(conversion, reader.stored, part)) is not None:
             keys = needed
             conversion = replace(conversion, sources=tuple(pair for pair in conversion.sources if pair[1] in keys))
-        given = {key: one for key, one in keys.items() if one is not None}
-        values = dict(reader.tensors(keys, given))
+        parts = {key: part for key, part in keys.items() if part is not None}
+        values = dict(reader.tensors(keys, parts))
         for name, tensor in conversion.apply(values, self.module).items():
-            place = matched.converted[name]
-            part = self.options.part_of(place)
-            if part is None or tensor.shape != place.tensor.shape:
-                yield place, tensor
+            target = matched.converted[name]
+            part = self.options.part_of(target)
+            if part is None or tensor.shape != target.tensor.shape:
+                yield target, tensor
             else:  # its sources had to be read whole
                 self.whole.append(name)
-                yield place, part.of(tensor)
+                yield target, part.of(tensor)
 
-    def _fill(self, place: Target, tensor: torch.Tensor, fresh: list[tuple[Target, torch.Tensor]]) -> None:
-        wanted = self._dtype_of(place)
+    def _fill(self, target: Target, tensor: torch.Tensor, fresh: list[tuple[Target, torch.Tensor]]) -> None:
+        wanted = self._dtype_of(target)
         if tensor.dtype != wanted:
             self.casts[f"{_name(tensor.dtype)} to {_name(wanted)}"] += 1
-        old = place.tensor
+        old = target.tensor
         in_place = not is_deferred(old) and (old.device, old.dtype) == (self.options.device, wanted)
         in_place = in_place and not is_mapped(old)  # pages of a file go with it, even those that were written to
         in_place = in_place and old.shape == tensor.shape
-        if in_place and self.options.mode is ReadMode.PRIVATE:  # what already holds this parameter stays right
+        if in_place and self.options.mode is ReadMode.PRIVATE:  # whatever holds this parameter stays right
             with torch.no_grad():
                 old.copy_(tensor)
         else:
             here = tensor.dtype is wanted and tensor.device == self.options.device
-            fresh.append((place, tensor if here else tensor.to(device=self.options.device, dtype=wanted)))
+            fresh.append((target, tensor if here else tensor.to(device=self.options.device, dtype=wanted)))
 
     def construct(self, matched: Match) -> list[tuple[Target, torch.Tensor]]:
-        """Make what all other places get: what their constructor computed, or would have."""
+        """Make the values of all other targets: what their constructor computed, or would have."""
         made: list[tuple[Target, torch.Tensor]] = []
-        for place in matched.constructed:
-            tensor, drawn = place.tensor, False
+        for target in matched.constructed:
+            tensor, drawn = target.tensor, False
             if is_deferred(tensor):
-                tensor, drawn = _constructed(place)
+                tensor, drawn = _constructed(target)
             if drawn:
-                self.random += place.names[:1]
-            part = self.options.part_of(place)
+                self.random += target.names[:1]
+            part = self.options.part_of(target)
             tensor = tensor if part is None else part.of(tensor.detach())
-            tensor = tensor.to(device=self.options.device, dtype=self._dtype_of(place))
-            if tensor is not place.tensor:
-                made.append((place, tensor))
+            tensor = tensor.to(device=self.options.device, dtype=self._dtype_of(target))
+            if tensor is not target.tensor:
+                made.append((target, tensor))
         return made
 
-    def _dtype_of(self, place: Target) -> torch.dtype:
-        """Floating parameters take the type asked for; tables keep the one they were computed in."""
-        old = place.tensor.dtype
-        if self.options.dtype is None or not place.is_parameter or not old.is_floating_point:
+    def _dtype_of(self, target: Target) -> torch.dtype:
+        """Return a target's type: floating parameters take the one asked for, tables keep their own."""
+        old = target.tensor.dtype
+        if self.options.dtype is None or not target.is_parameter or not old.is_floating_point:
             return old
-        kept = any(pattern.search(name) for name in place.names for pattern in self.in_fp32)
+        kept = any(pattern.search(name) for name in target.names for pattern in self.in_fp32)
         return torch.float32 if kept else self.options.dtype
 
     def _notes(self) -> tuple[str, ...]:
         return (f"read whole and cut here, for their conversion: {few(self.whole)}",) if self.whole else ()
 
     def report(self, matched: Match, stored: CheckpointFiles | None, seconds: float) -> LoadReport:
-        """Say where everything came from; what an earlier loading of a part said stays said."""
+        """Report where each tensor came from; parts loaded earlier keep what their reports said."""
         earlier = _earlier(self.module)
-        from_file = {place.name: key for key, place in matched.from_file.items()} | matched.made_of
+        from_file = {target.name: key for key, target in matched.from_file.items()} | matched.made_of
         drawn = set(self.random)
         random, constructed = list(self.random), []
-        for name in (place.name for place in matched.constructed if place.name not in drawn):
+        for name in (target.name for target in matched.constructed if target.name not in drawn):
             origin, key = earlier.get(unwrapped(name), (TensorOrigin.CONSTRUCTOR, ""))
             if origin is TensorOrigin.FILE:
                 from_file[name] = key
             else:
                 (random if origin is TensorOrigin.RANDOM else constructed).append(name)
-        looking = {name: whole.name for place, whole in matched.views for name in place.names}
+        looking = {name: whole.name for target, whole in matched.views for name in target.names}
         filled = [*matched.from_file.values(), *matched.converted.values(), *matched.constructed]
         return LoadReport.model_construct(  # each value is of its type: we made it
             source=str(stored.where) if stored is not None else "",
             files=tuple(str(path) for path in stored.files) if stored is not None else (),
             from_file=from_file,
-            tied={name: place.name for place in filled for name in place.names[1:]} | looking,
+            tied={name: target.name for target in filled for name in target.names[1:]} | looking,
             constructed=tuple(constructed),
             random=tuple(random),
             unexpected=tuple(matched.keys.unexpected),
@@ -261,43 +261,45 @@ class _Filler:
 
 
 def _earlier(module: nn.Module) -> dict[str, tuple[TensorOrigin, str]]:
-    """What reports of the module's parts say, by the names in the whole."""
-    found: dict[str, tuple[TensorOrigin, str]] = {}
+    """Return what reports of the module's parts say, by names in the whole module."""
+    origins_by_name: dict[str, tuple[TensorOrigin, str]] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
         report = vars(part).get(REPORT)
         if isinstance(report, LoadReport):
             dot = f"{prefix}." if prefix else ""
             origins = report.origins().items()
-            found |= {unwrapped(dot + name): (origin, report.from_file.get(name, "")) for name, origin in origins}
-    return found
+            origins_by_name |= {
+                unwrapped(dot + name): (origin, report.from_file.get(name, "")) for name, origin in origins
+            }
+    return origins_by_name
 
 
 def unwrapped(name: str) -> str:
-    """A name as it was before PEFT wrapped the layer, which may have happened after an earlier loading."""
+    """Undo PEFT's wrapping of a layer in a name: it may have come after an earlier loading."""
     return ".".join(part for part in name.split(".") if part not in ("base_layer", "original_module"))
 
 
-def _constructed(place: Target) -> tuple[torch.Tensor, bool]:
-    """A deferred tensor's value as its constructor would have made it, and whether that is random."""
-    tape = tape_of(place.tensor)
+def _constructed(target: Target) -> tuple[torch.Tensor, bool]:
+    """Return a deferred tensor's value as its constructor would have made it, and whether it is random."""
+    tape = tape_of(target.tensor)
     hint = "build the whole model with dryfit.meta.build or inside dryfit.meta.on_meta()"
     if tape is None:
         raise LoadError(
             "filling a model",
-            f"{place.name} is on meta, and how its constructor filled it is not known",
+            f"{target.name} is on meta, and how its constructor filled it is not known",
             allowed="modules built by dryfit.meta.build, or weights from a checkpoint",
             hint=hint,
         )
     try:
-        return tape.realise(place.tensor)
+        return tape.realise(target.tensor)
     except LoadError as error:
-        raise LoadError("filling a model", f"{place.name}: {error.found}", error.allowed, error.hint) from error
+        raise LoadError("filling a model", f"{target.name}: {error.found}", error.allowed, error.hint) from error
 
 
-def _replace(place: Target, value: torch.Tensor) -> None:
-    """Put a new tensor into every slot of a place; what were different objects on one memory stay different ones."""
+def _replace(target: Target, value: torch.Tensor) -> None:
+    """Put a new tensor into every slot of a target; different objects on one memory stay different objects."""
     made: dict[int, torch.Tensor] = {}
-    for slot in place.slots:
+    for slot in target.slots:
         old = slot.tensor
         if id(old) not in made:
             made[id(old)] = _like(old, value)
@@ -306,7 +308,7 @@ def _replace(place: Target, value: torch.Tensor) -> None:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors hold the same numbers, in whatever type; a NaN is one of them."""
+    """Whether two tensors hold the same numbers, in whatever type; NaN equals NaN."""
     if one.shape != other.shape:
         return False
     kind = torch.promote_types(one.dtype, other.dtype)
@@ -315,7 +317,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _refuse_views_of_parts(matched: Match, options: LoadOptions) -> None:
-    views = [f"{place.name} of {whole.name}" for place, whole in matched.views if options.part_of(whole) is not None]
+    views = [f"{target.name} of {whole.name}" for target, whole in matched.views if options.part_of(whole) is not None]
     if views:
         raise LoadError(
             "filling a model with parts of its weights",
@@ -324,14 +326,14 @@ def _refuse_views_of_parts(matched: Match, options: LoadOptions) -> None:
         )
 
 
-def _seen(old: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """What an old view of a whole was, of the new whole."""
+def _view_like(old: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return the view of a new tensor that an old view was of the old one."""
     offset = whole.storage_offset() + old.storage_offset()
     return whole.detach().as_strided(old.size(), old.stride(), offset)
 
 
 def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A value as the kind of tensor the old one was; a parameter that has data stays the same object."""
+    """Return a value as the old tensor's class; a parameter that has data stays the same object."""
     if not isinstance(old, nn.Parameter):
         return value
     if not is_deferred(old):
@@ -344,7 +346,7 @@ def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def _kept_in_fp32(module: nn.Module, dtype: torch.dtype | None) -> list[re.Pattern[str]]:
-    """Names whose weights the architecture wants in fp32 although the model is in a smaller type."""
+    """Return patterns of weights that the architecture wants in fp32 although the model is in a smaller type."""
     if dtype not in (torch.float16, torch.bfloat16):
         return []
     models = (part for part in module.modules() if isinstance(part, PreTrainedModel))

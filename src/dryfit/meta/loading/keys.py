@@ -1,7 +1,7 @@
-"""Which tensor of a checkpoint belongs into which place of a module.
+"""Map the keys of a checkpoint to the names of a module's tensors.
 
 Files name tensors after the module that was saved: wrapped in DDP, compiled, with a task head around the encoder, by
-an older transformers. All of that is undone here, and what was undone is reported.
+an older transformers. All of that is undone here and reported.
 """
 
 import copy
@@ -29,7 +29,7 @@ _OLD_TABLES = re.compile(r"rotary_emb\.inv_freq$|(^|\.)embeddings\.position_ids$
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Tensors of a file that become others: experts that are stacked, projections that are merged or cut.
+    """A conversion of tensors of a file: experts are stacked, projections merged or split.
 
     Attributes:
         converter: transformers' own description of it.
@@ -58,9 +58,9 @@ class KeyMap:
     Attributes:
         direct: Key in the file by name in the module.
         conversions: Those that take more than a new name.
-        unexpected: Keys without a place whose part of the model is not there: heads of another task.
-        stray: Keys without a place inside a part that is there: the config and the file do not belong together.
-        ignored: Keys that the architecture's own code declares to be of no use.
+        unexpected: Keys without a name whose part of the model is not there: heads of another task.
+        stray: Keys without a name inside a part that is there: the config and the file do not belong together.
+        ignored: Keys that the architecture declares useless.
         renamed: What was undone, for the report: ``{"bert.": 199}``.
     """
 
@@ -73,48 +73,50 @@ class KeyMap:
 
 
 def map_keys(module: nn.Module, keys: Sequence[str], names: Sequence[str], aliases: Mapping[str, str]) -> KeyMap:
-    """Find the place of every key.
+    """Find the name of every key.
 
     Args:
         module: The module to fill.
         keys: Of the checkpoint.
-        names: All places of the module a checkpoint can fill, tied ones under each of their names.
-        aliases: Names by key, where the file names tensors in a way of its own; all other keys have no place then.
+        names: All tensors of the module that a checkpoint can fill, tied ones under each of their names.
+        aliases: Names by key, where the file names tensors in a way of its own; all other keys have no name then.
 
     Raises:
-        LoadError: Two keys claim one place.
+        LoadError: Two keys claim one name.
     """
     namer = _Namer(module, names)
-    found = KeyMap()
+    key_map = KeyMap()
     gathered: defaultdict[str, list[tuple[str, str, WeightConverter]]] = defaultdict(list)
     for key in sorted(keys, key=dot_natural_key) if namer.converts else keys:  # experts are stacked in their order
-        name, converter, pattern = (aliases.get(key, key), None, None) if aliases else namer.name_of(key, found.renamed)
+        name, converter, pattern = (
+            (aliases.get(key, key), None, None) if aliases else namer.name_of(key, key_map.renamed)
+        )
         if converter is not None and pattern is not None and name in namer.places:
             gathered[name].append((pattern, key, converter))
         elif name in namer.places:
             place = namer.places[name]
-            if place in found.direct:
+            if place in key_map.direct:
                 raise LoadError(
                     "finding the places of weights",
-                    f"the keys {found.direct[place]} and {key} both name {place}",
+                    f"the keys {key_map.direct[place]} and {key} both name {place}",
                     allowed="one key for each weight",
                     hint="the file mixes weights of two models; save it again",
                 )
-            found.direct[place] = key
+            key_map.direct[place] = key
         elif namer.is_ignored(name):
-            found.ignored.append(key)
+            key_map.ignored.append(key)
         elif namer.is_inside(name):
-            found.stray.append(key)
+            key_map.stray.append(key)
         else:
-            found.unexpected.append(key)
+            key_map.unexpected.append(key)
     for name, parts in gathered.items():
         sources = tuple((pattern, key) for pattern, key, _ in parts)
-        found.conversions.append(Conversion(parts[0][2], sources, name))
-    return found
+        key_map.conversions.append(Conversion(parts[0][2], sources, name))
+    return key_map
 
 
 class _Namer:
-    """Names for keys, for one module."""
+    """Finds names for keys, for one module."""
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         self._module = module
@@ -131,7 +133,7 @@ class _Namer:
             self._ignored = useless_keys(module)
 
     def name_of(self, key: str, renamed: dict[str, int]) -> tuple[str, WeightConverter | None, str | None]:
-        """A key's name in the module; with the converter it needs, and the pattern that chose it."""
+        """Return a key's name in the module, the converter it needs, and the pattern that chose it."""
         known = (step for step in _steps(key) if step in self.places)
         bare = key if key in self.places else next(known, _bare(key))
         name, converter, pattern = self._converted(bare)
@@ -155,11 +157,11 @@ class _Namer:
 
     @property
     def converts(self) -> bool:
-        """Whether some tensors of a file may have to be put together or cut."""
+        """Whether some tensors of a file may have to be converted."""
         return bool(self._converters)
 
     def _with_prefix(self, key: str) -> str:
-        """A key with the base model's prefix taken off or put on, where that names a place."""
+        """Return a key with the base model's prefix removed or added, where that is a name."""
         if not self._prefix or key in self.places:
             return key
         for candidate in (key.removeprefix(self._prefix), self._prefix + key):
@@ -168,11 +170,11 @@ class _Namer:
         return key
 
     def is_ignored(self, name: str) -> bool:
-        """Whether the architecture declares that it has no use for a key."""
+        """Whether the architecture declares a key useless."""
         return any(re.search(pattern, name) for pattern in self._ignored) or bool(_OLD_TABLES.search(name))
 
     def is_inside(self, name: str) -> bool:
-        """Whether a key without a place belongs to a part of the model that is there."""
+        """Whether a key without a name belongs to a part of the model that is there."""
         base = getattr(self._module, self._prefix.rstrip("."), None) if self._prefix else None
         if not isinstance(base, nn.Module):  # the module is the base model itself
             return _is_inside(self._module, name.removeprefix(self._prefix), "")
@@ -182,7 +184,7 @@ class _Namer:
 
 
 def _touches(renaming: WeightRenaming, key: str) -> bool:
-    """Whether a renaming may change a key; a look at its pattern, which is all that a plain one goes by."""
+    """Whether a renaming may change a key; a plain one goes by its pattern alone."""
     plain = type(renaming) is WeightRenaming and renaming.scope_prefix is None
     return not plain or renaming.compiled_sources.search(key) is not None
 
@@ -209,13 +211,13 @@ def _is_inside(module: nn.Module, name: str, prefix: str) -> bool:
 
 
 def _bare(key: str) -> str:
-    """A key without what wrappers added."""
+    """Return a key without what wrappers added."""
     *_, last = _steps(key)
     return _plain_adapter(last)
 
 
 def _steps(key: str) -> Iterator[str]:
-    """A key with ever less of what wrappers added: a module may itself have a part that is called as theirs is."""
+    """Yield a key with fewer and fewer wrappers: a module may have a part with a wrapper's name itself."""
     yield key
     key = ".".join(part for part in key.split(".") if part != COMPILED)
     yield key
@@ -227,7 +229,7 @@ def _steps(key: str) -> Iterator[str]:
 
 
 def _plain_adapter(name: str) -> str:
-    """The name a layer had before PEFT wrapped it."""
+    """Return the name a layer had before PEFT wrapped it."""
     if _ADAPTED not in name and not name.startswith(_LEADING[1:]):
         return name
     for prefix in _LEADING[1:]:

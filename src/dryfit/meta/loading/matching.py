@@ -1,4 +1,4 @@
-"""What each tensor of a module will be, decided from headers alone: before anything is read or changed."""
+"""Match a checkpoint's tensors to a module's, from headers alone: before anything is read or changed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +32,9 @@ class LoadOptions:
     Attributes:
         aliases: Names by key, where a file names tensors in a way of its own.
         partial: Whether tensors that have data already may stay as they are.
-        exact: Whether every key must have a place: for files of our own.
-        parts: Which part of a weight is wanted, by any of its names; all of those that are not named. Everything else
-            is judged by the whole weights, which the module has when it is filled.
+        exact: Whether every key must have a target: for files of our own.
+        parts: The slice wanted of a weight, by any of its names; weights without a name here are read whole. Checks
+            are made on the whole weights, which the module has when it is filled.
     """
 
     device: torch.device
@@ -47,9 +47,9 @@ class LoadOptions:
     exact: bool = False
     parts: Mapping[str, StoredSlice] = field(default_factory=dict)
 
-    def part_of(self, place: "Target") -> StoredSlice | None:
-        """Which part of a place's weight is wanted; None: all of it."""
-        return next((self.parts[name] for name in place.names if name in self.parts), None)
+    def part_of(self, target: "Target") -> StoredSlice | None:
+        """Return the slice that is wanted of a weight; None: all of it."""
+        return next((self.parts[name] for name in target.names if name in self.parts), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +78,22 @@ class Target:
 
 @dataclass(slots=True)
 class Match:
-    """What each place will be.
+    """Where each tensor of a module comes from.
 
     Attributes:
-        places: All of them.
-        from_file: Key for each place that one tensor of the file fills.
-        duplicates: Further keys of a tied place; their tensors must equal the first's.
+        targets: All tensors of the module.
+        from_file: Target of each key whose tensor fills it as it is.
+        duplicates: First key by each further key of a tied target; their tensors must be equal.
         conversions: Those whose results fill ``converted``.
-        converted: The place of each name that a conversion makes.
-        made_of: What each of those names is made of, for the report.
-        constructed: Places that keep what their constructor gave them.
-        views: Places without data that look at a part of another one's memory, and that one: they go on doing so.
+        converted: The target of each name that a conversion makes.
+        made_of: The keys that each of those names is made of, for the report.
+        constructed: Targets that keep their constructor's value.
+        views: Targets without data that view a part of another's memory, with that other; they stay views of it.
         redundant: Keys for tables that the constructor computes and the file holds too; they must be equal.
         keys: How keys became names.
     """
 
-    places: list[Target]
+    targets: list[Target]
     from_file: dict[str, Target] = field(default_factory=dict)
     duplicates: dict[str, str] = field(default_factory=dict)
     conversions: list[Conversion] = field(default_factory=list)
@@ -107,14 +107,14 @@ class Match:
 
 @dataclass(slots=True)
 class Complaints:
-    """Everything that is wrong, so that one error can name it all.
+    """All problems of a match, so that one error can name them.
 
     Attributes:
         missing: Names the file has nothing for.
         shapes: Sentences about tensors of another shape.
         kinds: Sentences about tensors of another kind of number.
-        strays: Keys without a place inside a part of the model that is there.
-        named: Places (by id) that a sentence already names.
+        strays: Keys without a target inside a part of the model that is there.
+        named: Targets (by id) that a sentence already names.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -123,10 +123,10 @@ class Complaints:
     strays: list[str] = field(default_factory=list)
     named: set[int] = field(default_factory=set)
 
-    def shape_of(self, place: Target, stored: StoredTensor | torch.Tensor) -> None:
+    def shape_of(self, target: Target, stored: StoredTensor | torch.Tensor) -> None:
         """Note a tensor of another shape."""
-        self.shapes.append(f"{place.name}: {list(stored.shape)} in the file, not {list(place.tensor.shape)}")
-        self.named.add(id(place))
+        self.shapes.append(f"{target.name}: {list(stored.shape)} in the file, not {list(target.tensor.shape)}")
+        self.named.add(id(target))
 
     def raise_if_any(self, checkpoint: CheckpointFiles | None) -> None:
         """Raise one error that names everything.
@@ -168,11 +168,11 @@ class Complaints:
         return "check that config.json and the weights belong together; missing=['NAME*'] allows a new head"
 
 
-def places(module: nn.Module) -> list[Target]:
-    """Every tensor of a module once, ties gathered: one tensor object, or one piece of memory seen alike.
+def targets(module: nn.Module) -> list[Target]:
+    """List every tensor of a module once, with its ties: one tensor object, or equal views of one memory.
 
     Raises:
-        LoadError: One is sharded, quantised or lazy: it is not the memory it seems to be.
+        LoadError: A tensor is sharded, quantised or lazy.
     """
     groups: dict[object, list[Slot]] = {}
     wrapped: list[str] = []
@@ -188,10 +188,10 @@ def places(module: nn.Module) -> list[Target]:
             allowed="plain tensors, on meta or with data",
             hint="fill the model first; then shard or quantise it (a lazy module: run it once on an example first)",
         )
-    return [_place(group) for group in groups.values()]
+    return [_target_of(group) for group in groups.values()]
 
 
-def _place(group: list[Slot]) -> Target:
+def _target_of(group: list[Slot]) -> Target:
     first = group[0]
     if len(group) == 1:
         return Target((first,), first.names, first.tensor, first.persistent, first.kind is SlotKind.PARAMETER)
@@ -203,7 +203,7 @@ def _place(group: list[Slot]) -> Target:
 
 
 def match(module: nn.Module, checkpoint: CheckpointFiles | None, options: LoadOptions) -> Match:
-    """Decide what each place of a module will be.
+    """Decide where each tensor of a module comes from.
 
     Args:
         module: What to fill.
@@ -213,53 +213,53 @@ def match(module: nn.Module, checkpoint: CheckpointFiles | None, options: LoadOp
     Raises:
         LoadError: A weight is missing, of another shape or kind, or stray, with the names of all of them.
     """
-    found, complaints = examine(module, checkpoint, options)
+    matched, complaints = examine(module, checkpoint, options)
     complaints.raise_if_any(checkpoint)
-    return found
+    return matched
 
 
 def examine(module: nn.Module, checkpoint: CheckpointFiles | None, options: LoadOptions) -> tuple[Match, Complaints]:
-    """As :func:`match`, with everything that is wrong as a value.
+    """Match as :func:`match` does, and return the problems as a value.
 
     Raises:
-        LoadError: Two keys claim one place.
+        LoadError: Two keys claim one target.
     """
-    every = places(module)
-    by_name = {name: place for place in every for name in place.names}
-    fillable = [name for name, place in by_name.items() if place.persistent or place.is_parameter]
+    every = targets(module)
+    by_name = {name: target for target in every for name in target.names}
+    fillable = [name for name, target in by_name.items() if target.persistent or target.is_parameter]
     stored = checkpoint.tensors if checkpoint is not None else {}
-    found = Match(every, keys=map_keys(module, list(stored), fillable, options.aliases))
+    matched = Match(every, keys=map_keys(module, list(stored), fillable, options.aliases))
     complaints = Complaints()
-    _take_direct(found, by_name, stored, options.missing, complaints)
-    _take_converted(found, module, by_name, stored, complaints)
-    filled = {id(place) for table in (found.from_file, found.converted) for place in table.values()}
-    rest = [place for place in every if id(place) not in filled]
-    wholes = _wholes(every) if any(is_deferred(place.tensor) for place in rest) else {}
-    for place in rest:
-        whole = wholes.get(storage_key(place.tensor)) if is_deferred(place.tensor) else None
-        if whole is not None and whole is not place and whole.tensor.dtype == place.tensor.dtype:
-            found.views.append((place, whole))
+    _take_direct(matched, by_name, stored, options.missing, complaints)
+    _take_converted(matched, module, by_name, stored, complaints)
+    filled = {id(target) for table in (matched.from_file, matched.converted) for target in table.values()}
+    rest = [target for target in every if id(target) not in filled]
+    wholes = _wholes(every) if any(is_deferred(target.tensor) for target in rest) else {}
+    for target in rest:
+        whole = wholes.get(storage_key(target.tensor)) if is_deferred(target.tensor) else None
+        if whole is not None and whole is not target and whole.tensor.dtype == target.tensor.dtype:
+            matched.views.append((target, whole))
             continue
-        found.constructed.append(place)
-        kept = not is_deferred(place.tensor) and (checkpoint is None or options.partial)
-        if id(place) in complaints.named:
+        matched.constructed.append(target)
+        kept = not is_deferred(target.tensor) and (checkpoint is None or options.partial)
+        if id(target) in complaints.named:
             continue
-        if place.persistent and not kept and not _may_lack(place, options.missing, module):
-            complaints.missing.append(place.name)
-    _judge_strays(found, by_name, options.unexpected, complaints)
+        if target.persistent and not kept and not _may_lack(target, options.missing, module):
+            complaints.missing.append(target.name)
+    _judge_strays(matched, by_name, options.unexpected, complaints)
     if options.exact:
-        complaints.strays += found.keys.unexpected
-    return found, complaints
+        complaints.strays += matched.keys.unexpected
+    return matched, complaints
 
 
 def _wholes(every: Sequence[Target]) -> dict[int, Target]:
-    """Each place without data that is all of its storage, by that storage."""
+    """Return the targets without data that are all of their storage, by storage."""
     return {
-        storage_key(place.tensor): place
-        for place in every
-        if is_deferred(place.tensor)
-        and place.tensor.is_contiguous()
-        and place.tensor.nbytes == place.tensor.untyped_storage().nbytes()
+        storage_key(target.tensor): target
+        for target in every
+        if is_deferred(target.tensor)
+        and target.tensor.is_contiguous()
+        and target.tensor.nbytes == target.tensor.untyped_storage().nbytes()
     }
 
 
@@ -271,7 +271,7 @@ def allowed_by(names: Iterable[str], missing: Missing) -> bool:
 
 
 def memory_of(tensor: torch.Tensor) -> object:
-    """The piece of memory a tensor looks at, and how: equal for tensors that are the same one."""
+    """Identify the memory a tensor views, and how: equal for tensors that are the same."""
     shape = tensor.shape
     if shape.numel() == 0 or tensor.layout is not torch.strided:
         return id(tensor)
@@ -279,41 +279,41 @@ def memory_of(tensor: torch.Tensor) -> object:
 
 
 def _take_direct(
-    found: Match,
+    matched: Match,
     by_name: Mapping[str, Target],
     stored: Mapping[str, StoredTensor],
     missing: Missing,
     complaints: Complaints,
 ) -> None:
     first: dict[int, str] = {}
-    for name, key in found.keys.direct.items():
-        place, tensor = by_name[name], stored[key]
-        if tuple(tensor.shape) != tuple(place.tensor.shape):
+    for name, key in matched.keys.direct.items():
+        target, tensor = by_name[name], stored[key]
+        if tuple(tensor.shape) != tuple(target.tensor.shape):
             # A new head in the place of an old one: allowed by name, and then drawn anew.
-            if isinstance(missing, str) or not allowed_by(place.names, missing):
-                complaints.shape_of(place, tensor)
+            if isinstance(missing, str) or not allowed_by(target.names, missing):
+                complaints.shape_of(target, tensor)
             else:
-                found.keys.unexpected.append(key)
+                matched.keys.unexpected.append(key)
             continue
-        if not _same_kind(tensor.dtype, place.tensor.dtype):
-            complaints.kinds.append(f"{name}: {tensor.dtype} in the file, not {place.tensor.dtype}")
-            complaints.named.add(id(place))
+        if not _same_kind(tensor.dtype, target.tensor.dtype):
+            complaints.kinds.append(f"{name}: {tensor.dtype} in the file, not {target.tensor.dtype}")
+            complaints.named.add(id(target))
             continue
-        if id(place) in first:
-            found.duplicates[key] = first[id(place)]
+        if id(target) in first:
+            matched.duplicates[key] = first[id(target)]
         else:
-            first[id(place)] = key
-            found.from_file[key] = place
+            first[id(target)] = key
+            matched.from_file[key] = target
 
 
 def _take_converted(
-    found: Match,
+    matched: Match,
     module: nn.Module,
     by_name: Mapping[str, Target],
     stored: Mapping[str, StoredTensor],
     complaints: Complaints,
 ) -> None:
-    for conversion in found.keys.conversions:
+    for conversion in matched.keys.conversions:
         assert isinstance(module, PreTrainedModel)  # only they have conversions
         shapes = {
             key: torch.empty(stored[key].shape, dtype=stored[key].dtype, device="meta") for _, key in conversion.sources
@@ -325,39 +325,39 @@ def _take_converted(
             complaints.shapes.append(f"{conversion.target}: cannot be made of {keys} ({error})")
             continue
         for name, tensor in made.items():
-            place = by_name.get(name)
-            if place is None:
+            target = by_name.get(name)
+            if target is None:
                 complaints.strays.append(name)
-            elif tuple(tensor.shape) != tuple(place.tensor.shape):
-                complaints.shape_of(place, tensor)
+            elif tuple(tensor.shape) != tuple(target.tensor.shape):
+                complaints.shape_of(target, tensor)
             else:
-                found.converted[name] = place
-                found.made_of[place.name] = few((key for _, key in conversion.sources), most=1)
-        found.conversions.append(conversion)
+                matched.converted[name] = target
+                matched.made_of[target.name] = few((key for _, key in conversion.sources), most=1)
+        matched.conversions.append(conversion)
 
 
-def _may_lack(place: Target, missing: Missing, module: nn.Module) -> bool:
-    """Whether a place that a checkpoint usually fills may keep the constructor's value."""
-    if allowed_by(place.names, missing):
+def _may_lack(target: Target, missing: Missing, module: nn.Module) -> bool:
+    """Whether a target that a checkpoint usually fills may keep the constructor's value."""
+    if allowed_by(target.names, missing):
         return True
-    # A table that the architecture's authors declare to be right as it is computed.
+    # Tables that the architecture declares to be right as its constructor computes them.
     ignored = computed_keys(module)
-    computed = not place.is_parameter and not is_deferred(place.tensor)
-    return computed and isinstance(module, PreTrainedModel) and any(key in place.name for key in ignored)
+    computed = not target.is_parameter and not is_deferred(target.tensor)
+    return computed and isinstance(module, PreTrainedModel) and any(key in target.name for key in ignored)
 
 
 def _judge_strays(
-    found: Match, by_name: Mapping[str, Target], unexpected: Sequence[str], complaints: Complaints
+    matched: Match, by_name: Mapping[str, Target], unexpected: Sequence[str], complaints: Complaints
 ) -> None:
-    for key in found.keys.stray:
+    for key in matched.keys.stray:
         table = by_name.get(key)
         if table is not None and not table.persistent and not is_deferred(table.tensor):
-            found.redundant[key] = table
+            matched.redundant[key] = table
         elif any(fnmatchcase(key, pattern) for pattern in unexpected):
-            found.keys.unexpected.append(key)
+            matched.keys.unexpected.append(key)
         else:
             complaints.strays.append(key)
-    found.keys.stray = []
+    matched.keys.stray = []
 
 
 def _same_kind(stored: torch.dtype, wanted: torch.dtype) -> bool:

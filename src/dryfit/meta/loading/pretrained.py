@@ -1,4 +1,4 @@
-"""Pretrained models: the right class for a config, built without memory and given its weights."""
+"""Load pretrained models: the class of a config, built without memory, then filled with weights."""
 
 import inspect
 from dataclasses import replace
@@ -39,7 +39,7 @@ _POOLER = ("pooler.*", "*.pooler.*")
 
 
 class Kind(StrEnum):
-    """What stands on a pretrained model; the words of ``dryfit.load(..., task=...)``."""
+    """The head on a pretrained model, in the words of ``dryfit.load(..., task=...)``."""
 
     ENCODER = "encoder"
     CAUSAL_LM = "causal-lm"
@@ -84,7 +84,7 @@ def make_model(config: PreTrainedConfig, kind: Kind, *, trust_remote_code: bool 
 
 
 def stored_kind(config: PreTrainedConfig) -> Kind | None:
-    """What stood on the model that a config was saved with; None where it says nothing, or nothing we build."""
+    """Return the head of the model that a config was saved with; None where it names none that we build."""
     require("telling the head of a model from its config", AUTO)
     named = set(config.architectures or ())
     own_code: dict[str, str] = getattr(config, "auto_map", None) or {}
@@ -96,14 +96,14 @@ def stored_kind(config: PreTrainedConfig) -> Kind | None:
 
 
 def cannot_checkpoint(config: PreTrainedConfig, kind: Kind, *, reentrant: bool) -> str | None:
-    """Why a model cannot recompute its activations; None where it can, or nobody knows (code of its own)."""
+    """Return why a model cannot recompute its activations; None where it can, or has code of its own."""
     require("telling whether a model can recompute its activations", AUTO)
     classes = classes_of(_CLASSES[kind], config)
     return class_cannot_checkpoint(classes[0], config, reentrant=reentrant) if classes else None
 
 
 def class_cannot_checkpoint(cls: type[PreTrainedModel], config: PreTrainedConfig, *, reentrant: bool) -> str | None:
-    """Why models of a class cannot recompute their activations; None where they can."""
+    """Return why models of a class cannot recompute their activations; None where they can."""
     if not cls.supports_gradient_checkpointing:
         return f"{config.model_type} has no activation checkpointing"
     if reentrant and config.model_type in _SHARES_ACROSS_LAYERS:
@@ -112,7 +112,7 @@ def class_cannot_checkpoint(cls: type[PreTrainedModel], config: PreTrainedConfig
 
 
 def may_lack(kind: Kind, missing: Missing = "error") -> Missing:
-    """What the files of a model may lack: what the caller allowed, and of encoders the pooler, which nobody uses."""
+    """Return what a model's files may lack: what the caller allowed, and an encoder's unused pooler."""
     if kind is not Kind.ENCODER or missing == "init":
         return missing
     return _POOLER if missing == "error" else (*_POOLER, *missing)
@@ -132,7 +132,7 @@ def load_pretrained(
 
     Args:
         source: Hub id, folder or ``minilm``, with revision and trust.
-        kind: What stands on it.
+        kind: Its head.
         config: Its config, changed or not; None: as it comes.
         device: Where tensors go.
         dtype: Type of the weights; None: fp32.
@@ -150,13 +150,13 @@ def load_pretrained(
 
 
 def fill_pretrained(model: PreTrainedModel, source: ModelSource, kind: Kind, options: LoadOptions) -> LoadReport:
-    """Give a model that was built from a source's config the source's weights, or parts of them.
+    """Fill a model built from a source's config with the source's weights, or slices of them.
 
     Args:
         model: Without memory.
         source: Where its weights are.
-        kind: What stands on it.
-        options: Where they go, in which type, which parts of them.
+        kind: Its head.
+        options: Device, type and slices of the weights.
 
     Raises:
         LoadError: A weight is missing, of another shape, or stray.
@@ -204,7 +204,7 @@ def load_stack(
 
 
 def stack_bytes(source: ModelSource, kind: Kind) -> int:
-    """What an encoder's or decoder's weights take on disk in fp32, tied ones once; nothing is read but its config.
+    """Return the bytes of an encoder's or decoder's fp32 weights on disk, tied ones once; only its config is read.
 
     Raises:
         LoadError: The folder holds no config that transformers knows.
@@ -217,7 +217,7 @@ def stack_bytes(source: ModelSource, kind: Kind) -> int:
 
 
 STACKS = {Kind.ENCODER: "an encoder", Kind.CAUSAL_LM: "a decoder"}
-"""What is trained, in words: encoders and decoders, and no model of both."""
+"""The models that are trained, in words: encoders and decoders, no model of both."""
 
 
 def encoder_config(source: ModelSource) -> PreTrainedConfig:
@@ -241,13 +241,13 @@ def pretrained_config(source: ModelSource, kind: Kind) -> PreTrainedConfig:
 
 
 def one_stack(config: PreTrainedConfig, source: ModelSource, *, allowed: str) -> PreTrainedConfig:
-    """The config, if it is of an encoder or of a decoder and not of both.
+    """Return a config, if it is of an encoder or a decoder and not of both.
 
     Args:
-        allowed: Which of them is wanted, for the message: ``an encoder``.
+        allowed: The kind that is wanted, for the message: ``an encoder``.
 
     Raises:
-        ConfigError: It is of both. transformers would build the decoder of some such models without their encoder.
+        ConfigError: It is of both: of some, transformers would build the decoder without the encoder.
     """
     if getattr(config, "is_encoder_decoder", False):
         where = local_folder(source) or source.name

@@ -1,4 +1,4 @@
-"""Tokenizers that are a sentencepiece model and nothing else: what reading one needs, and what is read wrongly."""
+"""Check tokenizers that are a bare sentencepiece model: packages to read them, and wrong readings."""
 
 import importlib.util
 from pathlib import Path
@@ -15,7 +15,7 @@ _NEEDS = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}  # mo
 
 
 def sentencepiece_file(folder: Path) -> Path | None:
-    """The sentencepiece model that a folder's tokenizer is made of; None where a tokenizer.json stands beside it."""
+    """Return a folder's sentencepiece model; None where a tokenizer.json stands beside it."""
     if (folder / "tokenizer.json").is_file():
         return None
     return next((folder / name for name in _MODEL_FILES if (folder / name).is_file()), None)
@@ -43,7 +43,7 @@ def check_algorithm(path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     transformers 5 builds the tokenizers of most architectures as unigram models, whatever the file says.
 
     Raises:
-        LoadError: So it was.
+        LoadError: The model was read wrongly.
     """
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if type(getattr(backend, "model", None)).__name__ != "Unigram":

@@ -1,4 +1,4 @@
-"""Private names of torch about CUDA: what makes it fake a device, its allocator's settings and history."""
+"""Private names of torch about CUDA: faking a device, the allocator's settings and history."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -45,12 +45,12 @@ CUDA_HOOKS: Final = "_ZN2at6detail12getCUDAHooksEv"
 
 
 def accelerator() -> Any:
-    """What torch lets Python register for a device of its own."""
+    """Return torch's module for registering a device in Python."""
     return torch._C._acc  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def cuda_device_type() -> Any:
-    """How torch's C++ code calls CUDA devices."""
+    """Return torch's C++ device type of CUDA."""
     return torch._C._autograd.DeviceType.CUDA  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -61,18 +61,18 @@ def set_allocator(settings: str) -> None:
 
 
 def begin_history() -> None:
-    """Let the allocator write down what it does."""
+    """Start recording the allocator's history."""
     torch.cuda.memory._record_memory_history("all", context=None)
 
 
 def end_history(file: str) -> None:
-    """Write what the allocator has written down into a file, and let it stop."""
+    """Write the allocator's history into a file, and stop recording."""
     torch.cuda.memory._dump_snapshot(file)
     torch.cuda.memory._record_memory_history(None)
 
 
 def note_phase(phase: str) -> None:
-    """Mark all that the allocator's history gets from now on."""
+    """Mark all further entries of the allocator's history."""
     torch.cuda.memory._set_memory_metadata(phase)
 
 
@@ -82,7 +82,7 @@ def visible_devices() -> Sequence[object]:
 
 
 def clear_workspaces() -> None:
-    """Give back what cuBLAS keeps for matrix products."""
+    """Free the workspaces that cuBLAS keeps."""
     torch._C._cuda_clearCublasWorkspaces()
 
 

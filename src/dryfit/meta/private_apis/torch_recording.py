@@ -1,4 +1,4 @@
-"""Private names of torch that recording a step's memory needs: who holds a tensor, and where autograd is."""
+"""Private names of torch that recording a step's memory needs: use counts, and autograd's position."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -34,24 +34,24 @@ NAMES: Final = (
 
 
 def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """References to a tensor's storage and to the tensor."""
+    """Return the number of references to a tensor's storage and to the tensor."""
     counted: Any = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
     return counted(storage_key(tensor)), tensor._use_count()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def sequence_number() -> int:
-    """The number that autograd gives to the next operator of this thread."""
+    """Return the number that autograd gives to the next operator of this thread."""
     return torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def running_node_number() -> int | None:
-    """The number of the operator that this thread's backward pass undoes now; None outside of one."""
+    """Return the number of the operator that this thread's backward pass undoes now; None outside of one."""
     node: Any = torch._C._current_autograd_node()
     return node._sequence_nr() if node is not None else None
 
 
 def scoped_library(namespace: str, kind: str) -> Any:
-    """A library of operators whose registrations end with the block."""
+    """Return a library of operators whose registrations end with the block."""
     return torch.library._scoped_library(namespace, kind)
 
 

@@ -1,4 +1,4 @@
-"""Private names of torch about tensors: whose memory one is, and another tensor on the same memory."""
+"""Private names of torch about tensors: identity of their memory, and other tensors on the same memory."""
 
 from typing import Any, Final
 
@@ -32,17 +32,17 @@ NAMES: Final = (
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """What tells the storage of a tensor from all others that live."""
+    """Identify the storage of a tensor among all live ones."""
     return tensor.untyped_storage()._cdata
 
 
 def key_of(storage: torch.UntypedStorage) -> int:
-    """What tells a storage from all others that live."""
+    """Identify a storage among all live ones."""
     return storage._cdata
 
 
 def on_same_memory(cls: type[Any], data: torch.Tensor, requires_grad: bool = False) -> Any:
-    """A detached tensor of a class on the memory of another one; neither ``__new__`` nor ``__init__`` is called."""
+    """Return a detached tensor of a class on another's memory; neither ``__new__`` nor ``__init__`` is called."""
     return torch.Tensor._make_subclass(cls, data, requires_grad)
 
 

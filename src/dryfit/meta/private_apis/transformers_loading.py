@@ -20,7 +20,7 @@ _MODULE: Final = "transformers.modeling_utils"
 
 
 def is_loaded() -> bool:
-    """Whether anything can call ``from_pretrained``: to import it for the test alone would take seconds."""
+    """Whether ``from_pretrained`` can be called: importing it for the test alone would take seconds."""
     return _MODULE in sys.modules
 
 

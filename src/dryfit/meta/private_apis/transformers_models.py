@@ -1,4 +1,4 @@
-"""Private names of transformers about what a model says of its own weights."""
+"""Private names of transformers about a model's own declarations: types, computed and useless keys."""
 
 from collections.abc import Collection
 from typing import Final
