@@ -1,7 +1,6 @@
-"""The events of a study's ledger: one JSON object a line, never changed once written.
+"""The events of a study's ledger: one JSON object per line, never changed once written.
 
-An event says what happened, not what follows: between any two of them, what to do next is computed from the
-ledger alone.
+An event says what happened, not what follows from it: the next step is computed from the ledger alone.
 """
 
 from enum import StrEnum
@@ -18,35 +17,35 @@ from dryfit.core.wire import Wire
 
 
 class LedgerEvent(Wire):
-    """What every event has: its place in the ledger, and when it was written (Unix seconds)."""
+    """Fields of every event: its index in the ledger, and when it was written (Unix seconds)."""
 
     seq: int = -1
     at: float = 0.0
 
 
 class Compatibility(StrEnum):
-    """What trials so far are worth after a change of the study."""
+    """Whether trials so far still count after a change of the study."""
 
     SAME = "same"
-    """As much as before."""
+    """All of them count."""
     EXTENDS = "extends"
-    """As much as before, and there is more to draw."""
+    """All of them count, and the search space has grown."""
     FORKS = "forks"
-    """Some of them, or all, are no trials of the study as it is now."""
+    """Some of them, or all, do not count: a new generation begins."""
 
 
 class ComparabilityKey(Wire):
-    """What trials rest on: the goals, the data and everything that is not drawn, and what is drawn from."""
+    """Everything that must be equal for trials to be compared: goals, data, fixed settings and search space."""
 
     task: TaskName
     goals: tuple[Goal, ...]
     space: str = Field(description="JSON of the search space")
     own: dict[str, Scalar] | None = Field(
-        default=None, description="the study file's own values of what may be searched; None: an older dryfit kept none"
+        default=None, description="the study file's values of all searchable keys; None: written by an older dryfit"
     )
-    function: str = Field(default="", description="of the user's own, that trials call")
-    data: str = Field(default="", description="fingerprint of the rows; empty: there are none, or nobody has looked")
-    folder: str = Field(default="", description="where the study lay: paths below it move with it")
+    function: str = Field(default="", description="the user's own function, where the task is `objective`")
+    data: str = Field(default="", description="fingerprint of the rows; empty: none, or not read yet")
+    folder: str = Field(default="", description="the study's folder: paths below it move with it")
 
 
 class StudyCreated(LedgerEvent):
@@ -58,16 +57,16 @@ class StudyCreated(LedgerEvent):
     task: TaskName
     metric: str
     direction: Direction
-    also: tuple[Goal, ...] = Field(default=(), description="what is optimised beside the metric")
+    also: tuple[Goal, ...] = Field(default=(), description="further goals beside the metric")
     seed: int
-    space: str = Field(description="JSON of the search space the study began with")
+    space: str = Field(description="JSON of the first search space")
     own: dict[str, Scalar] | None = Field(default=None, description="as in ``ComparabilityKey``")
     function: str = Field(default="", description="as in ``ComparabilityKey``")
     folder: str = Field(default="", description="as in ``ComparabilityKey``")
 
     @property
     def comparability(self) -> ComparabilityKey:
-        """What its first trials rest on, before anybody has looked at the data."""
+        """The key of the first trials, before the data has been read."""
         return ComparabilityKey(
             task=self.task,
             goals=self.goals,
@@ -79,38 +78,38 @@ class StudyCreated(LedgerEvent):
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """Everything that is optimised, the metric first."""
+        """All goals, the metric first."""
         return (Goal(name=self.metric, direction=self.direction), *self.also)
 
 
 class SessionOpened(LedgerEvent):
-    """A control process took the study over."""
+    """A control process began to work on the study."""
 
     type: Literal["session_opened"] = "session_opened"
     pid: int
     host: str
     version: str
-    total: int = Field(description="the study's total of counted trials, as asked for now")
-    parallel: int = Field(default=1, description="trials side by side")
+    total: int = Field(description="the number of counted trials asked for in this session")
+    parallel: int = Field(default=1, description="trials run at the same time")
     notes: tuple[str, ...] = ()
 
 
 class SessionClosed(LedgerEvent):
-    """A control process left in order. A session without this event was killed."""
+    """A control process ended normally. A session without this event was killed."""
 
     type: Literal["session_closed"] = "session_closed"
     reason: str
 
 
 class Resolved(LedgerEvent):
-    """Data checked and tokenised, machine looked at."""
+    """The data was checked and tokenised, and the machine examined."""
 
     type: Literal["resolved"] = "resolved"
     result: ResolveResult
 
 
 class StudyRevised(LedgerEvent):
-    """The study file has changed, and every trial so far counts as before."""
+    """The study file changed in a way that keeps all trials comparable."""
 
     type: Literal["study_revised"] = "study_revised"
     comparability: ComparabilityKey = Field(validation_alias="basis", serialization_alias="basis")
@@ -119,14 +118,14 @@ class StudyRevised(LedgerEvent):
 
 
 class GenerationBegan(LedgerEvent):
-    """The study has changed so that its trials so far are kept, and count no longer; those that follow do.
+    """The study changed so that its trials so far no longer count; they are kept.
 
-    A generation without a trial may begin again, as another one.
+    A generation that has no trial yet is replaced by the next one.
     """
 
     type: Literal["generation_began"] = "generation_began"
     generation: int = Field(description="from 1; the first begins with the study")
-    name: str = Field(description="what its Optuna mirror is called")
+    name: str = Field(description="name of its Optuna mirror")
     comparability: ComparabilityKey = Field(validation_alias="basis", serialization_alias="basis")
     reasons: tuple[str, ...] = ()
     reused: tuple[int, ...] = Field(
@@ -135,11 +134,11 @@ class GenerationBegan(LedgerEvent):
         serialization_alias="told",
         description="earlier trials that samplers and pruners still learn from",
     )
-    points: tuple[dict[str, Scalar], ...] = Field(default=(), description="of earlier trials, to be tried again")
+    points: tuple[dict[str, Scalar], ...] = Field(default=(), description="earlier points to try again")
 
 
 class TrialAsked(LedgerEvent):
-    """A trial exists: its parameters are final from here on."""
+    """A trial was created; its parameters do not change any more."""
 
     type: Literal["trial_asked"] = "trial_asked"
     number: int
@@ -150,35 +149,35 @@ class TrialAsked(LedgerEvent):
         default={},
         validation_alias="given",
         serialization_alias="given",
-        description="the enqueued point it is made from; empty: none",
+        description="the enqueued point it was made from; empty: none",
     )
     seed: int
     fingerprint: str
-    fold_reports: int = Field(default=1, description="numbers that each of its folds has for its reports")
+    fold_reports: int = Field(default=1, description="report indices reserved for each fold")
 
 
 class TrialPlanned(LedgerEvent):
-    """What the planner says of a trial's memory, now or of an equal trial before."""
+    """The planner answered for a trial; the answer may be that of an equal trial before."""
 
     type: Literal["trial_planned"] = "trial_planned"
     number: int
-    key: str = Field(description="hash of all that decides the answer; the plan holds while it stays the same")
-    answer: PlanAnswer | None = Field(default=None, description="None: the one an earlier event with this key has")
+    key: str = Field(description="hash of everything that decides the answer: the plan is valid while it is the same")
+    answer: PlanAnswer | None = Field(default=None, description="None: as in an earlier event with this key")
 
 
 class AttemptPlaced(LedgerEvent):
-    """A process for the trial is about to be started."""
+    """A process for the trial is about to start."""
 
     type: Literal["attempt_placed"] = "attempt_placed"
     number: int
     attempt: int
     device: str | None = None
-    needs_bytes: int | None = Field(default=None, description="what it is counted with on its device, or of the host")
-    terms: tuple[str, ...] = Field(default=(), description="in words: how it is run otherwise than the one before")
+    needs_bytes: int | None = Field(default=None, description="memory reserved for it on its device, or on the host")
+    terms: tuple[str, ...] = Field(default=(), description="how it runs differently from the attempt before, in words")
 
 
 class AttemptStarted(LedgerEvent):
-    """The process said its first line."""
+    """The process wrote its first message."""
 
     type: Literal["attempt_started"] = "attempt_started"
     number: int
@@ -188,7 +187,7 @@ class AttemptStarted(LedgerEvent):
 
 
 class FirstStepDone(LedgerEvent):
-    """The first optimizer step is done, so many milliseconds after placement."""
+    """The first optimizer step is done, ``after_ms`` milliseconds after placement."""
 
     type: Literal["first_step"] = "first_step"
     number: int
@@ -197,7 +196,7 @@ class FirstStepDone(LedgerEvent):
 
 
 class ReportMade(LedgerEvent):
-    """A validation of a running trial. Written before its verdict is even computed."""
+    """A running trial was validated. Written before the pruner's verdict is computed."""
 
     type: Literal["report"] = "report"
     number: int
@@ -206,7 +205,7 @@ class ReportMade(LedgerEvent):
 
 
 class VerdictGiven(LedgerEvent):
-    """The answer to report ``n``, and what the pruner must remember."""
+    """The pruner's answer to report ``n``, with the state it must remember."""
 
     type: Literal["verdict"] = "verdict"
     number: int
@@ -217,7 +216,7 @@ class VerdictGiven(LedgerEvent):
 
 
 class CheckpointMade(LedgerEvent):
-    """The trial can go on from here."""
+    """The trial wrote a checkpoint that it can resume from."""
 
     type: Literal["checkpoint"] = "checkpoint"
     number: int
@@ -226,19 +225,19 @@ class CheckpointMade(LedgerEvent):
 
 
 class FailureFacts(Wire):
-    """What went wrong with an attempt and what followed."""
+    """The failure of an attempt, and the action that followed."""
 
     kind: FailureKind
     sentence: str
     action: Action
-    error_type: str = Field(default="", description="qualified class of the exception, if there was one")
-    error: str = Field(default="", description="what the exception said, its first lines")
-    place: str = Field(default="", description="where in the code it came from: file, line and function")
-    detail: str = Field(default="", description="lines for the story: which batch, what memory, the innermost frames")
+    error_type: str = Field(default="", description="qualified class of the exception, if any")
+    error: str = Field(default="", description="first lines of the exception's message")
+    place: str = Field(default="", description="file, line and function that raised it")
+    detail: str = Field(default="", description="further lines: batch, memory, innermost frames")
 
 
 class AttemptEnded(LedgerEvent):
-    """The process is gone; ``failure`` is None where it left a result."""
+    """The process ended; ``failure`` is None where it left a result."""
 
     type: Literal["attempt_ended"] = "attempt_ended"
     number: int
@@ -247,7 +246,7 @@ class AttemptEnded(LedgerEvent):
 
 
 class Observed(Wire):
-    """Memory the last process of a trial really took, as far as it is known; see ``TrainResult``."""
+    """Memory used by the last process of a trial, as far as it is known; see ``TrainResult``."""
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -255,7 +254,7 @@ class Observed(Wire):
 
 
 class DeviceSetAside(LedgerEvent):
-    """A device gets no more trials in this session."""
+    """A device is not used any more in this session."""
 
     type: Literal["device_set_aside"] = "device_set_aside"
     device: str
@@ -263,7 +262,7 @@ class DeviceSetAside(LedgerEvent):
 
 
 class ParallelSet(LedgerEvent):
-    """How many trials may run side by side from now on, and why not more."""
+    """The number of trials that may run at the same time was changed."""
 
     type: Literal["parallel_set"] = "parallel_set"
     parallel: int
@@ -271,15 +270,15 @@ class ParallelSet(LedgerEvent):
 
 
 class TrialFinished(LedgerEvent):
-    """The trial's end. Nothing about the trial follows."""
+    """The trial ended. No event about it follows."""
 
     type: Literal["trial_finished"] = "trial_finished"
     number: int
     outcome: Outcome
     value: float | None = None
     also: tuple[float, ...] = Field(default=(), description="values of the study's further goals, in their order")
-    best: int | None = Field(default=None, description="index of the report that gave the value; None with folds")
-    folds: tuple[FoldScore, ...] = Field(default=(), description="what each fold has come to that was done, in order")
+    best: int | None = Field(default=None, description="index of the best report; None with folds")
+    folds: tuple[FoldScore, ...] = Field(default=(), description="scores of the folds that were done, in order")
     steps: int = 0
     reason: str = ""
     observed: Observed | None = None

@@ -1,8 +1,8 @@
-"""The trials of a study as samplers and pruners see them, with what these read of the ended ones at hand.
+"""The trials of a study as samplers and pruners see them, with projections of the ended ones.
 
-What a decider says is a function of the trials alone. What it costs would grow with them, were everything read anew
-each time; so each keeps a :class:`Projection` here, which hears of every ended trial once. Drop the folds, and the next
-question makes them again.
+A sampler's or pruner's decision is a function of the trials alone. To keep its cost constant as trials accumulate, each
+keeps a :class:`Projection` here, to which every ended trial is applied once. A projection can be dropped: the next
+question makes it again.
 """
 
 from bisect import insort
@@ -15,10 +15,10 @@ from dryfit.core.settings.trial import Outcome, TrialRecord
 
 
 class Projection(Protocol):
-    """What somebody wants to know of all ended trials; it must not depend on the order in which they ended."""
+    """A summary of all ended trials; it must not depend on the order in which they ended."""
 
     def apply(self, record: TrialRecord) -> None:
-        """Hear of one more trial that ended."""
+        """Add a trial that ended."""
         ...
 
 
@@ -47,10 +47,10 @@ class History(Sequence[TrialRecord]):
         return list(self._open.values())
 
     def put(self, record: TrialRecord) -> None:
-        """Take a new trial, or what became of one that had no end yet.
+        """Add a new trial, or replace one that had not ended.
 
         Raises:
-            InternalError: The trial has ended before, or trials do not come in the order of their numbers.
+            InternalError: The trial had ended already, or its number is smaller than the last one's.
         """
         number = record.number
         place = self._places.get(number)
@@ -70,22 +70,22 @@ class History(Sequence[TrialRecord]):
             self._ended.append(record)
 
     def get(self, number: int) -> TrialRecord | None:
-        """One trial; None where there is none of this number."""
+        """Return a trial; None where there is none of this number."""
         place = self._places.get(number)
         return None if place is None else self._records[place]
 
     def before(self, number: int) -> "History":
-        """The trials with smaller numbers: this history itself where there are no others."""
+        """Return the trials with smaller numbers: this history itself if it has no others."""
         if not self._records or self._records[-1].number < number:
             return self
         return History(record for record in self._records if record.number < number)
 
     def projected(self, key: Hashable, make: Callable[[], ProjectionT]) -> ProjectionT:
-        """A fold of all trials that have ended, up to date.
+        """Return the projection of all ended trials, up to date.
 
         Args:
-            key: What tells it from other folds.
-            make: Makes an empty one, the first time it is asked for.
+            key: Identifies it among the projections.
+            make: Makes an empty one, the first time.
         """
         projection, applied = self._projections.get(key) or (make(), 0)
         for record in self._ended[applied:]:
@@ -94,11 +94,11 @@ class History(Sequence[TrialRecord]):
         return cast("ProjectionT", projection)
 
     def __len__(self) -> int:
-        """How many trials there are."""
+        """Return the number of trials."""
         return len(self._records)
 
     def __iter__(self) -> Iterator[TrialRecord]:
-        """Go through them by number."""
+        """Iterate over them by number."""
         return iter(self._records)
 
     @overload
@@ -106,12 +106,12 @@ class History(Sequence[TrialRecord]):
     @overload
     def __getitem__(self, index: slice) -> list[TrialRecord]: ...
     def __getitem__(self, index: int | slice) -> TrialRecord | list[TrialRecord]:
-        """A trial by its place, which is its number where none is missing."""
+        """Return a trial by its index, which is its number where none is missing."""
         return self._records[index]
 
 
 def as_history(records: Iterable[TrialRecord]) -> History:
-    """Trials as a history: the same one where they are one already."""
+    """Return trials as a history: the same object where they are one already."""
     return records if isinstance(records, History) else History(records)
 
 
@@ -120,7 +120,7 @@ class Ranking:
 
     Args:
         sign: -1 where larger values are better, else 1.
-        first: Trials with smaller numbers are left out: they are told of, and of an earlier generation.
+        first: Trials with smaller numbers are left out: reused ones of earlier generations.
     """
 
     def __init__(self, sign: float, first: int = 0) -> None:
@@ -129,7 +129,7 @@ class Ranking:
         self._ranked: list[tuple[float, int]] = []
 
     def apply(self, record: TrialRecord) -> None:
-        """Hear of one more trial that ended."""
+        """Add a trial that ended."""
         if (
             record.number >= self._first
             and record.outcome is Outcome.COMPLETE
@@ -139,5 +139,5 @@ class Ranking:
             insort(self._ranked, (self._sign * record.value, record.number))
 
     def numbers(self, most: int) -> list[int]:
-        """Numbers of the best ``most`` of them."""
+        """Return the numbers of the best ``most`` trials."""
         return [number for _, number in self._ranked[:most]]

@@ -1,4 +1,4 @@
-"""Every path of a study, in one place."""
+"""Paths of everything in a study's folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 def shared_traces(environment: Mapping[str, str], home: Path) -> Path:
-    """Folder of recorded traces, shared by all studies of a user; safe to delete.
+    """Return the folder of recorded traces, shared by all studies of a user; safe to delete.
 
     Args:
-        environment: ``DRYFIT_CACHE`` decides where dryfit's caches are, else ``XDG_CACHE_HOME`` is heeded (XDG Base
-            Directory Specification: a relative path there is to be ignored).
+        environment: ``DRYFIT_CACHE`` is used if set, else ``XDG_CACHE_HOME`` (a relative path there is ignored, as the
+            XDG Base Directory Specification says).
         home: The user's home folder.
     """
     own, cache = environment.get("DRYFIT_CACHE"), environment.get("XDG_CACHE_HOME", "")
@@ -37,25 +37,25 @@ class TrialLayout:
 
     @property
     def load_report(self) -> Path:
-        """Where each tensor of the trial's model came from; JSON of a ``LoadReport``."""
+        """Origin of each tensor of the trial's model; JSON of a ``LoadReport``."""
         return self.folder / "load.json"
 
     def planning(self, number: int) -> Path:
-        """The folder of try ``number`` to plan the trial's memory, counted from 1."""
+        """Return the folder of planning attempt ``number``, from 1."""
         return self.folder / f"plan-{number}"
 
     def attempt(self, number: int) -> Path:
-        """The folder of attempt ``number``, counted from 1."""
+        """Return the folder of attempt ``number``, from 1."""
         return self.folder / f"attempt-{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class FinalLayout(TrialLayout):
-    """The folder of a configuration that is trained once more: a trial's, with what comes of it."""
+    """The folder of a final training: as a trial's, and with the saved model."""
 
     @property
     def lock(self) -> Path:
-        """Held by the one process that trains it."""
+        """Lock held by the process that trains it."""
         return self.folder / "lock"
 
     @property
@@ -65,12 +65,12 @@ class FinalLayout(TrialLayout):
 
     @property
     def stop_request(self) -> Path:
-        """A file that asks to stop, as a study has one."""
+        """A file whose presence asks the training to stop."""
         return self.folder / "stop"
 
     @property
     def attempts(self) -> int:
-        """How many attempts there were."""
+        """Number of attempts so far."""
         return len(list(self.folder.glob("attempt-*")))
 
 
@@ -82,7 +82,7 @@ class StudyLayout:
 
     @property
     def study_file(self) -> Path:
-        """What the user wrote."""
+        """The user's study file."""
         return self.folder / "study.toml"
 
     @property
@@ -92,22 +92,22 @@ class StudyLayout:
 
     @property
     def ledger(self) -> Path:
-        """The one durable record."""
+        """The ledger of events."""
         return self.folder / "ledger.jsonl"
 
     @property
     def lock(self) -> Path:
-        """Held by the one process that may write the ledger."""
+        """Lock held by the process that may write the ledger."""
         return self.folder / "lock"
 
     @property
     def stop_request(self) -> Path:
-        """Written by ``dryfit stop``, removed when it has been obeyed."""
+        """Written by ``dryfit stop``, removed once the study has stopped."""
         return self.folder / "stop"
 
     @property
     def wakeup_fifo(self) -> Path:
-        """FIFO that children ring."""
+        """FIFO that children write to, to wake the control process."""
         return self.folder / "doorbell"
 
     @property
@@ -117,27 +117,27 @@ class StudyLayout:
 
     @property
     def logs(self) -> Path:
-        """Logs of the processes that belong to no trial."""
+        """Logs of processes that belong to no trial."""
         return self.folder / "logs"
 
     @property
     def mirror_status(self) -> Path:
-        """Where the mirror says how far it is, and which journal it writes."""
+        """The mirror's progress, and the journal it writes."""
         return self.logs / "mirror.json"
 
     @property
     def journal(self) -> Path:
-        """The derived Optuna journal, unless the mirror had to begin another one."""
+        """The Optuna journal of the mirror, unless it had to begin another one."""
         return self.folder / "optuna.journal"
 
     @property
     def preparations(self) -> Path:
-        """Folders of the children that checked the data."""
+        """Folder of the child processes that checked the data."""
         return self.folder / "prepare"
 
     @property
     def report(self) -> Path:
-        """The page that ``dryfit report`` makes."""
+        """The HTML page that ``dryfit report`` writes."""
         return self.folder / "report" / "index.html"
 
     @property
@@ -147,13 +147,13 @@ class StudyLayout:
 
     @property
     def finals(self) -> Path:
-        """Folders of configurations that were trained once more."""
+        """Folders of final trainings."""
         return self.folder / "final"
 
     def final(self, name: str) -> FinalLayout:
-        """The folder of a configuration that is trained once more."""
+        """Return the folder of a final training."""
         return FinalLayout(self.finals / name)
 
     def trial(self, number: int) -> TrialLayout:
-        """The folder of trial ``number``."""
+        """Return the folder of trial ``number``."""
         return TrialLayout(self.trials / f"{number:04d}")

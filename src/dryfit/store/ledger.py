@@ -1,4 +1,4 @@
-"""The one durable record of a study: append-only, one writer, an fsync an event, a torn tail truncated."""
+"""The ledger, a study's one durable record: append-only, one writer, one fsync per event, a torn tail truncated."""
 
 import fcntl
 import json
@@ -21,10 +21,10 @@ _GLANCE_S = 0.02
 
 
 class StudyLock:
-    """Makes one process the writer of a study. The kernel frees the lock when the process dies, however it dies.
+    """File lock that makes one process the writer of a study. The kernel frees it when the process dies.
 
     Raises:
-        StudyBusyError: On entering, where another live process holds it.
+        StudyBusyError: On entering, if another live process holds it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +61,7 @@ class StudyLock:
 
 
 def _taken(fd: int) -> bool:
-    """Take a lock; False where somebody else keeps it longer than it takes to look whose it is (:func:`lock_owner`)."""
+    """Take a lock; False if another process holds it for longer than :func:`lock_owner` does to look whose it is."""
     for left in reversed(range(_GLANCES)):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +74,7 @@ def _taken(fd: int) -> bool:
 
 
 def lock_owner(path: Path) -> int | None:
-    """Process id of whoever holds a study's lock now; None where nobody does."""
+    """Return the id of the process that holds a study's lock; None if none does."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def lock_owner(path: Path) -> int | None:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file, one at a time; a torn last one, or one being written right now, is left out."""
+    """Yield the complete lines of a file; a torn last one, or one being written right now, is left out."""
     return (line for line in file if line.endswith(b"\n"))
 
 
@@ -122,7 +122,7 @@ def _why_unreadable(line: bytes, error: ValidationError) -> str:
 
 
 def each_event(path: Path) -> Iterator[Event]:
-    """Read a ledger without owning it, an event at a time; a torn tail, or one being written right now, is ignored.
+    """Yield the events of a ledger without taking its lock; a torn tail, or one being written right now, is ignored.
 
     Raises:
         LedgerError: A line that is not the last cannot be read.
@@ -135,7 +135,7 @@ def each_event(path: Path) -> Iterator[Event]:
 
 
 def read_ledger(path: Path) -> list[Event]:
-    """All events of a ledger at once; see :func:`each_event`.
+    """Return all events of a ledger; see :func:`each_event`.
 
     Raises:
         LedgerError: A line that is not the last cannot be read.
@@ -144,10 +144,10 @@ def read_ledger(path: Path) -> list[Event]:
 
 
 class LedgerTail:
-    """Follows a ledger without owning it: no lock is taken, and each line is read once.
+    """Follows a ledger without taking its lock; each line is read once.
 
     Args:
-        path: The file; it need not be there yet.
+        path: The file; it need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -156,16 +156,16 @@ class LedgerTail:
         self._inode: int | None = None
 
     def began_anew(self) -> bool:
-        """Whether the file is another one than was read so far, as of a study that had no trial yet."""
+        """Whether the file was replaced, as happens to a study that had no trial yet."""
         try:
-            found = self._tail.path.stat()
+            status = self._tail.path.stat()
         except FileNotFoundError:
             return self._inode is not None
-        self._inode = found.st_ino if self._inode is None else self._inode
-        return found.st_ino != self._inode or found.st_size < self._tail.offset
+        self._inode = status.st_ino if self._inode is None else self._inode
+        return status.st_ino != self._inode or status.st_size < self._tail.offset
 
     def read(self) -> list[Event]:
-        """Every event that was written since the last call.
+        """Return every event written since the last call.
 
         Raises:
             LedgerError: A line cannot be read.
@@ -176,11 +176,11 @@ class LedgerTail:
 
 
 class Ledger:
-    """The ledger as its one writer sees it. Open it only under a :class:`StudyLock`.
+    """The ledger for its one writer. Open it only while holding a :class:`StudyLock`.
 
     Args:
-        path: The file; created when absent.
-        apply: Called with every event that is already there, in order, and with each one appended later.
+        path: The file; created if absent.
+        apply: Called with every existing event, in order, and with each one appended later.
         clock: Unix time in seconds.
 
     Raises:
@@ -204,14 +204,14 @@ class Ledger:
 
     @property
     def size_bytes(self) -> int:
-        """Length of the durable part."""
+        """Length of the durable part of the file."""
         return self._size
 
     def append(self, event: Event) -> Event:
         """Write one event durably, then apply it.
 
         Returns:
-            The event with its place and time.
+            The event with its index and time.
 
         Raises:
             OSError: It could not be written; the ledger is as it was before.

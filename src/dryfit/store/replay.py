@@ -1,4 +1,4 @@
-"""What a ledger says, folded into one state: the only memory a study has."""
+"""The state of a study, projected from the events of its ledger: the only memory a study has."""
 
 from itertools import compress
 
@@ -36,17 +36,17 @@ from dryfit.store.tally import FailureTally
 
 
 class StudyState:
-    """The fold of a ledger. Feed every event, in order, to :meth:`apply`.
+    """The state of a study. Pass every event of the ledger, in order, to :meth:`apply`.
 
-    Counts, the best trial, the front and the history are those of the present generation.
+    Counts, the best trial, the Pareto front and the history are those of the present generation.
 
     Attributes:
-        created: The study, with the task and the goals that it has now.
-        generations: One for each time that the study changed so that its trials no longer counted; the first is 1.
+        created: The study, with its present task and goals.
+        generations: A new one begins whenever the study changed so that its trials no longer counted; the first is 1.
         best: The best complete trial by the study's metric.
-        front: With several goals, the complete trials that no other beats in all of them, by their end; else empty.
-        finished_since_best: Finished trials since the best, or the front, became better.
-        failures: How trials of this session failed since the last one that ended well.
+        front: With several goals, the complete trials that no other one dominates, in the order they ended; else empty.
+        finished_since_best: Finished trials since the best trial, or the front, last improved.
+        failures: Failed trials of this session since the last one that ended well.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class StudyState:
 
     @property
     def generation(self) -> GenerationState:
-        """The present one, of a study that was created."""
+        """The present generation; the study must have been created."""
         return self.generations[-1]
 
     @property
@@ -78,49 +78,49 @@ class StudyState:
         return self.trials[self.generation.first :] if self.generations else self.trials
 
     def in_generation(self, number: int) -> list[TrialState]:
-        """The trials of a generation, by number."""
+        """Return the trials of a generation, by number."""
         if number == len(self.generations):
             return self.present
         return self.trials[self.generations[number - 1].first : self.generations[number].first]
 
     @property
     def direction(self) -> Direction:
-        """Which values are better."""
+        """Which values of the metric are better."""
         return self.created.direction if self.created else Direction.MAXIMIZE
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """What is better, of each goal; the metric's first."""
+        """The direction of each goal, the metric's first."""
         return tuple(goal.direction for goal in self.created.goals) if self.created else (Direction.MAXIMIZE,)
 
     @property
     def counted(self) -> int:
-        """Trials that count towards the total: complete, pruned and failed."""
+        """Number of trials that count towards the total: complete, pruned and failed."""
         return sum(count for outcome, count in self.counts.items() if outcome.counts)
 
     @property
     def open_trials(self) -> list[TrialState]:
-        """Trials without an end, by number."""
+        """Trials that have not ended, by number."""
         return list(self._unfinished.values())
 
     @property
     def wall_s(self) -> float:
-        """Seconds during which a control process worked on the study."""
+        """Seconds that control processes have worked on the study."""
         return sum(session.last_at_s - session.opened_at_s for session in self.sessions)
 
     def wall_until_s(self, now_s: float) -> float:
-        """:attr:`wall_s` counted up to ``now_s`` (Unix seconds) in the session that is open."""
+        """Return :attr:`wall_s`, with the open session counted up to ``now_s`` (Unix seconds)."""
         return self.wall_s + max(0.0, now_s - self.sessions[-1].last_at_s)
 
     def generation_wall_until_s(self, now_s: float) -> float:
-        """:meth:`wall_until_s`, without the sessions before the present generation."""
+        """Return :meth:`wall_until_s` without the sessions before the present generation."""
         before = self.sessions[: self.generation.session]
         return self.wall_until_s(now_s) - sum(session.last_at_s - session.opened_at_s for session in before)
 
     def history(self) -> History:
-        """Every trial as samplers and pruners see it, earlier generations' as far as they are told of.
+        """Return the trials as samplers and pruners see them, with the reused ones of earlier generations.
 
-        It goes on with the study: ask again after each event.
+        The object is updated by this call: call it again after each event.
         """
         first = self.generation.first if self.generations else 0
         for trial in self._unfinished.values():
@@ -129,15 +129,15 @@ class StudyState:
         return self._history
 
     def apply(self, event: Event) -> None:
-        """Fold one event."""
+        """Apply one event."""
         match event:
             case StudyCreated():
                 self.created = event
                 self.generations.append(GenerationState(1, event.name, event.comparability, event.at))
             case StudyRevised(comparability=comparability):
-                self._rest_on(comparability)
+                self._change_comparability(comparability)
                 self.generation.comparability = comparability
-                self._retell()
+                self._remake_history()
             case GenerationBegan():
                 self._begin(event)
             case SessionOpened():
@@ -173,7 +173,7 @@ class StudyState:
 
     def _open(self, event: SessionOpened) -> None:
         if not self.sessions or self.sessions[-1].closed is not None:
-            self.refused_in_a_row = 0  # a killed session goes on, its count of refusals too
+            self.refused_in_a_row = 0  # after a killed session the count goes on
         self.sessions.append(
             SessionState(
                 opened_at_s=event.at,
@@ -189,8 +189,8 @@ class StudyState:
         self.failures = FailureTally()
 
     def _begin(self, event: GenerationBegan) -> None:
-        """Count from zero; what was is kept."""
-        self._rest_on(event.comparability)
+        """Begin a generation: counts are zero again, trials are kept."""
+        self._change_comparability(event.comparability)
         if event.generation == len(self.generations):  # it has no trial yet
             del self.generations[-1]
         self.generations.append(
@@ -206,34 +206,34 @@ class StudyState:
                 points=event.points,
             )
         )
-        self._retell()
+        self._remake_history()
         self.counts = dict.fromkeys(Outcome, 0)
         self.best, self.front, self._front_losses = None, [], []
         self.finished_since_best = self.refused_in_a_row = 0
         self.failures = FailureTally()
 
-    def _retell(self) -> None:
-        """Begin the history anew: of other trials, or of the same with other values of the file's own."""
+    def _remake_history(self) -> None:
+        """Make the history again: its trials changed, or the study file's values did."""
         reused = [self.trials[number] for number in self.generation.reused]
         self._history = History(trial.record() for trial in (*reused, *self.present))
 
-    def _rest_on(self, basis: ComparabilityKey) -> None:
-        """From here on trials rest on something else; those so far keep what they had."""
+    def _change_comparability(self, new: ComparabilityKey) -> None:
+        """Change what new trials are compared by; earlier ones keep the study file's values that they had."""
         assert self.created is not None
         old = self.generation.comparability
         before = old.own or {}
-        if before and (before != basis.own or old.space != basis.space):
+        if before and (before != new.own or old.space != new.space):
             for trial in self.trials:
                 if not trial.own:
                     trial.own = before
-        goal, *also = basis.goals
+        goal, *also = new.goals
         self.created = self.created.model_copy(
             update={
-                "task": basis.task,
+                "task": new.task,
                 "metric": goal.name,
                 "direction": goal.direction,
                 "also": tuple(also),
-                "space": basis.space,
+                "space": new.space,
             }
         )
 
@@ -245,7 +245,7 @@ class StudyState:
         self.trials[event.number].plan = PlanState(event.key, answer)
 
     def _ask(self, event: TrialAsked) -> None:
-        # Thousands of trials draw from few sets of distributions: each is kept once.
+        # Thousands of trials share few sets of distributions: each set is kept once.
         drawn_from = self._distributions.setdefault(tuple(event.distributions.items()), event.distributions)
         trial = TrialState(
             number=event.number,
@@ -329,10 +329,10 @@ class StudyState:
         self.finished_since_best = 0 if improves else self.finished_since_best + 1
 
     def _join_front(self, trial: TrialState) -> bool:
-        """Take a trial into the Pareto front, if it belongs there; whether it is better there than all before.
+        """Add a trial to the Pareto front if it belongs there; return whether it improved the front.
 
-        Equal trials are all of the front, but only the first of them moved it. A trial with NaN among its values, or
-        without one of them, has no place in it.
+        Trials with equal values are all in the front, but only the first of them improves it. A trial with a missing
+        or NaN value is never in it.
         """
         values = trial.values or ()
         losses = as_losses(values, self.directions) if len(values) == len(self.directions) else None

@@ -1,4 +1,4 @@
-"""What a ledger says of a study's parts: its attempts, plans, trials and sessions."""
+"""The states of a study's attempts, plans, trials, generations and sessions, as its ledger has them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from dryfit.store.events import ComparabilityKey, FailureFacts, Observed
 
 @dataclass(slots=True)
 class AttemptState:
-    """One process of a trial. ``ended`` is False while it runs, or where the control process died with it.
+    """One process of a trial. ``ended`` is False while it runs, or if the control process died with it.
 
     Attributes:
-        session: Index of the session that placed it; -1: none had begun.
+        session: Index of the session that placed it; -1: none.
     """
 
     number: int
@@ -40,8 +40,8 @@ class PlanState:
 
     Attributes:
         key: See :class:`~dryfit.store.events.TrialPlanned`.
-        fallbacks_taken: How many of its fallbacks were taken since, each after the device's memory did not suffice.
-        misses: How many attempts ran out of the device's memory all the same.
+        fallbacks_taken: How many of its fallbacks were taken, each after an attempt ran out of device memory.
+        misses: How many attempts ran out of device memory although they were planned.
     """
 
     key: str
@@ -51,18 +51,18 @@ class PlanState:
 
     @property
     def fallbacks_left(self) -> int:
-        """Fallbacks that have not been tried."""
+        """Number of fallbacks that have not been tried."""
         return len(self.answer.fallbacks) - self.fallbacks_taken
 
     @property
     def execution(self) -> ExecutionChoice | None:
-        """What the next attempt is to be run with; None: as wished."""
+        """How the next attempt is to be executed; None: as the study file says."""
         return self.answer.fallbacks[self.fallbacks_taken - 1] if self.fallbacks_taken else self.answer.execution
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictState:
-    """The answer to a report."""
+    """The pruner's answer to a report."""
 
     proceed: bool
     reason: str
@@ -70,17 +70,17 @@ class VerdictState:
 
 @dataclass(slots=True)
 class GenerationState:
-    """Trials that rest on the same, all others being of earlier generations or later ones.
+    """One generation: the trials with one comparability key.
 
     Attributes:
         number: From 1.
-        name: What its Optuna mirror is called.
-        comparability: What its trials rest on.
+        name: Name of its Optuna mirror.
+        comparability: What its trials are compared by.
         began_at_s: Unix seconds.
-        first: The number that its first trial has.
+        first: Number of its first trial.
         session: Index of the session in which it began.
-        reasons: Why the one before it could not go on.
-        reused: Numbers of earlier trials that samplers and pruners learn from.
+        reasons: Why the generation before it ended.
+        reused: Numbers of earlier trials that samplers and pruners still learn from.
         points: Points of earlier trials that are tried again.
     """
 
@@ -97,12 +97,12 @@ class GenerationState:
 
 @dataclass(slots=True)
 class TrialState:
-    """Everything the ledger knows of one trial.
+    """Everything the ledger says about one trial.
 
     Attributes:
-        fold_reports: Numbers that each of its folds has for its reports.
-        generation: The number of its generation.
-        own: The study file's own values when it was asked for; empty where they are those of today.
+        fold_reports: Report indices reserved for each fold.
+        generation: Number of its generation.
+        own: The study file's values when the trial was made; empty where they are the present ones.
     """
 
     number: int
@@ -133,46 +133,46 @@ class TrialState:
 
     @property
     def past_failures(self) -> tuple[PastFailure, ...]:
-        """Failures of the attempts so far, oldest first."""
-        found: list[PastFailure] = []
+        """Failures of its attempts, oldest first."""
+        failures: list[PastFailure] = []
         farthest = -1
         for attempt in self.attempts:
-            # An attempt that only got as far as one before it has made no progress.
+            # An attempt that got no further than one before it has made no progress.
             further = attempt.checkpoint_step is not None and attempt.checkpoint_step > farthest
             farthest = max(farthest, attempt.checkpoint_step if attempt.checkpoint_step is not None else -1)
             if attempt.failure is not None:
-                found.append(PastFailure(attempt.failure.kind, further, attempt.failure.action, attempt.device))
-        return tuple(found)
+                failures.append(PastFailure(attempt.failure.kind, further, attempt.failure.action, attempt.device))
+        return tuple(failures)
 
     @property
     def made_progress(self) -> bool:
-        """Whether the last attempt reached a checkpoint further on than any before it."""
+        """Whether the last attempt reached a later checkpoint than all before it."""
         *earlier, last = [attempt.checkpoint_step for attempt in self.attempts]
         return last is not None and all(step is None or step < last for step in earlier)
 
     @property
     def point_is_to_blame(self) -> bool:
-        """Whether it failed for what its parameters are: they would fail again."""
+        """Whether it failed because of its parameters, so that they would fail again."""
         failures = [attempt.failure for attempt in self.attempts if attempt.failure is not None]
         if self.outcome is not Outcome.FAILED or not failures:
             return False
-        diagnosed = [one for one in failures[:-1] if one.action is Action.DIAGNOSE]
-        return any(PERMITTED[one.kind].blames_point for one in (failures[-1], *diagnosed))
+        diagnosed = [failure for failure in failures[:-1] if failure.action is Action.DIAGNOSE]
+        return any(PERMITTED[failure.kind].blames_point for failure in (failures[-1], *diagnosed))
 
     @property
     def values(self) -> tuple[float, ...] | None:
-        """Its values of all goals, the metric's first; None unless it completed with a value."""
+        """Its value for each goal, the metric's first; None unless it completed with a value."""
         return None if self.value is None else (self.value, *self.also)
 
     @property
     def spreads(self) -> tuple[float, ...]:
-        """How far its folds lie apart, of each goal; empty unless it completed with folds."""
+        """Standard deviation over its folds for each goal; empty unless it completed with folds."""
         return () if self.value is None else fold_spreads(self.folds)
 
     def record(self) -> TrialRecord:
-        """The trial as samplers and pruners see it.
+        """Return the trial as samplers and pruners see it.
 
-        One that failed for what its parameters are is told as refused: from failed trials no sampler learns anything.
+        A trial that failed because of its parameters counts as refused: samplers learn nothing from failed trials.
         """
         return TrialRecord(
             number=self.number,
@@ -190,11 +190,11 @@ class TrialState:
 
 @dataclass(slots=True)
 class SessionState:
-    """One stretch of work of a control process.
+    """One session: the work of one control process on the study.
 
     Attributes:
-        set_aside: Devices that get no more trials, each with the reason.
-        side_by_side: How many trials may run at once, as it was found out last; None: as asked for.
+        set_aside: Devices that are not used any more, each with the reason.
+        side_by_side: How many trials may run at the same time, as determined last; None: as asked for.
         side_by_side_reason: Why not more.
     """
 

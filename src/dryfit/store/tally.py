@@ -1,4 +1,4 @@
-"""How trials failed in a session since the last one that ended well: what the breaker of a study looks at."""
+"""Counts of failed trials since the last one that ended well; by these a study stops itself."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,37 +8,37 @@ from dryfit.core.failure import PERMITTED, FailureKind
 from dryfit.store.events import FailureFacts
 
 Fingerprint: TypeAlias = tuple[FailureKind, str, str]
-"""Kind, class of the exception, and where it came from: two trials with one fingerprint failed in the same way."""
+"""Kind, exception class and origin of a failure: trials with one fingerprint failed in the same way."""
 
-_SAID_BY_US = frozenset({FailureKind.CONFIG, FailureKind.DATA})
-"""Kinds whose messages are ours: one place in our code finds many things wrong, so what it found is looked at too."""
+_OWN_MESSAGES = frozenset({FailureKind.CONFIG, FailureKind.DATA})
+"""Kinds whose errors dryfit raises: one place in the code raises different ones, so the message counts too."""
 
 
 def fingerprint(facts: FailureFacts) -> Fingerprint:
-    """What makes a failure the same as another one."""
+    """Return what two equal failures have in common."""
     place = facts.place or facts.sentence
-    if facts.kind in _SAID_BY_US:
+    if facts.kind in _OWN_MESSAGES:
         place = f"{place}: {facts.error.partition(chr(10))[0]}"
     return facts.kind, facts.error_type, place
 
 
 @dataclass(slots=True)
 class FailureTally:
-    """Failed trials since the last complete or pruned one. Those killed by nobody knows whom are left out.
+    """Failed trials since the last complete or pruned one; those killed from outside are left out.
 
     Attributes:
-        in_a_row: How many there are.
-        alike: How many of them failed in each way.
+        in_a_row: Their number.
+        alike: Their number by fingerprint.
     """
 
     in_a_row: int = 0
     alike: Counter[Fingerprint] = field(default_factory=Counter[Fingerprint])
 
     def failed(self, facts: FailureFacts | None) -> None:
-        """Take in a failed trial.
+        """Count a failed trial.
 
         Args:
-            facts: Its last attempt's failure; None where it had none.
+            facts: The failure of its last attempt; None if it had none.
         """
         if facts is None:
             self.in_a_row += 1
