@@ -1,4 +1,4 @@
-"""The child's end of the wire: messages, heartbeat, verdicts and stop requests, all through its own folder."""
+"""The child's side of the messages: reports, heartbeat, verdicts and stop requests, as files in its folder."""
 
 import os
 import time
@@ -50,7 +50,7 @@ class WakeupFifo:
 
 
 class Peers(Protocol):
-    """The processes that do one job together, as one of them sees the others. All make the same calls in one order."""
+    """The processes that do one job together, as seen by one of them. All make the same calls in the same order."""
 
     @property
     def rank(self) -> int:
@@ -59,24 +59,24 @@ class Peers(Protocol):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         ...
 
     def share(self, value: T) -> T:
-        """What rank 0 has, on each of them."""
+        """Return rank 0's value on every process."""
         ...
 
 
 class ChildChannel:
-    """What a child may say to the control process, and hear from it.
+    """Sends a child's messages to the control process, and receives its answers.
 
-    Where several processes do one job together, rank 0 alone speaks, and what it hears all of them hear.
+    If several processes do one job together, rank 0 alone sends, and its answers are shared with all of them.
 
     Args:
         folder: The attempt's folder.
         wakeup_fifo: Path of the FIFO to ring, or None.
         placed_at_s: ``time.monotonic()`` when the control process placed this child.
-        secrets: What must not be in a message or a result, by name.
+        secrets: Values that must not be in a message or a result, by name.
     """
 
     def __init__(
@@ -94,31 +94,31 @@ class ChildChannel:
         self._peers: Peers | None = None
 
     def join(self, peers: Peers) -> None:
-        """From now on this process is one of several."""
+        """Become one of several processes that do the job together."""
         self._peers = peers
 
     def part(self) -> None:
-        """It is alone again."""
+        """Become a single process again."""
         self._peers = None
 
     @property
-    def _speaks(self) -> bool:
+    def _sends(self) -> bool:
         return self._peers is None or self._peers.rank == 0
 
     def _shared(self, value: T) -> T:
         return value if self._peers is None else self._peers.share(value)
 
     def note_sigterm(self) -> None:
-        """Remember that a SIGTERM came; safe inside a signal handler."""
+        """Note that a SIGTERM came; safe inside a signal handler."""
         self._sigterm = True
 
     def since_placed_ms(self) -> float:
-        """Milliseconds since the control process decided to start this child."""
+        """Return the milliseconds since the control process decided to start this child."""
         return (time.monotonic() - self.placed_at_s) * 1000
 
     def send(self, message: Message) -> None:
         """Append one message; whole lines only, in one write."""
-        if not self._speaks:
+        if not self._sends:
             return
         line = redacted_json(message.model_dump_json().encode(), self._secrets) + b"\n"
         fd = os.open(self.folder / MESSAGES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -129,23 +129,23 @@ class ChildChannel:
         self._wakeup_fifo.ring()
 
     def stepped(self) -> None:
-        """An optimizer step is done; the first one is told of."""
+        """Note that an optimizer step is done; the first one is reported."""
         if not self._stepped:
             self._stepped = True
             self.send(FirstStep(after_ms=self.since_placed_ms()))
 
     def beat(self) -> None:
-        """Say that the training thread is alive; call as often as you like."""
+        """Signal that the training thread is alive; may be called at any rate."""
         now_s = time.monotonic()
-        if now_s - self._last_beat_s >= _BEAT_EVERY_S and self._speaks:
+        if now_s - self._last_beat_s >= _BEAT_EVERY_S and self._sends:
             self._last_beat_s = now_s
             os.utime(self._beat_path)
 
     def stop_requested(self) -> StopReason | None:
-        """Whether to checkpoint and stop, and who asked. Cheap: one stat."""
-        return self._shared(self._asked_to_stop() if self._speaks else None)
+        """Return who asked for a checkpoint and a stop; None: nobody did. Cheap: one stat."""
+        return self._shared(self._stop_reason() if self._sends else None)
 
-    def _asked_to_stop(self) -> StopReason | None:
+    def _stop_reason(self) -> StopReason | None:
         if (self.folder / STOP_FILE).exists():
             return StopReason.REQUEST
         return StopReason.SIGTERM if self._sigterm else None
@@ -153,13 +153,13 @@ class ChildChannel:
     def report(self, point: MetricPoint, *, timeout_s: float) -> bool:
         """Report a validation and wait for the verdict.
 
-        A stop request does not end the wait: a checkpoint behind a report whose verdict nobody has heard would let
-        a resumed trial go on where the undisturbed one was pruned.
+        A stop request does not end the wait: with a checkpoint after a report whose verdict was not received, a resumed
+        trial would continue where the undisturbed one was pruned.
 
         Returns:
-            Whether to go on. True as well where no verdict came in time; then a note says so.
+            Whether to continue. Also True if no verdict came in time; then a note says so.
         """
-        return self._shared(self._wait_for_verdict(point, timeout_s) if self._speaks else True)
+        return self._shared(self._wait_for_verdict(point, timeout_s) if self._sends else True)
 
     def _wait_for_verdict(self, point: MetricPoint, timeout_s: float) -> bool:
         self.send(Report(point=point))
@@ -176,7 +176,7 @@ class ChildChannel:
         return True
 
     def finish(self, result: ChildResult) -> None:
-        """Write the last word, durably, and wake the control process."""
+        """Write the result durably and wake the control process."""
         text = redacted_json(result.model_dump_json().encode(), self._secrets).decode()
         write_text_atomic(self.folder / RESULT_FILE, text)
         self._wakeup_fifo.ring()

@@ -1,18 +1,18 @@
-"""Clean-up that never hides what it cleans up after."""
+"""Clean-up that never hides the error it runs after."""
 
 from collections.abc import Callable
 from types import TracebackType
 from typing import TypeAlias
 
 Exit: TypeAlias = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
-"""What an exit stack takes as the end of something."""
+"""An exit callback of an exit stack."""
 
 
 class first_error_wins:  # noqa: N801  # read as a statement: with first_error_wins(error)
-    """Clean up after ``error``: what fails in here is added to it as a note. Without an error it is raised as ever.
+    """Clean up after ``error``: a failure in here is added to it as a note; without an error it is raised as usual.
 
     Args:
-        error: What is on its way out; None: nothing.
+        error: The error being raised; None: none.
     """
 
     def __init__(self, error: BaseException | None) -> None:
@@ -24,7 +24,7 @@ class first_error_wins:  # noqa: N801  # read as a statement: with first_error_w
     def __exit__(
         self, kind: type[BaseException] | None, trouble: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Keep what failed from taking the error's place; a Ctrl-C is nothing that failed."""
+        """Keep a failure from replacing the error; a Ctrl-C is not a failure."""
         if self._error is None or not isinstance(trouble, Exception):
             return False
         self._error.add_note(f"cleaning up failed as well: {type(trouble).__name__}: {trouble}")
@@ -32,7 +32,7 @@ class first_error_wins:  # noqa: N801  # read as a statement: with first_error_w
 
 
 def closing(close: Callable[[], object]) -> Exit:
-    """``close`` as the end of something in an exit stack, which does not hide the error it is called for."""
+    """Return an exit callback that calls ``close`` without hiding the error being raised."""
 
     def leave(_kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         with first_error_wins(error):

@@ -1,22 +1,21 @@
-"""The time of day that a run goes by."""
+"""A clock in Unix seconds that does not jump when the system time is set."""
 
 import time
 from collections.abc import Callable
 
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Counts while the machine sleeps too; nobody can set it."""
+"""Also counts while the machine sleeps, and cannot be set."""
 
 
 def since_boot_s() -> float:
-    """Seconds of a clock that only ever goes on."""
+    """Return the seconds of a clock that is never set."""
     return time.clock_gettime(_SINCE_BOOT)
 
 
 def steady_clock(steady: Callable[[], float] = since_boot_s) -> Callable[[], float]:
-    """A clock that gives Unix seconds and does not jump where the machine's own is set back or forward.
+    """Return a clock in Unix seconds that does not jump when the system time is set.
 
-    Waits and time limits that are counted in Unix seconds would otherwise last a day longer, or be over at once, where
-    somebody sets the clock.
+    Otherwise a wait or a time limit could last a day longer, or end at once, when somebody sets the time.
     """
     offset_s = time.time() - steady()
     return lambda: steady() + offset_s

@@ -1,24 +1,24 @@
-"""The whole exception tree of dryfit.
+"""All exceptions of dryfit.
 
-Every message has four parts: what was being done, what was found (with the value), what is allowed and what to
-do next. Every class has a stable ``code``, printed in brackets, and the exit status its command ends with.
+Every message has four parts: what was being done, what was found (with the value), what is allowed, and what to
+do next. Every class has a stable ``code``, printed in brackets, and the exit status of its command.
 
     DryfitError
     ├── ConfigError            CONFIG      2   a study file, option or value is wrong
     ├── DataError              DATA        2   a row, label, split or file of the data set is wrong
     ├── MachineError           MACHINE     2   this machine cannot do what was asked
     ├── LibraryError           LIBRARY     2   a private name of a library is missing, or does something else
-    ├── LoadError              LOAD        2   a model's weights are not what its code needs
+    ├── LoadError              LOAD        2   a checkpoint's weights do not fit the model
     ├── CheckpointError        CHECKPOINT  2   a checkpoint is torn or belongs to another trial
     │   └── CorruptCheckpointError  CORRUPT 2  a checkpoint cannot be read although its files are as they were written
     ├── NonFiniteError         NONFINITE   2   the loss or a gradient became infinite or NaN
-    ├── PoisonedError          POISONED    2   something in this process replaced what everything else builds on
+    ├── PoisonedError          POISONED    2   code in this process replaced functions that training relies on
     ├── StudyBusyError         BUSY        2   another process owns the study
     ├── LedgerError            LEDGER      2   the ledger cannot be read
     ├── TraceError             TRACE       2   a model's step cannot be traced: its memory is unknown
-    ├── ShardError             SHARD       2   a model cannot be cut over ranks as planned, or its ranks disagree
+    ├── ShardError             SHARD       2   a model cannot be sharded over ranks as planned, or its ranks disagree
     ├── CommError              COMM        2   the processes that train a trial together lost each other
-    ├── ObjectiveError         OBJECTIVE   2   a function of the user's own cannot be used, or gave no result
+    ├── ObjectiveError         OBJECTIVE   2   a user's own function cannot be used, or gave no result
     ├── ChildError             CHILD       2   a preparing child process failed
     └── InternalError          INTERNAL    4   an invariant of ours broke
 """
@@ -38,13 +38,13 @@ class ExitStatus(IntEnum):
 
 
 class DryfitError(Exception):
-    """Base of everything dryfit raises on purpose.
+    """Base of all errors that dryfit raises on purpose.
 
     Args:
         doing: What was being done, e.g. ``"reading posts.jsonl, line 7"``.
         found: What was found, with the offending value.
-        allowed: What would have been accepted; empty where the sentence needs none.
-        hint: What to do next; empty where it is obvious.
+        allowed: What would have been accepted; may be empty.
+        hint: What to do next; may be empty.
     """
 
     code = "ERROR"
@@ -91,7 +91,7 @@ class LibraryError(DryfitError):
 
 
 class LoadError(DryfitError):
-    """A model's weights are not what its code needs."""
+    """A checkpoint's weights do not fit the model."""
 
     code = "LOAD"
 
@@ -115,7 +115,7 @@ class NonFiniteError(DryfitError):
 
 
 class PoisonedError(DryfitError):
-    """Something in this process replaced what everything else builds on: what it computes cannot be trusted."""
+    """Code in this process replaced functions that training relies on: its results cannot be trusted."""
 
     code = "POISONED"
 
@@ -139,7 +139,7 @@ class TraceError(DryfitError):
 
 
 class ShardError(DryfitError):
-    """A model cannot be cut over ranks as planned, a plan is not equal to the whole model, or its ranks disagree."""
+    """A model cannot be sharded as planned, the sharded model differs from the whole one, or its ranks disagree."""
 
     code = "SHARD"
 
@@ -151,7 +151,7 @@ class CommError(DryfitError):
 
 
 class ObjectiveError(DryfitError):
-    """A function of the user's own cannot be called by a trial's process, or did not keep to what is asked of it."""
+    """A user's own function cannot be called by a trial's process, or broke its contract."""
 
     code = "OBJECTIVE"
 
@@ -170,12 +170,12 @@ class InternalError(DryfitError):
 
 
 def _tree(cls: type[DryfitError]) -> dict[str, type[DryfitError]]:
-    found = {cls.code: cls}
+    classes = {cls.code: cls}
     for child in cls.__subclasses__():
-        found.update(_tree(child))
-    return found
+        classes.update(_tree(child))
+    return classes
 
 
 def error_class(code: str) -> type[DryfitError]:
-    """The class with a code; :class:`InternalError` for an unknown one, so that nothing is swallowed."""
+    """Return the class with a code; :class:`InternalError` for an unknown one."""
     return _tree(DryfitError).get(code, InternalError)

@@ -1,11 +1,11 @@
-"""Kinds of failure, the evidence for them, and what may follow."""
+"""Kinds of failure, their evidence, and the actions that each kind permits."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class FailureKind(StrEnum):
-    """Why an attempt ended without a result. Any evidence gets exactly one kind."""
+    """Why an attempt ended without a result. All evidence is classified as exactly one kind."""
 
     INTERRUPTED = "interrupted"
     PREEMPTED = "preempted"
@@ -36,15 +36,15 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildFault:
-    """An exception as the child's outermost frame saw it.
+    """An exception that ended a child process.
 
     Attributes:
         type_names: Qualified class names along the method resolution order and the cause chain, nearest first.
         code: The ``code`` of a dryfit error, else empty.
-        message: The exception's text, cut to a few kilobytes.
-        traceback: Its traceback, cut likewise.
-        context: What was being worked on: the notes that were added to the exception on its way out. Ids of rows and
-            ranges of numbers, never a row's text.
+        message: The exception's text, truncated to a few kilobytes.
+        traceback: Its traceback, truncated too.
+        context: Notes added to the exception about what was being processed: ids of rows and ranges of numbers, never a
+            row's text.
     """
 
     type_names: tuple[str, ...]
@@ -56,36 +56,34 @@ class ChildFault:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of an attempt that ended without a result.
+    """Evidence about an attempt that ended without a result. None in a field: not known, as without a GPU.
 
     Attributes:
-        exit_code: Exit status, None if ended by a signal or unknown.
-        signal: Number of the signal that ended it, else None.
-        fault: The exception it reported, if any.
+        exit_code: Exit status; None if ended by a signal, or unknown.
+        signal: Number of the signal that ended it.
+        fault: The exception it reported.
         log_tail: Last lines of its log.
-        started: Whether its first line was seen.
+        started: Whether its first message was received.
         beat_age_s: Age of its last heartbeat when it ended.
-        stop_asked: We had asked it to stop.
-        killed_by_us: Why we killed it: ``"start"``, ``"hang"``, ``"timeout"``, ``"now"`` or empty.
-        server_lost: The fork server, or the control process before this one, died with it.
-        oom_kills_rose: The cgroup's count of OOM kills rose during the attempt.
-        phase: What it did last, in the words of :class:`dryfit.core.wire.Phase`; empty: nothing is known.
-        step: The optimizer step it was at.
-        device: The device it saw, or several, as ``CUDA_VISIBLE_DEVICES`` named them; None: none.
-        device_free_bytes: Free memory of that device when it ended; of several, that of the one with the least room
-            beside the neighbours.
-        device_total_bytes: All of it.
-        neighbour_bytes: What processes that are not ours took of it.
-        planned_bytes: What the trial's plan says it reserves.
-        peak_bytes: The most of the device that it was seen to reserve.
-        xids: Error numbers that the driver reported of that device, or of any of several, during the attempt.
-        xid_devices: The device of each of them, in their order.
-        shm_free_bytes: Room left in ``/dev/shm``.
-        disk_free_bytes: Room left where the study lies.
-        diagnostic: The attempt was run to find out more (:attr:`AttemptTerms.diagnostic`).
-        stacks: Where its threads were when it was killed for its silence, a line for each.
-
-    None: not known, as on a machine without a GPU.
+        stop_asked: Whether it had been asked to stop.
+        killed_by_us: Why the control process killed it: ``"start"``, ``"hang"``, ``"timeout"``, ``"now"`` or empty.
+        server_lost: Whether the fork server, or the earlier control process, died with it.
+        oom_kills_rose: Whether the cgroup's count of OOM kills rose during the attempt.
+        phase: Its last phase, as in :class:`dryfit.core.wire.Phase`; empty: unknown.
+        step: Its last optimizer step.
+        device: Its device or devices, as in ``CUDA_VISIBLE_DEVICES``; None: none.
+        device_free_bytes: Free memory of the device when it ended; of several, of the one with the least capacity left
+            by other processes.
+        device_total_bytes: All memory of that device.
+        neighbour_bytes: Memory that processes outside the study used there.
+        planned_bytes: Memory that the trial's plan reserves.
+        peak_bytes: The most device memory that it was seen to reserve.
+        xids: Error numbers that the driver reported for its devices during the attempt.
+        xid_devices: The device of each of them, in order.
+        shm_free_bytes: Free space in ``/dev/shm``.
+        disk_free_bytes: Free space on the study's disk.
+        diagnostic: Whether it was a diagnostic attempt (:attr:`AttemptTerms.diagnostic`).
+        stacks: Stacks of its threads when it was killed as hanging, one line each.
     """
 
     exit_code: int | None = None
@@ -116,14 +114,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A classified end: its kind, and one sentence a person can act on."""
+    """A classified failure: its kind, and one sentence that a person can act on."""
 
     kind: FailureKind
     sentence: str
 
 
 class Action(StrEnum):
-    """What follows a failure."""
+    """The action that follows a failure."""
 
     RETRY = "retry"
     """Run the trial again from its last good checkpoint, or from the start without one."""
@@ -134,11 +132,11 @@ class Action(StrEnum):
     ELSEWHERE = "elsewhere"
     """Run the trial again on another device."""
     LIGHTER = "lighter"
-    """Run the trial again with less of the host: fewer loader workers, tensors shared through files."""
+    """Run the trial again with fewer loader workers, and tensors shared through files."""
     DIAGNOSE = "diagnose"
-    """Run the trial once more, slowly, to learn where it fails."""
+    """Run the trial again with slow diagnostics, to learn where it fails."""
     UNPLANNED = "unplanned"
-    """The trial's memory stays unknown; ``execution.unknown`` says what becomes of it."""
+    """Treat the trial's memory as unknown, as ``execution.unknown`` says."""
     GIVE_UP = "give_up"
     """The trial ends FAILED."""
     PRUNE = "prune"
@@ -154,7 +152,7 @@ class Stage:
     """An action, and how many times it may follow one kind of failure.
 
     Attributes:
-        action: What follows.
+        action: The action.
         times: Counted since the trial last made progress. None: always (a fallback: while there is another).
     """
 
@@ -164,15 +162,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """What one kind permits.
+    """The actions that one kind of failure permits.
 
     Attributes:
-        stages: What follows, one after the other.
-        then: What follows after the last of them.
-        counts: Whether the attempt counts as a retry of the trial at all.
-        first_delay_s: How long the first attempt after it waits; each further one waits longer.
+        stages: The actions, in order.
+        then: The action after the last of them.
+        counts: Whether the next attempt counts as a retry of the trial.
+        first_delay_s: Wait before the first attempt after it; each further one waits longer.
         blames_point: A trial that fails of this kind counts as refused for samplers: its parameters are to blame.
-        trips: Whether a trial that fails of this kind counts for the breaker that ends a study.
+        trips: Whether a trial that fails of this kind counts towards the limits that stop a study.
     """
 
     stages: tuple[Stage, ...]
@@ -216,8 +214,8 @@ PERMITTED: dict[FailureKind, Permission] = {
     FailureKind.START: _times(Action.RETRY, 3),
     FailureKind.PLANNER: Permission((Stage(Action.RETRY, 1),), then=Action.UNPLANNED, counts=False),
     FailureKind.NATIVE_CRASH: _times(Action.RETRY, 1),
-    # Each of its retries must reach a new checkpoint, or it ends after three; how often it was killed before that says
-    # nothing about it, and nothing about the study.
+    # The trial ends after three kills in a row without a new checkpoint between them. Being killed from outside says
+    # nothing about the trial or the study.
     FailureKind.KILLED: Permission((Stage(Action.RETRY, 3),), counts=False, trips=False),
     FailureKind.USER_CODE: _always(Action.GIVE_UP),
     FailureKind.INTERNAL: _always(Action.STOP_STUDY),
@@ -226,14 +224,14 @@ PERMITTED: dict[FailureKind, Permission] = {
 
 @dataclass(frozen=True, slots=True)
 class AttemptTerms:
-    """How the next attempt of a trial is run beside what its plan says; nothing of it changes what is learned.
+    """How the next attempt of a trial runs, in addition to its plan; none of it changes what is learned.
 
     Attributes:
-        exclusive: With no other trial on its device.
-        diagnostic: With blocking launches and device assertions, to learn where it fails.
-        lighter: How many times its share of the host is halved (loader workers); above 0, tensors are shared through
-            files instead of shared memory.
-        avoid: Devices it should not run on while there is another.
+        exclusive: No other trial runs on its device.
+        diagnostic: Blocking launches and device assertions are on, to learn where it fails.
+        lighter: How many times its loader workers are halved; above 0, tensors are shared through files instead of
+            shared memory.
+        avoid: Devices not to run on if there is another.
     """
 
     exclusive: bool = False
@@ -247,10 +245,10 @@ class PastFailure:
     """An earlier failure of the same trial.
 
     Attributes:
-        kind: What it was.
-        reached_checkpoint: Whether that attempt reached a checkpoint further on than any before it.
-        action: What followed.
-        device: The device it was on.
+        kind: Its kind.
+        reached_checkpoint: Whether that attempt reached a later checkpoint than all before it.
+        action: The action that followed.
+        device: The device it ran on.
     """
 
     kind: FailureKind
@@ -261,7 +259,7 @@ class PastFailure:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryAction:
-    """What the loop must do, why, and how long to wait before."""
+    """The action to take, its reason, and the wait before it."""
 
     action: Action
     reason: str

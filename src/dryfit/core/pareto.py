@@ -1,4 +1,4 @@
-"""Trials judged by several values at once: which of them no other trial beats."""
+"""Pareto dominance of trials with several goals."""
 
 import math
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dryfit.core.settings.choices import Direction
 
 Losses = tuple[float, ...]
-"""The values of one trial, turned so that smaller is better in each of them."""
+"""The values of one trial, with signs such that smaller is better."""
 
 
 def as_losses(values: Sequence[float], directions: Sequence[Direction]) -> Losses | None:
-    """Turn values so that smaller is better; None where one is NaN: such a trial can be compared with no other."""
+    """Return values with signs such that smaller is better; None if one is NaN: such a trial cannot be compared."""
     if any(math.isnan(value) for value in values):
         return None
     return tuple(
@@ -19,6 +19,6 @@ def as_losses(values: Sequence[float], directions: Sequence[Direction]) -> Losse
     )
 
 
-def dominates(one: Losses, other: Losses) -> bool:
-    """Whether ``one`` is nowhere worse and somewhere better. Equal values do not dominate each other."""
-    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+def dominates(losses: Losses, other: Losses) -> bool:
+    """Whether ``losses`` are nowhere larger and somewhere smaller. Equal values do not dominate each other."""
+    return losses != other and all(mine <= theirs for mine, theirs in zip(losses, other, strict=True))

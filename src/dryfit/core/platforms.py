@@ -1,4 +1,4 @@
-"""Where dryfit runs."""
+"""The platforms that dryfit supports."""
 
 import sys
 
@@ -6,7 +6,7 @@ from dryfit.core.errors import MachineError
 
 
 def refuse_unsupported_platform(name: str = sys.platform) -> None:
-    """Linux and macOS only.
+    """Refuse any platform other than Linux and macOS.
 
     Raises:
         MachineError: Elsewhere.

@@ -1,9 +1,9 @@
-"""Private names of other libraries: what dryfit needs of them, and a test of it before its first use.
+"""Checks that private names of other libraries exist and behave as dryfit needs, before their first use.
 
 A library may rename or change a private name in any release. The modules of ``dryfit.meta.private_apis`` and
 ``dryfit.search.private_apis`` are the only ones that touch such names. Each declares them as a :class:`PrivateNames`,
-and a feature that rests on a group calls :func:`require` where it begins, so that a library that has changed ends with
-a sentence and not with a wrong result.
+and a feature that uses a group calls :func:`require` first, so that a changed library leads to an error and not to a
+wrong result.
 """
 
 import inspect
@@ -25,7 +25,7 @@ TESTED: Final = {
     "accelerate": ">=1.10,<2",
     "optuna": ">=5,<6",
 }
-"""The versions that dryfit was tested with or read against; pyproject.toml has the same, as a test demands."""
+"""The versions that dryfit was tested with; a test keeps pyproject.toml equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PrivateName:
     """A name that another library may change without notice.
 
     Attributes:
-        path: Dotted, from the library's package; ``f(x=)`` for the keyword ``x`` of a function.
+        path: Dotted name, from the library's package; ``f(x=)`` for the keyword ``x`` of a function.
         needed: What dryfit does with it.
         until: The condition for its removal: the public name that would replace it, or a change of the library.
     """
@@ -48,10 +48,9 @@ class PrivateNames:
     """Private names of one library that are used together.
 
     Attributes:
-        library: The library's distribution.
+        library: Name of the library's distribution.
         names: The names.
-        misbehaves: Uses them as dryfit does, in milliseconds, and says what they do that they should not; empty where
-            all is as it should be.
+        misbehaves: Uses the names as dryfit does, within milliseconds, and returns what is wrong; empty: nothing.
     """
 
     library: str
@@ -60,19 +59,19 @@ class PrivateNames:
 
 
 def require(doing: str, *groups: PrivateNames) -> None:
-    """Test the private names that a feature rests on; once in a process for each group.
+    """Test the private names that a feature uses; once per process and group.
 
     Args:
-        doing: The feature, as the error names it: ``"building a model without memory"``.
-        groups: What it rests on.
+        doing: The feature, for the error: ``"building a model without memory"``.
+        groups: The names it uses.
 
     Raises:
         LibraryError: A name is missing or does something else.
     """
     for group in groups:
-        found = _tested(group)
-        if found:
-            raise library_error(group.library, doing, found)
+        problem = _problem(group)
+        if problem:
+            raise library_error(group.library, doing, problem)
 
 
 @contextmanager
@@ -89,7 +88,7 @@ def importing(library: str, doing: str) -> Generator[None]:
 
 
 def library_error(library: str, doing: str, found: str) -> LibraryError:
-    """Say what of a library is not as dryfit needs it."""
+    """Return the error for a library that is not as dryfit needs it."""
     try:
         installed = version(library)
     except PackageNotFoundError:
@@ -104,13 +103,13 @@ def library_error(library: str, doing: str, found: str) -> LibraryError:
 
 
 @cache
-def _tested(group: PrivateNames) -> str:
-    """What is wrong with a group; empty where nothing is."""
+def _problem(group: PrivateNames) -> str:
+    """Return what is wrong with a group; empty: nothing."""
     missing = [name for name in group.names if not _exists(name.path)]
     if missing:
         return "; ".join(f"{name.path} is missing, which dryfit needs for {name.needed}" for name in missing)
     said: list[str] = []
-    # In a thread of its own: modes, grad mode and autocast are a thread's, and the caller's must not reach in.
+    # In its own thread: torch's modes, grad mode and autocast are per thread, and the caller's must not apply.
     thread = threading.Thread(target=lambda: said.append(_behaviour(group)), name="dryfit-private-names")
     thread.start()
     thread.join()

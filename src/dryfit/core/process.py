@@ -1,4 +1,4 @@
-"""This process: that it dies with its parent, so that a kill of one leaves nobody behind; what memory it took."""
+"""The current process: ends with its parent, ends by signals, and its peak memory."""
 
 import ctypes
 import os
@@ -29,14 +29,14 @@ def _watch(parent_pid: int) -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Make this process end at once when its parent does, however the parent ends.
+    """Make this process end when its parent does, however the parent ends.
 
-    The setting is not inherited: every descendant (a data loader's worker too) must call this for itself. On Linux
-    the kernel sends SIGKILL; elsewhere a daemon thread watches. Returns only if the parent still lives.
+    The setting is not inherited: every descendant (a data loader's worker too) must call this itself. On Linux the
+    kernel sends SIGKILL; elsewhere a daemon thread watches. Returns only if the parent is alive.
 
     Args:
-        parent_pid: The parent's process id, taken *by the parent* or before the fork: a parent that died meanwhile
-            is then noticed, because this process has been given another one.
+        parent_pid: The parent's process id, read *by the parent* or before the fork, so that a parent that has died
+            since is noticed: this process then has another one.
     """
     if not _ask_kernel():
         threading.Thread(target=_watch, args=(parent_pid,), name="dryfit-parent-watch", daemon=True).start()
@@ -45,23 +45,23 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def end_of_command(number: int, _frame: FrameType | None) -> None:
-    """A signal handler that does what is done where there is none: end this process.
+    """Signal handler that ends this process, as the default action does.
 
-    That it is installed says that this process lives for one command: once the work it was asked to stop is done, a
-    signal that comes again may be ignored until it ends, so that its exit status is what tells how it ended.
+    Its being installed marks a process that runs one command. Such a process may ignore further signals once its work
+    was stopped, so that its exit status shows how it ended.
     """
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def end_by_signals_alone() -> None:
-    """Install :func:`end_of_command` for what a scheduler sends; whoever ignores a signal, as ``nohup``, goes on so."""
+    """Install :func:`end_of_command` for a scheduler's signals; ignored signals, as under ``nohup``, stay ignored."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, end_of_command)
 
 
 def peak_rss_bytes() -> int:
-    """The most host memory this process has had."""
+    """Return the peak host memory of this process."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

@@ -1,4 +1,4 @@
-"""Finding something of the user's own by its name, in a process that did not define it."""
+"""Import of a user's own functions and classes by name."""
 
 import difflib
 import hashlib
@@ -15,13 +15,13 @@ from dryfit.core.errors import DryfitError
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is looked for, and what is said where it is not there.
+    """Where to import from, and the error if something is missing.
 
     Attributes:
-        doing: For messages.
-        error: What is raised.
-        paths: Folders that are imported from, beside installed packages.
-        hint: What to do where a module is not there.
+        doing: What is being done, for the error.
+        error: The class of the error.
+        paths: Folders to import from, beside installed packages.
+        hint: What to do if a module is missing.
     """
 
     doing: str
@@ -33,9 +33,9 @@ class Search:
         """Import a module.
 
         Raises:
-            DryfitError: There is none. What the module itself raises is passed on.
+            DryfitError: There is none. Errors of the module itself are passed on.
         """
-        self.look_there()
+        self.add_paths()
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -45,25 +45,25 @@ class Search:
             allowed = f"installed modules, and those in {self.listed}" if self.paths else "installed modules"
             raise self.error(self.doing, f"there is no module {missing}", allowed, self.hint) from error
 
-    def look_there(self) -> None:
-        """Import from the paths too, from now on."""
+    def add_paths(self) -> None:
+        """Add the paths to the import path of this process."""
         sys.path[:0] = [path for path in self.paths if path not in sys.path]
-        importlib.invalidate_caches()  # a fork server has listed folders earlier
+        importlib.invalidate_caches()  # a fork server may have cached the folders
 
     def named(self, module: ModuleType, place: str, qualname: str) -> object:
-        """What stands under a name in a module.
+        """Return the object with a qualified name in a module.
 
         Raises:
-            DryfitError: Nothing does.
+            DryfitError: There is none.
         """
-        found: object = module
+        value: object = module
         for part in qualname.split("."):
-            if not hasattr(found, part):
-                near = difflib.get_close_matches(part, dir(found), n=1)
+            if not hasattr(value, part):
+                near = difflib.get_close_matches(part, dir(value), n=1)
                 hint = f"did you mean {near[0]}?" if near else "define it outside of functions and `if` blocks"
                 raise self.error(self.doing, f"{place} has no {qualname}", "a name defined there", hint)
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
     @property
     def listed(self) -> str:
@@ -72,13 +72,13 @@ class Search:
 
 
 def source_hash(file: Path | None) -> str:
-    """Hash of a source file; of nothing where there is none."""
+    """Return the hash of a source file; of no bytes if there is none."""
     source = file.read_bytes() if file is not None and file.is_file() else b""
     return hashlib.sha256(source).hexdigest()[:16]
 
 
 def source_file(defined: object) -> Path | None:
-    """The file that a function or a class is defined in; None where nobody knows."""
+    """Return the file that defines a function or a class; None if unknown."""
     unwrapped = inspect.unwrap(defined) if callable(defined) else defined
     try:
         return Path(inspect.getsourcefile(unwrapped) or "")  # pyright: ignore[reportArgumentType]  # refused below

@@ -1,7 +1,7 @@
-"""What crosses a process or a file: versioned JSON, and how it is written so that a kill cannot tear it.
+"""Messages between processes: versioned JSON, written to files atomically.
 
-One child process does one job. Its folder holds, written by the control process, ``request.json``, ``verdict.json``
-and ``stop``; written by the child, ``messages.jsonl``, ``beat``, ``log.txt`` and, last of all, ``result.json``.
+A child process does one job. In its folder the control process writes ``request.json``, ``verdict.json`` and ``stop``,
+and the child ``messages.jsonl``, ``beat``, ``log.txt`` and, last of all, ``result.json``.
 """
 
 import json
@@ -27,7 +27,7 @@ STACKS_FILE = "stacks.txt"
 RESULT_FILE = "result.json"
 
 MARKER_VARIABLE = "DRYFIT_STUDY"
-"""Environment variable that marks every process of a study, for the orphan sweep."""
+"""Environment variable that marks every process of a study, by which orphans are found."""
 
 
 class Wire(BaseModel):
@@ -48,7 +48,7 @@ class Wire(BaseModel):
 
 
 class ErrorParts(Wire):
-    """A dryfit error on its way through a file."""
+    """The parts of a dryfit error, for a file."""
 
     code: str
     doing: str
@@ -58,17 +58,17 @@ class ErrorParts(Wire):
 
     @classmethod
     def of(cls, error: DryfitError) -> "ErrorParts":
-        """The error as it crosses."""
+        """Take the parts of an error."""
         doing, found, allowed, hint = map(sendable, (error.doing, error.found, error.allowed, error.hint))
         return cls(code=error.code, doing=doing, found=found, allowed=allowed, hint=hint)
 
     def rebuilt(self) -> DryfitError:
-        """The error again, of its own class."""
+        """Rebuild the error, with its own class."""
         return error_class(self.code)(self.doing, self.found, self.allowed, self.hint)
 
 
 class Started(Wire):
-    """The child's first line: everything is imported."""
+    """The child's first message: everything is imported."""
 
     type: Literal["started"] = "started"
     pid: int
@@ -76,7 +76,7 @@ class Started(Wire):
 
 
 class Phase(Wire):
-    """What the child does now."""
+    """The child began a phase."""
 
     type: Literal["phase"] = "phase"
     name: Literal["load", "train", "evaluate", "save"]
@@ -84,14 +84,14 @@ class Phase(Wire):
 
 
 class Progress(Wire):
-    """How far training is; at most a few a second."""
+    """Progress of training; at most a few messages per second."""
 
     type: Literal["progress"] = "progress"
     step: int
     total_steps: int
     epoch: float
     loss: float | None = None
-    device_bytes: int | None = Field(default=None, description="taken of its device now; None on the CPU")
+    device_bytes: int | None = Field(default=None, description="device memory in use; None on the CPU")
 
 
 class FirstStep(Wire):
@@ -102,21 +102,21 @@ class FirstStep(Wire):
 
 
 class Report(Wire):
-    """One validation; the child now waits for the verdict of the same ``n``."""
+    """One validation; the child waits for the verdict with the same ``n``."""
 
     type: Literal["report"] = "report"
     point: MetricPoint
 
 
 class Checkpointed(Wire):
-    """A resumable checkpoint is on disk."""
+    """A checkpoint was written."""
 
     type: Literal["checkpointed"] = "checkpointed"
     step: int
 
 
 class Note(Wire):
-    """Something a person may want to read in the trial's story."""
+    """A remark for the trial's story."""
 
     type: Literal["note"] = "note"
     text: str
@@ -137,7 +137,7 @@ WireT = TypeVar("WireT", bound=BaseModel)
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: the same value always gives the same text."""
+    """Return JSON with sorted keys and no spaces: equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -157,12 +157,12 @@ def sync_tree(folder: Path) -> None:
 
 
 def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> None:
-    """Add files to a folder that is complete but for these, and let it appear by one rename, on the disk.
+    """Add text files to a folder, sync it, and move it to its place by one rename.
 
     Args:
-        temporary: The folder, beside the place where it shall lie.
-        folder: That place; what lies there is removed.
-        texts: The files, by name.
+        temporary: The folder, beside its final place.
+        folder: The final place; an existing folder is removed.
+        texts: The files' contents, by name.
     """
     for name, content in texts.items():
         (temporary / name).write_text(content, encoding="utf-8")
@@ -173,10 +173,10 @@ def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> N
 
 
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace ``path`` by ``text`` in one step: a reader, or a kill at any moment, sees the old or the new text.
+    """Write a file atomically: a reader sees the old or the new text, also after a kill at any moment.
 
     Args:
-        durable: Also survive a power cut (two fsyncs); not needed where the content can be made again.
+        durable: Survive a power cut too (two fsyncs); not needed if the content can be made again.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
@@ -195,7 +195,7 @@ def write_model(path: Path, model: BaseModel, *, durable: bool = True) -> None:
 
 
 def read_model(path: Path, cls: type[WireT]) -> WireT | None:
-    """Read a message; None where the file is absent.
+    """Read a message; None if there is no file.
 
     Raises:
         pydantic.ValidationError: The file holds something else.

@@ -25,7 +25,7 @@ def import_function(objective: ObjectiveSettings) -> Callable[[object], object]:
     name = FunctionName.parse(objective.function)
     doing = f"importing {name}"
     search = Search(doing, ObjectiveError, objective.paths, "add its folder to objective.paths")
-    search.look_there()
+    search.add_paths()
     module = _run_script(name.place, search) if name.in_script else search.module(name.place)
     found = search.named(module, name.place, name.qualname)
     check_callable(found, doing)

@@ -1,4 +1,4 @@
-"""The jobs of child processes: what each is asked, and what it answers."""
+"""Requests and results of the jobs that child processes do."""
 
 from dryfit.core.jobs.child import Body, ChildRequest, ChildResult
 from dryfit.core.jobs.diagnostics import (

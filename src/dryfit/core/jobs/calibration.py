@@ -1,6 +1,6 @@
-"""What is measured on a device, and what came of it: cases, observations, comparisons, constants.
+"""Calibration of memory plans: cases, measurements on a device, comparisons and the resulting constants.
 
-All bytes are integers. *Planned* is what a trace without a device says, *observed* what the device's allocator counted.
+All bytes are integers. *Planned* bytes come from a trace without a device, *observed* ones from the device's allocator.
 """
 
 from pydantic import Field
@@ -11,15 +11,15 @@ from dryfit.core.settings.tables import Settings
 
 
 class MemoryCase(Settings):
-    """A trial that is both planned and run with made-up weights and rows.
+    """A trial that is both planned and run, with synthetic weights and rows.
 
-    Batch and length are those of ``subject.settings.train``; every row is as long.
+    Batch and length are those of ``subject.settings.train``; all rows have that length.
 
     Attributes:
-        name: Its own among the cases of one comparison, and fit to name a file.
-        family: What it is counted with: ``encoder``, ``decoder LoRA``.
-        padded: All rows but the first end in padding, so that the attention mask counts. transformers drops a mask
-            of ones, which a trace cannot know: there the plan is an upper bound.
+        name: Unique among the cases of a comparison; also a file name.
+        family: Its group in tables: ``encoder``, ``decoder LoRA``.
+        padded: All rows but the first end in padding, so that the attention mask is used. transformers drops a mask
+            of ones, which a trace cannot know: the plan is then an upper bound.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$")
@@ -32,7 +32,7 @@ class MemoryCase(Settings):
 
 
 class PartPeak(Settings):
-    """The most memory during one part of a run: loading, a step, a validation, a checkpoint."""
+    """Peak memory during one part of a run: loading, a step, a validation, a checkpoint."""
 
     part: str
     allocated_bytes: int
@@ -40,14 +40,14 @@ class PartPeak(Settings):
 
 
 class Observation(Settings):
-    """What a case took of a device.
+    """The measured memory of a case on a device.
 
     Attributes:
-        torch: Version that ran.
-        parts: In order.
-        context_bytes: In use on the device at the end, less what the allocator had reserved and what others used
-            before; an allocation of another process meanwhile is counted too.
-        workspace_bytes: What cuBLAS took at the first matrix product of the main thread, and of autograd's.
+        torch: Version of torch.
+        parts: Parts of the run, in order.
+        context_bytes: Memory in use on the device at the end, without what the allocator had reserved and what others
+            used before; allocations of other processes in between are included.
+        workspace_bytes: cuBLAS workspaces at the first matrix product of the main thread and of autograd's.
         steps: Optimizer steps done.
     """
 
@@ -71,11 +71,11 @@ class Observation(Settings):
 
 
 class Deviation(Settings):
-    """The first allocation that the trace and the device disagree about; None where one of them has no more.
+    """The first allocation in which trace and device differ; sizes are None where one of them has no more.
 
     Attributes:
-        index: Its place among the allocations compared.
-        planned_by: Module and operator, as traced.
+        index: Its index among the allocations compared.
+        planned_by: Module and operator in the trace.
     """
 
     index: int
@@ -86,14 +86,14 @@ class Deviation(Settings):
 
 
 class PhaseDifference(Settings):
-    """Allocations of one phase, whatever their order.
+    """Differences between the allocations of one phase, regardless of their order.
 
     Attributes:
-        matched: Allocations that both have.
+        matched: Number of allocations that both have.
         only_planned_bytes: Sum of those that only the trace has.
         only_observed_bytes: Sum of those that only the device has.
-        largest_planned_bytes: The largest that only the trace has; 0 where there is none.
-        largest_observed_bytes: The largest that only the device has; 0 where there is none.
+        largest_planned_bytes: The largest that only the trace has; 0: none.
+        largest_observed_bytes: The largest that only the device has; 0: none.
     """
 
     phase: StepPhase
@@ -105,13 +105,13 @@ class PhaseDifference(Settings):
 
 
 class CaseComparison(Settings):
-    """Plan and device, side by side.
+    """Comparison of a case's plan with its measurement.
 
     Attributes:
         replay_difference_bytes: The largest difference in reserved memory, after any event, between the device's
-            allocator and the simulated one given the same events; None where no history was kept.
-        replayed_events: How many those were.
-        planned_min_cap_bytes: The smallest capacity under which the plan's own events go through.
+            allocator and the simulated one given the same events; None if no history was kept.
+        replayed_events: Number of those events.
+        planned_min_cap_bytes: The smallest capacity with which the planned events succeed.
     """
 
     name: str
@@ -128,26 +128,26 @@ class CaseComparison(Settings):
 
     @property
     def allocated_error(self) -> float:
-        """Relative to what was observed; above 0 where more was planned."""
+        """Relative error of the planned allocation; above 0 if too much was planned."""
         return self.planned_allocated_bytes / self.observed_allocated_bytes - 1
 
     @property
     def reserved_error(self) -> float:
-        """As for allocated memory."""
+        """Relative error of the planned reservation."""
         return self.planned_reserved_bytes / self.observed_reserved_bytes - 1
 
 
 class Calibration(Settings):
-    """What was measured on one kind of device with one version of torch.
+    """Constants measured on one device type with one version of torch.
 
     Attributes:
-        device_name: As the driver calls it.
+        device_name: The driver's name.
         torch: Version, ``2.13.0+cu130``.
-        context_bytes: Used on the device but not by the caching allocator, after training steps.
-        workspace_bytes: What cuBLAS took for each thread.
+        context_bytes: Used on the device outside the caching allocator, after training steps.
+        workspace_bytes: cuBLAS workspace of each thread.
         error_median: Median relative error of the planned peak.
         error_p95: Its 95th percentile.
-        runs: Configurations compared.
+        runs: Number of cases compared.
     """
 
     device_name: str

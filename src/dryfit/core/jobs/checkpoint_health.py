@@ -1,4 +1,4 @@
-"""What a look at a checkpoint finds, without its weights being read."""
+"""Findings about a checkpoint that was examined without reading its weights."""
 
 from enum import StrEnum
 from typing import Literal
@@ -11,14 +11,14 @@ class _Facts(BaseModel):
 
 
 class Subject(StrEnum):
-    """What a folder holds."""
+    """The kind of checkpoint in a folder."""
 
     MODEL = "model"
     """A pretrained model."""
     TRAINED = "trained"
     """An encoder with its head, saved by a trial."""
     ADAPTER = "adapter"
-    """A PEFT adapter, without the model it belongs on."""
+    """A PEFT adapter without its base model."""
     ENSEMBLE = "ensemble"
     """Several models saved by trials, whose predictions are averaged."""
 
@@ -32,14 +32,14 @@ class StoredFile(_Facts):
 
 
 class Stored(_Facts):
-    """What the headers of a checkpoint's files say.
+    """The contents of a checkpoint, by its files' headers.
 
     Attributes:
         format: ``safetensors`` or ``pickle``.
-        files: The files that hold the weights, in reading order.
-        tensors: How many tensors they hold.
+        files: The files with the weights, in reading order.
+        tensors: Number of tensors.
         total_bytes: Bytes of all tensors.
-        bytes_by_dtype: The same, for each number format.
+        bytes_by_dtype: The same by number format.
     """
 
     format: str
@@ -50,16 +50,16 @@ class Stored(_Facts):
 
 
 class Built(_Facts):
-    """The model that a folder's config describes, and how the file fits into it.
+    """The model that a folder's config describes, and how the checkpoint fits it.
 
     Attributes:
-        architecture: Its class.
-        parameters: How many numbers are trained; tied ones count once.
-        places: Tensors that a file of it holds, tied ones once.
-        filled: How many of them this file fills.
-        tied: Names that are one tensor.
-        renamed: How keys became names, and how often: ``{"module.": 39}``.
-        conversions: Tensors that are made of several keys: ``name: of key, key``.
+        architecture: Its class name.
+        parameters: Number of trainable parameters; tied ones count once.
+        places: Tensors that a complete checkpoint has; tied ones count once.
+        filled: How many of them this checkpoint has.
+        tied: Groups of names of one tensor.
+        renamed: Rules by which keys were renamed, with counts: ``{"module.": 39}``.
+        conversions: Tensors made of several keys: ``name: of key, key``.
     """
 
     architecture: str
@@ -75,10 +75,10 @@ class Adapter(_Facts):
     """A PEFT adapter.
 
     Attributes:
-        kind: PEFT's name of it: ``LORA``.
-        base: The model it says it belongs on; empty where it says none.
-        layers: How many layers it adapts.
-        rank: Its rank, as its config says; None for kinds without one.
+        kind: PEFT's type: ``LORA``.
+        base: Name of its base model; empty if it has none.
+        layers: Number of layers it adapts.
+        rank: The rank in its config; None for kinds without one.
     """
 
     kind: str
@@ -88,28 +88,28 @@ class Adapter(_Facts):
 
 
 class Health(_Facts):
-    """What a checkpoint holds, whether it can be loaded, and if not, why.
+    """The contents of a checkpoint, whether it can be loaded, and if not, why.
 
     Attributes:
-        folder: Where it lies.
-        subject: What it is.
-        task: What the model was built for, in the words of ``dryfit.load(..., task=...)``; empty where that is not
-            asked (a trial's own folder, an adapter).
-        why: Why it was that task.
-        healthy: Whether ``dryfit.load`` can load it, as far as headers tell.
-        stored: What the files hold; None where they cannot be opened.
-        model: The model of the config; None where it cannot be built, or for an adapter.
-        adapter: The adapter, where it is one.
-        missing: Names the files have nothing for.
-        shapes: Sentences about tensors of another shape.
-        kinds: Sentences about tensors of another kind of number.
-        strays: Keys without a place inside a part of the model that is there.
-        unwritten: Tensors that no file holds and no constructor fills.
-        errors: What kept the look from going further; four-part messages.
-        unexpected: Keys for parts this model does not have (heads of another task). No fault.
-        ignored: Keys that nothing has a use for. No fault.
-        notes: What else a reader should know. No fault.
-        members: Of an ensemble, what each of its models holds.
+        folder: Its folder.
+        subject: Its kind.
+        task: The task it was examined for, as in ``dryfit.load(..., task=...)``; empty for a trial's own folder or an
+            adapter.
+        why: Why that task was taken.
+        healthy: Whether ``dryfit.load`` can load it, as far as the headers show.
+        stored: Contents of the files; None if they cannot be opened.
+        model: The model of the config; None if it cannot be built, and for an adapter.
+        adapter: The adapter, if it is one.
+        missing: Names of tensors that the files lack.
+        shapes: Sentences about tensors of a wrong shape.
+        kinds: Sentences about tensors of a wrong kind of number.
+        strays: Keys that no tensor has, of parts that the model does have.
+        unwritten: Tensors that neither a file nor the constructor fills.
+        errors: Errors that ended the examination; four-part messages.
+        unexpected: Keys for parts that this model does not have (heads of another task). No fault.
+        ignored: Keys that are not used. No fault.
+        notes: Further remarks. No fault.
+        members: The findings about each model of an ensemble.
     """
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
@@ -133,7 +133,7 @@ class Health(_Facts):
     members: tuple["Health", ...] = ()
 
     def faults(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """What is wrong, in words, and with which tensors; errors left out."""
+        """Return each kind of fault in words, with its tensors; errors are left out."""
         table = (
             ("missing", self.missing),
             ("of another shape", self.shapes),

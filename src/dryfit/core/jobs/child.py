@@ -1,4 +1,4 @@
-"""What a child process is started with, and its last word."""
+"""The request a child process is started with, and the result it ends with."""
 
 from typing import Annotated, TypeAlias
 
@@ -38,7 +38,7 @@ from dryfit.core.wire import ErrorParts, Wire
 
 
 class ChildResult(Wire):
-    """A child's last word: the field of its job is set, or ``fault``."""
+    """The result of a child process: the field of its job is set, or ``fault``."""
 
     resolve: ResolveResult | None = None
     train: TrainResult | None = None
@@ -75,16 +75,16 @@ Body: TypeAlias = (
     | TinyLmRequest
     | RowsRequest
 )
-"""A job."""
+"""The request of any job."""
 
 
 class ChildRequest(Wire):
-    """What a child is started with.
+    """The request a child process is started with.
 
     Attributes:
         placed_at_s: ``time.monotonic()`` of the control process when it decided to start this child.
-        wakeup_fifo: A FIFO the child rings after each message; None: the control process polls.
-        body: The job itself.
+        wakeup_fifo: FIFO that the child writes to after each message; None: the control process polls.
+        body: The request of its job.
     """
 
     placed_at_s: float

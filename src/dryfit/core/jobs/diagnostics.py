@@ -1,4 +1,4 @@
-"""Jobs that look at checkpoints, machines and models before anything is trained."""
+"""Requests and results of the jobs that examine checkpoints, the machine and models before training."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ from dryfit.core.wire import ErrorParts, Wire
 
 
 class CheckRequest(Wire):
-    """Look at a checkpoint; no weight is read."""
+    """Examine a checkpoint without reading its weights."""
 
     job: Literal[Job.CHECK] = Job.CHECK
     folder: str = Field(description="a model's folder, or `minilm`")
@@ -22,25 +22,25 @@ class CheckRequest(Wire):
 
 
 class CheckResult(Wire):
-    """What CHECK found. A checkpoint that cannot be loaded is a finding, not an error."""
+    """The result of CHECK. A checkpoint that cannot be loaded is a finding, not an error."""
 
     health: Health
 
 
 class ProbeRequest(Wire):
-    """Say what this build of torch can use of the machine."""
+    """List the devices that this build of torch can use."""
 
     job: Literal[Job.PROBE] = Job.PROBE
 
 
 class ProbeResult(Wire):
-    """What PROBE found.
+    """The result of PROBE.
 
     Attributes:
         cuda_build: Version of CUDA that torch was built for; None: a CPU build.
-        devices: The CUDA devices on which a small sum came out right.
-        bf16: Whether all of them have bf16.
-        trouble: Why torch can use no device, or not all; empty where nothing went wrong.
+        devices: The CUDA devices that computed a small sum correctly.
+        bf16: Whether all of them support bf16.
+        trouble: Why torch cannot use all devices; empty if it can.
     """
 
     torch: str
@@ -51,12 +51,12 @@ class ProbeResult(Wire):
 
 
 class BatchCheckRequest(Wire):
-    """Walk through one model's batches and do one step of them; nothing is learned, and nothing is kept.
+    """Collate and check all batches of one model and do one training step; nothing is saved.
 
     Attributes:
-        trial: The study's own values with this model, its largest batch and its longest input.
-        lengths: Every ``train.max_length`` that this model can get.
-        points: Further trials that the space can ask for with this model; each does one small step.
+        trial: The study file's values with this model, its largest batch and its longest input.
+        lengths: Every ``train.max_length`` in the search space for this model.
+        points: Further points of the search space with this model; each does one small step.
     """
 
     job: Literal[Job.BATCH_CHECK] = Job.BATCH_CHECK
@@ -66,11 +66,11 @@ class BatchCheckRequest(Wire):
 
 
 class BatchWalk(Wire):
-    """All batches of one split at one length.
+    """What checking all batches of one split at one length found.
 
     Attributes:
-        longest: Tokens of the longest row.
-        faults: What is wrong with batches, in words; the first few.
+        longest: Tokens in the longest row.
+        faults: The first few faults found in batches, in words.
     """
 
     max_length: int
@@ -82,13 +82,13 @@ class BatchWalk(Wire):
 
 
 class StepFacts(Wire):
-    """What one forward and backward pass gave.
+    """Measurements of one forward and backward pass.
 
     Attributes:
-        step_s: Seconds of a step on rows of median length; None where the largest was the only one.
-        not_finite: Trainable parameters whose gradient is infinite or NaN.
-        untouched: Trainable parameters that got no gradient, or zeros alone.
-        micro_batch: Rows in memory at once; fewer than asked for where the device had no more room.
+        step_s: Seconds for rows of median length; None if only the largest batch was run.
+        not_finite: Trainable parameters with an infinite or NaN gradient.
+        untouched: Trainable parameters with no gradient, or only zeros.
+        micro_batch: Rows in memory at once; fewer than requested if device memory did not suffice.
     """
 
     parameters: int
@@ -104,10 +104,10 @@ class StepFacts(Wire):
 
 
 class ProbeFailure(Wire):
-    """A dryfit error that a check met on its way; it went on with what it could.
+    """A dryfit error in one stage of a check, which went on with the other stages.
 
     Attributes:
-        stage: What was being done: ``tokens``, ``weights``, ``step``, or a point's values.
+        stage: The stage: ``tokens``, ``weights``, ``step``, or a point's values.
     """
 
     stage: str
@@ -115,7 +115,7 @@ class ProbeFailure(Wire):
 
 
 class PointFacts(Wire):
-    """One small step of a trial that the space can ask for."""
+    """The result of one small step at a point of the search space."""
 
     params: dict[str, Scalar]
     step: StepFacts | None = None
@@ -123,14 +123,15 @@ class PointFacts(Wire):
 
 
 class BatchCheckResult(Wire):
-    """What BATCH_CHECK found. A model that cannot be trained is a finding, not an error.
+    """The result of BATCH_CHECK. A model that cannot be trained is a finding, not an error.
 
     Attributes:
-        step: The largest batch; None where it was not reached.
+        step: The step on the largest batch; None if it was not reached.
+        stumbles: Errors of the stages that failed.
     """
 
     walks: tuple[BatchWalk, ...] = ()
-    remarks: tuple[str, ...] = Field(default=(), description="what should be known of the rows, and is no error")
+    remarks: tuple[str, ...] = Field(default=(), description="remarks about the rows that are no errors")
     step: StepFacts | None = None
     points: tuple[PointFacts, ...] = ()
     stumbles: tuple[ProbeFailure, ...] = ()

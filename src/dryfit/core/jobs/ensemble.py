@@ -1,4 +1,4 @@
-"""The job that makes one model of several that were trained."""
+"""Request and result of the job that makes an ensemble of trained models."""
 
 from typing import Annotated, Literal
 
@@ -13,10 +13,10 @@ class EnsembleMember(Wire):
     """A model that FINAL saved.
 
     Attributes:
-        training: What it was trained by.
-        result: What came of it.
-        searched: What its trial's value was in the study.
-        model_dir: Where it lies.
+        training: The request it was trained with.
+        result: The result of its training.
+        searched: The value of its trial in the study.
+        model_dir: Its folder.
     """
 
     training: TrainRequest
@@ -26,13 +26,13 @@ class EnsembleMember(Wire):
 
 
 class EnsembleRequest(Wire):
-    """Evaluate several models together, and put them into one folder.
+    """Evaluate several models as an ensemble and save them in one folder.
 
     Attributes:
-        members: The best first: it decides how a mean becomes an answer.
+        members: The models; the first, the best, decides how averaged scores become an answer.
         model_dir: The folder to write.
         study: The study's name, for the model card.
-        with_validation: They were trained on validation too, so that nothing can be chosen by it.
+        with_validation: They were trained on validation too, so nothing can be chosen by it.
     """
 
     job: Literal[Job.ENSEMBLE] = Job.ENSEMBLE
@@ -48,13 +48,13 @@ class EnsembleRequest(Wire):
 
 
 class EnsembleResult(Wire):
-    """What several models are together.
+    """The metrics of an ensemble.
 
     Attributes:
         validation: Metrics on validation; None where validation was trained on.
         test: Metrics on test; None where the data has none.
         rows: Rows of each split.
-        members: What each model came to by itself, in order.
+        members: The result of each model by itself, in order.
         model_dir: As asked.
     """
 

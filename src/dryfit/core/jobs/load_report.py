@@ -1,4 +1,4 @@
-"""Where every tensor of a loaded model came from."""
+"""Report of loading a model: the origin of every tensor."""
 
 from enum import StrEnum
 from typing import Literal
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class TensorOrigin(StrEnum):
-    """Where one tensor came from."""
+    """The origin of one tensor."""
 
     FILE = "file"
     TIED = "tied"
@@ -16,21 +16,21 @@ class TensorOrigin(StrEnum):
 
 
 class LoadReport(BaseModel):
-    """What loading did: every parameter, buffer and plain tensor of the module is named exactly once.
+    """Report of loading a model; every parameter, buffer and plain tensor of the module is named exactly once.
 
     Attributes:
-        source: The folder or file of the weights; empty where there was none.
+        source: The folder or file of the weights; empty if there was none.
         files: The files that were read.
-        from_file: Key in the file of each tensor that was read.
-        tied: Names that are the same tensor as another name.
+        from_file: The file's key of each tensor that was read.
+        tied: Names of a tensor that has another name too, with that name.
         constructed: Tensors with the value their constructor gave them.
-        random: Tensors drawn at random, as the caller allowed; a function of the seed of the construction.
-        unexpected: Keys of the file for parts this model does not have (heads of another task).
-        ignored: Keys of the file that the architecture declares to be of no use.
-        renamed: How keys became names, and how often: ``{"bert.": 199}``.
-        casts: Conversions of number formats, and how often: ``{"bfloat16 to float32": 391}``.
-        notes: What else a reader should know.
-        seconds: Time it took.
+        random: Tensors drawn at random, as the caller allowed; they depend on the seed of the construction.
+        unexpected: Keys of the file for parts that this model does not have (heads of another task).
+        ignored: Keys of the file that the architecture declares to be unused.
+        renamed: Rules by which keys were renamed, with counts: ``{"bert.": 199}``.
+        casts: Conversions of number formats, with counts: ``{"bfloat16 to float32": 391}``.
+        notes: Further remarks.
+        seconds: Duration.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,7 +50,7 @@ class LoadReport(BaseModel):
     seconds: float = 0.0
 
     def origins(self) -> dict[str, TensorOrigin]:
-        """The origin of every tensor, by name."""
+        """Return the origin of every tensor, by name."""
         return (
             dict.fromkeys(self.from_file, TensorOrigin.FILE)
             | dict.fromkeys(self.tied, TensorOrigin.TIED)
@@ -59,7 +59,7 @@ class LoadReport(BaseModel):
         )
 
     def summary(self) -> str:
-        """One line: how many tensors came from where."""
+        """Return one line with the number of tensors of each origin."""
         counts = (
             (len(self.from_file), "from file"),
             (len(self.tied), "tied"),

@@ -1,4 +1,4 @@
-"""What is known of a trial's memory before it runs: phases, categories, plans, fallbacks and the planner's answer.
+"""Memory plans of trials: phases, categories, peaks, execution choices and fallbacks.
 
 All bytes are integers; ``GiB`` in texts is 2**30 bytes.
 """
@@ -12,7 +12,7 @@ from dryfit.core.settings.tables import Settings
 
 
 class StepPhase(StrEnum):
-    """What a trial does while memory is taken."""
+    """The phase of a trial in which memory is allocated."""
 
     LOAD = "load"
     FORWARD = "forward"
@@ -24,7 +24,7 @@ class StepPhase(StrEnum):
 
 
 class MemoryCategory(StrEnum):
-    """What memory is taken for."""
+    """The purpose of allocated memory."""
 
     WEIGHTS = "weights"
     ADAPTERS = "adapters"
@@ -37,10 +37,10 @@ class MemoryCategory(StrEnum):
 
 
 class Confidence(StrEnum):
-    """How far a plan was compared with a device of its kind."""
+    """How well a plan was calibrated against measurements."""
 
     CALIBRATED = "calibrated"
-    """Constants and errors were measured on this very device type."""
+    """Constants and errors were measured on this device type."""
     FAMILY = "family"
     """They were measured on another device of the same compute capability."""
     UNCALIBRATED = "uncalibrated"
@@ -48,7 +48,7 @@ class Confidence(StrEnum):
 
 
 class Effect(StrEnum):
-    """What a change of the plan does to the experiment."""
+    """How a change of the plan affects the experiment."""
 
     EXACT = "exact"
     """The same numbers."""
@@ -59,7 +59,7 @@ class Effect(StrEnum):
 
 
 class VerdictKind(StrEnum):
-    """The planner's answer in a word."""
+    """The planner's verdict."""
 
     FITS = "fits"
     FITS_WITH = "fits_with"
@@ -73,10 +73,10 @@ class VerdictKind(StrEnum):
 
 
 class PeakAt(Settings):
-    """Where the most memory is allocated.
+    """The moment of the highest allocation.
 
     Attributes:
-        module: Dotted name in the model, empty outside of it.
+        module: Dotted name of the module; empty outside the model.
         op: The operator that allocated last.
     """
 
@@ -86,12 +86,12 @@ class PeakAt(Settings):
 
 
 class WorstBatch(Settings):
-    """The batch that needs most.
+    """The batch that needs the most memory.
 
     Attributes:
         rows: Rows of a micro-batch.
-        length: Tokens it is padded to.
-        from_data: Whether the lengths of the data are known; else the longest input allowed was taken.
+        length: Tokens that rows are padded to.
+        from_data: Whether the data's lengths are known; else the longest allowed input is assumed.
     """
 
     rows: int
@@ -103,16 +103,16 @@ class MemoryPlan(Settings):
     """The memory of one trial on one device.
 
     Attributes:
-        peak_allocated_bytes: What ``torch.cuda.max_memory_allocated`` would say.
-        peak_reserved_bytes: What ``torch.cuda.max_memory_reserved`` would say where memory is plenty.
-        min_cap_bytes: The smallest capacity of the caching allocator under which all steps go through.
-        overhead_bytes: Outside of the allocator: CUDA context, libraries, NCCL.
-        margin_bytes: Kept free for what no plan sees.
-        required_bytes: ``min_cap + overhead + margin``: what the device must have.
-        fragmented_bytes: Reserved but not allocated, at the worst moment of the worst order of batches.
-        by_category: What is allocated at the peak.
+        peak_allocated_bytes: As ``torch.cuda.max_memory_allocated`` would report.
+        peak_reserved_bytes: As ``torch.cuda.max_memory_reserved`` would report, with unlimited memory.
+        min_cap_bytes: The smallest capacity of the caching allocator with which all steps succeed.
+        overhead_bytes: Memory outside the allocator: CUDA context, libraries, NCCL.
+        margin_bytes: Kept free for what cannot be planned.
+        required_bytes: ``min_cap + overhead + margin``: the capacity that the device must have.
+        fragmented_bytes: Reserved but not allocated, at the worst moment with the worst order of batches.
+        by_category: Allocated bytes at the peak.
         by_phase: Peak of each phase.
-        host_bytes: Host memory of tensors kept off the device.
+        host_bytes: Host memory of offloaded tensors.
     """
 
     peak_allocated_bytes: int
@@ -130,11 +130,10 @@ class MemoryPlan(Settings):
 
 
 class ExecutionChoice(Settings):
-    """The part of an execution plan that the planner may choose; the effective batch stays as asked.
+    """The part of an execution plan that the planner may choose; the effective batch stays as requested.
 
     Attributes:
-        tp: Ranks that the planner cuts the model over; None: as many as ``execution.tp`` says, and 1 where that is
-            "auto".
+        tp: Tensor-parallel ranks that the planner chose; None: as ``execution.tp`` says, and 1 if that is "auto".
     """
 
     micro_batch: int = Field(ge=1)
@@ -145,7 +144,7 @@ class ExecutionChoice(Settings):
     tp: int | None = Field(default=None, ge=2)
 
     def carried_out(self, plan: ExecutionPlan) -> ExecutionPlan:
-        """The plan of a trial with this choice in it; what the planner may not choose stays.
+        """Return a trial's execution plan with this choice applied.
 
         Raises:
             pydantic.ValidationError: The choice is for another effective batch.
@@ -156,16 +155,16 @@ class ExecutionChoice(Settings):
 
 
 class Fallback(Settings):
-    """One step of the fit ladder.
+    """One step of the fit ladder: a change that needs less memory.
 
     Attributes:
-        change: What is changed, in words: ``micro-batch 16 -> 8, accumulate 2``.
-        execution: The whole choice after it; None for what is only ever suggested.
-        required_bytes: What the device must have then.
-        saves_bytes: Compared with the plan as asked.
-        time_factor: Rough factor on the time of a step; of several devices, without what they add and save.
-        fits: Whether it would fit.
-        devices: How many devices it needs; the bytes are those of each.
+        change: The change in words: ``micro-batch 16 -> 8, accumulate 2``.
+        execution: The whole choice after the change; None if the change is only suggested.
+        required_bytes: The capacity that the device must have then.
+        saves_bytes: Difference to the plan as requested.
+        time_factor: Rough factor on a step's duration, without the cost and gain of several devices.
+        fits: Whether the trial fits then.
+        devices: Devices it needs; all bytes are per device.
     """
 
     change: str

@@ -1,10 +1,10 @@
-"""What child processes are for, and where the function of each job lives."""
+"""The jobs that child processes do, and the function of each."""
 
 from enum import StrEnum
 
 
 class Job(StrEnum):
-    """What a child process is for."""
+    """The job of a child process."""
 
     RESOLVE = "resolve"
     TRAIN = "train"
@@ -40,4 +40,4 @@ ENTRY_POINTS: dict[Job, str] = {
     Job.TINY_LM: "dryfit.tasks.lm.tiny_lm:write",
     Job.ROWS: "dryfit.jobs.copy_rows:copy_rows",
 }
-"""Where each job's function lives, as ``module:function``; it takes the request body and the child's channel."""
+"""The function of each job as ``module:function``; it takes the request's body and the child's channel."""

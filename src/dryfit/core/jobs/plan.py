@@ -1,4 +1,4 @@
-"""Jobs that say what training will take of a device, and measure it."""
+"""Requests and results of the jobs that plan the memory of training and measure it."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ from dryfit.core.wire import Wire
 
 
 class StudyTokens(Settings):
-    """Where the lengths of a study's rows are known from."""
+    """The tokenised rows from which a study's row lengths are known."""
 
     data: DataSettings
     cache_dir: str
@@ -22,13 +22,13 @@ class StudyTokens(Settings):
 
 
 class PlanRequest(Wire):
-    """Plan the memory of some subjects on a device; nothing is allocated there."""
+    """Plan the memory of several subjects for a device, without allocating anything on it."""
 
     job: Literal[Job.PLAN] = Job.PLAN
     subjects: tuple[PlanSubject, ...]
     device: DeviceSpec
     execution: ExecutionSettings = Field(validation_alias="wishes", serialization_alias="wishes")
-    tokens: StudyTokens | None = Field(default=None, description="None: rows of train.max_length are taken")
+    tokens: StudyTokens | None = Field(default=None, description="None: rows of train.max_length are assumed")
     trace_dir: str = Field(description="folder of recorded traces, shared by all studies")
     every_fallback: bool = Field(
         default=False,
@@ -36,25 +36,25 @@ class PlanRequest(Wire):
         serialization_alias="every_rung",
         description="price every fallback, and changes of the experiment",
     )
-    several: bool = Field(default=True, description="look at several devices, to take or to name them")
+    several: bool = Field(default=True, description="consider several devices too")
     degrees: tuple[int, ...] = Field(default=(), description='ranks over 1 that execution.tp = "auto" may take')
-    host_bytes: int | None = Field(default=None, description="host memory for all ranks of a trial; None: not counted")
+    host_bytes: int | None = Field(default=None, description="host memory for all ranks of a trial; None: unlimited")
 
 
 class PlanAnswer(Wire):
-    """What the planner found for one subject.
+    """The planner's answer for one subject.
 
     Attributes:
-        memory: The memory of ``execution``; of the plan as asked where it was refused; None where it is unknown.
-        execution: What the trial is to be run with; None where it was refused or is unknown.
-        fallbacks: What else fits with less memory, in the order to try.
-        shortfall_bytes: What the device lacks for the plan as asked; 0 where it fits.
-        ladder: Changes, each with what it saves.
+        memory: The memory of ``execution``, or of the plan as requested if it was refused; None if unknown.
+        execution: How the trial is to be executed; None if it was refused or is unknown.
+        fallbacks: Further choices that fit with less memory, in the order to try.
+        shortfall_bytes: Memory that the device lacks for the plan as requested; 0 if it fits.
+        ladder: Changes, each with the memory it saves.
         reasons: Why it is unknown or refused.
         sharding: The tensor-parallel shards, asked for by ``execution.tp`` or chosen by the planner; all bytes are
             then those of one rank.
         cannot_shard: Why the ladder has no fallback to several devices; empty where it has one or none was asked for.
-        torch: Version the traces speak for.
+        torch: Version of torch that was traced.
     """
 
     verdict: VerdictKind
@@ -73,7 +73,7 @@ class PlanAnswer(Wire):
 
     @property
     def devices(self) -> int:
-        """How many devices the trial takes, where it fits; all bytes are those of each."""
+        """Devices that the trial takes if it fits; all bytes are per device."""
         if self.sharding is not None:
             return self.sharding.degree
         return (self.execution.tp if self.execution is not None else None) or 1
@@ -86,12 +86,12 @@ class PlanResult(Wire):
 
 
 class CalibrateRequest(Wire):
-    """Measure what training steps take of a GPU, or compare earlier measurements with plans.
+    """Measure the memory of training steps on a GPU, or compare earlier measurements with plans.
 
     Attributes:
-        case: What to measure; None: compare all that was measured, with every device hidden.
-        folder: The exchange: ``CASE.json`` holds a case with its observation, ``CASE.pickle`` the allocator's history.
-        calibration_dir: Where to keep what the comparison gives; None: nowhere.
+        case: The case to measure; None: compare all measurements, with every device hidden.
+        folder: Measurements: ``CASE.json`` has a case with its observation, ``CASE.pickle`` the allocator's history.
+        calibration_dir: Where to save the calibration; None: nowhere.
         visible_device: Value of CUDA_VISIBLE_DEVICES.
     """
 
@@ -103,7 +103,7 @@ class CalibrateRequest(Wire):
 
 
 class CalibrateResult(Wire):
-    """What CALIBRATE found: an observation, or a calibration and what it was made from."""
+    """The result of CALIBRATE: an observation, or a calibration with the comparisons it was made from."""
 
     observation: Observation | None = None
     calibration: Calibration | None = None

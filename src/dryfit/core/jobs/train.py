@@ -1,4 +1,4 @@
-"""Jobs that prepare, train and use models, or call a function of the user's own."""
+"""Requests and results of the jobs that prepare data, train and use models, or call a user's own function."""
 
 from enum import StrEnum
 from typing import Literal
@@ -14,28 +14,26 @@ from dryfit.core.wire import Wire
 
 
 class ResolveRequest(Wire):
-    """Check the data, tokenise it for some (model, length) pairs, say what the machine has."""
+    """Check the data, tokenise it for some (model, length) pairs, and describe the machine."""
 
     job: Literal[Job.RESOLVE] = Job.RESOLVE
     task: TaskName
-    metrics: tuple[MetricName, ...] = Field(default=(), description="what the study optimises; asked of the task")
+    metrics: tuple[MetricName, ...] = Field(default=(), description="the study's metrics; the task must have them")
     searched: dict[str, tuple[Scalar, ...]] = Field(
         default_factory=dict[str, tuple[Scalar, ...]],
-        description="searched keys that only the task knows to be its own, each with its choices or its ends",
+        description="searched keys of the user's own task, each with its choices or its two ends",
     )
     data: DataSettings
-    settings: TrialSettings = Field(
-        description="the study file's own; of a pair, its model and length take their place"
-    )
+    settings: TrialSettings = Field(description="the study file's settings; a pair replaces its model and length")
     pairs: tuple[tuple[ModelSettings, int], ...] = Field(description="models and lengths to prepare")
     cache_dir: str
     device: str
     precisions: tuple[str, ...] = ()
-    processes: int = Field(default=1, ge=1, description="of each trial; on CUDA each needs a device of its own")
+    processes: int = Field(default=1, ge=1, description="processes per trial; on CUDA each needs a device")
 
 
 class SplitFacts(Wire):
-    """Size of one split, and how many rows have each label or any evidence, as far as the task reads these."""
+    """Size of one split, with rows per label and rows with evidence, if the task reads these."""
 
     rows: int
     label_counts: dict[int, int]
@@ -43,72 +41,72 @@ class SplitFacts(Wire):
 
 
 class ResolveResult(Wire):
-    """What RESOLVE found. Nothing is missing: a failed check is an error, not a result."""
+    """The result of RESOLVE. A failed check is an error, not a result."""
 
     data_fingerprint: str
     splits: dict[str, SplitFacts]
-    fold_rows: tuple[int, ...] = Field(default=(), description="rows of each of the study's folds; none: it has none")
+    fold_rows: tuple[int, ...] = Field(default=(), description="rows of each fold; empty: the study has no folds")
     revisions: dict[str, str] = Field(description="resolved revision or content hash of each model, by name")
     device: DeviceKind
     device_count: int
     versions: dict[str, str]
     weights_bytes: dict[str, int] = Field(
-        default_factory=dict[str, int], description="each encoder's weights as a trial saves them, by the model's name"
+        default_factory=dict[str, int], description="size of each encoder's saved weights, by model name"
     )
     device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
-    device_uuids: tuple[str, ...] = Field(default=(), description="of each CUDA device, as CUDA counts them")
-    remarks: tuple[str, ...] = Field(default=(), description="what should be known of the rows, and is no error")
+    device_uuids: tuple[str, ...] = Field(default=(), description="of each CUDA device, in CUDA's order")
+    remarks: tuple[str, ...] = Field(default=(), description="remarks about the rows that are no errors")
 
 
 class TrainRequest(Wire):
-    """Train one trial; go on from the newest good checkpoint if there is one."""
+    """Train one trial, from its newest valid checkpoint if there is one."""
 
     job: Literal[Job.TRAIN] = Job.TRAIN
     config: TrialConfig
-    fingerprint: str = Field(description="whose checkpoints it takes: the trial's as recorded when it was asked for")
+    fingerprint: str = Field(description="the trial's recorded fingerprint, which its checkpoints must have")
     plan: ExecutionPlan
     attempt: int = Field(ge=1)
     cache_dir: str
     checkpoint_dir: str = Field(description="resumable checkpoints of the trial, shared by its attempts")
-    best_dir: str = Field(description="the weights of the best validation so far")
-    load_report: str = Field(description="file that says where each tensor of the model came from")
+    best_dir: str = Field(description="folder of the weights of the best validation so far")
+    load_report: str = Field(description="file for the origin of each tensor of the model")
     checkpoint_every_s: float = Field(gt=0)
     verdict_timeout_s: float = Field(gt=0)
-    fold_reports: int = Field(default=1, ge=1, description="numbers that each fold has for its reports")
+    fold_reports: int = Field(default=1, ge=1, description="report indices reserved for each fold")
     visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
     memory_fraction: float | None = Field(
-        default=None, gt=0, le=1, description="share of its device that its allocator may take"
+        default=None, gt=0, le=1, description="share of the device's memory that its allocator may take"
     )
-    diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, and exact")
-    file_sharing: bool = Field(default=False, description="loader workers share tensors by name, not by open files")
+    diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, but exact")
+    file_sharing: bool = Field(default=False, description="loader workers share tensors through named files")
 
 
 class StopReason(StrEnum):
-    """Why training ended before its time."""
+    """Why training ended early."""
 
     VERDICT = "verdict"
-    """The pruner said stop."""
+    """The pruner stopped it."""
     REQUEST = "request"
-    """The control process asked: a checkpoint was written."""
+    """The control process asked it to stop: a checkpoint was written."""
     SIGTERM = "sigterm"
-    """Somebody else asked: a checkpoint was written."""
+    """A SIGTERM came: a checkpoint was written."""
     EARLY_STOPPING = "early_stopping"
-    """No better validation for long enough: a full result."""
+    """Too many validations without a better one: a full result."""
 
 
 class TrainResult(Wire):
-    """How a trial's process ended that trained, or called the user's own function.
+    """The result of TRAIN, or of OBJECTIVE.
 
     Attributes:
-        value: The best validation's metric; with folds the mean of them; None where there is none.
-        also: Values of the study's further goals at the best validation, in their order; with folds their means.
-        best: Index of the best report; None with folds, each of which has its own.
-        steps: Optimizer steps done, of all folds.
-        folds: What each fold has come to that is done, in order; empty where the trial trains once.
-        stopped_by: None where all epochs were done.
-        peak_allocated_bytes: Most memory its tensors took of the device; None on the CPU.
-        peak_reserved_bytes: Most that the allocator took of the device for them; None on the CPU.
-        peak_rss_bytes: Most host memory of the process, or of all processes of the trial together; None on a device.
+        value: The best validation's metric; with folds their mean; None if there is none.
+        also: Values of the further goals at the best validation, in order; with folds their means.
+        best: Index of the best report; None with folds.
+        steps: Optimizer steps done, over all folds.
+        folds: Scores of the folds done, in order; empty if the trial trains once.
+        stopped_by: None if all epochs were done.
+        peak_allocated_bytes: Peak device memory of its tensors; None on the CPU.
+        peak_reserved_bytes: Peak device memory that the allocator reserved; None on the CPU.
+        peak_rss_bytes: Peak host memory of all processes of the trial; None on a device.
     """
 
     value: float | None
@@ -123,19 +121,19 @@ class TrainResult(Wire):
 
 
 class FinalRequest(Wire):
-    """Train a trial's configuration once more, evaluate it once on test, and save the model.
+    """Train a trial's configuration again, evaluate it once on test, and save the model.
 
     Attributes:
-        training: As for the trial itself, with folders of its own.
-        last_step: Train on train and validation together and stop after so many steps of the trial's schedule, as there
-            is no validation left to choose the best by; None: on train alone, the best validation's weights.
-        schedule_steps: How long that schedule is; None: as long as that of the training rows alone.
-        chosen_dirs: Models of the configuration for which something was chosen on validation (a threshold): where there
-            is none left to choose by, the first that is there says what.
-        model_dir: Where to save the model; None: nowhere, its scores are all that is wanted.
+        training: As for the trial, with its own folders.
+        last_step: Train on train and validation together and stop after this step, as there is no validation left to
+            choose the best weights by; None: train on train alone and take the best validation's weights.
+        schedule_steps: Length of the schedule; None: that of the training rows alone.
+        chosen_dirs: Earlier models of the configuration, for which something was chosen on validation (a threshold);
+            the first that exists is used if no validation is left.
+        model_dir: Where to save the model; None: only its scores are wanted.
         study: The study's name, for the model card.
-        searched: What the trial's value was in the study, for the model card.
-        folds: How many of the trial's folds that is the mean over; 1: it was trained once.
+        searched: The trial's value in the study, for the model card.
+        folds: Number of folds that value is the mean of; 1: it was trained once.
     """
 
     job: Literal[Job.FINAL] = Job.FINAL
@@ -155,15 +153,15 @@ class FinalRequest(Wire):
 
 
 class FinalResult(Wire):
-    """A model that was trained to be used.
+    """The result of FINAL.
 
     Attributes:
         training: How training ended.
-        step: Optimizer steps behind its weights.
-        validation: Metrics on validation; None where validation was trained on.
-        test: Metrics on test; None where the data has none.
-        rows: Rows of each split, and of what was trained on as ``trained``.
-        model_dir: As asked.
+        step: Optimizer steps that its weights were trained for.
+        validation: Metrics on validation; None if it was trained on.
+        test: Metrics on test; None if the data has no test split.
+        rows: Rows of each split, and those trained on as ``trained``.
+        model_dir: As requested.
     """
 
     training: TrainResult
@@ -178,11 +176,11 @@ class PredictRequest(Wire):
     """Predict the rows of a source with a trained model.
 
     Attributes:
-        model_dir: A folder that a trial, or FINAL, saved.
+        model_dir: A folder saved by a trial or by FINAL.
         source: As in ``[data]``.
-        out: Where to write one line a row.
-        temporary: What is written until it is complete; in the folder of ``out``.
-        batch_rows: Rows at once.
+        out: The file to write, one line per row.
+        temporary: Its name until it is complete; in the folder of ``out``.
+        batch_rows: Rows per batch.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: CPU threads.
         trust: Run code that comes with the model.
@@ -200,10 +198,10 @@ class PredictRequest(Wire):
 
 
 class PredictResult(Wire):
-    """What PREDICT did."""
+    """The result of PREDICT."""
 
     rows: int
-    bad: int = Field(description="rows without a prediction; each has a line that says why")
+    bad: int = Field(description="rows without a prediction; each has a line with the reason")
     device: DeviceKind
 
 
@@ -211,7 +209,7 @@ class MergeRequest(Wire):
     """Merge a saved model's adapters into its base.
 
     Attributes:
-        model_dir: A folder that a trial, or FINAL, saved.
+        model_dir: A folder saved by a trial or by FINAL.
         out: The new folder.
         threads: CPU threads.
         trust: Run code that comes with the model.
@@ -225,19 +223,19 @@ class MergeRequest(Wire):
 
 
 class MergeResult(Wire):
-    """Where the merged model lies, and how large it is."""
+    """Folder and size of the merged model."""
 
     out: str
     size_bytes: int
 
 
 class TinyLmRequest(Wire):
-    """Write a tiny random language model, with a tokenizer trained on the rows of a file, to try things with.
+    """Write a tiny random language model for experiments, with a tokenizer trained on the rows of a file.
 
     Attributes:
-        folder: Where to; made if absent.
-        source: JSONL rows, of which ``criterion`` and ``text`` are read.
-        seed: Of the weights.
+        folder: The folder to write; made if absent.
+        source: JSONL rows with ``criterion`` and ``text``.
+        seed: Seed of the weights.
     """
 
     job: Literal[Job.TINY_LM] = Job.TINY_LM
@@ -247,19 +245,19 @@ class TinyLmRequest(Wire):
 
 
 class TinyLmResult(Wire):
-    """What was written: how many weights the model has, and how many tokens its tokenizer."""
+    """Number of weights of the model, and of tokens of its tokenizer."""
 
     weights: int
     tokens: int
 
 
 class RowsRequest(Wire):
-    """Copy columns of a source's rows, where reading it takes libraries that the control process does not import.
+    """Copy columns of a source's rows, if reading it needs libraries that the control process does not import.
 
     Attributes:
         source: As in ``[data]``.
-        columns: Which; the first row must have them.
-        out: A new file: a line for each row, ``{"row", "values"}``, or ``{"row", "error"}`` where it cannot be read.
+        columns: The columns; the first row must have them.
+        out: A new file with a line for each row: ``{"row", "values"}``, or ``{"row", "error"}`` if it cannot be read.
     """
 
     job: Literal[Job.ROWS] = Job.ROWS
@@ -269,24 +267,24 @@ class RowsRequest(Wire):
 
 
 class RowsResult(Wire):
-    """What ROWS did."""
+    """The result of ROWS."""
 
     rows: int
 
 
 class ImportRequest(Wire):
-    """Look whether a function of the user's own can be called; it is not."""
+    """Check that a user's own function can be imported; it is not called."""
 
     job: Literal[Job.IMPORT] = Job.IMPORT
     objective: ObjectiveSettings
 
 
 class ImportResult(Wire):
-    """What IMPORT found. A function that cannot be called is an error, not a result.
+    """The result of IMPORT. A function that cannot be imported is an error, not a result.
 
     Attributes:
-        source_hash: Of the file that the function is from.
-        versions: Of Python and of the packages that importing the function brought in.
+        source_hash: Hash of the file that defines the function.
+        versions: Versions of Python and of the packages that importing the function loaded.
     """
 
     source_hash: str
@@ -294,12 +292,12 @@ class ImportResult(Wire):
 
 
 class ObjectiveRequest(Wire):
-    """Call a function of the user's own for one trial; its answer is a `TrainResult`.
+    """Call a user's own function for one trial; the result is a ``TrainResult``.
 
     Attributes:
-        reported: Steps of the reports that earlier attempts have made.
-        checkpoint_step: The newest step that an earlier attempt said it could go on from.
-        threads: CPU threads that numerical libraries are told to use.
+        reported: Steps of the reports that earlier attempts made.
+        checkpoint_step: The newest step that it can resume from, by an earlier attempt.
+        threads: CPU threads for numerical libraries.
     """
 
     job: Literal[Job.OBJECTIVE] = Job.OBJECTIVE

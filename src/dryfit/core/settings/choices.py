@@ -1,27 +1,27 @@
-"""Words that a study file chooses from. No library but the standard one: the command line's help needs them at once."""
+"""Enumerations of a study file's choices. Standard library only: the command line's help imports them at once."""
 
 from enum import StrEnum
 
 
 class BuiltInTask(StrEnum):
-    """What a model learns to do."""
+    """The tasks that dryfit has."""
 
     CRITERIA = "criteria"
-    """Which class a text has, or which classes; asked with a criterion, or without."""
+    """Classify a text, with one class or several, for a criterion or without one."""
     EVIDENCE = "evidence"
-    """Which span of a text shows that a criterion is met; or none."""
+    """Find the span of a text that shows that a criterion is met, or none."""
     SHARE = "share"
-    """Both at once, by one encoder."""
+    """Both, by one encoder."""
     JOINT = "joint"
-    """Both at once, by two encoders: one reads the criterion, the other the text."""
+    """Both, by two encoders: one for the criterion, one for the text."""
     CAUSAL_LM = "causal-lm"
-    """Each token from those before it."""
+    """Causal language modelling."""
     OBJECTIVE = "objective"
-    """Whatever a function of the user's own does."""
+    """A user's own function."""
 
 
 class Metric(StrEnum):
-    """Metrics a study can optimise, computed on the validation split; docs/settings.md defines each."""
+    """Metrics that a study can optimise, computed on the validation split; defined in docs/settings.md."""
 
     F1_MACRO = "f1_macro"
     F1 = "f1"
@@ -56,7 +56,7 @@ class Precision(StrEnum):
 
 
 class BaseFormat(StrEnum):
-    """Number format of frozen weights that adapters stand beside."""
+    """Number format of the frozen weights under adapters."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -65,16 +65,16 @@ class BaseFormat(StrEnum):
 
 
 class Weighting(StrEnum):
-    """How the losses of a class and of a span, learned at once, are weighed."""
+    """How the losses of class and span are weighted when both are learned."""
 
     FIXED = "fixed"
-    """By a weight of the study file."""
+    """By a weight in the study file."""
     UNCERTAINTY = "uncertainty"
     """By two variances that are learned with the model."""
 
 
 class Fusion(StrEnum):
-    """How the criterion's encoder meets that of the text."""
+    """How the criterion's vector is combined with the text's token vectors."""
 
     CONCAT = "concat"
     ADD = "add"

@@ -1,4 +1,4 @@
-"""How a trial is run: what changes only memory and time, never what is learned."""
+"""Execution of trials: settings and plans that change only memory and time, never what is learned."""
 
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ class DeviceKind(StrEnum):
 
 
 class OptimizerImpl(StrEnum):
-    """How an optimizer's arithmetic is done; the numbers agree up to rounding, memory and time do not."""
+    """Implementation of an optimizer's arithmetic: results agree up to rounding, memory and time differ."""
 
     AUTO = "auto"
     FUSED = "fused"
@@ -36,21 +36,21 @@ class Allocator(StrEnum):
 
 
 class UnknownPolicy(StrEnum):
-    """What becomes of a trial whose memory cannot be planned."""
+    """What to do with a trial whose memory cannot be planned."""
 
     EXCLUSIVE = "exclusive"
-    """It runs as wished with no other trial beside it: the real run is the probe."""
+    """Run it as configured, with no other trial beside it."""
     REFUSE = "refuse"
-    """It is refused, like one that does not fit."""
+    """Refuse it, as if it did not fit."""
 
 
 class DeviceSpec(Settings):
-    """A device to plan for; it may be an invented one.
+    """A device to plan for, real or invented.
 
     Attributes:
-        name: As the user wrote it, or as the driver calls it.
-        capacity_bytes: All its memory, as ``torch.cuda.get_device_properties().total_memory`` counts it.
-        capability: CUDA compute capability; it decides kernels and workspaces.
+        name: The user's or the driver's name.
+        capacity_bytes: Its memory, as in ``torch.cuda.get_device_properties().total_memory``.
+        capability: CUDA compute capability, which decides kernels and workspaces.
     """
 
     name: str
@@ -60,12 +60,12 @@ class DeviceSpec(Settings):
 
 
 class PlanSubject(Settings):
-    """What is to be trained, as far as memory sees it.
+    """What is trained, as far as memory depends on it.
 
     Attributes:
-        source: Of a task of the user's own, what its class is: a hash of its file.
-        multi_label: A row may have any number of the classes.
-        lora: Adapters, for ``causal-lm``; None trains all weights.
+        source: Hash of the file of a user's own class; else empty.
+        multi_label: Whether a row may have any number of classes.
+        lora: Adapters, for ``causal-lm``; None: all weights are trained.
     """
 
     task: TaskName
@@ -77,16 +77,16 @@ class PlanSubject(Settings):
 
 
 def adapters(task: TaskName, settings: TrialSettings) -> LoraSettings | None:
-    """The adapters that a trial trains, with the format of their base; None where it trains the model's own weights."""
+    """Return the adapters that a trial trains, with the format of their base; None if it trains all weights."""
     if task is not BuiltInTask.CAUSAL_LM or not settings.lora.r:
         return None
     return settings.lora.model_copy(update={"base": settings.lora.base or BaseFormat(settings.train.precision)})
 
 
 class ExecutionSettings(Settings):
-    """``[execution]``: execution about how trials run; the plan of each trial is derived from them.
+    """``[execution]``: how trials run; the plan of each trial is derived from these settings.
 
-    What is unset the planner chooses, so that the trial fits; what is set it keeps.
+    The planner keeps what is set, and chooses what is unset so that the trial fits.
     """
 
     device: str = Field(
@@ -148,20 +148,20 @@ class ExecutionSettings(Settings):
 
     @property
     def ranks(self) -> int:
-        """Ranks that every trial's model is cut over; 1 where each trial's plan says how many."""
+        """Tensor-parallel ranks of every trial; 1 if each trial's plan decides them."""
         return 1 if self.tp == AUTO else self.tp
 
     @property
     def processes(self) -> int:
-        """Processes that train one trial together, each with a device of its own where there are devices.
+        """Processes that train one trial together, each with its own device if there are devices.
 
-        Where ``tp`` is "auto", those of a trial whose plan takes no more.
+        If ``tp`` is "auto", the least that a trial takes.
         """
         return self.ranks * self.dp
 
 
 class ExecutionPlan(Settings):
-    """The plan of one trial. ``accumulation == ceil(effective_batch / micro_batch)``; the last one may be short."""
+    """How a trial runs. ``accumulation == ceil(effective_batch / micro_batch)``; the last micro-batch may be short."""
 
     device: DeviceKind
     effective_batch: int = Field(ge=1)
@@ -200,15 +200,15 @@ def plan_execution(
     parallel: int,
     ranks: int | None = None,
 ) -> ExecutionPlan:
-    """Derive a trial's plan from the study's execution alone, memory left out of account.
+    """Derive a trial's execution plan from the study file, without regard to memory.
 
     Args:
         execution: The ``[execution]`` table.
-        effective_batch: Rows behind one optimizer step.
+        effective_batch: Rows per optimizer step.
         device: Where the trial will run.
-        cores: CPU cores this study may use.
-        parallel: Trials that run side by side.
-        ranks: How many ranks its model is cut over; None: as the settings say.
+        cores: CPU cores that the study may use.
+        parallel: Trials that run at the same time.
+        ranks: Tensor-parallel ranks; None: as the settings say.
     """
     tp = execution.ranks if ranks is None else ranks
     micro_batch = min(execution.micro_batch or effective_batch, effective_batch)

@@ -1,4 +1,4 @@
-"""How a function or a class of the user's own is named, so that another process finds it."""
+"""Names of a user's own functions and classes, by which another process finds them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,11 +10,11 @@ _SCRIPT_SUFFIX = ".py"
 
 @dataclass(frozen=True, slots=True)
 class FunctionName:
-    """A function or a class by the place it is defined in.
+    """The name of a function or class: the module or file that defines it, and its qualified name.
 
     Attributes:
-        place: A module's dotted name, or a file ending in ``.py``; the folder it lies in may stand before it.
-        qualname: Its name there; dotted for one in a class.
+        place: A module's dotted name, or a file ending in ``.py``; its folder may precede it.
+        qualname: Its qualified name there.
     """
 
     place: str
@@ -22,7 +22,7 @@ class FunctionName:
 
     @classmethod
     def parse(cls, text: str) -> "FunctionName":
-        """A name from ``place:qualname``."""
+        """Parse ``place:qualname``."""
         place, _, qualname = text.rpartition(":")
         return cls(place, qualname)
 
@@ -33,12 +33,12 @@ class FunctionName:
 
     @property
     def folder(self) -> str:
-        """The folder that stands before the place; empty where none does."""
+        """The folder before the place; empty if there is none."""
         return str(Path(self.place).parent) if "/" in self.place else ""
 
     @property
     def module(self) -> str:
-        """What to import where that folder is imported from."""
+        """The module to import from that folder."""
         return Path(self.place).name.removesuffix(_SCRIPT_SUFFIX)
 
     @property
@@ -47,9 +47,9 @@ class FunctionName:
         return f"{Path(self.place).name}:{self.qualname}"
 
     def within(self, folders: Iterable[Path]) -> Self:
-        """The name with the first folder before it that has its file, or its module's outermost package.
+        """Return the name with the first of the folders that has its file, or its module's top package.
 
-        One that has a folder already, and one that no folder has, stays as it is.
+        A name that has a folder already, or that is in none of them, stays as it is.
         """
         if self.folder:
             return self

@@ -1,11 +1,11 @@
-"""Devices by name or amount: what memory can be planned for without having the device.
+"""Known GPUs by name, with memory and compute capability, to plan for without having the device.
 
-A number here is what PyTorch calls ``total_memory``: what the driver leaves to programs, and the number that its
-out-of-memory errors print ("GPU 0 has a total capacity of 23.52 GiB"). The figures are gathered from such messages in
-public reports from Linux machines, ECC as it comes, the lowest of the common ones, so that a plan made for a name holds
-on most machines of that name. They have two decimals of a GiB. Drivers differ by up to 0.2 GiB: the newer the driver,
-the more it keeps. ``nvidia-smi`` shows 0.3 to 1.1 GiB more than is usable: 24 564 MiB for an RTX 4090 (usable 24 084),
-143 771 MiB for an H200 (143 073). On a machine that has the device, what its driver says counts, not this table.
+Memory is what PyTorch calls ``total_memory``: what the driver leaves to programs, and what its out-of-memory errors
+print ("GPU 0 has a total capacity of 23.52 GiB"). The figures come from such messages in public reports, from Linux
+machines with ECC in its default state; the lowest common one was taken, so that a plan made for a name is valid on most
+machines with that GPU. They have two decimals of a GiB. Drivers differ by up to 0.2 GiB: newer ones keep more.
+``nvidia-smi`` shows 0.3 to 1.1 GiB more than is usable: 24 564 MiB for an RTX 4090 (usable 24 084), 143 771 MiB for an
+H200 (143 073). On a machine that has the device, the driver's number is used, not this table.
 """
 
 import difflib
@@ -70,19 +70,19 @@ _CAPABILITIES = frozenset(
     for major, minors in {5: "023", 6: "012", 7: "025", 8: "0679", 9: "0", 10: "013", 11: "0", 12: "01"}.items()
     for minor in map(int, minors)
 )
-# Makers, form factors, kinds of memory and the unit are part of drivers' names and tell nothing apart here.
+# Parts of drivers' names that distinguish nothing here: maker, form factor, kind of memory, unit.
 _SILENT = re.compile(r"nvidia|geforce|tesla|generation|pcie|sxm\d?|hbm\d?e?|(?<=\d)gb|[\s_-]+")
 _AMOUNT = re.compile(r"[-+.\d]+\s*[kmgt]?i?b", re.IGNORECASE)
 _ALLOWED = "a name (rtx4090, a100-80, h200, ...), an amount (24GiB, 24GiB@8.9) or the host's memory (cpu:16GiB)"
 
 
 def device_names() -> tuple[str, ...]:
-    """The names of known devices, by generation."""
+    """Return the names of known devices, by generation."""
     return tuple(_GPUS)
 
 
 def parse_device(text: str) -> DeviceSpec:
-    """Read what a user wants to plan for.
+    """Parse the device that a user wants to plan for.
 
     Args:
         text: A name of :func:`device_names`, in any spelling (``RTX 4090``, ``NVIDIA A100-SXM4-80GB``); an amount of
@@ -130,7 +130,7 @@ def _plain(text: str) -> str:
 
 
 def _spellings() -> dict[str, str]:
-    """Every plain spelling and the known name it stands for: ``4090`` is ``rtx4090``."""
+    """Return every plain spelling with the known name it stands for: ``4090`` is ``rtx4090``."""
     found = {_plain(name): name for name in _GPUS}
     found |= {name.removeprefix("rtx"): known for name, known in found.items()}
     return found | _ALIASES

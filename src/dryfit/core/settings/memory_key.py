@@ -1,4 +1,4 @@
-"""What of a trial decides its memory: two trials with one key need the same plan."""
+"""The settings that decide a trial's memory, as a key: trials with equal keys have the same memory plan."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -45,31 +45,28 @@ NEUTRAL: Final[Mapping[str, float]] = {
     "regularization.attention_dropout": 0.0,
     "lora.dropout": 0.0,
 }
-"""Keys of which only matters whether they have this value.
+"""Keys for which it only matters whether they have this value.
 
-Then a mask, a momentum, a norm or a group of parameters (the unit in which optimizers allocate) is not made at all.
-Unset is a state of its own: the pretrained configuration decides.
+With it, a mask, a momentum, a norm or a parameter group (the unit in which optimizers allocate) does not exist.
+Unset is a third state: the pretrained configuration decides.
 """
 
 SET_OR_UNSET: Final = frozenset({"loss.alpha", "span.negatives", "multitask.criteria_share"})
-"""Keys of which only matters whether they are set."""
+"""Keys for which it only matters whether they are set."""
 
 
 def memory_key(subject: PlanSubject) -> str:
-    """What of a subject decides its memory, as canonical JSON.
+    """Return everything about a subject that decides its memory, as canonical JSON.
 
-    A key of the settings counts unless :data:`IRRELEVANT`, :data:`NEUTRAL` or :data:`SET_OR_UNSET` says otherwise: a
-    new one makes keys differ too often, never too rarely.
+    A setting counts unless :data:`IRRELEVANT`, :data:`NEUTRAL` or :data:`SET_OR_UNSET` says otherwise: a new one makes
+    keys differ too often, never too rarely.
     """
-    tables = {**subject.settings.model_dump(mode="json"), "lora": _dumped(subject)}
+    lora = subject.lora.model_dump(mode="json") if subject.lora is not None else None
+    tables = {**subject.settings.model_dump(mode="json"), "lora": lora}
     reduced = {table: _reduced(table, keys) for table, keys in tables.items() if keys is not None}
     classes = {"num_labels": subject.num_labels, "multi_label": subject.multi_label}
     source = {"source": subject.source} if subject.source else {}
     return canonical_json({**reduced, "task": str(subject.task), **source, **classes})
-
-
-def _dumped(subject: PlanSubject) -> dict[str, Any] | None:
-    return subject.lora.model_dump(mode="json") if subject.lora is not None else None
 
 
 def _reduced(table: str, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +84,7 @@ def _reduced(table: str, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def any_shape(subject: PlanSubject) -> PlanSubject:
-    """The same for all subjects that differ in batch size and length alone; its model has no name, only a config."""
+    """Return the subject with a fixed batch size, length and model name: equal for all that differ only there."""
     settings = subject.settings
     same = {
         "model": settings.model.model_copy(update={"name": "any", "revision": None}),

@@ -1,4 +1,4 @@
-"""Which group goes to which split, or fold: decided by hashes of the groups' names, the same wherever it is asked."""
+"""Assignment of groups to splits and folds by hashes of their names, the same in every process."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ SPLITS: Final = (TRAIN, VALIDATION, TEST)
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """How groups are divided.
+    """How groups are divided into splits.
 
     Attributes:
         validation: Share of the groups, from 0 to below 1.
-        test: Share of the groups, from 0 to below 1; 0: there is no such split.
-        seed: Another seed, other groups.
+        test: Share of the groups, from 0 to below 1; 0: there is no test split.
+        seed: Seed of the order of groups.
     """
 
     validation: float
@@ -29,13 +29,13 @@ class SplitRule:
 
 
 def split_groups(groups: Iterable[str], rule: SplitRule, *, doing: str, hint: str) -> dict[str, str]:
-    """The split of each group.
+    """Return the split of each group.
 
-    Groups are ordered by a hash of (seed, group) and the first ones go to validation, the next to test: adding rows
-    to a group, or groups to the data, moves as little as possible.
+    Groups are ordered by a hash of (seed, group); the first ones go to validation, the next to test. So rows or groups
+    that are added later move few others.
 
     Args:
-        groups: Their names; those that are there twice count once.
+        groups: Their names; repeated ones count once.
         rule: How to divide them.
         doing: For the error: ``splitting rows.jsonl by author``.
         hint: For the error: what to change.
@@ -62,15 +62,15 @@ def split_groups(groups: Iterable[str], rule: SplitRule, *, doing: str, hint: st
 
 
 def fold_groups(groups: Iterable[str], folds: int, *, seed: int, doing: str, hint: str) -> dict[str, int]:
-    """The fold of each group, from 1.
+    """Return the fold of each group, from 1.
 
-    Groups are ordered as by :func:`split_groups` and cut into runs of equal length, give or take one: no fold is empty,
-    and adding groups moves as few as possible.
+    Groups are ordered as by :func:`split_groups` and divided into runs whose lengths differ by one at most: no fold is
+    empty, and groups that are added later move few others.
 
     Args:
-        groups: Their names; those that are there twice count once.
-        folds: How many folds.
-        seed: Another seed, other folds.
+        groups: Their names; repeated ones count once.
+        folds: Number of folds.
+        seed: Seed of the order of groups.
         doing: For the error: ``dividing train and validation by group``.
         hint: For the error: what to change.
 

@@ -1,7 +1,7 @@
-"""Which keys of a trial act only under a value of another one: its switch.
+"""Keys that act only under some values of another key, their switch.
 
-Set where nothing reads it, a key is an error: whoever wrote it expects an effect. The study file is checked by this
-table before anything starts, and each trial's resolved settings by the same.
+Setting a key that then has no effect is an error. The study file is checked by this table before anything starts, and
+so are each trial's resolved settings.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Needs:
     """``key`` is read only where ``switch`` has one of ``values``.
 
     Attributes:
-        words: The condition as a person would say it; made from the values if empty.
+        words: The condition in words; made from the values if empty.
     """
 
     key: str
@@ -23,7 +23,7 @@ class Needs:
 
     @property
     def condition(self) -> str:
-        """Under what the key acts."""
+        """The condition under which the key acts, in words."""
         return self.words or f"{self.switch} {' or '.join(map(str, self.values))}"
 
 

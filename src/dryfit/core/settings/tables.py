@@ -1,7 +1,7 @@
-"""The tables of a study file that say *what is learned*.
+"""The tables of a study file that decide *what is learned*: data, model, training, task.
 
-They live in core because both planes read them: the control plane checks and searches them, a trial's child trains
-by them. Every field carries its range, so that a bad value is refused before anything starts.
+They are in core because both planes read them: the control plane checks and searches them, a trial's child process
+trains by them. Every field has its range, so that a bad value is refused before anything starts.
 """
 
 import re
@@ -14,13 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from dryfit.core.settings.choices import BaseFormat, Direction, Fusion, Precision, Weighting
 
 PACKAGED_MODEL: Final = "minilm"
-"""Name of the encoder that comes with the extra ``demo``."""
+"""Name of the encoder in the extra ``demo``."""
 
 HUB_PREFIX: Final = "hub:"
-"""What the name of a hub data set begins with, where any other source is a file."""
+"""Prefix of the names of hub data sets; any other source is a file."""
 
 HUB_DEFAULT_SPLIT: Final = "train"
-"""The split of a hub data set that is meant where none is named."""
+"""The split of a hub data set if none is named."""
 
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -29,7 +29,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class Settings(BaseModel):
     """Base of every settings table: frozen, strictly typed, and an unknown key is an error.
 
-    Validate from JSON (``model_validate_json``): strict mode then still takes the text of an enum.
+    Validate from JSON (``model_validate_json``): only there does strict mode take the text of an enum.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -311,10 +311,10 @@ class LmSettings(Settings):
 
 
 Knob: TypeAlias = bool | int | float | str
-"""A value of a key that the user's own task declares."""
+"""A value of a key that a user's own task declares."""
 
 OWN_KEY: Final = re.compile(r"[a-z][a-z0-9_]{0,99}")
-"""Names of such keys."""
+"""Pattern of the names of such keys."""
 
 
 class OwnSettings(Settings):
@@ -325,7 +325,7 @@ class OwnSettings(Settings):
 
     @property
     def knobs(self) -> Mapping[str, Knob]:
-        """Its keys; attributes of this class may have the same names."""
+        """Its keys with their values; attributes of this class may have the same names."""
         return self.__pydantic_extra__
 
     @model_validator(mode="after")
@@ -362,7 +362,7 @@ class ObjectiveSettings(Settings):
 
 
 class TrialSettings(Settings):
-    """All tables that change what is learned; any of their keys may be searched."""
+    """All tables that decide what is learned; any of their keys may be searched."""
 
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()

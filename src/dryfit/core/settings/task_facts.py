@@ -1,4 +1,4 @@
-"""What each task reads of a study file, and which metrics it has."""
+"""The keys that each task reads from a study file, and its metrics."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final, TypeAlias
@@ -16,13 +16,13 @@ TaskName: TypeAlias = Annotated[
     ],
     Field(union_mode="left_to_right"),
 ]
-"""A task of dryfit's, or a class of the user's own: ``package.module:Class`` or ``file.py:Class``."""
+"""A built-in task, or a user's own class: ``package.module:Class`` or ``file.py:Class``."""
 
 MetricName: TypeAlias = Annotated[
     Metric | Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", description="a name that your own task gives")],
     Field(union_mode="left_to_right"),
 ]
-"""A metric of dryfit's, or one of the user's own task."""
+"""A built-in metric, or one of a user's own task."""
 
 _OF_CLASSES: Final = (
     Metric.F1_MACRO,
@@ -45,7 +45,7 @@ SPAN_METRICS: Final = (
 _OF_TEXT: Final = (Metric.LOSS, Metric.EXACT_MATCH)
 
 OWN_TABLE: Final = "own"
-"""Table of a study file whose keys a class of the user's own declares."""
+"""Table of a study file whose keys a user's own class declares."""
 
 _DECODER: Final = frozenset({"lora", "lm"})
 _SPANS: Final = frozenset({"span"})
@@ -66,35 +66,35 @@ UNREAD: Final[Mapping[BuiltInTask, frozenset[str]]] = {
     | _TWO_ENCODERS
     | {"head", "loss", "optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"},
 }
-"""Of a trial's tables, their keys and those of ``[data]``, what a task does not read. Set there, it is an error."""
+"""The tables and keys that each task does not read. Setting one is an error."""
 
 AVERAGED: Final = (BuiltInTask.CRITERIA, BuiltInTask.EVIDENCE, BuiltInTask.SHARE, BuiltInTask.JOINT)
-"""Tasks of which several models have a mean: their classes, or the characters of their spans, are the same ones."""
+"""Tasks whose models can be averaged: over classes, or over the characters of spans."""
 
 
 def is_own(task: TaskName) -> bool:
-    """Whether a task is a class of the user's own."""
+    """Whether a task is a user's own class."""
     return not isinstance(task, BuiltInTask)
 
 
 def metric_of(name: str) -> MetricName:
-    """The metric of a name."""
+    """Return the metric of a name."""
     return Metric(name) if name in list(Metric) else name
 
 
 def is_own_key(key: str) -> bool:
-    """Whether a dotted name is one of a key that only the user's own task declares."""
+    """Whether a dotted name is that of a key that a user's own task declares."""
     table, _, name = key.partition(".")
     return table == OWN_TABLE and OWN_KEY.fullmatch(name) is not None
 
 
 def task_word(task: TaskName) -> str:
-    """What a person calls a task: of a class of the user's own, without the folder it lies in."""
+    """Return a task's name for people: that of a user's own class without its folder."""
     return task.value if isinstance(task, BuiltInTask) else FunctionName.parse(task).short
 
 
 def reads(task: TaskName, key: str) -> bool:
-    """Whether a task reads a key of a trial's tables; what the user's own code reads, that code says."""
+    """Whether a task reads a key of a trial's tables; a user's own class reads all keys here, and checks itself."""
     if key.partition(".")[0] == OWN_TABLE:
         return is_own(task)
     unread = UNREAD.get(task, frozenset[str]()) if isinstance(task, BuiltInTask) else frozenset[str]()
@@ -102,10 +102,10 @@ def reads(task: TaskName, key: str) -> bool:
 
 
 def class_metrics(num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
-    """The metrics that such classes have.
+    """Return the metrics of a classification.
 
-    ``f1`` is that of class 1 of two. Where each class is decided for itself there is no one guess for a row, which
-    ``mcc`` and ``balanced_accuracy`` compare with the one truth.
+    ``f1`` is that of class 1 of two. With several labels per row, ``mcc`` and ``balanced_accuracy``, which compare one
+    prediction with one label, do not exist.
     """
     without = {Metric.F1} if num_labels != 2 else set[Metric]()
     if multi_label:
@@ -114,7 +114,7 @@ def class_metrics(num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
 
 
 def task_metrics(task: TaskName, num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
-    """The metrics that a task gives, the usual one first; none where the user's own code decides it."""
+    """Return a task's metrics, the default first; none for a user's own class or function."""
     if not isinstance(task, BuiltInTask):
         return ()
     match task:

@@ -1,4 +1,4 @@
-"""What is learned, and what is known of a trial."""
+"""Trials: configuration, outcome, validations, scores and order."""
 
 import hashlib
 import math
@@ -15,23 +15,23 @@ from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName, TaskName
 
 Scalar: TypeAlias = bool | int | float | str | None
-"""A value of the search space: what TOML and JSON can both hold."""
+"""A value in the search space: one that both TOML and JSON can hold."""
 
 
 class Goal(Settings):
-    """One of the values that a study optimises."""
+    """A metric that a study optimises, with its direction."""
 
     name: str
     direction: Direction
 
 
 class TrialConfig(Settings):
-    """Everything that changes a trial's result. Two trials with one fingerprint compute the same thing.
+    """Everything that decides a trial's result. Trials with equal fingerprints compute the same.
 
     Attributes:
         number: The trial's number in its study, from 0.
-        settings: The resolved tables, searched values included.
-        params: The searched values by public dotted name, a part of ``settings`` repeated for reading.
+        settings: The resolved tables, with the searched values.
+        params: The searched values by public dotted name; ``settings`` has them too.
         also: Further metrics the study optimises; ``metric`` alone decides which validation is the best.
         seed: Seed of initialisation, dropout and batch order.
         data_fingerprint: Hash of the prepared rows.
@@ -50,12 +50,12 @@ class TrialConfig(Settings):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all that changes the result; the number is no part of it.
+        """Hash of everything that decides the result; the number is not part of it.
 
-        It has absolute paths and every key in it, so another place or a later version computes another one. What
-        identifies a trial is what this was when the trial was asked for: the ledger has it.
+        It depends on absolute paths and on all keys, so it changes with the folder and the version. A trial is
+        identified by its fingerprint at creation, which the ledger has.
         """
-        # A key that came later and is not set changes nothing: trials of before go on.
+        # A newer key that is not set must not change the fingerprints of older trials.
         later = {"folds"} if self.data.folds == 1 else set[str]()
         text = self.model_dump_json(exclude={"number": True, "params": True, "data": later})
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -86,8 +86,8 @@ class MetricPoint:
         epoch: Passes over the data done; fractional within one.
         value: The study's metric. May be NaN.
         metrics: Every metric computed, the study's included.
-        fold: Which of its trial's trainings it is of, from 1; 0: the trial trains once. With folds, ``n`` and ``step``
-            count over all of them, and ``value`` is what the trial has come to; ``metrics`` are this validation's own.
+        fold: The fold, from 1; 0: the trial has none. With folds, ``n`` and ``step`` count over all of them, and
+            ``value`` is the trial's value so far; ``metrics`` are those of this validation.
     """
 
     n: int
@@ -100,14 +100,14 @@ class MetricPoint:
 
 @dataclass(frozen=True, slots=True)
 class FoldScore:
-    """What a trial has come to on one fold, which it was validated on after training on the others.
+    """A trial's scores on one fold, on which it was validated after training on the others.
 
     Attributes:
         value: The metric at its best validation.
-        also: Values of the study's further goals there, in their order.
-        best_step: Optimizer steps of this fold behind the best validation.
+        also: Values of the further goals there, in order.
+        best_step: Optimizer steps of this fold up to the best validation.
         steps: Optimizer steps done.
-        schedule_steps: Optimizer steps of the whole schedule; more than were done where it stopped early.
+        schedule_steps: Optimizer steps of the whole schedule; more than ``steps`` if it stopped early.
     """
 
     value: float
@@ -118,58 +118,58 @@ class FoldScore:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "FoldScore":
-        """Read what :func:`dataclasses.asdict` and JSON have made of one."""
+        """Rebuild a score from the JSON of its :func:`dataclasses.asdict`."""
         facts: dict[str, Any] = {**said, "also": tuple(said["also"])}
         return cls(**facts)
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Its values of all goals, the study's metric first."""
+        """Its value for each goal, the study's metric first."""
         return (self.value, *self.also)
 
     @property
     def stopped_early(self) -> bool:
-        """Whether a part of the schedule was not needed."""
+        """Whether training stopped before the end of the schedule."""
         return self.steps < self.schedule_steps
 
 
 def fold_means(folds: Sequence[FoldScore]) -> tuple[float, ...]:
-    """The mean over the folds, of each goal; at least one fold."""
+    """Return the mean over at least one fold, for each goal."""
     return tuple(mean(values) for values in zip(*(fold.values for fold in folds), strict=True))
 
 
 def fold_spreads(folds: Sequence[FoldScore]) -> tuple[float, ...]:
-    """The sample standard deviation over the folds, of each goal; empty of fewer than two folds."""
+    """Return the sample standard deviation over the folds, for each goal; empty for fewer than two folds."""
     if len(folds) < 2:
         return ()
     return tuple(_deviation(values) for values in zip(*(fold.values for fold in folds), strict=True))
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of some numbers, of which any may be infinite or NaN."""
+    """Return the mean of numbers, any of which may be infinite or NaN."""
     return sum(values) / len(values)
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Around the sample's own mean, so divided by one less than there are values; NaN where one is infinite."""
+    """Return the sample standard deviation; NaN if a value is infinite."""
     middle = mean(values)
     return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """What history knows of one trial: all that samplers and pruners may read.
+    """A trial as samplers and pruners see it.
 
     Attributes:
         params: Searched values by *internal* name (one per distribution).
-        distributions: Optuna's JSON of the distribution of each internal name.
+        distributions: Optuna's JSON of each internal name's distribution.
         outcome: None while the trial runs.
-        value: The trial's value, None unless it completed.
+        value: The trial's value; None unless it completed.
         reports: Its validations in order.
-        system_attrs: What a pruner must remember (ASHA's rungs).
-        also: Its values of the study's further goals, in their order; empty unless it completed.
-        enqueued: The enqueued point it was made from, by public name; empty where there was none.
-        own: The study file's own values by public name, where today's may differ: what it had where it drew none.
+        system_attrs: The pruner's memory of it (ASHA's rungs).
+        also: Its values for the further goals, in order; empty unless it completed.
+        enqueued: The enqueued point it was made from, by public name; empty: none.
+        own: The study file's values at its creation, by public name, if the present ones may differ.
     """
 
     number: int
@@ -185,7 +185,7 @@ class TrialRecord:
 
     @property
     def values(self) -> tuple[float, ...] | None:
-        """Its values of all goals, the study's metric first; None unless it completed with a value."""
+        """Its value for each goal, the study's metric first; None unless it completed with a value."""
         return None if self.value is None else (self.value, *self.also)
 
 
@@ -199,16 +199,16 @@ def better(value: float, than: float, direction: Direction) -> bool:
 
 
 class Valued(Protocol):
-    """A trial as far as ranking goes."""
+    """A trial that can be ranked."""
 
     @property
     def number(self) -> int:
-        """Of the trial in its study."""
+        """The trial's number in its study."""
         ...
 
     @property
     def value(self) -> float | None:
-        """Its value of the study's metric."""
+        """Its value for the study's metric."""
         ...
 
 
@@ -216,7 +216,7 @@ ValuedT = TypeVar("ValuedT", bound=Valued)
 
 
 def best_first(trials: Iterable[ValuedT], direction: Direction) -> list[ValuedT]:
-    """The trials that have a value, the best first and the earliest of equals; NaN is none."""
+    """Return the trials that have a value other than NaN, the best first, the earlier of equals before the later."""
     sign = -1.0 if direction is Direction.MAXIMIZE else 1.0
     keyed = [
         ((sign * trial.value, trial.number), trial)
@@ -227,7 +227,7 @@ def best_first(trials: Iterable[ValuedT], direction: Direction) -> list[ValuedT]
 
 
 def best_point(points: tuple[MetricPoint, ...], direction: Direction) -> MetricPoint | None:
-    """The best of several validations, the earliest of equals; None where all are NaN or there is none."""
+    """Return the best validation, the earliest of equals; None if there is none with a value other than NaN."""
     best: MetricPoint | None = None
     for point in points:
         if better(point.value, best.value if best else float("nan"), direction):
@@ -236,6 +236,6 @@ def best_point(points: tuple[MetricPoint, ...], direction: Direction) -> MetricP
 
 
 def best_value(points: tuple[MetricPoint, ...], direction: Direction) -> float:
-    """The value of the best of several validations; NaN where there is none."""
+    """Return the value of the best validation; NaN if there is none."""
     best = best_point(points, direction)
     return math.nan if best is None else best.value

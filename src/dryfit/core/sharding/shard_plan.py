@@ -1,7 +1,7 @@
-"""How a model is cut over several processes: tables keyed by names, in JSON, that need neither torch nor a device.
+"""Tensor-parallel sharding plan of a model: tables by name, in JSON, without torch.
 
-A plan says of each parameter which slices of it a rank holds, and of each module what happens to the activations that
-go in and come out. Ranks are numbered from 0 to ``degree - 1``; each has the same rows of a batch.
+A plan has for each parameter the slices that a rank holds, and for each module what happens to its input and output
+activations. Ranks are numbered from 0 to ``degree - 1``; all have the same rows of a batch.
 """
 
 import math
@@ -14,33 +14,33 @@ from dryfit.core.settings.tables import Settings
 
 
 class Boundary(StrEnum):
-    """What happens to an activation where a sharded region begins or ends.
+    """Communication of an activation where a sharded region begins or ends.
 
     Source: M. Shoeybi et al., "Megatron-LM", 2019, section 3 (its f and g are COPY and REDUCE).
     """
 
     COPY = "copy"
-    """Into a region: as it is; gradients are summed over the ranks."""
+    """Into a region: unchanged; gradients are summed over the ranks."""
     REDUCE = "reduce"
-    """Out of a region: summed over the ranks; gradients as they are."""
+    """Out of a region: summed over the ranks; gradients are unchanged."""
     GATHER = "gather"
-    """Out of a region: the ranks' slices put together; each rank keeps its slice of the gradient."""
+    """Out of a region: the ranks' slices are concatenated; each rank keeps its slice of the gradient."""
     SPLIT = "split"
-    """Into a region: each rank takes its slice; the slices of the gradient are put together."""
+    """Into a region: each rank takes its slice; the slices of the gradient are concatenated."""
 
 
 class ParameterShard(Settings):
-    """One parameter on the ranks of a plan.
+    """How one parameter is divided over the ranks.
 
     Attributes:
-        shape: The whole parameter's.
-        dim: The dimension that is cut; None: each rank holds all of it.
-        blocks: Sizes along ``dim`` of what lies side by side in it, each cut by itself: (q, k, v) of a fused
-            projection, (gate, up); one block where nothing is fused.
-        unit: What may not be cut: slices of each block are multiples of it (a head's features).
-        source: The checkpoint's key, where that is not the parameter's name.
-        tied_to: The parameter whose memory this is.
-        sum_gradient: It is whole on each rank but meets activations that are not: its gradients are summed.
+        shape: Shape of the whole parameter.
+        dim: The sharded dimension; None: each rank holds the whole parameter.
+        blocks: Sizes along ``dim`` of the fused parts, each of which is sharded by itself: (q, k, v), (gate, up); one
+            block if nothing is fused.
+        unit: Slices of each block are multiples of it (a head's features).
+        source: The checkpoint's key, if it is not the parameter's name.
+        tied_to: The parameter that this one is tied to.
+        sum_gradient: The parameter is whole on each rank but meets sharded activations: its gradients are summed.
     """
 
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class ParameterShard(Settings):
         return self
 
     def slices(self, rank: int, degree: int) -> Iterator[tuple[int, int]]:
-        """Begin and end along ``dim`` of what a rank holds, a pair for each block, in order."""
+        """Yield begin and end along ``dim`` of a rank's slice of each block, in order."""
         begin = 0
         for block in self.blocks:
             share = block // degree
@@ -71,24 +71,23 @@ class ParameterShard(Settings):
             begin += block
 
     def local_shape(self, degree: int) -> tuple[int, ...]:
-        """What a rank holds."""
+        """Return the shape that a rank holds."""
         if self.dim is None:
             return self.shape
         return (*self.shape[: self.dim], self.shape[self.dim] // degree, *self.shape[self.dim + 1 :])
 
 
 class ModuleShard(Settings):
-    """What a module of a plan does otherwise than its class says.
+    """How a module of a plan differs from its class.
 
     Attributes:
-        inputs: What happens to which of its floating-point inputs. An input has the name that the signature of its
-            ``forward`` gives it, however it is passed ("hidden_states", "input"); what goes into ``*args`` has its
-            position ("0").
-        outputs: The same for its outputs, by position: "0" is also the one of a module that returns a tensor.
-        dim: The dimension of the activation that is cut, counted from its end (-1: features).
+        inputs: Boundaries of its floating-point inputs. An input has its name in the signature of ``forward``, however
+            it is passed ("hidden_states", "input"); one that goes into ``*args`` has its position ("0").
+        outputs: Boundaries of its outputs, by position; a single tensor is "0".
+        dim: The sharded dimension of the activation, counted from its end (-1: features).
         attributes: Numbers that its code reads, as they are on a rank (``num_heads``).
-        vocabulary: Its table is cut by rows: ids of other ranks' rows give zeros.
-        bias_after: Its bias is added after its output was summed, not on each rank.
+        vocabulary: Its table is sharded by rows: ids of other ranks' rows give zeros.
+        bias_after: Its bias is added once, after its outputs are summed, not on each rank.
     """
 
     inputs: dict[str, Boundary] = Field(default_factory=dict)
@@ -100,16 +99,16 @@ class ModuleShard(Settings):
 
 
 class Traffic(Settings):
-    """What a rank sends at one place in one step.
+    """Bytes that a rank sends at one point of one step.
 
-    In rings: a sum over n ranks sends 2 (n - 1) / n of what is summed, putting together (n - 1) / n of the whole.
+    In rings, an all-reduce over n ranks sends 2 (n - 1) / n of the data, an all-gather (n - 1) / n of the whole.
     Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
     Attributes:
-        module: Where; of a parameter's gradient, its name.
-        bytes_per_token: Of one token, in the dtype of the activations.
-        bytes_per_step: Of a step, whatever its size: gradients of whole parameters.
-        in_backward: Whether it is gradients.
+        module: The module, or the parameter whose gradient is sent.
+        bytes_per_token: Bytes per token, in the dtype of the activations.
+        bytes_per_step: Bytes per step, whatever its size: gradients of whole parameters.
+        in_backward: Whether gradients are sent.
     """
 
     module: str
@@ -120,15 +119,15 @@ class Traffic(Settings):
 
 
 class ShardPlan(Settings):
-    """How one model is cut over ``degree`` ranks.
+    """How one model is sharded over ``degree`` ranks.
 
     Attributes:
-        parameters: By name; each parameter of the model has one.
-        modules: By path; only those that do something else than alone.
-        traffic: What is sent.
-        whole: What could have been cut and is not, by parameter or module: the reason.
-        scores: The module whose scores, the model's output, stay cut where the loss is computed over the ranks, and are
-            put together elsewhere, as its row says. None: they always are, or are not cut.
+        parameters: All parameters of the model, by name.
+        modules: Modules that differ from their class, by path.
+        traffic: Communication.
+        whole: Parameters and modules that could have been sharded and are not, with the reason.
+        scores: The module whose outputs, the model's scores, stay sharded if the loss is computed over the ranks, and
+            are gathered otherwise. None: they are always gathered, or not sharded.
     """
 
     degree: int = Field(ge=2)
@@ -140,12 +139,12 @@ class ShardPlan(Settings):
 
     @property
     def vocabulary(self) -> int:
-        """How many words the scores that stay cut are of; 0 where none do."""
+        """Size of the vocabulary of scores that stay sharded; 0: none do."""
         row = self.parameters.get(f"{self.scores}.weight") if self.scores is not None else None
         return row.shape[row.dim] if row is not None and row.dim is not None else 0
 
     def held_bytes(self, item_bytes: int) -> int:
-        """Bytes of parameters that a rank holds, each of whose numbers takes so many; tied ones are one."""
+        """Return the bytes of a rank's parameters at ``item_bytes`` per number; tied ones count once."""
         own = (shard for shard in self.parameters.values() if shard.tied_to is None)
         return item_bytes * sum(math.prod(shard.local_shape(self.degree)) for shard in own)
 

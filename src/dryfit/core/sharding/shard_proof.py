@@ -1,4 +1,4 @@
-"""What a proof of a :class:`dryfit.core.sharding.shard_plan.ShardPlan` found, for the plan's record."""
+"""Result of the proof that a sharded model computes what the whole model does."""
 
 from pydantic import Field
 
@@ -6,21 +6,21 @@ from dryfit.core.settings.tables import Settings
 
 
 class ShardProof(Settings):
-    """A cut model computed what the whole one does, in double precision on simulated ranks.
+    """A sharded model computed what the whole one does, in double precision on simulated ranks.
 
     Attributes:
-        degree: How many ranks.
-        output_error: Largest difference of an output, relative to the largest output where that is over 1.
+        degree: Number of ranks.
+        output_error: Largest difference of an output, relative to the largest output if that is over 1.
         gradient_error: Largest difference of a gradient, relative to the largest of all gradients.
-        loss_error: Largest difference of a loss that was computed over the ranks, where scores stay cut, relative to it
-            where it is over 1; its gradients were compared too. None: no scores stay cut.
+        loss_error: Largest difference of a loss computed over the ranks from sharded scores, relative to the loss if
+            that is over 1; its gradients were compared too. None: no scores stay sharded.
         parameter_error: Largest difference of a parameter after ``steps`` optimizer steps.
-        parameters: How many parameters were compared.
-        steps: How many optimizer steps were made.
-        left_out: Layers that were left out, because two others of the same kind were proved.
-        narrowed: Of a model that is too wide to be proved itself, what was made smaller in the model of the same class
-            that was proved in its place: (wide, narrow) by the key of the config. Empty: it was proved at full width.
-        seconds: Time it took.
+        parameters: Number of parameters compared.
+        steps: Number of optimizer steps.
+        left_out: Layers left out, because two others of the same kind were proved.
+        narrowed: For a model too wide to be proved itself: what is smaller in the model of the same class that was
+            proved instead, (wide, narrow) by the config's key. Empty: it was proved at full width.
+        seconds: Duration.
     """
 
     degree: int = Field(ge=2)

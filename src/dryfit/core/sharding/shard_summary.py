@@ -1,4 +1,4 @@
-"""What a planner's answer says of a cut model; :class:`dryfit.core.sharding.shard_plan.ShardPlan` has it all."""
+"""Summary of a sharding plan in numbers, for the planner's answer."""
 
 from pydantic import Field
 
@@ -6,11 +6,11 @@ from dryfit.core.settings.tables import Settings
 
 
 class Sent(Settings):
-    """What one rank sends, in rings: see :class:`dryfit.core.sharding.shard_plan.Traffic`.
+    """Bytes that one rank sends; see :class:`dryfit.core.sharding.shard_plan.Traffic`.
 
     Attributes:
         forward_bytes: In forward passes.
-        backward_bytes: In backward passes, what checkpointing computes again there included.
+        backward_bytes: In backward passes, with recomputation by checkpointing.
     """
 
     forward_bytes: int = Field(default=0, ge=0)
@@ -24,14 +24,14 @@ class Sent(Settings):
 
 
 class ShardRow(Settings):
-    """Parameters of one kind, those of all layers together.
+    """Parameters of one kind in all layers.
 
     Attributes:
-        name: ``encoder.layer.*.attention.self.query.weight``; of a single one its own name.
-        count: How many there are.
-        shape: The whole of each.
-        local_shape: What a rank holds of it.
-        how: ``column``, ``row``, ``vocabulary``, ``dimension N``, or ``whole``; with what else is to be said of it.
+        name: ``encoder.layer.*.attention.self.query.weight``, or the name of a single parameter.
+        count: Their number.
+        shape: Shape of each whole parameter.
+        local_shape: Shape that a rank holds.
+        how: ``column``, ``row``, ``vocabulary``, ``dimension N`` or ``whole``, with remarks.
     """
 
     name: str
@@ -42,28 +42,27 @@ class ShardRow(Settings):
 
 
 class KeptWhole(Settings):
-    """Why some parameters that could have been cut are not."""
+    """Why some parameters that could be sharded are not."""
 
     reason: str
     names: tuple[str, ...]
 
 
 class ShardSummary(Settings):
-    """A cut model in numbers.
+    """A sharded model in numbers.
 
     Attributes:
-        degree: Ranks; each has a device of its own.
+        degree: Number of ranks; each has its own device.
         weight_bytes: Weights of one rank.
         whole_weight_bytes: Weights of the whole model.
-        cut: Parameters of which a rank holds a part.
-        whole: Parameters that each rank holds all of.
-        sent: By a rank in one optimizer step of the batch that needs most memory; None where it cannot be traced. What
-            the gradients' norm takes, a number, is not counted.
-        output_error: Largest difference of an output that the proof found; see
-            :class:`dryfit.core.sharding.shard_proof.ShardProof`.
-        gradient_error: The same of a gradient.
-        rows: Every parameter, by kind.
-        kept_whole: Why some are not cut.
+        cut: Number of sharded parameters.
+        whole: Number of parameters that each rank holds completely.
+        sent: Bytes that a rank sends in one optimizer step of the batch that needs the most memory, without the single
+            number of the gradients' norm; None if it cannot be traced.
+        output_error: Largest output error of the proof; see :class:`dryfit.core.sharding.shard_proof.ShardProof`.
+        gradient_error: Its largest gradient error.
+        rows: All parameters, by kind.
+        kept_whole: Why some are not sharded.
     """
 
     degree: int = Field(ge=2)

@@ -1,4 +1,4 @@
-"""Files of text that somebody else wrote: whether they are there, and their lines as UTF-8."""
+"""Users' text files: finding them, and decoding their lines as UTF-8."""
 
 import difflib
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ _MARK = "\ufeff"
 
 
 def existing_file(source: str, *, allowed: str) -> Path:
-    """The file that is meant.
+    """Return the path of an existing file.
 
     Args:
-        source: As it was given; ``~`` is the user's home.
-        allowed: What may be given, for the error.
+        source: The user's path; ``~`` is the home folder.
+        allowed: What is allowed, for the error.
 
     Raises:
-        DataError: There is none; the nearest name in its folder is named.
+        DataError: There is no such file; the nearest name in its folder is suggested.
     """
     path = Path(source).expanduser()
     if path.is_file():
@@ -33,14 +33,14 @@ def existing_file(source: str, *, allowed: str) -> Path:
 
 
 def decoded(line: bytes, where: str) -> str:
-    """Bytes as text.
+    """Decode a line as UTF-8.
 
     Args:
-        line: Of a file.
-        where: For the error: ``reading rows.csv, line 3``.
+        line: A line of a file.
+        where: What is being read, for the error: ``reading rows.csv, line 3``.
 
     Raises:
-        DataError: They are not UTF-8.
+        DataError: It is not UTF-8.
     """
     try:
         return line.decode("utf-8")
@@ -54,7 +54,7 @@ def decoded(line: bytes, where: str) -> str:
 
 
 def without_mark(lines: Iterator[str]) -> Iterator[str]:
-    """The lines without the byte order mark that some programs begin a file with."""
+    """Yield lines without the byte order mark that some programs write first."""
     for first in lines:
         yield first.removeprefix(_MARK)
         break

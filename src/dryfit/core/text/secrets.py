@@ -1,4 +1,4 @@
-"""What must not be written down: values of variables with telling names, and passwords in URLs."""
+"""Redaction of secrets: values of environment variables, and passwords in URLs."""
 
 import json
 import re
@@ -11,28 +11,28 @@ HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 
 _NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET)$|PASSWORD|PASSWD|PASSPHRASE", re.IGNORECASE)
 _LEAST_CHARS = 6
-"""Shorter values (1, true, none) are no secrets, and taking them out would tear any text."""
+"""Shorter values (1, true, none) are no secrets, and occur in any text."""
 
 _IN_URL = re.compile(r"(?<=://)([^\s/:@]*):[^\s/]+@")
 _IN_QUERY = re.compile(r"([?&](?:[a-z_]*_)?(?:token|key|secret|[a-z]*password|passwd|pwd)=)[^\s&\"']+", re.IGNORECASE)
 
 
 def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables whose names look like those of secrets, such as ``HF_TOKEN`` and ``PGPASSWORD``, with their values."""
+    """Return the variables that hold secrets, by their names (``HF_TOKEN``, ``PGPASSWORD``), with their values."""
     return {name: value for name, value in environment.items() if _NAME.search(name)}
 
 
 def url_secrets(name: str, url: str) -> dict[str, str]:
-    """The secrets in a URL that a variable holds: all of it, and its password alone."""
+    """Return the secrets in a variable that holds a URL: the whole URL, and its password."""
     try:
         password = urlsplit(url).password
-    except ValueError:  # no URL at all; it is a secret as a whole
+    except ValueError:  # not a URL: only the whole value is a secret
         password = None
     return {name: url} if password is None else {name: url, f"password in {name}": password}
 
 
 def redacted(text: str, secrets: Mapping[str, str]) -> str:
-    """A text without secrets: each gives way to its name, passwords in URLs to ``<password>``.
+    """Replace each secret in a text by its name, and passwords in URLs by ``<password>``.
 
     Args:
         text: Any text.
@@ -47,9 +47,9 @@ def redacted(text: str, secrets: Mapping[str, str]) -> str:
 
 
 def redacted_json(data: bytes, secrets: Mapping[str, str]) -> bytes:
-    """A JSON document without secrets in its strings; numbers and keys stay, whatever digits a password has.
+    """Redact the strings of a JSON document; numbers and keys stay, even if a password has the same digits.
 
-    What is no JSON is returned as it is: its reader will say so.
+    Data that is not JSON is returned unchanged.
     """
     try:
         document = json.loads(data)

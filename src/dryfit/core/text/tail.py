@@ -1,4 +1,4 @@
-"""Reading a file that another process appends to."""
+"""Reading of a file that another process appends to."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class LineTail:
-    """Reads whole lines that were appended to a file since the last call; a torn last line waits for its end."""
+    """Reads the lines appended to a file since the last call; an incomplete last line is left for later."""
 
     path: Path
     offset: int = 0

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Parsing and formatting of amounts of memory."""
 
 import re
 from fractions import Fraction
@@ -11,10 +11,10 @@ _AMOUNT = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*([KMGT]i?B|B)", re.IGNORECASE
 
 
 def parse_bytes(text: str) -> int:
-    """Read an amount of memory: ``14GiB``, ``512 MiB``, ``80GB``.
+    """Parse an amount of memory: ``14GiB``, ``512 MiB``, ``80GB``.
 
     Raises:
-        ConfigError: It is no amount, or none above zero.
+        ConfigError: It is not an amount above zero.
     """
     match = _AMOUNT.fullmatch(text.strip())
     size_bytes = int(Fraction(match[1]) * _UNITS[match[2].upper()]) if match else 0
@@ -24,7 +24,7 @@ def parse_bytes(text: str) -> int:
 
 
 def gib(size_bytes: int) -> str:
-    """An amount in GiB with one decimal, in MiB below one."""
+    """Format an amount in GiB with one decimal, or in MiB below one GiB."""
     if abs(size_bytes) < 2**30:
         return f"{size_bytes / 2**20:.0f} MiB"
     return f"{size_bytes / 2**30:.1f} GiB"

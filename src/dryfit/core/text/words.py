@@ -1,14 +1,14 @@
-"""How messages name many things, the first few and how many more; and what they may hold at all."""
+"""Text for messages: short lists of names, and text that UTF-8 can encode."""
 
 from collections.abc import Iterable
 
 
 def few(names: Iterable[str], most: int = 5) -> str:
-    """The first names, and a count of the rest; what a terminal could not or should not print is escaped."""
+    """Return the first names and a count of the rest; unprintable names are escaped."""
     every = [name if name.isprintable() else ascii(name) for name in names]
     return ", ".join(every[:most]) + (f", and {len(every) - most} more" if len(every) > most else "")
 
 
 def sendable(text: str) -> str:
-    """A text that UTF-8 can hold: names of files may have bytes in them that no text has."""
+    """Return a text that UTF-8 can encode: file names may contain bytes that are no text."""
     return text.encode("utf-8", "backslashreplace").decode()
