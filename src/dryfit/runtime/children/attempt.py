@@ -1,4 +1,4 @@
-"""What the control process knows of one running child."""
+"""The state of one running child: its messages, its signs of life, its limits and the evidence of its end."""
 
 from dataclasses import dataclass, field
 
@@ -19,19 +19,19 @@ class Attempt:
     """One child, from its placement to its end. Times are those of the supervisor's own clock.
 
     Attributes:
-        token: Name of this start towards the fork server; a start again gets another one.
-        begun_s: When it was asked for; once its process exists, when that was made.
-        asks: How many fork servers were asked for it.
+        token: Name of this start for the fork server; each start has its own.
+        begun_s: When it was asked for, and later when its process was made.
+        asks: Number of fork servers that were asked for it.
         pid: None until its process exists.
-        fresh: Its process where it has an interpreter of its own.
+        fresh: Its process, if it has an interpreter of its own.
         started_s: When its first line was seen.
-        alive_s: When it was last seen to live.
+        alive_s: Time of its last sign of life.
         killed_by_us: As in :class:`dryfit.core.failure.Evidence`.
         killed_s: When it was killed first.
         stacks: As in :class:`dryfit.core.failure.Evidence`.
-        phase: What it does, by its own word.
-        step: The optimizer step it said last.
-        peak_bytes: The most of its device that it spoke of.
+        phase: What it does, by its last message on it.
+        step: The optimizer step of its last message.
+        peak_bytes: The most device memory that it has reported.
     """
 
     spec: ChildSpec
@@ -78,7 +78,7 @@ class Attempt:
         return messages
 
     def _note(self, message: Message, now_s: float) -> None:
-        """Remember what its end may be explained by."""
+        """Keep what may explain its end."""
         match message:
             case Started():
                 self.started_s = now_s if self.started_s is None else self.started_s
@@ -95,12 +95,12 @@ class Attempt:
 
     @property
     def hang_s(self) -> float:
-        """How long it may be silent now."""
+        """The longest silence that is allowed now, in seconds."""
         limits = self.spec.limits
         return self._silence.limit_s(self.phase, limits.hang_s) if limits.hang_learned else limits.hang_s
 
     def overdue(self, now_s: float) -> str:
-        """Why it must be killed now, in the words of ``killed_by_us``; empty where it need not."""
+        """Return why it must be killed now, in the words of ``killed_by_us``; empty if it need not."""
         limits = self.spec.limits
         if self.killed_by_us:
             return ""
@@ -117,16 +117,16 @@ class Attempt:
     def evidence(
         self, now_s: float, result: ChildResult | None, *, status: int | None, server_lost: bool, trouble: str = ""
     ) -> Evidence:
-        """Gather what is known of its end, now that it is over and its log has its last size.
+        """Collect the evidence of its end, once its log has its last size.
 
         Args:
             status: Exit status, or minus the signal that ended it; None: unknown.
-            trouble: What kept its process from being made; it is added to the log's end.
+            trouble: Why its process could not be made; added to the log's end.
         """
         self._log.settle()
         log = child_log_tail(self.spec.folder)
         trained = result.train if result is not None else None
-        told_bytes = (self.peak_bytes, trained.peak_reserved_bytes if trained is not None else None)
+        reported_bytes = (self.peak_bytes, trained.peak_reserved_bytes if trained is not None else None)
         return Evidence(
             exit_code=status if status is not None and status >= 0 else None,
             signal=-status if status is not None and status < 0 else None,
@@ -141,5 +141,5 @@ class Attempt:
             phase=self.phase,
             step=self.step,
             stacks=self.stacks,
-            peak_bytes=max((size_bytes for size_bytes in told_bytes if size_bytes is not None), default=None),
+            peak_bytes=max((size_bytes for size_bytes in reported_bytes if size_bytes is not None), default=None),
         )

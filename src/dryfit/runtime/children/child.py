@@ -1,4 +1,4 @@
-"""The first and the last thing a child process does, whether it was forked or started afresh.
+"""The frame of a child process: takes its request, does its job, and leaves a result or the fault that ended it.
 
 ``python -m dryfit.runtime.children.child REQUEST_PATH MODULE:FUNCTION PARENT_PID`` is the fresh interpreter's way in.
 """
@@ -51,7 +51,7 @@ _MESSAGE_MAX_CHARS = 4_000
 _TRACEBACK_MAX_CHARS = 16_000
 _PROBE = "dryfit.meta.sanity:check_process"
 _OF_THE_USER = (ImportRequest, ObjectiveRequest)
-"""Jobs whose process belongs to the user's own function: what that does to torch is its own business."""
+"""Jobs whose process belongs to the user's own function, which may change torch as it likes."""
 
 _LIBRARIES = ("dryfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
@@ -69,7 +69,7 @@ class ChildStatus(IntEnum):
 
 @functools.cache
 def library_versions() -> dict[str, str]:
-    """Versions of Python and of the libraries a trial depends on; those not installed are left out."""
+    """Return the versions of Python and of the libraries a trial depends on, as far as they are installed."""
     versions = {"python": platform.python_version()}
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -78,7 +78,7 @@ def library_versions() -> dict[str, str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what caused it, nearest first."""
+    """Yield the exception and its causes, nearest first."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen and len(seen) < _CHAIN_MAX:
@@ -98,12 +98,12 @@ def _type_names(error: BaseException) -> Iterator[str]:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:  # noqa: BLE001  # its class is a stranger's: what it says of itself may fail as well
+    except Exception as broken:  # noqa: BLE001  # its class may be of any library, and its own ``__str__`` may fail
         return f"(its message could not be made: {type(broken).__name__})"
 
 
 def describe_fault(error: BaseException) -> ChildFault:
-    """Turn an exception into what may cross to the control process.
+    """Describe an exception for the control process.
 
     An ``OSError`` with an error number adds a name such as ``builtins.OSError[ENOSPC]`` before its class names.
     """
@@ -158,7 +158,7 @@ def _load(entry: str) -> Any:
 
 
 def _trainings_of(body: Body) -> tuple[TrainRequest, ...]:
-    """What a process is asked to train, or to use of what was trained, if anything."""
+    """Return the trainings that a job is about, if any."""
     match body:
         case TrainRequest():
             return (body,)
@@ -171,7 +171,7 @@ def _trainings_of(body: Body) -> tuple[TrainRequest, ...]:
 
 
 def _forget_secrets(body: Body) -> None:
-    """Take secrets out of a trial's environment, so that nothing it runs or prints can tell them.
+    """Remove secrets from a trial's environment, so that nothing it runs or prints can show them.
 
     Weights of the hub are downloaded by the first trial that needs them, so such a trial keeps the hub's token. The
     jobs that prepare trials keep all: they read configs and data sets from wherever the study names them.
@@ -182,27 +182,27 @@ def _forget_secrets(body: Body) -> None:
     data = trainings[0].config.data
     sources = (data.train, data.validation, data.test, data.file)
     tables = [training.config.settings for training in trainings]
-    names = [name for one in tables for name in (one.model.name, one.joint.criteria_model) if name is not None]
+    names = [name for table in tables for name in (table.model.name, table.joint.criteria_model) if name is not None]
     of_hub = any(not Path(name).is_absolute() and name != PACKAGED_MODEL for name in names)
     of_hub = of_hub or any(source is not None and source.startswith(HUB_PREFIX) for source in sources)
     forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
 
 
 def _check_process(body: Body, doing: str) -> None:
-    """Refuse to go on where torch is no longer what was imported.
+    """Refuse to go on if torch is no longer what was imported.
 
     Raises:
-        PoisonedError: So it is.
+        PoisonedError: It was changed.
     """
     if "torch" in sys.modules and not isinstance(body, _OF_THE_USER):
         _load(_PROBE)(doing)
 
 
 def _blamed(body: Body, error: Exception) -> Exception:
-    """What ended a job: the state of the process where that is bad, else the exception itself.
+    """Return what ended a job: a changed torch, if that is so, else the exception itself.
 
-    In a process whose torch was changed, any exception may be its consequence. What our own checks found wrong with
-    a setting, the data or a file was found without torch, and stays.
+    In a process whose torch was changed, any exception may follow from that. Errors that our own checks raise over a
+    setting, the data or a file do not depend on torch, and stay.
     """
     if isinstance(error, DryfitError) and not isinstance(error, NonFiniteError):
         return error
@@ -221,7 +221,7 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
     body = request.body
     _forget_secrets(body)
     asked = (body,) if isinstance(body, ObjectiveRequest) else _trainings_of(body)
-    if any(one.diagnostic for one in asked):
+    if any(request.diagnostic for request in asked):
         launch_one_by_one()
     if isinstance(body, TrainRequest | FinalRequest | EnsembleRequest | CalibrateRequest | ObjectiveRequest):
         hide_devices(body.visible_device)
@@ -241,19 +241,19 @@ def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildRe
         raise _blamed(body, error)  # noqa: B904  # the cause is set where there is one
     if not isinstance(result, ChildResult):
         raise InternalError(f"running {entry}", f"it returned {type(result).__name__}", "a ChildResult")
-    # Nobody can say since when: what was computed is not taken.
+    # It is not known since when torch was changed, so the result is not taken.
     _check_process(body, f"ending the job {body.job}")
     return result
 
 
 def _bare_result(error: BaseException) -> ChildResult:
-    """The least that can be said of an exception whose text cannot be made or written."""
+    """Return a result for an exception whose text cannot be made or written."""
     cls = type(error)
     return ChildResult(fault=ChildFault((f"{cls.__module__}.{cls.__qualname__}",), "", "its message cannot be told"))
 
 
 def _last_word(channel: ChildChannel | None, error: BaseException, secrets: Mapping[str, str]) -> ChildStatus:
-    """Write down why the job failed, as far as that can still be done; nothing that fails here takes its place."""
+    """Write why the job failed, as far as possible; a failure in here does not take its place."""
     with suppress(Exception):
         sys.stderr.write(redacted("".join(traceback.format_exception(error)), secrets))
     failed = error
@@ -278,7 +278,7 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
     Args:
         request_path: The child's request; its folder is the attempt's folder.
         entry: ``module:function`` that does the job.
-        parent_pid: Who must live for us to live.
+        parent_pid: The process whose end ends the child.
     """
     status = ChildStatus.NO_LAST_WORD
     channel: ChildChannel | None = None
@@ -296,7 +296,7 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
         signal.signal(signal.SIGTERM, lambda _number, _frame: opened.note_sigterm())
         opened.finish(_do_job(request, entry, opened))
         status = ChildStatus.RESULT
-    except BaseException as error:  # noqa: BLE001  # the outermost frame: whatever it is, the control process hears of it
+    except BaseException as error:  # noqa: BLE001  # the outermost frame: the control process gets to know of any end
         status = _last_word(channel, error, secrets)
     finally:
         for stream in (sys.stdout, sys.stderr):

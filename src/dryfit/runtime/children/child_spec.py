@@ -1,4 +1,4 @@
-"""What the control process says about a child, and hears of it."""
+"""A child as the control process starts it: its job, its limits, its events, and the settings of all children."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,15 +25,15 @@ OBJECTIVE_PRELOAD = ("dryfit.jobs.objective",)
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """How long a child may take; seconds in which the control process itself did not run are not counted.
+    """How long a child may take; time in which the control process itself did not run is not counted.
 
     Attributes:
         start_s: Until its first line.
         hang_s: Without a heartbeat.
-        hang_learned: A shorter silence is a hang too, once the child has shown how often it gives signs of life
+        hang_learned: Whether a shorter limit is learned from the child's own signs of life
             (:mod:`dryfit.runtime.children.silence`).
         total_s: From its first line to its end; None: no limit.
-        stop_grace_s: To write a checkpoint once it was asked to stop.
+        stop_grace_s: To write a checkpoint after a request to stop.
     """
 
     start_s: float
@@ -49,7 +49,7 @@ class ChildSpec:
 
     Attributes:
         key: Name of the child, unique among those that run.
-        folder: Where it talks to us; made if absent.
+        folder: Its folder for messages and files; made if absent.
         body: Its job.
         limits: How long it may take.
     """
@@ -62,7 +62,7 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChildMessage:
-    """A child said something."""
+    """A message of a child."""
 
     key: str
     message: Message
@@ -70,11 +70,11 @@ class ChildMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChildExited:
-    """A child is gone, and everything it said has been passed on.
+    """The end of a child; its messages came before.
 
     Attributes:
-        result: Its last word, None where it left none.
-        evidence: What is known of its end.
+        result: Its result; None if it left none.
+        evidence: The evidence of how it ended.
     """
 
     key: str
@@ -92,14 +92,14 @@ class SupervisorSettings:
     Attributes:
         marker: The study's id; every process carries it in its environment (see
             :mod:`dryfit.runtime.children.orphans`).
-        wakeup_fifo: Where to make the FIFO that children ring; None: their files are polled.
+        wakeup_fifo: Path of the FIFO that children write to after each message; None: their files are polled.
         isolation: How children are made.
         server_log: Where the fork server's output goes.
         preload: Modules the fork server imports.
         environment: Variables added to every child's environment.
         entry_points: ``module:function`` of each job.
         server_start_s: How long the fork server may take to import.
-        probe: Adds to the evidence of a child's end what can be seen around it; it is given the child's key.
+        probe: Adds evidence from outside the child, such as the state of its device; takes the child's key.
     """
 
     marker: str

@@ -1,4 +1,4 @@
-"""The environment every child process is born with."""
+"""The environment variables of child processes."""
 
 import os
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ FIXED: Mapping[str, str] = {
 
 
 def child_environment(base: Mapping[str, str], marker: str, additions: Mapping[str, str]) -> dict[str, str]:
-    """Environment of the fork server and of fresh children.
+    """Return the environment of the fork server and of fresh children.
 
     Args:
-        base: What the control process has, normally ``os.environ``.
+        base: The control process's own, normally ``os.environ``.
         marker: The study's id.
-        additions: Wins over all but the marker.
+        additions: Further variables; they win over all but the marker.
     """
     return {**base, **FIXED, **additions, MARKER_VARIABLE: marker}
 
@@ -39,7 +39,7 @@ def hide_devices(visible: str | None) -> None:
 
 
 def launch_one_by_one() -> None:
-    """Let this process, which must not have touched CUDA yet, wait for every kernel: an error is then told where it is.
+    """Let this process, which must not have touched CUDA yet, wait for every kernel, so that an error names its place.
 
     Kernels of a build with device assertions also say which of them failed. (Errors name the macro of such a build,
     ``TORCH_USE_CUDA_DSA``; at run time it is asked for by another name: c10/cuda/CUDADeviceAssertionHost.cpp.)

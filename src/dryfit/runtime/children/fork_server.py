@@ -42,7 +42,7 @@ def _thread_count() -> int:
 
 
 def unsafe_to_fork() -> str:
-    """Why a fork of this process might hang or crash its child; empty where nothing speaks against it."""
+    """Return why a fork of this process might hang or crash its child; empty if it is safe."""
     count = _thread_count()
     if count != 1:
         return f"the fork server has {count} threads"
@@ -109,7 +109,7 @@ class ForkServer:
         self.say(Forked(key=request.key, pid=pid))
 
     def _become(self, request: ForkRequest, server_pid: int, selector: selectors.BaseSelector) -> NoReturn:
-        """In the child: let go of all that is the server's, and do the job. Never returns."""
+        """In the child: close what is the server's, and do the job. Never returns."""
         try:
             signal.set_wakeup_fd(-1)
             selector.close()

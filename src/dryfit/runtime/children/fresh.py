@@ -1,4 +1,4 @@
-"""Children in new interpreters: slower to start, and they depend on nothing but the operating system."""
+"""Children in new interpreters: slower to start than forks, and independent of the fork server."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from dryfit.runtime.children.protocol import python_command
 
 
 class FreshChild:
-    """A child that is our own, started from nothing.
+    """A child process in a new interpreter.
 
     Args:
         request_path: Its request.
@@ -45,7 +45,7 @@ class FreshChild:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Exit status, or minus the signal, once it has ended; what is left of its session is killed before."""
+        """Return the exit status, or minus the signal, once it has ended; kills what is left of its session first."""
         if sys.platform == "linux":
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return None
@@ -55,12 +55,12 @@ class FreshChild:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Kill it, whatever ``/proc`` shows of it yet: until it is reaped, its process id is nobody else's."""
+        """Kill it; until it is reaped, no other process can have its process id."""
         with suppress(ProcessLookupError):  # it was reaped
-            os.kill(self.pid, signal.SIGKILL)  # ``Popen.kill`` would reap it, and :meth:`poll` find nobody
+            os.kill(self.pid, signal.SIGKILL)  # ``Popen.kill`` would reap it, and :meth:`poll` would find nothing
 
     def release(self) -> None:
-        """Close ``exit_fd``; call it once the process has ended and nobody watches the descriptor."""
+        """Close ``exit_fd``; call it once the process has ended and the descriptor is watched no more."""
         if self.exit_fd is not None:
             os.close(self.exit_fd)
             self.exit_fd = None

@@ -1,4 +1,4 @@
-"""A child's log, kept from filling the disk: of one that grows too long, its beginning and its end stay."""
+"""Keeps a child's log from filling the disk: of a long one, the beginning and the end stay."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MOST_BYTES = 8 * 2**20
-"""A log up to this size is left alone."""
+"""Size up to which a log is left alone."""
 
 HEAD_BYTES = 2**20
 TAIL_BYTES = 3 * 2**20
@@ -28,7 +28,7 @@ class LogLimit:
     _freed_until: int = HEAD_BYTES
 
     def trim(self) -> None:
-        """While the child runs: give back the disk space of the middle (Linux, on file systems that can do that)."""
+        """Give back the disk space of the middle while the child runs (Linux, on file systems that can do that)."""
         size = self._size()
         if size - self._freed_until <= MOST_BYTES - HEAD_BYTES:
             return
@@ -38,7 +38,7 @@ class LogLimit:
             self._freed_until = until
 
     def settle(self) -> None:
-        """Once nobody writes any more: cut the middle out, and say so in its place."""
+        """Cut the middle out once the child has ended, and say so in its place."""
         size = self._size()
         if size <= MOST_BYTES:
             return

@@ -1,4 +1,4 @@
-"""Processes of a study that outlived the control process that owned them."""
+"""Kills the processes of a study that outlived their control process."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def _marked(marker: str) -> Iterator[psutil.Process]:
 
 
 def sweep(marker: str) -> list[int]:
-    """Kill every process of a study but ourselves and those we descend from; call it while holding the study's lock.
+    """Kill every process of a study except this one and its ancestors; the caller holds the study's lock.
 
     Args:
         marker: The study's id, as its processes carry it in their environment.
@@ -30,12 +30,12 @@ def sweep(marker: str) -> list[int]:
     """
     killed: set[int] = set()
     for _ in range(_PASSES):  # one that was being killed may just have made another
-        found = list(_marked(marker))
-        if not found:
+        marked = list(_marked(marker))
+        if not marked:
             break
-        for process in found:
+        for process in marked:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
                 killed.add(process.pid)
-        psutil.wait_procs(found, timeout=_WAIT_S)
+        psutil.wait_procs(marked, timeout=_WAIT_S)
     return sorted(killed)

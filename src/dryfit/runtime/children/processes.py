@@ -1,4 +1,4 @@
-"""Killing and reaping processes together with all they started."""
+"""Kills and reaps processes together with all they started."""
 
 import os
 import signal
@@ -35,9 +35,9 @@ def kill_group(pid: int) -> None:
 
 
 def kill_leftovers(leader_pid: int) -> None:
-    """Kill all that is left of the session of a child that has ended and is not reaped yet.
+    """Kill what is left of the session of a child that has ended and is not reaped yet.
 
-    Until it is reaped, its process id cannot belong to anybody else, so this cannot hit a stranger.
+    Until it is reaped, no other process can have its process id.
     """
     kill_group(leader_pid)
     for pid in psutil.pids():
@@ -47,7 +47,7 @@ def kill_leftovers(leader_pid: int) -> None:
 
 
 def carries_marker(pid: int, marker: str) -> bool:
-    """Whether a living process is one of a study's."""
+    """Return whether a process belongs to a study."""
     try:
         return psutil.Process(pid).environ().get(MARKER_VARIABLE) == marker
     except (psutil.Error, OSError):
@@ -55,7 +55,7 @@ def carries_marker(pid: int, marker: str) -> bool:
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
+    """Return whether there is such a process, and it is no zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -65,13 +65,13 @@ def lives(pid: int) -> bool:
 
 
 def session_members(leader_pid: int, marker: str) -> list[int]:
-    """Every process of a child's session that carries the study's marker; the child itself, if it lives, is one."""
-    found: list[int] = []
+    """Return the processes of a child's session that carry the study's marker, the child itself included."""
+    members: list[int] = []
     for pid in psutil.pids():
         with suppress(ProcessLookupError, PermissionError):
             if pid != os.getpid() and os.getsid(pid) == leader_pid and carries_marker(pid, marker):
-                found.append(pid)
-    return found
+                members.append(pid)
+    return members
 
 
 def kill_session(leader_pid: int, marker: str) -> None:
@@ -79,8 +79,8 @@ def kill_session(leader_pid: int, marker: str) -> None:
 
     Args:
         leader_pid: The child.
-        marker: The study's id, which all of them carry in their environment: a process id that was given to
-            somebody else meanwhile is never hit.
+        marker: The study's id, which all of them carry in their environment, so that a process that was given one
+            of their ids meanwhile is never killed.
     """
     if carries_marker(leader_pid, marker):
         kill_group(leader_pid)

@@ -1,4 +1,4 @@
-"""What the control process and its fork server say to each other: one JSON object a line over a socket pair."""
+"""Messages between the control process and its fork server: one JSON object a line over a socket pair."""
 
 import sys
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Refused(Wire):
 
 
 class Exited(Wire):
-    """A child is gone and reaped; what was left of its session was killed before."""
+    """A child has ended and is reaped; what was left of its session is killed."""
 
     type: Literal["exited"] = "exited"
     key: str

@@ -1,6 +1,7 @@
-"""Reading what a child left in its folder, whether we watched it or find it after a death of our own.
+"""Reads what a child left in its folder: messages, result and logs, without the secrets of our environment.
 
-Nothing passes here with a secret of our environment in it: what is read goes on to the ledger and to the terminal.
+It does so for a running child and for one that outlived its control process. What is read goes to the ledger and the
+terminal.
 """
 
 import os
@@ -25,11 +26,11 @@ from dryfit.core.wire import (
 )
 
 _LOG_TAIL_BYTES = 8_192
-_OF_ONE_ATTEMPT = (MESSAGES_FILE, VERDICT_FILE, STOP_FILE, BEAT_FILE, RESULT_FILE)
+_FILES_OF_ONE_START = (MESSAGES_FILE, VERDICT_FILE, STOP_FILE, BEAT_FILE, RESULT_FILE)
 
 
 def parse_messages(lines: list[bytes]) -> list[Message]:
-    """Messages of some lines; a line that is none (a full disk can tear one) becomes a note that says so."""
+    """Parse messages; a line that is none (a full disk can tear one) becomes a note that says so."""
     messages: list[Message] = []
     secrets = secrets_of(os.environ)
     for line in lines:
@@ -41,12 +42,12 @@ def parse_messages(lines: list[bytes]) -> list[Message]:
 
 
 def read_messages(folder: Path) -> list[Message]:
-    """Everything the child of an attempt folder said; empty where it said nothing."""
+    """Return all messages in an attempt's folder."""
     return parse_messages(list(LineTail(folder / MESSAGES_FILE).read()))
 
 
 def read_result(folder: Path) -> ChildResult | None:
-    """The last word in an attempt folder; None where there is none, or none that this version understands."""
+    """Return the result in an attempt's folder; None if there is none that this version understands."""
     try:
         data = (folder / RESULT_FILE).read_bytes()
         return ChildResult.model_validate_json(redacted_json(data, secrets_of(os.environ)))
@@ -55,7 +56,7 @@ def read_result(folder: Path) -> ChildResult | None:
 
 
 def log_tail(log: Path) -> str:
-    """The end of a log; its size does not matter."""
+    """Return the last 8 KiB of a log; empty if there is none."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, 2)
@@ -67,16 +68,16 @@ def log_tail(log: Path) -> str:
 
 
 def child_log_tail(folder: Path) -> str:
-    """The end of an attempt's log."""
+    """Return the end of an attempt's log."""
     return log_tail(folder / LOG_FILE)
 
 
 def stacks_tail(folder: Path) -> str:
-    """The end of what an attempt's fault handler wrote down."""
+    """Return the end of what an attempt's fault handler wrote."""
     return log_tail(folder / STACKS_FILE)
 
 
 def clear(folder: Path) -> None:
-    """Make a folder ready for another child: what an earlier one said or was told there is removed, its log stays."""
-    for name in _OF_ONE_ATTEMPT:
+    """Empty a folder for another child: messages, answers and the result go, the log stays."""
+    for name in _FILES_OF_ONE_START:
         (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The control process's end of the fork server: start it, ask it, hear from it, notice its death."""
+"""The control process's connection to its fork server: starts it, sends requests, and receives messages."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ class ServerLink:
     """One fork server process.
 
     Args:
-        modules: What it imports.
+        modules: The modules that it imports.
         environment: Its whole environment.
         log: Where its output is appended.
     """
@@ -48,7 +48,7 @@ class ServerLink:
         return self._process.pid
 
     def fileno(self) -> int:
-        """What to select on."""
+        """File descriptor to select on."""
         return self._connection.fileno()
 
     def ask(self, request: ForkRequest) -> None:
@@ -57,7 +57,7 @@ class ServerLink:
         self._flush()
 
     def receive(self) -> list[ServerMessage]:
-        """Everything the server said since the last call; sets ``lost`` where it is gone."""
+        """Return the server's messages since the last call; sets ``lost`` if it is gone."""
         self._flush()
         messages: list[ServerMessage] = []
         while not self.lost:
@@ -72,7 +72,7 @@ class ServerLink:
         return messages
 
     def close(self) -> None:
-        """End the server: it leaves when we hang up, and is killed where it does not."""
+        """End the server: it ends with the connection, and is killed if it does not."""
         self._connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S if self.ready and not self.lost else 0)
@@ -80,7 +80,7 @@ class ServerLink:
         self._process.wait()
 
     def kill(self) -> None:
-        """Kill the server, and with it, by their death signals, its children."""
+        """Kill the server, and by their death signals its children."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

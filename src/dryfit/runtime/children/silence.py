@@ -1,4 +1,4 @@
-"""How long a training process may be silent before it hangs: learned from its own steps.
+"""Hang detection: the longest silence that a training process is allowed, learned from its own steps.
 
 A sign of life is made by the training thread, and only where work was done: after an optimizer step, a micro-batch, a
 validated batch. So the time between two of them is the time that its own work takes.
@@ -7,13 +7,13 @@ validated batch. So the time between two of them is the time that its own work t
 from dataclasses import dataclass, field
 
 FACTOR = 20.0
-"""A silence so many times longer than the longest one so far in the same phase is a hang."""
+"""A silence this many times longer than the longest so far in the same phase is a hang."""
 
 LEAST_S = 120.0
-"""No shorter silence is one: a disk may stall, a kernel may be compiled for a new shape."""
+"""No shorter silence is a hang: a disk may stall, a kernel may be compiled for a new shape."""
 
 LEAST_GAPS = 10
-"""Silences that must have been seen in a phase before anything is concluded: the first steps compile and warm up."""
+"""Silences needed in a phase before a limit is learned: the first steps compile and warm up."""
 
 
 def silence_limit_s(most_s: float, longest_s: float, gaps: int) -> float:
@@ -22,7 +22,7 @@ def silence_limit_s(most_s: float, longest_s: float, gaps: int) -> float:
     Args:
         most_s: ``runtime.hang_timeout_s``.
         longest_s: The longest silence so far that ended with a sign of life.
-        gaps: How many silences were seen.
+        gaps: Number of silences so far.
     """
     if gaps < LEAST_GAPS:
         return most_s
@@ -31,16 +31,16 @@ def silence_limit_s(most_s: float, longest_s: float, gaps: int) -> float:
 
 @dataclass(slots=True)
 class SilenceLimits:
-    """What one process has shown of its pace, phase by phase."""
+    """The silences of one process so far, by phase."""
 
     _longest_s: dict[str, float] = field(default_factory=dict[str, float])
     _gaps: dict[str, int] = field(default_factory=dict[str, int])
 
     def note(self, phase: str, gap_s: float) -> None:
-        """A sign of life came after ``gap_s`` in a phase."""
+        """Record a silence of ``gap_s`` that ended with a sign of life."""
         self._longest_s[phase] = max(gap_s, self._longest_s.get(phase, 0.0))
         self._gaps[phase] = self._gaps.get(phase, 0) + 1
 
     def limit_s(self, phase: str, most_s: float) -> float:
-        """As :func:`silence_limit_s`, for a phase."""
+        """Return :func:`silence_limit_s` for a phase."""
         return silence_limit_s(most_s, self._longest_s.get(phase, 0.0), self._gaps.get(phase, 0))

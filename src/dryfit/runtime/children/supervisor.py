@@ -1,4 +1,4 @@
-"""Starts children, hears them, and notices how they end. It does; it decides nothing about trials."""
+"""Starts child processes, reads their messages and collects evidence of their ends; decides nothing about trials."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ _UNKILLABLE_S = 60.0
 
 
 class Supervisor:
-    """All child processes of one control process. Use it as a context manager, from one thread.
+    """The child processes of one control process. Use it as a context manager, from one thread.
 
     Args:
         settings: How children are made.
@@ -81,7 +81,7 @@ class Supervisor:
         return self._link.pid if self._link is not None else None
 
     def start(self, spec: ChildSpec) -> None:
-        """Place a child: write its request and ask for its process. What comes of it is told by :meth:`wait`.
+        """Write a child's request and ask for its process; :meth:`wait` returns its messages and its end.
 
         Raises:
             OSError: The request cannot be written.
@@ -105,10 +105,10 @@ class Supervisor:
         self._launch(attempt)
 
     def wait(self, timeout_s: float) -> list[ChildEvent]:
-        """Block until there is news, :meth:`wake` is called or the time is over.
+        """Block until a child says something or ends, :meth:`wake` is called or the time is over.
 
         Returns:
-            All new events in order; everything a child said comes before its end, and its end comes once.
+            All new events in order; the messages of a child come before its end, and its end comes once.
         """
         deadline_s = time.monotonic() + timeout_s
         woken = False
@@ -121,7 +121,7 @@ class Supervisor:
             woken = self._waiter.block(left_s)
 
     def answer(self, key: str, verdict: Verdict) -> None:
-        """Answer a report; nothing happens where the child is gone."""
+        """Answer a report; nothing happens if the child is gone."""
         attempt = self._attempts.get(key)
         if attempt is not None:
             write_model(attempt.spec.folder / VERDICT_FILE, verdict, durable=False)
@@ -134,7 +134,7 @@ class Supervisor:
             (attempt.spec.folder / STOP_FILE).touch()
 
     def kill(self, key: str, why: str = "now") -> None:
-        """Kill a child with all it started; its end is told by :meth:`wait`. Nothing happens where it is gone.
+        """Kill a child with all it started; :meth:`wait` returns its end. Nothing happens if it is gone.
 
         Args:
             why: As in :attr:`dryfit.core.failure.Evidence.killed_by_us`.
@@ -196,17 +196,17 @@ class Supervisor:
         return self._settings.entry_points[attempt.spec.body.job]
 
     def _look(self) -> None:
-        """Take in all news, and do what is due."""
+        """Read all messages and ends, and kill what is overdue."""
         now_s = time.monotonic()
         # Time in which we did not run (stopped, suspended, a busy machine) is nobody's silence.
         self._clock_s += min(now_s - self._looked_s, _TICK_MAX_S)
         self._looked_s = now_s
-        self._hear_server()
+        self._read_server()
         self._held = [child for child in self._held if self._poll_fresh(child) is None]  # reaped once it does end
         for attempt in list(self._attempts.values()):
             if self._attempts.get(attempt.spec.key) is not attempt:
                 continue  # it ended, or was replaced, with the server of the one before
-            self._hear(attempt)
+            self._read(attempt)
             status = self._poll_fresh(attempt.fresh) if attempt.fresh is not None else None
             if status is not None:
                 self._ended(attempt, status)
@@ -220,7 +220,7 @@ class Supervisor:
             child.release()
         return status
 
-    def _hear_server(self) -> None:
+    def _read_server(self) -> None:
         link = self._link
         if link is None:
             return
@@ -253,12 +253,12 @@ class Supervisor:
                     self._forks = False
                 self._cannot_fork(attempt, message.why)
 
-    def _hear(self, attempt: Attempt) -> None:
+    def _read(self, attempt: Attempt) -> None:
         key = attempt.spec.key
         self._events += [ChildMessage(key, message) for message in attempt.look(self._clock_s)]
 
     def _enforce(self, attempt: Attempt) -> None:
-        """Kill what is overdue; where it is stuck, its stacks are dumped first."""
+        """Kill a child that is overdue, after a dump of its stacks if it hangs."""
         if attempt.killed_s is not None and self._clock_s - attempt.killed_s > _UNKILLABLE_S:
             self._abandon(attempt)
             return
@@ -285,7 +285,7 @@ class Supervisor:
                 attempt.fresh.kill()  # one that has just begun does not carry the marker yet
 
     def _abandon(self, attempt: Attempt) -> None:
-        """Wait no longer for a process that a driver or a file system holds: even SIGKILL waits for them."""
+        """Give up on a process that a driver or a file system blocks: even SIGKILL waits for them."""
         if attempt.fresh is not None:
             self._held.append(attempt.fresh)
         self._ended(attempt, trouble=f"process {attempt.pid} was killed {_UNKILLABLE_S:g} s ago and has not ended")
@@ -293,7 +293,7 @@ class Supervisor:
     def _ended(
         self, attempt: Attempt, status: int | None = None, *, server_lost: bool = False, trouble: str = ""
     ) -> None:
-        self._hear(attempt)
+        self._read(attempt)
         spec = attempt.spec
         result = read_result(spec.folder)
         poisoned = attempt.fresh is None and attempt.started_s is None and _says_poisoned(result)
@@ -311,7 +311,7 @@ class Supervisor:
         self._events.append(ChildExited(spec.key, result, self._settings.probe(spec.key, evidence)))
 
     def _may_start_again(self, attempt: Attempt, status: int | None, *, poisoned: bool) -> bool:
-        """Whether the fork itself may be to blame for the end, so that a fresh interpreter is worth a try."""
+        """Return whether the fork itself may be to blame for the end, so that a fresh interpreter is worth a try."""
         forked = attempt.fresh is None and attempt.pid is not None
         crashed = status is not None and -status in CRASH_SIGNALS
         blamed = attempt.started_s is None and (attempt.killed_by_us == "start" or crashed or poisoned)
@@ -319,7 +319,7 @@ class Supervisor:
         return forked and blamed and wanted
 
     def _start_again(self, attempt: Attempt, why: str) -> None:
-        """Start the same child in a fresh interpreter, and say so in its story."""
+        """Start the same child in a fresh interpreter, and add a note on it to its messages."""
         spec = attempt.spec
         clear(spec.folder)
         again = Attempt(spec, token=str(next(self._tokens)), begun_s=self._clock_s)
@@ -342,7 +342,7 @@ class Supervisor:
             self._forks = False
 
     def _lose_server(self, why: str) -> None:
-        """Bury the fork server and its children; those it had not made yet are asked for again."""
+        """Kill the fork server and its children; those it had not made yet are asked for again."""
         if self._link is not None:
             self._link.kill()
         self._close_link()

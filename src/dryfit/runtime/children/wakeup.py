@@ -1,4 +1,4 @@
-"""Blocking until something happens: a child rings, the fork server speaks, a process ends, or somebody wakes us."""
+"""Waits until something happens: a child writes to the FIFO, a process ends, the fork server answers, or ``wake``."""
 
 import os
 import selectors
@@ -24,10 +24,10 @@ def _open_fifo(path: Path) -> int | None:
 
 
 class Waiter:
-    """What the supervisor blocks on.
+    """Waits for all that the supervisor is interested in.
 
     Args:
-        wakeup_fifo: Where to make the FIFO children write to; None: none.
+        wakeup_fifo: Path of the FIFO that children write to; None: there is none.
     """
 
     def __init__(self, wakeup_fifo: Path | None) -> None:
@@ -55,10 +55,10 @@ class Waiter:
             os.write(self._wake_write, b"\0")
 
     def block(self, timeout_s: float) -> bool:
-        """Block until something happens, for a fraction of a second at most (files may change without a ring).
+        """Block until something happens, for a fraction of a second at most (files may change without a wake-up).
 
         Returns:
-            Whether somebody called :meth:`wake`.
+            Whether :meth:`wake` was called.
         """
         most_s = _POLL_S if self._fifo is not None else _POLL_WITHOUT_FIFO_S
         woken = False
@@ -70,7 +70,7 @@ class Waiter:
         return woken
 
     def close(self) -> None:
-        """Remove the FIFO and let go of everything."""
+        """Remove the FIFO and close everything."""
         self._selector.close()
         wake_write, self._wake_write = self._wake_write, -1
         for fd in (self._wake_read, wake_write, self._fifo):

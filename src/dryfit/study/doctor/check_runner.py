@@ -1,4 +1,4 @@
-"""Where the doctor's children work: a supervisor that has shown that it can start them."""
+"""A supervisor for the doctor's children that has proved that it can start them."""
 
 import uuid
 from collections.abc import Generator
@@ -15,12 +15,12 @@ from dryfit.study.doctor.machine_facts import RoundTrip, fork_round_trip, forks_
 
 @dataclass(frozen=True, slots=True)
 class CheckRunner:
-    """Where children work: nothing of it is in the study's folder.
+    """Runs the doctor's children, outside the study's folder.
 
     Attributes:
-        supervisor: Who starts them.
-        folder: Theirs.
-        trips: How starting them went.
+        supervisor: Starts them.
+        folder: Their folder.
+        trips: The trial starts.
     """
 
     supervisor: Supervisor
@@ -29,18 +29,18 @@ class CheckRunner:
 
     @property
     def probe(self) -> ProbeResult | None:
-        """What torch can use, by the first child that said so."""
+        """What torch can use, as the first child reported."""
         return next((trip.probe for trip in self.trips if trip.probe is not None), None)
 
 
 @contextmanager
 def open_check_runner(folder: Path, isolation: Isolation, *, fresh: bool) -> Generator[CheckRunner, None, None]:
-    """Try out how children start, and keep a supervisor that can.
+    """Try how children start, and yield a supervisor that can start them.
 
     Args:
-        folder: Where they work.
-        isolation: How the study wants its children.
-        fresh: Whether a fresh interpreter is tried as well where forks work.
+        folder: The children's folder.
+        isolation: As in ``runtime.isolation``.
+        fresh: Whether a fresh interpreter is tried as well if forks work.
     """
     trips: tuple[RoundTrip, ...] = ()
     if forks_here() and isolation is not Isolation.FRESH:

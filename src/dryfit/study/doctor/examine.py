@@ -1,4 +1,4 @@
-"""Looking before leaping: gathers facts, asks children, and hands both to those who judge them."""
+"""Runs the checks of `dryfit doctor` in order: gathers facts, asks children, and has both judged."""
 
 import os
 import shutil
@@ -53,12 +53,12 @@ _WEIGHT_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class CheckedStudy:
-    """A study that is looked at.
+    """A study to check.
 
     Attributes:
         config: Its file, overrides included.
-        space: What it searches.
-        layout: Where it lives, or will.
+        space: Its search space.
+        layout: Its folder, which need not exist.
     """
 
     config: StudyConfig
@@ -72,30 +72,30 @@ def examine(study: CheckedStudy | None, *, machine: bool, on_note: OnNote) -> It
     Args:
         study: The study; None: the machine alone.
         machine: Whether the machine is checked too.
-        on_note: Hears what is being done.
+        on_note: Called with a line on what is being done.
     """
     on_note("starting children")
     folder = Path(tempfile.mkdtemp(prefix="dryfit-doctor-"))
     isolation = study.config.runtime.isolation if study is not None else Isolation.AUTO
-    told_of_log = False
+    names_log = False
     try:
-        with open_check_runner(folder, isolation, fresh=machine) as room:
-            for finding in _findings(study, room, on_note, machine=machine):
-                told_of_log = told_of_log or str(folder) in f"{finding.found} {finding.fix}"
+        with open_check_runner(folder, isolation, fresh=machine) as runner:
+            for finding in _findings(study, runner, on_note, machine=machine):
+                names_log = names_log or str(folder) in f"{finding.found} {finding.fix}"
                 yield finding
     finally:
-        if not told_of_log:
+        if not names_log:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _findings(study: CheckedStudy | None, room: CheckRunner, on_note: OnNote, *, machine: bool) -> Iterator[Finding]:
+def _findings(study: CheckedStudy | None, runner: CheckRunner, on_note: OnNote, *, machine: bool) -> Iterator[Finding]:
     if machine:
-        yield from machine_findings(machine_facts(os.environ, Path.home()), room.trips)
+        yield from machine_findings(machine_facts(os.environ, Path.home()), runner.trips)
     if study is not None:
-        yield from _study(study, room, on_note)
+        yield from _study(study, runner, on_note)
 
 
-def _study(study: CheckedStudy, room: CheckRunner, on_note: OnNote) -> Iterator[Finding]:
+def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterator[Finding]:
     config, layout = study.config, study.layout
     folder = look_at_folder(layout.folder)
     yield from folder_findings(study_checks.ABOUT, folder)
@@ -107,17 +107,17 @@ def _study(study: CheckedStudy, room: CheckRunner, on_note: OnNote) -> Iterator[
     yield study_checks.cache_finding(layout, folder)
     yield study_checks.mirror_finding(config.search.mirror, layout)
     if config.objective is not None:
-        yield _function(config.objective, room, on_note)
+        yield _function(config.objective, runner, on_note)
         return
-    probe = room.probe
+    probe = runner.probe
     if probe is None:
         yield failed(DATA, "rows", "no child could be started to read them", "see the checks of the machine")
         return
     yield from device_findings(config, possible_values(config, study.space, "train.precision"), probe)
     on_note("reading every row")
-    cache_dir = layout.cache if layout.folder.is_dir() and not folder.not_writable else room.folder / "cache"
+    cache_dir = layout.cache if layout.folder.is_dir() and not folder.not_writable else runner.folder / "cache"
     try:
-        resolved = _rows(config, study.space, cache_dir, room)
+        resolved = _rows(config, study.space, cache_dir, runner)
     except DryfitError as error:
         yield failed_by(DATA, "rows", error)
         return
@@ -128,7 +128,7 @@ def _study(study: CheckedStudy, room: CheckRunner, on_note: OnNote) -> Iterator[
         yield changed
     resolved = _with_device(config, resolved, probe)
     cores = available_cores()
-    ground = CheckScope(
+    scope = CheckScope(
         config=config,
         space=study.space,
         fingerprint=resolved.data_fingerprint,
@@ -138,25 +138,25 @@ def _study(study: CheckedStudy, room: CheckRunner, on_note: OnNote) -> Iterator[
         cores=cores,
         parallel=parallelism(config, resolved, cores).most,
         cache_dir=cache_dir,
-        scratch=room.folder,
+        scratch=runner.folder,
     )
-    asked = batch_checks(ground, drawn)
-    answers = dict(zip(asked, _check_batches(asked, room, on_note), strict=True))
+    asked = batch_checks(scope, drawn)
+    answers = dict(zip(asked, _check_batches(asked, runner, on_note), strict=True))
     for name, answer in answers.items():
         yield from model_findings(name, asked[name], answer, resolved.splits["train"].rows)
-    yield from _disk(study, ground, folder, list(answers.values()))
-    own = layout if cache_dir == layout.cache else StudyLayout(room.folder)
+    yield from _disk(study, scope, folder, list(answers.values()))
+    own = layout if cache_dir == layout.cache else StudyLayout(runner.folder)
     yield from _memory(study, resolved, own, on_note)
 
 
-def _function(own: ObjectiveSettings, room: CheckRunner, on_note: OnNote) -> Finding:
-    """Whether a function of the user's own can be called; it is not."""
+def _function(own: ObjectiveSettings, runner: CheckRunner, on_note: OnNote) -> Finding:
+    """Check whether the user's own function can be imported; it is not called."""
     on_note(f"importing {own.function}")
     job = ChildJob(
-        f"importing {own.function}", ImportRequest(objective=own), room.folder / "function", STANDALONE_LIMITS
+        f"importing {own.function}", ImportRequest(objective=own), runner.folder / "function", STANDALONE_LIMITS
     )
     try:
-        result = run_job(job, room.supervisor)
+        result = run_job(job, runner.supervisor)
     except DryfitError as error:
         return failed_by(study_checks.ABOUT, "function", error)
     if result is None or result.imported is None:
@@ -164,41 +164,41 @@ def _function(own: ObjectiveSettings, room: CheckRunner, on_note: OnNote) -> Fin
     return passed(study_checks.ABOUT, "function", f"{own.function} can be imported")
 
 
-def _rows(config: StudyConfig, space: Space, cache_dir: Path, room: CheckRunner) -> ResolveResult:
-    """Read and check all rows; models are looked at later, each in a child of its own."""
+def _rows(config: StudyConfig, space: Space, cache_dir: Path, runner: CheckRunner) -> ResolveResult:
+    """Read and check all rows; models are checked later, each in a child of its own."""
     body = resolve_request(config, space, pairs=(), cache_dir=cache_dir, device="cpu")
-    result = run_job(ChildJob("reading every row", body, room.folder / "rows", STANDALONE_LIMITS), room.supervisor)
+    result = run_job(ChildJob("reading every row", body, runner.folder / "rows", STANDALONE_LIMITS), runner.supervisor)
     if result is None or result.resolve is None:
         raise InternalError("reading every row", "the child's answer is of another job")
     return result.resolve
 
 
 def _with_device(config: StudyConfig, resolved: ResolveResult, probe: ProbeResult) -> ResolveResult:
-    """What RESOLVE would say of the device."""
+    """Return the facts with those that RESOLVE would give of the device."""
     if device_of(config, probe) is DeviceKind.CPU:
         return resolved
-    smallest = min(probe.devices, key=lambda one: one.capacity_bytes)
-    found = {"device": DeviceKind.CUDA, "device_count": len(probe.devices), "device_spec": smallest}
-    return resolved.model_copy(update=found)
+    smallest = min(probe.devices, key=lambda device: device.capacity_bytes)
+    facts = {"device": DeviceKind.CUDA, "device_count": len(probe.devices), "device_spec": smallest}
+    return resolved.model_copy(update=facts)
 
 
 def _check_batches(
-    asked: dict[str, BatchCheckRequest], room: CheckRunner, on_note: OnNote
+    asked: dict[str, BatchCheckRequest], runner: CheckRunner, on_note: OnNote
 ) -> list[ChildResult | ChildError]:
-    """One child for each model, one after another: each may take most of the memory."""
+    """Rehearse each model in a child, one after another: each may take most of the memory."""
     names = list(asked)
     jobs = [
-        ChildJob(f"rehearsing {name}", body, room.folder / f"model-{index}", STANDALONE_LIMITS)
+        ChildJob(f"rehearsing {name}", body, runner.folder / f"model-{index}", STANDALONE_LIMITS)
         for index, (name, body) in enumerate(asked.items())
     ]
     on_note(f"rehearsing {len(names)} model(s)")
-    return run_side_by_side(jobs, room.supervisor, most=1, on_done=lambda index: on_note(f"rehearsed {names[index]}"))
+    return run_side_by_side(jobs, runner.supervisor, most=1, on_done=lambda index: on_note(f"rehearsed {names[index]}"))
 
 
 def _disk(
-    study: CheckedStudy, ground: CheckScope, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]
+    study: CheckedStudy, scope: CheckScope, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]
 ) -> Iterator[Finding]:
-    """Whether there is room for what the largest model leaves behind; nothing where no model could be loaded."""
+    """Check whether the disk has room for the files of the largest model; nothing if no model could be loaded."""
     config = study.config
     reports = [
         answer.batch_check for answer in answers if isinstance(answer, ChildResult) and answer.batch_check is not None
@@ -211,13 +211,13 @@ def _disk(
         possible_values(config, study.space, "optim.name"),
         keep=config.runtime.keep,
         trials=config.study.trials,
-        parallel=ground.parallel,
+        parallel=scope.parallel,
     ).with_folds(config.data.folds)
     yield study_checks.disk_finding(need, folder, taken_bytes(study.layout))
 
 
 def _memory(study: CheckedStudy, resolved: ResolveResult, layout: StudyLayout, on_note: OnNote) -> Iterator[Finding]:
-    """What the planner says of the study's own values, where it would be asked: on a GPU, or under a limit."""
+    """Plan the study's own values, where trials would be planned: on a GPU, or under a limit."""
     device = planning_device(resolved, study.config.execution)
     if device is None:
         return

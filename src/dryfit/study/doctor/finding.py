@@ -1,4 +1,4 @@
-"""What a check found: passed, to be looked at, or in the way; with what to do about it."""
+"""The finding of a check: passed, a warning, or a failure, with what to do about it."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Status(StrEnum):
 
     PASS = "pass"
     WARN = "warn"
-    """Trials run, but something may surprise."""
+    """Trials run, but not as one may expect."""
     FAIL = "fail"
     """Trials would not run, or not all of them."""
 
@@ -23,7 +23,7 @@ class Finding:
     """One check.
 
     Attributes:
-        about: What it belongs to: ``machine``, ``study``, ``data``, or ``model NAME``.
+        about: Its subject: ``machine``, ``study``, ``data``, or ``model NAME``.
         check: What was checked.
         found: What was found, with values.
         fix: What to do; empty only where it passed.
@@ -42,39 +42,39 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything that was checked, in order."""
+    """All findings, in order."""
 
     findings: tuple[Finding, ...]
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is in the way."""
+        """Whether no check failed."""
         return not any(finding.status is Status.FAIL for finding in self.findings)
 
     @property
     def counts(self) -> dict[Status, int]:
-        """How many checks ended in which way."""
-        found = Counter(finding.status for finding in self.findings)
-        return {status: found[status] for status in Status}
+        """The number of checks by status."""
+        counts = Counter(finding.status for finding in self.findings)
+        return {status: counts[status] for status in Status}
 
 
 def passed(about: str, check: str, found: str) -> Finding:
-    """All is well."""
+    """Return a finding that passed."""
     return Finding(about, check, Status.PASS, found)
 
 
 def warned(about: str, check: str, found: str, fix: str) -> Finding:
-    """Something may surprise."""
+    """Return a warning."""
     return Finding(about, check, Status.WARN, found, fix)
 
 
 def failed(about: str, check: str, found: str, fix: str) -> Finding:
-    """Something is in the way."""
+    """Return a failure."""
     return Finding(about, check, Status.FAIL, found, fix)
 
 
 def failed_by(about: str, check: str, error: DryfitError | ErrorParts) -> Finding:
-    """What an error says, as a finding."""
+    """Return a failure with what an error says."""
     allowed = f"allowed: {error.allowed}" if error.allowed else ""
     advice = "; ".join(part for part in (error.hint, allowed) if part)
     return failed(about, check, f"{error.doing}: {error.found}", advice or "put that right, and look again")

@@ -1,4 +1,4 @@
-"""What a folder's file system can do: tried out with files of our own, which are gone afterwards."""
+"""What a folder's file system can do, tried with temporary files."""
 
 import errno
 import fcntl
@@ -16,15 +16,15 @@ from dryfit.core.wire import sync_path
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """A folder, or the nearest one above it that is there.
+    """Facts about a folder, or about the nearest existing one above it.
 
     Attributes:
-        folder: Where we looked.
+        folder: The folder that was tried.
         file_system: Its kind: ``ext4``, ``nfs4``; empty where unknown.
         free_bytes: What this user may still write.
-        not_writable: Why no file could be written; empty where one could.
-        not_locked: Why a lock is no lock; empty where a second taker was refused.
-        not_durable: Why a rename or an fsync failed; empty where both went through.
+        not_writable: Why no file could be written; empty if one could.
+        not_locked: Why locks do not work; empty if a second lock was refused.
+        not_durable: Why a rename or an fsync failed; empty if both worked.
     """
 
     folder: Path
@@ -36,13 +36,13 @@ class FolderFacts:
 
 
 def nearest_folder(path: Path) -> Path:
-    """The folder itself where it is there, or else the nearest one above it."""
+    """Return the folder itself if it exists, else the nearest one above it."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def look_at_folder(path: Path) -> FolderFacts:
-    """Try out what dryfit asks of a folder: writing, locks, and renames that last."""
+    """Try what dryfit needs of a folder: writing, locks, and durable renames."""
     folder = nearest_folder(path)
     free_bytes, kind = shutil.disk_usage(folder).free, _file_system(folder)
     try:
@@ -59,7 +59,7 @@ def _said(error: OSError) -> str:
 
 
 def _not_locked(folder: Path) -> str:
-    """Why :class:`dryfit.store.ledger.StudyLock` would not keep a second process out here."""
+    """Return why :class:`dryfit.store.ledger.StudyLock` would not keep a second process out here; empty if it does."""
     path = folder / "lock"
     first, second = (os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644) for _ in range(2))
     try:
@@ -77,7 +77,7 @@ def _not_locked(folder: Path) -> str:
 
 
 def _not_durable(folder: Path) -> str:
-    """Why a file cannot be replaced in one step that survives a power cut."""
+    """Return why a file cannot be replaced in one step that survives a power cut; empty if it can."""
     old, new = folder / "old", folder / "new"
     try:
         old.write_text("old", encoding="utf-8")
@@ -94,7 +94,7 @@ def _not_durable(folder: Path) -> str:
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of the file system that a folder is on: of the mount points above it, the longest."""
+    """Return the kind of the file system that a folder is on: that of the longest mount point above it."""
     found, kind = "", ""
     with suppress(OSError, psutil.Error):
         real = str(folder.resolve())

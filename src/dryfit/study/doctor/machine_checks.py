@@ -1,4 +1,4 @@
-"""What the facts of a machine mean for trials. Pure: facts in, findings out."""
+"""Judges the facts of a machine: may trials run here? Pure."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -23,8 +23,8 @@ def machine_findings(facts: MachineFacts, trips: tuple[RoundTrip, ...]) -> Itera
     """Judge a machine.
 
     Args:
-        facts: What it is.
-        trips: Children that were started on it.
+        facts: The facts of the machine.
+        trips: The trial starts of children on it.
     """
     yield passed(ABOUT, "Python", f"{facts.python} on {facts.system}")
     yield from _packages(facts.packages)
@@ -42,12 +42,12 @@ def machine_findings(facts: MachineFacts, trips: tuple[RoundTrip, ...]) -> Itera
 
 
 def _packages(packages: tuple[Package, ...]) -> Iterator[Finding]:
-    needed = [one for one in packages if not one.extras]
+    needed = [package for package in packages if not package.extras]
     if not needed:
         found = "dryfit is not installed as a package: nobody says which libraries it needs"
         yield warned(ABOUT, "libraries", found, "pip install dryfit (or -e . in its folder)")
         return
-    wrong = [one for one in needed if not one.allowed]
+    wrong = [package for package in needed if not package.allowed]
     if wrong:
         fix = "pip install " + " ".join(f"'{one.name}{one.wanted}'" for one in wrong)
         yield failed(ABOUT, "libraries", "; ".join(_version(one) for one in wrong), fix)
@@ -119,7 +119,7 @@ def _cache(check: str, facts: FolderFacts) -> Finding:
 
 
 def folder_findings(about: str, facts: FolderFacts) -> Iterator[Finding]:
-    """Judge the folder that a study lives in, or is to live in: writing, locks, renames."""
+    """Judge the folder of a study, which need not exist: writing, locks, renames."""
     if facts.not_writable:
         found = f"{facts.folder}: {facts.not_writable}"
         yield failed(about, "folder", found, "choose another with --dir, or make it writable")

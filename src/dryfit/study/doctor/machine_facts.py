@@ -1,4 +1,4 @@
-"""What this machine is and has: gathered, not judged."""
+"""Facts of this machine, gathered without judging them: libraries, memory, folders, GPUs, starts of children."""
 
 import os
 import platform
@@ -33,12 +33,12 @@ _DEVELOPMENT = "dev"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A library that dryfit needs, or can use.
+    """A library that dryfit needs or can use.
 
     Attributes:
         wanted: The versions that are allowed, as pip writes them; empty: any.
-        found: The version installed; None where it is not.
-        allowed: Whether that version is one of those wanted.
+        found: The installed version; None if there is none.
+        allowed: Whether that version is allowed.
         extras: The extras that bring it; empty: it is always needed.
     """
 
@@ -60,12 +60,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What NVML says.
+    """The GPUs' driver, as NVML describes it.
 
     Attributes:
-        version: Of the driver; empty where there is none to ask.
-        cuda: The newest CUDA that it speaks.
-        trouble: Why nobody could be asked.
+        version: Its version; empty if it could not be asked.
+        cuda: The newest CUDA version that it supports.
+        trouble: Why it could not be asked.
     """
 
     version: str = ""
@@ -76,13 +76,13 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """A child that was started, asked something and heard.
+    """A trial start of a child, up to its answer.
 
     Attributes:
         first_s: Seconds to the first answer, imports included.
-        next_s: Seconds to a second one; None where there was no need to ask again.
-        trouble: Why there was none; empty where there was.
-        probe: What it said.
+        next_s: Seconds to a second one; None if there was none.
+        trouble: Why there was no answer; empty if there was one.
+        probe: The answer.
     """
 
     how: str
@@ -94,7 +94,7 @@ class RoundTrip:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Everything that is asked of a machine."""
+    """All facts of a machine."""
 
     python: str
     system: str
@@ -114,7 +114,7 @@ class MachineFacts:
 
 
 def machine_facts(environment: Mapping[str, str], home: Path) -> MachineFacts:
-    """Ask the machine; no child is started, and torch is not imported.
+    """Gather the facts of this machine; no child is started, and torch is not imported.
 
     Args:
         environment: Variables that decide where caches are, what is offline and which GPUs may be used.
@@ -141,7 +141,7 @@ def machine_facts(environment: Mapping[str, str], home: Path) -> MachineFacts:
 
 
 def packages() -> tuple[Package, ...]:
-    """The libraries that dryfit's own metadata name, those of its extras included; none where it is not installed."""
+    """Return the libraries in dryfit's own metadata, those of its extras included; none if it is not installed."""
     try:
         lines = requires(_OURS) or []
     except PackageNotFoundError:
@@ -159,7 +159,7 @@ def packages() -> tuple[Package, ...]:
 
 
 def _extra_of(requirement: Requirement) -> str:
-    """The extra that a requirement belongs to; empty: none."""
+    """Return the extra that a requirement belongs to; empty: none."""
     _, _, rest = str(requirement.marker or "").partition("extra ==")
     return rest.strip().strip("\"'")
 
@@ -174,7 +174,7 @@ def _package(requirement: Requirement, extras: tuple[str, ...]) -> Package:
 
 
 def hub_cache(environment: Mapping[str, str], home: Path) -> Path:
-    """Where models of the hub are kept, by huggingface_hub's own rule (``huggingface_hub/constants.py``)."""
+    """Return the cache of hub models, by huggingface_hub's own rule (``huggingface_hub/constants.py``)."""
     if environment.get("HF_HUB_CACHE"):
         return Path(environment["HF_HUB_CACHE"]).expanduser()
     if environment.get("HF_HOME"):
@@ -217,8 +217,8 @@ def fork_round_trip(supervisor: Supervisor, folder: Path) -> RoundTrip:
     """Ask two forked children what torch can use: the first waits for the server, the second for a fork alone.
 
     Args:
-        supervisor: One that forks, and does nothing else instead.
-        folder: Where the children's folders go.
+        supervisor: One that only forks.
+        folder: The folder of the children's folders.
     """
     times_s: list[float] = []
     probe: ProbeResult | None = None
@@ -251,5 +251,5 @@ def _said(error: ChildError | MachineError | OSError) -> str:
 
 
 def forks_here() -> bool:
-    """Whether children can be forked from a server on this system."""
+    """Return whether children can be forked from a server on this system."""
     return sys.platform == "linux"

@@ -1,4 +1,4 @@
-"""What a study's file, folder and record say, before anything is run."""
+"""Judges a study's file, folder and ledger before anything is run."""
 
 import socket
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _DRAWS: Final = 64
 _CONNECT_S: Final = 5.0
 _PORTS: Final = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306, "redis": 6379}
 _ROOMY: Final = 2.0
-"""Free disk below so many times the need is worth a word: other programs write too."""
+"""Free disk below this many times the need gives a warning: other programs write too."""
 
 _NO_LONGER: Final = "values so far do not compare with new ones, and a new generation would begin"
 
@@ -39,7 +39,7 @@ Drawn = tuple[tuple[dict[str, Scalar], TrialSettings], ...]
 
 
 def space_findings(config: StudyConfig, space: Space) -> tuple[Finding, Drawn]:
-    """Draw points of the space at random and put them into the settings; the points are those of no sampler."""
+    """Draw points of the space at random, and check that they give legal settings."""
     drawn: list[tuple[dict[str, Scalar], TrialSettings]] = []
     search = config.search.model_copy(update={"sampler": SamplerName.RANDOM})
     for number in range(_DRAWS if space.params else 0):
@@ -71,7 +71,7 @@ def _space_text(space: Space, drawn: int) -> str:
 
 
 def lock_finding(layout: StudyLayout) -> Finding:
-    """Whether somebody runs the study now."""
+    """Check that no process runs the study now."""
     try:
         owner = lock_owner(layout.lock)
     except OSError as error:
@@ -83,7 +83,7 @@ def lock_finding(layout: StudyLayout) -> Finding:
 
 
 def record_findings(config: StudyConfig, space: Space, layout: StudyLayout) -> tuple[list[Finding], StudyState]:
-    """What the ledger says, and whether this file goes on with it."""
+    """Check the ledger, and what this file means for the study in it."""
     state, events = StudyState(), 0
     try:
         for event in each_event(layout.ledger):
@@ -122,11 +122,11 @@ def _going_on(config: StudyConfig, space: Space, layout: StudyLayout, state: Stu
 
 
 def mirror_finding(target: str, layout: StudyLayout) -> Finding:
-    """Whether the Optuna mirror can be written; a study runs on without it, so nothing here is in its way.
+    """Check whether the Optuna mirror can be written; a study runs without it, so nothing here fails.
 
     Args:
         target: ``search.mirror``; a URL may hold a password, and is not printed.
-        layout: Where the study lives.
+        layout: The study's folder.
     """
     if target == "none":
         return passed(ABOUT, "mirror", "off")
@@ -159,7 +159,7 @@ def _url_trouble(url: str) -> tuple[str, str]:
 
 
 def cache_finding(layout: StudyLayout, folder: FolderFacts) -> Finding:
-    """What the token cache holds."""
+    """Describe the token cache."""
     if not layout.cache.is_dir():
         return passed(ABOUT, "token cache", "none yet: it is made from the rows")
     sets = [entry for entry in layout.cache.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
@@ -171,26 +171,26 @@ def cache_finding(layout: StudyLayout, folder: FolderFacts) -> Finding:
 
 
 def disk_finding(need: DiskNeed, folder: FolderFacts, taken_bytes: int) -> Finding:
-    """Whether the study's files have room.
+    """Check whether the disk has room for the study's files.
 
     Args:
         need: What they take at most.
-        folder: Where they lie.
-        taken_bytes: What they take there already; a part of the need.
+        folder: Their folder.
+        taken_bytes: What they take already; a part of the need.
     """
-    room_bytes = folder.free_bytes + taken_bytes
+    usable_bytes = folder.free_bytes + taken_bytes
     parts = f"{gib(need.running_bytes)} while trials run, {gib(need.kept_bytes)} weights kept"
     found = f"up to {gib(need.total_bytes)} needed ({parts}), {gib(folder.free_bytes)} free in {folder.folder}"
-    if need.total_bytes > room_bytes:
-        fits = what_fits(need, room_bytes)
+    if need.total_bytes > usable_bytes:
+        fits = what_fits(need, usable_bytes)
         return failed(ABOUT, "disk", found, f"{fits}, or free some space" if fits else "free some space, or use --dir")
-    if _ROOMY * need.total_bytes > room_bytes:
+    if _ROOMY * need.total_bytes > usable_bytes:
         return warned(ABOUT, "disk", found, "free some space: a full disk pauses a study")
     return passed(ABOUT, "disk", found)
 
 
 def data_changed(state: StudyState, fingerprint: str) -> Finding | None:
-    """What is to be said of rows that are no longer those of the trials so far; None where they are."""
+    """Return a warning if the rows are no longer those of the trials so far; else None."""
     before = state.resolved
     if before is None or not state.trials or before.data_fingerprint == fingerprint:
         return None

@@ -1,4 +1,4 @@
-"""The walk through a study's rows, batches and models: what its children are asked, and what their answers mean."""
+"""Checks of a study's devices, rows, batches and models: the requests to children, and what their answers mean."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -44,25 +44,25 @@ _COVERED: Final = (
     "train.precision",
     "regularization.freeze_layers",
 )
-"""Keys each of whose values is tried: they choose code or shapes, where others only choose numbers."""
+"""Keys of which every value is tried: they choose code or shapes; others only choose numbers."""
 
 _MOST_POINTS: Final = 8
 _MOST_VALUES: Final = 16
-_LIKE_NEVER_S: Final = 1e9
-_PATIENCE_S: Final = 30.0
+_NEVER_S: Final = 1e9
+_VERDICT_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckScope:
-    """What all rehearsals of a study share.
+    """What all batch checks of a study share.
 
     Attributes:
-        fingerprint: Of the rows.
-        device: Where trials would run.
+        fingerprint: Fingerprint of the rows.
+        device: The device that trials would run on.
         visible_device: The CUDA device to use, or several; None on the CPU.
         parallel: Most trials side by side.
-        cache_dir: Where tokens are looked for and put.
-        scratch: A folder for files that nobody reads.
+        cache_dir: The cache of tokenised rows.
+        scratch: A folder for files that are not needed.
     """
 
     config: StudyConfig
@@ -77,7 +77,7 @@ class CheckScope:
 
 
 def device_findings(config: StudyConfig, precisions: Sequence[str], probe: ProbeResult) -> Iterator[Finding]:
-    """Whether the device and the number formats that a study asks for are there."""
+    """Check that the device and the number formats that a study asks for are there."""
     wish, there = config.execution.device, bool(probe.devices)
     if wish == "cuda" and not there:
         found = f'execution.device = "cuda", and torch {probe.torch} can use no CUDA device'
@@ -92,11 +92,11 @@ def device_findings(config: StudyConfig, precisions: Sequence[str], probe: Probe
     else:
         yield passed("study", "device", f"{device}, {', '.join(precisions)}")
     if config.execution.processes > 1:
-        yield _together(config.execution.processes, device, len(probe.devices))
+        yield _process_devices(config.execution.processes, device, len(probe.devices))
 
 
-def _together(processes: int, device: DeviceKind, count: int) -> Finding:
-    """Whether trials of several processes have the devices that they take."""
+def _process_devices(processes: int, device: DeviceKind, count: int) -> Finding:
+    """Check that trials of several processes have the devices that they take."""
     wanted = f"{processes} processes of each trial (execution.tp, execution.dp)"
     if device is DeviceKind.CPU:
         return passed("study", "processes", f"{wanted} share the cores")
@@ -113,12 +113,12 @@ def _together(processes: int, device: DeviceKind, count: int) -> Finding:
 
 
 def device_of(config: StudyConfig, probe: ProbeResult) -> DeviceKind:
-    """Where the study's trials would run."""
+    """Return the device that the study's trials would run on."""
     return DeviceKind.CUDA if config.execution.device != "cpu" and probe.devices else DeviceKind.CPU
 
 
 def data_findings(splits: dict[str, SplitFacts], num_labels: int) -> Iterator[Finding]:
-    """What the splits hold of what the task reads; every row has been read and checked."""
+    """Describe the splits, every row of which was read, and warn of labels or evidence that they lack."""
     labelled = any(facts.label_counts for facts in splits.values())
     for name, facts in splits.items():
         found, missing = [f"{facts.rows} rows"], list[str]()
@@ -136,88 +136,86 @@ def data_findings(splits: dict[str, SplitFacts], num_labels: int) -> Iterator[Fi
 
 
 def fold_findings(fold_rows: Sequence[int]) -> Iterator[Finding]:
-    """The folds of a study that has some."""
+    """Describe the folds of a study, if it has some."""
     if fold_rows:
         found = f"{len(fold_rows)}, of {min(fold_rows)} to {max(fold_rows)} of {sum(fold_rows)} rows"
         yield passed(DATA, "folds", found)
 
 
-def batch_checks(ground: CheckScope, drawn: Drawn) -> dict[str, BatchCheckRequest]:
-    """One request for each distinct model, by a name to print."""
-    base = ground.space.as_prepared(ground.config.trial_settings)
+def batch_checks(scope: CheckScope, drawn: Drawn) -> dict[str, BatchCheckRequest]:
+    """Return one request for each distinct model, by its name."""
+    base = scope.space.as_prepared(scope.config.trial_settings)
     lengths: dict[ModelSettings, list[int]] = {}
-    for model, length in ground.space.model_length_pairs(base):
+    for model, length in scope.space.model_length_pairs(base):
         lengths.setdefault(model, []).append(length)
-    return {
-        _name(model): _batch_check(ground, model, tuple(sorted(set(found))), drawn) for model, found in lengths.items()
-    }
+    return {_name(model): _batch_check(scope, model, tuple(sorted(set(own))), drawn) for model, own in lengths.items()}
 
 
 def _name(model: ModelSettings) -> str:
     return f"{model.name}@{model.revision}" if model.revision is not None else model.name
 
 
-def _batch_check(ground: CheckScope, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> BatchCheckRequest:
-    base = ground.space.as_prepared(ground.config.trial_settings)
-    batch_size = max((base.train.batch_size, *_values(ground.space, "train.batch_size")))
+def _batch_check(scope: CheckScope, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> BatchCheckRequest:
+    base = scope.space.as_prepared(scope.config.trial_settings)
+    batch_size = max((base.train.batch_size, *_values(scope.space, "train.batch_size")))
     train = base.train.model_copy(update={"batch_size": batch_size, "max_length": lengths[-1]})
     settings = base.model_copy(update={"model": model, "train": train})
     plan = plan_execution(
-        ground.config.execution,
+        scope.config.execution,
         effective_batch=batch_size,
-        device=ground.device,
-        cores=ground.cores,
-        parallel=ground.parallel,
+        device=scope.device,
+        cores=scope.cores,
+        parallel=scope.parallel,
     )
-    config = _trial(ground, 0, settings, {name: setting(settings, name) for name in ground.space.names})
+    config = _trial(scope, 0, settings, {name: setting(settings, name) for name in scope.space.names})
     trial = TrainRequest(
         config=config,
         fingerprint=config.fingerprint,
         plan=plan,
         attempt=1,
-        cache_dir=str(ground.cache_dir),
-        checkpoint_dir=str(ground.scratch / "checkpoints"),
-        best_dir=str(ground.scratch / "best"),
-        load_report=str(ground.scratch / "load.json"),
-        checkpoint_every_s=_LIKE_NEVER_S,
-        verdict_timeout_s=_PATIENCE_S,
-        visible_device=ground.visible_device,
+        cache_dir=str(scope.cache_dir),
+        checkpoint_dir=str(scope.scratch / "checkpoints"),
+        best_dir=str(scope.scratch / "best"),
+        load_report=str(scope.scratch / "load.json"),
+        checkpoint_every_s=_NEVER_S,
+        verdict_timeout_s=_VERDICT_TIMEOUT_S,
+        visible_device=scope.visible_device,
     )
     points = covering(tuple((params, one) for params, one in drawn if one.model == model))
-    configs = tuple(_trial(ground, 1 + index, one, params) for index, (params, one) in enumerate(points))
+    configs = tuple(_trial(scope, 1 + index, one, params) for index, (params, one) in enumerate(points))
     return BatchCheckRequest(trial=trial, lengths=lengths, points=configs)
 
 
 def _values(space: Space, name: str) -> list[int]:
-    """The integers that a key can get, or the ends of its range."""
-    found: list[int] = []
+    """Return the integers that a key can get, or the ends of its range."""
+    values: list[int] = []
     for case in space.cases(name):
         listed = enumerated(case.distribution, _MOST_VALUES)
         ends = listed or (getattr(case.distribution, "low", None), getattr(case.distribution, "high", None))
-        found += [value for value in ends if isinstance(value, int)]
-    return found
+        values += [value for value in ends if isinstance(value, int)]
+    return values
 
 
-def _trial(ground: CheckScope, number: int, settings: TrialSettings, params: dict[str, Scalar]) -> TrialConfig:
-    study = ground.config.study
+def _trial(scope: CheckScope, number: int, settings: TrialSettings, params: dict[str, Scalar]) -> TrialConfig:
+    study = scope.config.study
     return TrialConfig(
         number=number,
         task=study.task,
         metric=study.metric,
         direction=study.resolved_direction,
         also=study.also,
-        data=ground.config.data,
+        data=scope.config.data,
         settings=settings,
         params=params,
         seed=study.seed,
-        data_fingerprint=ground.fingerprint,
+        data_fingerprint=scope.fingerprint,
     )
 
 
 def covering(drawn: Drawn) -> Drawn:
-    """A few of the points, so that each value of a key that chooses code is in one of them, as far as few suffice.
+    """Choose a few points that together have each value of every key that chooses code, as far as a few can.
 
-    Greedy: the point with the most values not seen yet, the first of equals, until none brings any.
+    Greedy: the point with the most new values, the first of equals, until none has any.
     """
     left = list(drawn)
     chosen: list[tuple[dict[str, Scalar], TrialSettings]] = []
@@ -244,13 +242,13 @@ def _choices(params: dict[str, Scalar]) -> set[tuple[str, str]]:
 def model_findings(
     name: str, asked: BatchCheckRequest, answer: ChildResult | ChildError, train_rows: int
 ) -> Iterator[Finding]:
-    """Judge what a rehearsal found.
+    """Judge the answer of a batch check.
 
     Args:
-        name: The model's, for people.
+        name: The model's name.
         asked: The request.
-        answer: What came of it; an error where the process ended without an answer.
-        train_rows: Rows of the training split; where they were cut into windows, the answer knows how many.
+        answer: The answer; an error if the process ended without one.
+        train_rows: Rows of the training split; if they were cut into windows, the answer has their number.
     """
     about = f"model {name}"
     if isinstance(answer, ChildError):
@@ -270,7 +268,7 @@ def model_findings(
 
 
 def _epoch_rows(found: BatchCheckResult, folds: int, train_rows: int) -> int:
-    """Rows, or windows, that one epoch trains on; of all folds together, each of which leaves out its own."""
+    """Return the rows, or windows, that one epoch trains on; over all folds, each of which leaves its own out."""
 
     def most(split: str, otherwise: int) -> int:
         return max((walk.rows for walk in found.walks if walk.split == split), default=otherwise)
@@ -332,7 +330,7 @@ def _duration(seconds: float) -> str:
 
 
 def _points(about: str, points: Sequence[PointFacts]) -> Iterator[Finding]:
-    """Trials that the space can ask for: those that cannot be trained, each with its values."""
+    """Judge small steps of trials that the space can draw; those that fail are named with their values."""
     good = 0
     for point in points:
         values = ", ".join(f"{name}={value}" for name, value in point.params.items() if name.startswith(_COVERED))

@@ -24,7 +24,7 @@ from dryfit.study.loop.stops import StopRequests
 from dryfit.study.trials.child_limits import STANDALONE_LIMITS
 
 OnMessage = Callable[[Message], None]
-"""Hears what a child says while it works."""
+"""Called with each message of a child."""
 
 _RETRIES = 3
 _POLL_S = 0.5
@@ -32,12 +32,12 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ChildJob:
-    """A job, and where and how to run it.
+    """A job, with its folder and its limits.
 
     Attributes:
-        doing: What it does, for messages: ``checking data and machine``.
+        doing: What it does, for error messages: ``checking data and machine``.
         body: The job.
-        folder: Each try gets a folder of its own in here, numbered from what is there already.
+        folder: Each try gets the next numbered folder in here.
         limits: How long a try may take.
     """
 
@@ -197,7 +197,7 @@ def run_side_by_side(
 def run_alone(doing: str, body: Body, heard: OnMessage = _ignore) -> ChildResult:
     """Run a job that belongs to no study, in a fresh interpreter and a temporary folder.
 
-    The folder stays where the child left no answer: its log is in there.
+    The folder stays if the child left no answer: its log is in there.
 
     Args:
         doing: As in :class:`ChildJob`.

@@ -1,4 +1,4 @@
-"""What may be trained, or put together, beside a study: its configurations once more, and ensembles of these."""
+"""Runs beside a study: a configuration trained once more, or an ensemble of several; and their requests."""
 
 import hashlib
 import shutil
@@ -25,10 +25,10 @@ class FinalRun:
     """One configuration to train once more.
 
     Attributes:
-        trial: Whose configuration it is.
+        trial: The trial with the configuration.
         seed: Seed of head, dropout and batch order; the trial's own repeats the trial.
         last_step: As in :class:`dryfit.core.jobs.FinalRequest`.
-        save: Whether the model is wanted, or its scores alone.
+        save: Whether to save the model, or to return its scores alone.
         schedule_steps: As in :class:`dryfit.core.jobs.FinalRequest`.
     """
 
@@ -40,14 +40,14 @@ class FinalRun:
 
     @property
     def name(self) -> str:
-        """The run's folder: another name for everything that would compute something else."""
+        """Name of the run's folder; different for everything that computes something else."""
         parts = [f"trial-{self.trial.number:04d}", f"seed-{self.seed}"]
         parts += ["with-validation"] if self.last_step is not None else []
         return "-".join([*parts, *([] if self.save else ["scores"])])
 
     @property
     def plan(self) -> PlanState | None:
-        """How its trial was run."""
+        """The plan of its trial."""
         return self.trial.plan
 
 
@@ -57,7 +57,7 @@ class EnsembleRun:
 
     Attributes:
         members: The runs that train them, the best first.
-        results: What each of them came to.
+        results: The result of each of them.
     """
 
     members: tuple[FinalRun, ...]
@@ -65,7 +65,7 @@ class EnsembleRun:
 
     @property
     def name(self) -> str:
-        """The run's folder: another name for other members, or members that were trained otherwise."""
+        """Name of the run's folder; different for other members, or members trained otherwise."""
         numbers = [f"{run.trial.number:04d}" for run in self.members]
         own = all(run.seed == run.trial.seed for run in self.members)
         seeds = [] if own else [f"seed-{self.members[0].seed}"]
@@ -74,7 +74,7 @@ class EnsembleRun:
 
     @property
     def with_validation(self) -> bool:
-        """Whether nothing is left to choose anything by."""
+        """Whether the members were trained on the validation rows too, so that no rows are left to choose by."""
         return self.members[0].last_step is not None
 
     @property
@@ -88,10 +88,10 @@ Result: TypeAlias = FinalResult | EnsembleResult
 
 
 def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, save: bool = True) -> FinalRun:
-    """What to run for a trial.
+    """Return the run that trains a trial's configuration once more.
 
     Args:
-        trial: Whose configuration is wanted.
+        trial: The trial.
         seed: None: the trial's own.
         with_validation: Train on train and validation together.
         save: As in :class:`FinalRun`.
@@ -116,7 +116,7 @@ def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, sav
 
 
 def final_request(study: StudySnapshot, run: FinalRun, placement: Placement) -> FinalRequest:
-    """What the process is asked that does a run."""
+    """Return the request for a run."""
     paths, trial = study.layout.final(run.name), run.trial
     return FinalRequest(
         training=_train_request(study, run, paths, placement),
@@ -131,7 +131,7 @@ def final_request(study: StudySnapshot, run: FinalRun, placement: Placement) -> 
 
 
 def _chosen_dirs(study: StudySnapshot, run: FinalRun) -> tuple[str, ...]:
-    """Where it may stand what validation chose for a configuration: with the trial's weights, or a later run's."""
+    """Return the folders that may hold what validation chose: the trial's weights, or a later run's."""
     if run.last_step is None:
         return ()
     seeds = dict.fromkeys((run.trial.seed, run.seed))
@@ -140,14 +140,14 @@ def _chosen_dirs(study: StudySnapshot, run: FinalRun) -> tuple[str, ...]:
 
 
 def _train_request(study: StudySnapshot, run: FinalRun, paths: FinalLayout, placement: Placement) -> TrainRequest:
-    """What is learned: a model that is to be used is one, though the trial may have trained one for each fold."""
+    """Return the training of a run: of one model, though the trial may have trained one for each fold."""
     config = trial_config(study, run.trial.number, run.trial.params, run.seed)
     config = config.model_copy(update={"data": config.data.model_copy(update={"folds": 1})})
     return train_request(study, config, paths, placement, fingerprint=_fingerprint(run.trial, config))
 
 
 def _fingerprint(trial: TrialState, config: TrialConfig) -> str:
-    """What identifies a run: its trial as the ledger has it, and what is today's, or the run's own, beside that."""
+    """Return the identity of a run: its trial as recorded, with today's data, and its own seed."""
     if not trial.fingerprint:
         return config.fingerprint
     decides = {
@@ -160,14 +160,16 @@ def _fingerprint(trial: TrialState, config: TrialConfig) -> str:
 
 
 def ensemble_request(study: StudySnapshot, run: EnsembleRun, placement: Placement) -> EnsembleRequest:
-    """What the process is asked that evaluates several models together."""
+    """Return the request to evaluate several models as an ensemble."""
     members: list[EnsembleMember] = []
     for member, result in zip(run.members, run.results, strict=True):
         choice = member.plan.execution if member.plan is not None else None
-        asked = final_request(study, member, replace(placement, choice=choice))
-        assert asked.model_dir is not None  # members are saved
+        request = final_request(study, member, replace(placement, choice=choice))
+        assert request.model_dir is not None  # members are saved
         members.append(
-            EnsembleMember(training=asked.training, result=result, searched=asked.searched, model_dir=asked.model_dir)
+            EnsembleMember(
+                training=request.training, result=result, searched=request.searched, model_dir=request.model_dir
+            )
         )
     return EnsembleRequest(
         members=tuple(members),
@@ -178,7 +180,7 @@ def ensemble_request(study: StudySnapshot, run: EnsembleRun, placement: Placemen
 
 
 def in_process_request(study: StudySnapshot, run: FinalRun) -> Path:
-    """Write what :mod:`dryfit.jobs.in_process` is asked, in a folder of its own that is emptied first."""
+    """Write the request for :mod:`dryfit.jobs.in_process` into a folder of its own, which is emptied first."""
     paths = FinalLayout(study.layout.final(run.name).folder.with_name(f"{run.name}-in-process"))
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""Configurations of a study trained once more, to be used: beside the study, which may be running meanwhile.
+"""Trains configurations of a study once more to get models to use, beside the study, which may be running meanwhile.
 
-Nothing here writes the study's ledger or takes its lock. Each run has a folder of its own under ``final/``, named after
-all that decides what it computes; what stands in there says how far it is, so that the same command goes on.
+Nothing here writes the study's ledger or takes its lock. Each run has a folder under ``final/``, named after all that
+decides its result; the files in there say how far it is, so that the same command goes on.
 """
 
 import shutil
@@ -40,7 +40,7 @@ _TELL_EVERY_S = 5.0
 
 
 def finished(paths: FinalLayout) -> Result | None:
-    """What a run has come to, if it is done and its model still there."""
+    """Return the result of a run, if it is done and its model is still there."""
     for attempt in range(paths.attempts, 0, -1):
         ended = read_result(paths.attempt(attempt))
         result = None if ended is None else ended.final or ended.ensemble
@@ -53,9 +53,9 @@ def finished(paths: FinalLayout) -> Result | None:
 
 
 def runs_at_once(study: StudySnapshot, runs: Sequence[Run]) -> int:
-    """How many runs go on side by side: as many as trials; one a GPU where that is left to us, as nothing is packed.
+    """Return how many runs go on side by side: as many as trials; with ``parallel = "auto"`` one for each GPU.
 
-    A run of several processes takes a GPU for each: all count as the one that has most.
+    A run of several processes takes a GPU for each, and all runs count as the largest.
     """
     if study.config.runtime.parallel == "auto" and study.resolved.device is DeviceKind.CUDA:
         return max(
@@ -65,7 +65,7 @@ def runs_at_once(study: StudySnapshot, runs: Sequence[Run]) -> int:
 
 
 def run_lock(paths: FinalLayout) -> StudyLock:
-    """The lock of one run, to be entered.
+    """Return the lock of one run, to be entered.
 
     Raises:
         StudyBusyError: Another process does the same run.

@@ -1,4 +1,4 @@
-"""How attempts and trials end: what came of a process, what follows from it, and what is told of it."""
+"""The ends of attempts and trials: results are recorded, failures classified, and what follows from them is done."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,12 +27,12 @@ class AttemptFinalizer:
     """Ends attempts and trials of one session.
 
     Attributes:
-        study: What is run.
-        messages: Takes in what a process said before its end.
-        write: Takes an event to the ledger.
-        note: Tells a person something.
-        stop: Asks every running trial to stop, and says why.
-        set_aside: Gives a device no more trials, for the reason that it is told.
+        study: The study.
+        messages: Takes in the last reports of a process that ended unheard.
+        write: Appends an event to the ledger.
+        note: Tells the user a sentence.
+        stop: Asks every running trial to stop; takes the end and a sentence for the user.
+        set_aside: Gives a device no more trials; takes its name and the reason.
         clock: Unix time in seconds.
         waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
     """
@@ -91,12 +91,12 @@ class AttemptFinalizer:
     def _judge(
         self, child: RunningAttempt, trial: TrialState, result: ChildResult | None, evidence: Evidence
     ) -> tuple[FailureKind, RecoveryAction]:
-        """Name a failure, decide what follows from it, and write both down."""
+        """Classify a failure, decide what follows from it, and record both."""
         job, past = self.study.trial_job, trial.past_failures
-        seen = _with_terms(evidence, trial)
-        failure = classify(seen, result, job=job)
+        complete = _with_terms(evidence, trial)
+        failure = classify(complete, result, job=job)
         if failure.kind is FailureKind.DEVICE_LOST and child.device is not None:
-            for device in lost_devices(seen, child.device):
+            for device in lost_devices(complete, child.device):
                 self.set_aside(device, f"{failure.kind} in trial {child.number}: {failure.sentence}")
         answer = decide_recovery(
             failure,
@@ -108,8 +108,8 @@ class AttemptFinalizer:
         )
         answer = alone_first(answer, failure, trial, shared=self.study.parallelism.most > 1)
         folder = self.study.layout.trial(child.number).attempt(child.attempt)
-        fault = seen.fault or (result.fault if result is not None else None)
-        detail = fault_detail(failure.kind, seen, fault, stacks_tail(folder))
+        fault = complete.fault or (result.fault if result is not None else None)
+        detail = fault_detail(failure.kind, complete, fault, stacks_tail(folder))
         facts = FailureFacts(
             kind=failure.kind,
             sentence=answer.reason,
@@ -152,7 +152,7 @@ class AttemptFinalizer:
 
 
 def _with_terms(evidence: Evidence, trial: TrialState) -> Evidence:
-    """The evidence, with what the ledger knows of how the attempt was run."""
+    """Return the evidence with what the ledger has on how the attempt was run."""
     attempt = trial.attempts[-1]
     planned_bytes = evidence.planned_bytes
     if planned_bytes is None and attempt.device is not None:

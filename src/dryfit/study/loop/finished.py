@@ -1,4 +1,4 @@
-"""Whether a study is done, told from its files alone: nothing is started for one that another run would not change."""
+"""Whether a study is done, judged by its files alone, so that another run of it starts nothing."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,10 +16,10 @@ _FINAL: Final = {str(end): end for end in End if end.is_final}
 
 
 def finished(config: StudyConfig, layout: StudyLayout) -> SessionResult | None:
-    """A study that is done, as it is; None where there may be something to do.
+    """Return a study that is done, as it is; None where there may be something to do.
 
-    Its last session must have come to the study's own end with the very configuration of now, its rows must not have
-    been touched since that session began, and its mirror must have all of the ledger. Rows on the hub may have changed
+    Its last session must have reached the study's own end with the configuration of now, its rows must not have been
+    touched since that session began, and its mirror must have all of the ledger. Rows on the hub may have changed
     without a trace on this machine.
 
     Raises:

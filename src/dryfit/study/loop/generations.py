@@ -1,8 +1,8 @@
-"""What a changed study file means for a study that exists: pure, but for reading what an older dryfit left.
+"""What a changed study file means for an existing study. Pure, but for reading files of older versions.
 
 A study never refuses to go on because its file has changed. Where its trials so far still are trials of the study,
-they count as before. Where they are not, a new generation begins in the same ledger: they are kept, those that still
-compare are told to the sampler, and the total counts from zero.
+they count as before. Where they are not, a new generation begins in the same ledger: they are kept, the sampler uses
+those that still compare, and the total counts from zero.
 """
 
 from collections.abc import Mapping
@@ -28,19 +28,19 @@ from dryfit.store.state import TrialState
 from dryfit.study.trials.context import StudySnapshot
 
 _AGAIN: Final = 3
-"""How many of the best points are tried again where values no longer compare: enough that one of them is a good start,
-few enough that the new generation is a search of its own."""
+"""Number of the best points that are tried again where values no longer compare: enough for a good start, few enough
+that the new generation is a search of its own."""
 
 _INFORMATIVE: Final = (Outcome.COMPLETE, Outcome.PRUNED, Outcome.REFUSED)
-"""Ends from which a sampler, or a pruner, may learn something."""
+"""Outcomes that a sampler or a pruner may learn from."""
 
 
 def next_generation(state: StudyState, new: ComparabilityKey) -> StudyRevised | GenerationBegan | None:
-    """What is to be written down before a study goes on with other settings; None where nothing has changed.
+    """Return the event to record before a study goes on with other settings; None if nothing has changed.
 
     Args:
         state: The study so far.
-        new: What its next trials rest on.
+        new: The comparability key of its next trials.
     """
     old, present = state.generation.comparability, state.generation
     if old.model_copy(update={"data": old.data or new.data, "folder": new.folder}) == new:
@@ -72,7 +72,7 @@ def _generation(state: StudyState, number: int, new: ComparabilityKey, change: C
 
 
 def _still_counts(state: StudyState, trial: TrialState, possible: PossibleTrials) -> bool:
-    """Whether an earlier trial, of whichever generation, could be one of the new: its values compare and it fits."""
+    """Return whether an earlier trial could be one of the new generation: its values compare and it fits the space."""
     old = state.generations[trial.generation - 1].comparability
     if trial.outcome not in _INFORMATIVE or not comparable(old, possible.key):
         return False
@@ -80,13 +80,13 @@ def _still_counts(state: StudyState, trial: TrialState, possible: PossibleTrials
 
 
 def _own_of(state: StudyState, trial: TrialState) -> Mapping[str, Scalar]:
-    """The study file's own values when a trial was asked for."""
+    """Return the study file's own values when a trial was asked for."""
     basis = state.generations[trial.generation - 1].comparability
     return with_defaults(trial.own or basis.own or {}, basis.task)
 
 
 def _points_again(state: StudyState, number: int, possible: PossibleTrials) -> tuple[dict[str, Scalar], ...]:
-    """The best points of an earlier generation, whose values say nothing any more, as far as they can be drawn."""
+    """Return the best points of an earlier generation that the space can draw; their values no longer compare."""
     old = state.generations[number - 1].comparability
     was, now = old.goals[0], possible.key.goals[0]
     if relocated(old, possible.key.folder).task != possible.key.task or (
@@ -104,7 +104,7 @@ def _points_again(state: StudyState, number: int, possible: PossibleTrials) -> t
 
 
 def _is_own(possible: PossibleTrials, point: dict[str, Scalar]) -> bool:
-    """Whether a point is the study file's own, which is the first trial anyway unless the file says otherwise."""
+    """Return whether a point is the study file's own, which is the first trial by default."""
     return possible.key.task is not BuiltInTask.OBJECTIVE and all(
         possible.own.get(name) == point[name] for name in point
     )
@@ -116,9 +116,9 @@ def basis_now(config: StudyConfig, space: Space, layout: StudyLayout, resolved: 
 
 
 def recorded(state: StudyState, layout: StudyLayout) -> StudyRevised | None:
-    """What an older dryfit did not write down, from the file that it wrote beside the ledger; None where all is known.
+    """Return what an older dryfit did not record, from the file that it wrote beside the ledger; None if all is known.
 
-    Only before a session replaces that file.
+    It must be called before a session replaces that file.
     """
     if state.created is None or state.generation.comparability.own is not None:
         return None
@@ -132,7 +132,7 @@ def recorded(state: StudyState, layout: StudyLayout) -> StudyRevised | None:
 
 
 def as_it_was(study: StudySnapshot, trial: TrialState) -> StudySnapshot:
-    """The study as it was for a trial: what is learned, and what that is judged by; the data is today's."""
+    """Return the study as it was for a trial: its settings, its metrics and its goal, with today's data."""
     generation = study.state.generations[trial.generation - 1]
     if generation is study.state.generation:
         return study

@@ -1,4 +1,4 @@
-"""What the processes of trials say: written down first, then judged, then answered."""
+"""Messages of trials' processes: recorded first, then judged by the pruner, then answered."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from dryfit.study.trials.context import StudyContext
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """A trial's process; ``need`` is what it is counted with."""
+    """A trial's process; ``need`` is what its device is counted to hold."""
 
     number: int
     attempt: int
@@ -33,13 +33,13 @@ class RunningAttempt:
 
 
 class MessageHandler:
-    """Hears the processes of one session's trials.
+    """Takes in the messages of one session's trials.
 
     Args:
-        study: What is run.
+        study: The study.
         supervisor: Passes verdicts on.
-        write: Takes an event to the ledger.
-        observers: Who is told what the ledger does not keep.
+        write: Appends an event to the ledger.
+        observers: Get the messages that the ledger does not keep.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class MessageHandler:
                     observer.on_message(number, message)
 
     def catch_up(self, child: RunningAttempt) -> None:
-        """Take in the reports of a process that ended with nobody listening.
+        """Take in the reports of a process that ended while no control process ran.
 
-        Each gets its verdict all the same: the pruner must remember what it would have said. Of a trial of an earlier
-        generation it remembers nothing.
+        Each gets its verdict all the same, as the pruner builds on earlier verdicts; trials of an earlier generation
+        get none.
         """
         trial = self._study.state.trials[child.number]
         judged = trial.generation == self._study.state.generation.number
@@ -98,7 +98,7 @@ class MessageHandler:
             self._write(ReportMade(number=child.number, attempt=child.attempt, point=report.point))
 
     def _verdict(self, child: RunningAttempt, n: int) -> VerdictState:
-        """The verdict on report ``n``: the one given before if there is one, else a new one."""
+        """Return the verdict on report ``n``: the one given before if there is one, else a new one."""
         trial = self._study.state.trials[child.number]
         if n not in trial.verdicts:
             judged = judge(self._study.state.history(), child.number, self._rules)

@@ -1,4 +1,4 @@
-"""What to do next with a study: pure functions of the ledger's fold and of what runs now."""
+"""Decide the next step of a study: pure functions of its ledger and of what runs now."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class Trip:
 
     Attributes:
         end: How the session ends.
-        sentence: What to tell.
+        sentence: The reason, for a person.
     """
 
     end: End
@@ -70,26 +70,26 @@ class Readiness(StrEnum):
     """Whether an open trial may have a process."""
 
     UNPLANNED = "unplanned"
-    """Its memory is to be planned first."""
+    """Its memory must be planned first."""
     PLANNED = "planned"
     EXCLUSIVE = "exclusive"
-    """It may run, with no other trial beside it on its device."""
+    """It may run if no other trial is on its device."""
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What the control process knows beside the ledger.
+    """What the control process knows besides the ledger.
 
     Attributes:
         cluster: Where trials can run, and the trials that have a process.
         planning: Numbers of the trials whose memory is being planned now.
-        readiness: Of open trials; those left out are planned.
-        needs: What open trials ask of a device; those left out ask for nothing.
+        readiness: Readiness of open trials; those left out are planned.
+        needs: Needs of open trials; those left out ask for nothing.
         waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
         stopping: Why no new process may start, if so.
         now_s: Unix seconds.
-        idle_since_s: Since when no trial runs although one could, but for its device; None: that is not so.
+        idle_since_s: Since when only the lack of a device keeps every trial from running; None: it does not.
     """
 
     cluster: Cluster
@@ -104,18 +104,18 @@ class Live:
     @property
     def running(self) -> frozenset[int]:
         """Numbers of the trials that have a process."""
-        return frozenset(one.number for one in self.cluster.allocations)
+        return frozenset(allocation.number for allocation in self.cluster.allocations)
 
     def need(self, number: int) -> Need:
-        """What an open trial asks of a device."""
+        """Return what an open trial asks of a device."""
         return self.needs.get(number) or Need(number, exclusive=self.ready(number) is Readiness.EXCLUSIVE)
 
     def ready(self, number: int) -> Readiness:
-        """Whether an open trial may have a process."""
+        """Return whether an open trial may have a process."""
         return self.readiness.get(number, Readiness.PLANNED)
 
     def is_ready(self, number: int) -> bool:
-        """Whether a trial could have a process now, if there is room for it."""
+        """Whether a trial could have a process now if a device had room for it."""
         return self.may_start(number) and self.ready(number) in (Readiness.PLANNED, Readiness.EXCLUSIVE)
 
     def may_start(self, number: int) -> bool:
@@ -125,7 +125,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class PlaceTrial:
-    """Start a process for a trial that exists, on a device; None: the CPU."""
+    """Start a process for a trial that exists, on a device (None: the CPU)."""
 
     number: int
     device: str | None = None
@@ -133,14 +133,14 @@ class PlaceTrial:
 
 @dataclass(frozen=True, slots=True)
 class AskTrial:
-    """Make trial ``number``: suggest its parameters and write them down."""
+    """Make trial ``number``: suggest its parameters and record them."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
-    """Find out what memory a trial needs."""
+    """Plan the memory of a trial."""
 
     number: int
 
@@ -161,9 +161,10 @@ class StopTrials:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be started now; at most until ``until_s`` (Unix seconds), if given.
+    """Wait for news: nothing can be started now.
 
     Attributes:
+        until_s: When to look again at the latest (Unix seconds); None: any time.
         why: What keeps a trial that could start from doing so; None: enough of them run.
     """
 
@@ -173,7 +174,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """Nothing runs and nothing more is to start; ``text`` says more where the reason alone does not."""
+    """End the session: nothing runs and nothing more is to start; ``text`` adds to the reason."""
 
     why: End
     text: str = field(default="", compare=False)
@@ -209,17 +210,17 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     return _without_room(limits, live, packed) or _without_a_place(state, limits, live, idle, packed)
 
 
-def _another(state: StudyState, live: Live, idle: Sequence[int]) -> Blocker | None:
-    """What keeps even a small new trial from starting: one that is alone, or for which a device is kept."""
+def _new_trial_blocker(state: StudyState, live: Live, idle: Sequence[int]) -> Blocker | None:
+    """Return what keeps even a small new trial from starting: one that is alone, or for which a device is kept."""
     needs = [live.need(number) for number in idle if live.is_ready(number)]
-    found = pack([*needs, Need(len(state.trials))], live.cluster)
-    return found if isinstance(found, Blocker) else None
+    packed = pack([*needs, Need(len(state.trials))], live.cluster)
+    return packed if isinstance(packed, Blocker) else None
 
 
 def tripped(state: StudyState, limits: Limits) -> Trip | None:
-    """Whether so many trials failed, and in such a way, that more of them are of no use.
+    """Return why no more trials are of use, if so many have failed in such a way; None otherwise.
 
-    Looked at are the failed trials of this session since the last that ended well (see
+    The failed trials of this session since the last that ended well count (see
     :class:`~dryfit.store.tally.FailureTally`). A trial that runs meanwhile may yet end well, and then nothing has
     tripped.
 
@@ -247,7 +248,7 @@ def tripped(state: StudyState, limits: Limits) -> Trip | None:
 
 
 def _before_a_process(idle: Sequence[int], limits: Limits, live: Live) -> Step | None:
-    """What is due for a trial that exists, whether a process is free or not."""
+    """Return the step that an existing trial needs first, whether a process is free or not."""
     for number in idle:
         match live.ready(number):
             case Readiness.REFUSED:
@@ -260,7 +261,7 @@ def _before_a_process(idle: Sequence[int], limits: Limits, live: Live) -> Step |
 
 
 def _without_room(limits: Limits, live: Live, why: Blocker | None) -> Step | None:
-    """The end of a session in which others have held for too long what a trial needs."""
+    """Return the end of a session where other processes have held a device for too long; None: not so."""
     if live.running or why is None or why.limit in (Limit.NOT_RETURNED, Limit.SET_ASIDE):
         return None
     waited_s = 0.0 if live.idle_since_s is None else live.now_s - live.idle_since_s
@@ -271,7 +272,7 @@ def _without_room(limits: Limits, live: Live, why: Blocker | None) -> Step | Non
 
 
 def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequence[int], why: Blocker | None) -> Step:
-    """What follows where a process is free and no trial that exists can have it now."""
+    """Return the step where a process is free and no existing trial can have it now."""
     enough = state.counted + len(state.open_trials) >= limits.total
     nothing_fits = state.refused_in_a_row >= limits.max_refused_in_a_row
     gave_up = limits.patience is not None and state.finished_since_best >= limits.patience
@@ -280,7 +281,7 @@ def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequen
     taken = len(live.running) + len(live.planning) + len(waiting_here)
     wanted = not (enough or nothing_fits or gave_up)
     if wanted and taken < limits.parallel:
-        blocker = _another(state, live, idle)
+        blocker = _new_trial_blocker(state, live, idle)
         if blocker is None:
             return AskTrial(len(state.trials))
         why = why or blocker

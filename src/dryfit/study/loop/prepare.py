@@ -1,6 +1,6 @@
-"""The child that looks before anything is trained: data checked and tokenised, machine facts read.
+"""The check before the first trial: a RESOLVE child reads and tokenises the data and looks at the machine.
 
-Where trials call a function of the user's own, it looks whether that can be imported, and nothing else.
+Where trials call a function of the user's own, an IMPORT child imports it instead.
 """
 
 import os
@@ -26,7 +26,7 @@ def prepare(
     """Run RESOLVE, or IMPORT where trials call a function of the user's own.
 
     Returns:
-        What it found; None where a stop was asked for meanwhile.
+        The facts; None if a stop was asked for meanwhile.
 
     Raises:
         DryfitError: What the child raised: bad data, an unknown model, a machine that cannot do what was asked, a

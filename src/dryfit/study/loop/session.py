@@ -1,4 +1,4 @@
-"""One stretch of work on a study: from taking its lock to giving it back."""
+"""One session of work on a study, from taking its lock to giving it back."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ class SessionResult:
 
 
 def read_study(layout: StudyLayout) -> StudyState:
-    """Fold a study's ledger without owning it.
+    """Read a study's ledger without its lock, and return its state.
 
     Raises:
         LedgerError: There is no study, or its ledger cannot be read.
@@ -65,7 +65,7 @@ def read_study(layout: StudyLayout) -> StudyState:
 
 
 def folded(events: Iterable[Event], layout: StudyLayout) -> StudyState:
-    """The fold of a study's ledger that was read.
+    """Return the state of a study after the events of its ledger.
 
     Raises:
         LedgerError: It is empty: there is no study.
@@ -95,8 +95,8 @@ def run_session(
         config: The resolved study file, overrides included.
         space: Its search space.
         layout: Where the study lies; made when absent.
-        observers: Who is told.
-        signals: What hears the signals to stop; None: the session itself, for as long as it lasts.
+        observers: Watch the session.
+        signals: Handlers of signals to stop; None: the session installs its own while it lasts.
 
     Raises:
         DryfitError: It could not start: bad data, another process, another study in the folder, no room for it.
@@ -132,7 +132,7 @@ def run_session(
 
 @contextmanager
 def _opening(layout: StudyLayout) -> Generator[None, None, None]:
-    """A folder that cannot be written to is nobody's bug."""
+    """Turn the error of a folder that cannot be written to into one for the user."""
     try:
         yield
     except OSError as error:
@@ -159,7 +159,7 @@ class StudyWork:
 
 
 def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer]) -> StudyWork:
-    """Replay the ledger, or begin one; end what an earlier run left behind; say that a session has begun."""
+    """Replay the ledger, or begin one; kill what an earlier run left behind; record that a session has begun."""
     state = StudyState()
     clock = steady_clock()
     ledger = Ledger(layout.ledger, apply=state.apply, clock=clock)
@@ -214,7 +214,7 @@ def _work(
 
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
-    """Models and functions that are no longer what the trials so far had; only a person can say what that matters."""
+    """Return a sentence for each model or function that has changed since the trials so far; the user must judge it."""
     before, own = work.state.resolved, work.config.objective
     if before is None or not work.state.present:
         return []
@@ -277,7 +277,7 @@ def _supervisor_settings(work: StudyWork, around: EvidenceCollector) -> Supervis
 
 @dataclass(frozen=True, slots=True)
 class MirrorKeeper:
-    """Looks after the mirror whenever the ledger has grown."""
+    """Starts the mirror again if it has died, whenever the ledger has grown."""
 
     mirror: MirrorProcess
 
@@ -297,10 +297,10 @@ class MirrorKeeper:
 
 @contextmanager
 def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
-    """Run the Optuna mirror beside the study; nothing here can delay or fail a trial.
+    """Run the Optuna mirror beside the study; it cannot delay or fail a trial.
 
     Yields:
-        The observer that starts it again where it died.
+        The observer that starts it again if it died.
     """
     target, layout = work.config.search.mirror, work.layout
     if target == "none":

@@ -1,4 +1,4 @@
-"""What the control process does on signals: requests to stop, by a person or a scheduler, and a look at its stacks."""
+"""Requests to stop, by signal or by ``dryfit stop``, and the dump of the control process's stacks on SIGUSR1."""
 
 import faulthandler
 import signal
@@ -26,10 +26,10 @@ _REASONS = {
 
 
 class StopSignals:
-    """Hears signals that ask to stop, while it is entered, and passes them on to whoever works meanwhile.
+    """Handles signals that ask to stop, while it is entered, and passes them on to the study that runs.
 
-    One of it may span several studies that run one after another: a signal between two of them is not lost, and a
-    Ctrl-C after it ends the process. Handlers are only installed in the main thread, because Python allows it nowhere
+    It may span several studies that run one after another: a signal between two of them is not lost, and a Ctrl-C
+    after it ends the process. Handlers are only installed in the main thread, because Python allows it nowhere
     else. SIGHUP stays ignored where it is: that is how ``nohup`` works. After a stop, a command ignores what repeats
     itself while it ends.
     """
@@ -57,25 +57,25 @@ class StopSignals:
             self._old.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        heard, first = signal.Signals(number), self.why is None
-        self.why = self.why or _REASONS[heard]
+        received, first = signal.Signals(number), self.why is None
+        self.why = self.why or _REASONS[received]
         if self.listener is not None:
-            self.listener(heard)
-        elif heard is signal.SIGINT and not first:
-            raise KeyboardInterrupt  # nobody works who could end at once: a person must not have to wait
+            self.listener(received)
+        elif received is signal.SIGINT and not first:
+            raise KeyboardInterrupt  # no study runs that could end at once: a person must not have to wait
 
 
 class StopRequests:
-    """Collects requests while it is entered; the study's loop looks at them between any two steps.
+    """Collects requests to stop while it is entered; the driver looks at them between any two steps.
 
     The first request means: checkpoint and stop. A SIGINT after it, as of a person who presses Ctrl-C once more, or
     ``dryfit stop --now``, means: now. Other signals may come as often as they like: the terminal and the shell send a
     SIGHUP each, ``timeout`` sends SIGTERM to the process and to its group, a batch system warns before it ends a job.
 
     Args:
-        request_file: What ``dryfit stop`` writes.
-        wake: Makes the loop look; called from signal handlers.
-        signals: What hears signals already; None: only this does, and only while it is entered.
+        request_file: The file that ``dryfit stop`` writes.
+        wake: Wakes the driver; called from signal handlers.
+        signals: Handlers that are installed already; None: own ones are, while it is entered.
     """
 
     def __init__(self, request_file: Path, wake: Callable[[], None], signals: StopSignals | None = None) -> None:
@@ -83,7 +83,7 @@ class StopRequests:
         self._wake = wake
         self._signals = signals or StopSignals()
         self._own = ExitStack()
-        self._hears_itself = signals is None
+        self._own_signals = signals is None
         self.why: End | None = None
         self.at_once = False
 
@@ -91,7 +91,7 @@ class StopRequests:
         self._file.unlink(missing_ok=True)
         self._signals.listener = self._on_signal
         self.why = self.why or self._signals.why
-        if self._hears_itself:
+        if self._own_signals:
             self._own.enter_context(self._signals)
         return self
 
@@ -104,7 +104,7 @@ class StopRequests:
             self._file.unlink(missing_ok=True)
 
     def look(self) -> None:
-        """Notice a request made through the file."""
+        """Read a request that was made through the file."""
         try:
             text = self._file.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
@@ -112,18 +112,18 @@ class StopRequests:
         self.why = self.why or End.STOPPED
         self.at_once = self.at_once or text == NOW
 
-    def _on_signal(self, heard: signal.Signals) -> None:
-        if self.why is not None and heard is signal.SIGINT:
+    def _on_signal(self, received: signal.Signals) -> None:
+        if self.why is not None and received is signal.SIGINT:
             self.at_once = True
-        self.why = self.why or _REASONS[heard]
+        self.why = self.why or _REASONS[received]
         self._wake()
 
 
 @contextmanager
 def stacks_on_request(file: Path) -> Generator[None, None, None]:
-    """Within this block, SIGUSR1 appends the stacks of all threads to a file, and nothing else comes of it.
+    """Let SIGUSR1 append the stacks of all threads to a file, and do nothing else, within this block.
 
-    Whoever embeds us and handles the signal keeps it.
+    An embedding program that handles the signal itself keeps it.
     """
     if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
         yield

@@ -1,4 +1,4 @@
-"""Calibration: a handful of small models of realistic width, each run on the device, then all of them planned."""
+"""Calibration: runs some small models of realistic width on the device, then compares them with their plans."""
 
 import json
 import tempfile
@@ -52,7 +52,7 @@ def measure_and_compare(
     Args:
         visible_device: Value of CUDA_VISIBLE_DEVICES.
         keep_in: Folder of the calibration file, beside that of the traces.
-        on_note: Hears what is being done.
+        on_note: Called with a line on what is being done.
         quick: Three cases only.
 
     Raises:
@@ -70,7 +70,7 @@ def measure_and_compare(
                 run_alone(f"measuring {case.name}", body)
                 measured += 1
             except ChildError as error:
-                # One that the device is too small for takes nothing from the others.
+                # A case that the device is too small for does not spoil the others.
                 on_note(str(error))
                 failed = error
         if not measured and failed is not None:
@@ -84,7 +84,7 @@ def measure_and_compare(
 
 
 def calibration_cases(folder: Path, *, quick: bool = False) -> tuple[MemoryCase, ...]:
-    """What is measured; configs of the models are written into ``folder``."""
+    """Return the cases to measure; configs of the models are written into ``folder``."""
     for name, config in _MODELS.items():
         model = folder / name
         model.mkdir()

@@ -1,4 +1,4 @@
-"""What a trial needs of a device, from its plan and its failures: pure functions."""
+"""What a trial needs of a device, from its plan and its failures. Pure."""
 
 from dryfit.core.failure import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
 from dryfit.core.settings.execution import ExecutionSettings
@@ -17,17 +17,17 @@ def trial_need(
     host_bytes: int | None = None,
     device_count: int | None = None,
 ) -> Need:
-    """What a trial asks of a device.
+    """Return what a trial asks of a device.
 
-    A trial that has run out although its plan fits takes nobody knows how much: it runs alone, like one without a
-    plan.
+    The need of a trial that has run out of memory although its plan fits is unknown: it runs alone, like one without
+    a plan.
 
     Args:
         number: The trial.
-        plan: Its plan, if it has one that holds.
+        plan: Its plan, if it has a valid one.
         readiness: Whether it may run, and must run alone.
         terms: What earlier failures ask of its next attempt.
-        host_bytes: What is known of its host memory.
+        host_bytes: Its host memory; None: not known.
         device_count: Devices that it takes; None: as many as most.
     """
     missed = plan is not None and plan.misses > 0
@@ -51,26 +51,26 @@ def trial_need(
 
 
 def process_count(plan: PlanState | None, execution: ExecutionSettings) -> int:
-    """Processes that the next attempt of a trial has: as its plan says, else as wished."""
+    """Return the number of processes of a trial's next attempt: as its plan says, else as the study file says."""
     choice = plan.execution if plan is not None else None
     return execution.processes if choice is None or choice.tp is None else choice.tp
 
 
 def _required_bytes(plan: PlanState, first_bytes: int) -> int:
-    """What the plan's present choice requires; that of its first choice where the plan does not say."""
+    """Return what the plan's present choice requires, or its first choice if the plan has no number for it."""
     priced = (fallback.required_bytes for fallback in plan.answer.ladder if fallback.execution == plan.execution)
     return min(first_bytes, next(priced, first_bytes))
 
 
 def fence(need: Need, plan: PlanState | None, capacity_bytes: int | None) -> float | None:
-    """The share of its device that the allocator of a trial may take which shares it; None: as much as there is.
+    """Return the share of a device that the allocator of a trial may take beside others; None: all.
 
     The context is left out, as torch leaves it out: where it is larger than planned, the trial must not pay for it.
 
     Args:
-        need: What the trial is counted with.
+        need: The need of the trial.
         plan: Its plan, if it has one.
-        capacity_bytes: All of the device; None: not known.
+        capacity_bytes: The memory of the device; None: not known.
     """
     memory = plan.answer.memory if plan is not None else None
     if need.exclusive or need.shared_bytes is None or memory is None or capacity_bytes is None:
@@ -80,12 +80,12 @@ def fence(need: Need, plan: PlanState | None, capacity_bytes: int | None) -> flo
 
 
 def alone_first(answer: RecoveryAction, failure: Failure, trial: TrialState, *, shared: bool) -> RecoveryAction:
-    """What follows where a trial is to be given up for memory: it has not had a device for itself yet.
+    """Return what follows a failure: a trial that would be given up for memory gets a device for itself first.
 
     Args:
-        answer: What was decided.
-        failure: What it follows.
-        trial: Whose failure it is; its last attempt's is not among the past ones.
+        answer: The action that was decided.
+        failure: The failure that it follows.
+        trial: The trial; this failure is not among its past ones yet.
         shared: Whether trials may share a device at all.
     """
     plan, device = trial.plan, trial.attempts[-1].device

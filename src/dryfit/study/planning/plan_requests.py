@@ -1,4 +1,4 @@
-"""Asking for memory: what a study file leaves to be planned, PLAN children, and what they answer."""
+"""Plans of a study file, or of its search space, on request: asks PLAN children and collects their answers."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ AXES: Final = (
     "regularization.freeze_layers",
     "train.batch_size",
 )
-"""Keys that decide the memory of a trial; the others hardly matter, and the study's own values are planned."""
+"""Keys that decide the memory of a trial; of the others, the study's own values are planned."""
 
 _MAIN_AXES: Final = ("model.name", "train.max_length", "train.batch_size")
 _MOST_POINTS: Final = 256
@@ -47,17 +47,17 @@ _TOKENIZER_FILES: Final = (
 )
 
 OnNote: TypeAlias = Callable[[str], None]
-"""Hears what is being done, a line at a time."""
+"""Called with a line on what is being done."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """What is asked about.
+    """A study to plan.
 
     Attributes:
         config: The study, its overrides included.
         space: What it searches.
-        device: Where it would run; it has no more memory than ``execution.memory_limit`` allows.
+        device: The device it would run on, with no more memory than ``execution.memory_limit`` allows.
         trace_dir: Folder of recorded traces.
         layout: Where the study lives; None where there is no study file.
         degrees: Ranks over 1 that ``execution.tp = "auto"`` may take.

@@ -1,4 +1,4 @@
-"""What is said of trials that do not fit: with numbers, and with what would fit."""
+"""The sentences for trials that do not fit: with numbers, and with what would fit."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from dryfit.store.state import TrialState
 
 
 def needed_bytes(answer: PlanAnswer) -> int:
-    """What the device must have for the plan as asked."""
+    """Return the memory that a device must have for the plan as asked."""
     return answer.memory.required_bytes if answer.memory is not None else _capacity(answer) + answer.shortfall_bytes
 
 
@@ -26,7 +26,7 @@ def least_fallback(answer: PlanAnswer) -> Fallback | None:
 
 
 def refusal_text(answer: PlanAnswer) -> str:
-    """Why a trial is refused, as one line with numbers."""
+    """Return why a trial is refused, as one line with numbers."""
     if answer.verdict is VerdictKind.UNKNOWN:
         why = "; ".join(answer.reasons) or "the planner gives no reason"
         return f'its memory is unknown, and execution.unknown is "refuse" ({why})'
@@ -41,7 +41,7 @@ def refusal_text(answer: PlanAnswer) -> str:
 
 
 def nothing_fits_text(state: StudyState) -> str:
-    """What the end of a study of refusals tells: the trial that came closest, and what would fit."""
+    """Return the last words of a study of refusals: the trial that came closest, and what would fit."""
     refused = [trial for trial in state.present if trial.outcome is Outcome.REFUSED and trial.plan is not None]
     last = refused[-state.refused_in_a_row :]
     head = f"the last {len(last)} trials were refused: none fits"
@@ -49,7 +49,7 @@ def nothing_fits_text(state: StudyState) -> str:
     known = [(trial, answer) for trial, answer in planned if answer.verdict is VerdictKind.REFUSED]
     if not known:
         return f"{head}, for no plan could be made; see `dryfit show`, or set execution.unknown to exclusive"
-    trial, answer = min(known, key=lambda one: _least_bytes(one[1]))
+    trial, answer = min(known, key=lambda refused: _least_bytes(refused[1]))
     lines = [head, f"  closest: {_closest(trial, answer)}"]
     lines += [f"  would fit: {text}" for text in _suggestions(known)]
     lines.append(f"  or a device, or execution.memory_limit, of {gib(_least_bytes(answer))} or more")

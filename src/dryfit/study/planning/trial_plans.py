@@ -1,4 +1,4 @@
-"""The plans of a study's trials: what the ledger knows of them, and the PLAN children that find out the rest."""
+"""The memory plans of a study's trials: taken from the ledger, or made by PLAN children."""
 
 import hashlib
 import os
@@ -44,7 +44,7 @@ _NO_MEMORY_IN_IT = {"device", "threads", "unknown"}
 
 
 def planning_device(resolved: ResolveResult, execution: ExecutionSettings) -> DeviceSpec | None:
-    """The device a study's trials are planned for; None where none are planned.
+    """Return the device a study's trials are planned for; None if they are not planned.
 
     On the CPU only a limit gives a plan something to keep to.
     """
@@ -62,7 +62,7 @@ def planning_device(resolved: ResolveResult, execution: ExecutionSettings) -> De
 def host_bytes_for(
     execution: ExecutionSettings, device: DeviceKind, host: Callable[[Iterable[int]], HostMemory]
 ) -> int | None:
-    """What the host has for all ranks of a trial, where ``execution.tp`` is "auto" and they run there; else None.
+    """Return the host memory for all ranks of a trial, if ``execution.tp`` is "auto" and they run there; else None.
 
     In whole GiB, so that a plan is the same after a restart of the machine.
     """
@@ -72,7 +72,7 @@ def host_bytes_for(
 
 
 def plan_key(request: PlanRequest, torch: str) -> str:
-    """Hash of all that decides the answer to a request with one subject."""
+    """Return a hash of all that decides the answer to a request with one subject."""
     (subject,) = request.subjects
     decides = {
         "subject": memory_key(subject),
@@ -87,12 +87,12 @@ def plan_key(request: PlanRequest, torch: str) -> str:
 
 
 def readiness_of(trial: TrialState, key: str, policy: UnknownPolicy) -> Readiness:
-    """Whether an open trial may have a process.
+    """Return whether an open trial may have a process.
 
     Args:
         trial: A trial of a study that plans.
-        key: What decides its plan now.
-        policy: What becomes of trials whose memory is unknown.
+        key: The key of its plan now.
+        policy: What to do with trials whose memory is unknown.
     """
     plan = trial.plan
     if plan is None and trial.attempts:
@@ -125,10 +125,10 @@ class Planner:
     space in which little fits is passed through in seconds, and a planner that crashes on a model does so once.
 
     Args:
-        study: What is run.
-        supervisor: Where children come from.
-        write: Takes an event to the ledger.
-        host_bytes: What all processes of a trial may take of the host together; None: not counted.
+        study: The study.
+        supervisor: Kills PLAN children that are abandoned.
+        write: Appends an event to the ledger.
+        host_bytes: Host memory for all processes of a trial; None: not counted.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class Planner:
 
     @property
     def planning(self) -> frozenset[int]:
-        """Numbers of the trials that are being planned."""
+        """The numbers of the trials that are being planned."""
         return frozenset(self.running.values())
 
     def readiness(self) -> dict[int, Readiness]:
-        """Which open trials may have a process; empty where this study plans nothing."""
+        """Return which open trials may have a process; empty if this study plans nothing."""
         if self._device is None:
             return {}
         policy = self._study.config.execution.unknown
@@ -165,7 +165,7 @@ class Planner:
         }
 
     def choice(self, trial: TrialState) -> ExecutionChoice | None:
-        """What a trial is to be run with; None: as wished."""
+        """Return what a trial is to be run with; None: as the study file says."""
         return trial.plan.execution if trial.plan is not None and self._device is not None else None
 
     def plan(self, trial: TrialState) -> Sequence[ChildSpec]:
@@ -186,10 +186,10 @@ class Planner:
         return (spec,)
 
     def take(self, event: ChildExited) -> PlanTrouble | None:
-        """Write down what a PLAN child found.
+        """Record the answer of a PLAN child.
 
         Returns:
-            What the loop must follow up: a try to repeat, or a full disk.
+            What must follow: another try, or a pause for a full disk; None: nothing.
         """
         number = self.running.pop(event.key)
         result = event.result
@@ -207,7 +207,7 @@ class Planner:
         return None
 
     def abandon(self) -> None:
-        """End every PLAN child: none has anything to keep."""
+        """Kill every PLAN child: none has anything to keep."""
         for key in self.running:
             self._supervisor.kill(key)
         self.running.clear()

@@ -1,4 +1,4 @@
-"""The room a study takes on its disk, told before it starts. Pure, but for :func:`taken_bytes`."""
+"""The disk space that a study takes at most, checked before it starts. Pure, but for :func:`taken_bytes`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ _GENERATIONS = 3
 
 _STATE_PER_WEIGHT = {"sgd": 1, "lion": 1, "adafactor": 1, "adamw8bit": 1}
 _STATE_PER_WEIGHT_ELSE = 2
-"""At most so many bytes of optimizer state for a byte of fp32 weights; two moments unless listed."""
+"""Bytes of optimizer state at most for each byte of fp32 weights; two moments unless listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskNeed:
-    """What the files of a study's trials take at most; logs and tokens are small beside them.
+    """The disk space of a study's trials at most; logs and tokens are small beside it.
 
     Attributes:
         weights_bytes: The weights of one trial: those of the largest encoder, in fp32.
@@ -42,7 +42,7 @@ class DiskNeed:
     best_files: int = 2
 
     def with_folds(self, folds: int) -> "DiskNeed":
-        """The same of a study whose trials train so many times: with more than one they leave no weights."""
+        """Return the need of a study with so many folds: with more than one, trials leave no weights."""
         return self if folds == 1 else replace(self, kept=0, best_files=0)
 
     @property
@@ -65,7 +65,7 @@ class DiskNeed:
 def disk_need(
     weights_bytes: Sequence[int], optimizers: Sequence[str], *, keep: str, trials: int, parallel: int
 ) -> DiskNeed:
-    """What a study takes at most.
+    """Return what a study takes at most.
 
     Args:
         weights_bytes: Of each encoder that a trial may train; none known: 0 is needed.
@@ -86,7 +86,7 @@ def disk_need(
 
 
 def study_need(config: StudyConfig, space: Space, resolved: ResolveResult) -> DiskNeed:
-    """What a study takes at most, over all models and optimizers that its space can draw."""
+    """Return what a study takes at most, over all models and optimizers that its space can draw."""
     return disk_need(
         list(resolved.weights_bytes.values()),
         possible_values(config, space, "optim.name"),
@@ -96,40 +96,40 @@ def study_need(config: StudyConfig, space: Space, resolved: ResolveResult) -> Di
     ).with_folds(config.data.folds)
 
 
-def what_fits(need: DiskNeed, room_bytes: int) -> str:
-    """The change that takes least away and makes a study fit; empty where none does.
+def what_fits(need: DiskNeed, free_bytes: int) -> str:
+    """Return the smallest change that makes a study fit its disk; empty if none does.
 
     Args:
-        need: What it takes as it is.
-        room_bytes: What there is.
+        need: The need without a change.
+        free_bytes: What is free, its own files included.
     """
-    if need.running_bytes <= room_bytes:
-        kept = (room_bytes - need.running_bytes) // max(1, need.weights_bytes)
+    if need.running_bytes <= free_bytes:
+        kept = (free_bytes - need.running_bytes) // max(1, need.weights_bytes)
         return f"--set runtime.keep={f'best:{kept}' if kept else KEEP_NONE}"
     alone = replace(need, kept=0, running=1)
-    running = room_bytes // max(1, alone.running_bytes)
+    running = free_bytes // max(1, alone.running_bytes)
     keep = f"--set runtime.keep={KEEP_NONE} " if need.best_files else ""  # with folds there are no weights to keep
     return f"{keep}--set runtime.parallel={running}" if running else ""
 
 
 def check_disk(need: DiskNeed, *, free_bytes: int, taken_bytes: int, place: Path) -> None:
-    """Refuse a study that its disk has no room for.
+    """Refuse a study that does not fit its disk.
 
     Args:
-        need: What it takes at most.
-        free_bytes: What is free where it lies.
+        need: The need of the study.
+        free_bytes: What is free on its disk.
         taken_bytes: What its trials have there already; a part of the need.
-        place: Where it lies, for the message.
+        place: Its folder, for the message.
 
     Raises:
         MachineError: There is too little, with numbers and what would fit.
     """
-    room_bytes = free_bytes + taken_bytes
-    if need.total_bytes <= room_bytes:
+    usable_bytes = free_bytes + taken_bytes
+    if need.total_bytes <= usable_bytes:
         return
     kept = f"{need.kept} kept x {gib(need.weights_bytes)} = {gib(need.kept_bytes)}"
     running = f"{need.running} running = {gib(need.running_bytes)} (best weights, checkpoints with optimizer state)"
-    fits = what_fits(need, room_bytes)
+    fits = what_fits(need, usable_bytes)
     raise MachineError(
         f"checking the disk under {place}",
         f"the study takes up to {gib(need.total_bytes)}: {kept}, {running}; "
@@ -140,7 +140,7 @@ def check_disk(need: DiskNeed, *, free_bytes: int, taken_bytes: int, place: Path
 
 
 def taken_bytes(layout: StudyLayout) -> int:
-    """What weights and checkpoints of trials take now; files that vanish meanwhile count nothing."""
+    """Return what weights and checkpoints of trials take now; files that vanish meanwhile do not count."""
     total_bytes = 0
     for pattern in ("*/best/*", "*/checkpoints/*/*"):
         for path in layout.trials.glob(pattern):

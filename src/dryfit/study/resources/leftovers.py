@@ -1,4 +1,4 @@
-"""Device memory that is not back after a process has ended: noticed, waited for, and then the device is given up."""
+"""Device memory that an ended process has not given back: noticed and waited for, until its device is set aside."""
 
 from dataclasses import dataclass, field
 
@@ -6,14 +6,14 @@ from dryfit.core.text.units import gib
 from dryfit.runtime.machine.gpus import GpuMonitor, GpuState, ProcessOwner
 
 RETURN_WAIT_S = 120.0
-"""How long memory may take to come back; the kernel frees it as a process ends, and it is rarely later."""
+"""How long memory may take to come back; usually the kernel frees it as the process ends."""
 
 SLACK_BYTES = 256 << 20
-"""What may stay, beside contexts of others and the driver's own needs, without anybody having left it."""
+"""Growth that counts as none: contexts of others and the driver's own memory change too."""
 
 LOOK_EVERY_S = 1.0
 LOOK_BUSY_EVERY_S = 30.0
-"""Between two looks at a device that nothing could be placed on."""
+"""Seconds between two looks at a device that nothing could be placed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Leftover:
     Attributes:
         number: The trial whose process it was.
         since_s: When it ended.
-        most_bytes: What it can have taken; None: not known.
+        most_bytes: The most that it can have taken; None: not known.
     """
 
     number: int
@@ -33,14 +33,14 @@ class Leftover:
 
 @dataclass(slots=True)
 class DeviceRecord:
-    """What is remembered of one device.
+    """What the session knows of one device.
 
     Attributes:
         look: The last look at it; None: nothing is known.
         looked_s: When that was.
         quiet_bytes: The least memory that belonged to no listed process while nothing of ours ran there.
         lists_ours: Whether a process of ours was ever listed there: from inside some containers none is.
-        leftover: What is being waited for.
+        leftover: The memory that is waited for.
     """
 
     look: GpuState | None = None
@@ -50,10 +50,10 @@ class DeviceRecord:
     leftover: Leftover | None = None
 
     def left_bytes(self, *, ours_run: bool) -> int:
-        """What a process that has ended still holds, as far as that can be told.
+        """Return the memory that an ended process still holds, as far as can be seen.
 
-        The driver may list the process, although it is gone. Or it lists nobody: then what belongs to no process has
-        grown. Where processes of ours are not listed while they live, growth tells nothing.
+        The driver may still list the process. If it does not, the memory that belongs to no process has grown; that
+        says nothing where our processes are not listed while they live.
         """
         look = self.look
         if look is None:
@@ -71,17 +71,17 @@ class DeviceRecord:
 
 @dataclass(slots=True)
 class Leftovers:
-    """Watches the devices of one session; nothing here waits, it is asked again and again.
+    """Watches the devices of one session, without waiting itself.
 
     Attributes:
-        devices: Who can be asked of devices.
+        devices: Looks at devices.
     """
 
     devices: GpuMonitor
     _records: dict[str, DeviceRecord] = field(default_factory=dict[str, DeviceRecord])
 
     def look(self, device: str, now_s: float, *, ours_run: bool, every_s: float = LOOK_EVERY_S) -> GpuState | None:
-        """How a device is, by a look no older than ``every_s``.
+        """Return a look at a device that is no older than ``every_s``.
 
         Args:
             device: Its name.
@@ -103,7 +103,7 @@ class Leftovers:
         return record.look
 
     def ended(self, device: str, leftover: Leftover, *, ours_run: bool) -> None:
-        """A process has ended there: look whether all of its memory is back, and wait for it otherwise."""
+        """Look at a device where a process has ended; if not all memory is back, wait for it."""
         self.look(device, leftover.since_s, ours_run=ours_run, every_s=0.0)
         record = self._records[device]
         before, record.leftover = record.leftover, leftover
@@ -111,7 +111,7 @@ class Leftovers:
             record.leftover = before
 
     def waiting_for(self, device: str, *, ours_run: bool) -> str:
-        """What is being waited for on a device, in words; empty: nothing."""
+        """Return what is waited for on a device, in words; empty: nothing."""
         record = self._records.get(device)
         if record is None or record.leftover is None:
             return ""
@@ -122,7 +122,7 @@ class Leftovers:
         return f"{gib(left_bytes)} of device {device} are not back since trial {record.leftover.number} has ended"
 
     def overdue(self, device: str, now_s: float) -> bool:
-        """Whether a device has kept memory for too long."""
+        """Return whether a device has kept memory for too long."""
         record = self._records.get(device)
         leftover = record.leftover if record is not None else None
         return leftover is not None and now_s - leftover.since_s >= RETURN_WAIT_S

@@ -1,4 +1,4 @@
-"""Where the trials of one session run: what packing is told of devices and trials, and what follows on a device."""
+"""Where the trials of one session run: describes devices and needs to packing, and follows what happens on devices."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,18 +37,18 @@ _CONTEXT_MOST_BYTES: Final = 1 << 30
 
 
 def _forget(_key: str, _device: str, _planned_bytes: int | None) -> None:
-    """Nobody wants to know where a child runs."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What can be seen of this machine.
+    """The ways to look at this machine.
 
     Attributes:
-        devices: Who can be asked of GPUs.
+        devices: Looks at GPUs.
         host: Looks at the host's memory, and at that of some processes.
-        placed: Is told the key, the device and the planned bytes of each child before it starts; of one with several
-            devices once for each.
+        placed: Called with the key, the device and the planned bytes of each child before it starts, once for each of
+            its devices.
     """
 
     devices: GpuMonitor = field(default_factory=NoGpuMonitor)
@@ -58,13 +58,13 @@ class Machine:
 
 @dataclass(slots=True)
 class Placements:
-    """Keeps the books of who runs where, in one session.
+    """Keeps account of which trial runs where, in one session.
 
     Attributes:
-        study: What is run.
-        machine: What can be seen of the machine.
-        write: Takes an event to the ledger.
-        note: Tells a person something.
+        study: The study.
+        machine: The ways to look at the machine.
+        write: Appends an event to the ledger.
+        note: Tells the user a sentence.
         clock: Unix time in seconds.
         running: The trials that have a process, by the process's key.
     """
@@ -87,15 +87,15 @@ class Placements:
         resolved = self.study.resolved
         if resolved.device is DeviceKind.CUDA:
             self._names = visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        observed = (one.observed for one in self.study.state.trials if one.observed is not None)
-        self._host_bytes = max((one.rss_bytes or 0 for one in observed), default=0)
+        observed = (trial.observed for trial in self.study.state.trials if trial.observed is not None)
+        self._host_bytes = max((peaks.rss_bytes or 0 for peaks in observed), default=0)
         if not self._auto:
             self._told = self.study.parallelism.most, Limit.ASKED
         self._tell_left_over(())
 
     @property
     def _default_processes(self) -> int:
-        """Processes of a trial, and devices of a place, where its plan says nothing else."""
+        """Processes of a trial, and devices of a place, unless its plan says otherwise."""
         return self.study.config.execution.processes
 
     def _processes(self, trial: TrialState) -> int:
@@ -107,13 +107,11 @@ class Placements:
 
     @property
     def idle_since_s(self) -> float | None:
-        """Since when no trial runs although one could, but for its device; None: that is not so."""
+        """Since when only the lack of a device keeps every trial from running; None: it does not."""
         return self._idle_since_s
 
-    # ---- what packing is told
-
     def cluster(self) -> Cluster:
-        """Where trials can run now, and who runs there; memory that came back, or did not, is noticed here."""
+        """Return where trials can run now, and what runs there; looks again for memory that was not given back."""
         allocations = [
             Allocation(one.number, one.device, one.need.shared_bytes, one.need.exclusive)
             for one in self.running.values()
@@ -136,7 +134,7 @@ class Placements:
         )
 
     def needs(self, readiness: Mapping[int, Readiness]) -> dict[int, Need]:
-        """What every open trial without a process asks for."""
+        """Return what every open trial without a process asks for."""
         busy = {one.number for one in self.running.values()}
         idle = [trial for trial in self.study.state.open_trials if trial.number not in busy]
         return {one.number: self._need(one, readiness.get(one.number, Readiness.PLANNED)) for one in idle}
@@ -153,23 +151,23 @@ class Placements:
         )
 
     def terms(self, trial: TrialState) -> AttemptTerms:
-        """How the next attempt of a trial is to be run."""
+        """Return how the next attempt of a trial is to be run."""
         return attempt_terms(trial.past_failures)
 
     def _trial_host_bytes(self, trial: TrialState) -> int | None:
-        """What all processes of a trial take of the host: as planned on the CPU, else as the largest so far."""
+        """Return the host memory of a trial's processes: as planned on the CPU, else that of the largest so far."""
         memory = trial.plan.answer.memory if trial.plan is not None else None
         if memory is not None and not self._names:
             return self._processes(trial) * memory.required_bytes
         return self._host_bytes or None
 
     def _host_free_bytes(self) -> int | None:
-        """What the host has left, where that decides how many trials run."""
+        """Return the host's free memory, if that decides how many trials run; else None."""
         if not self._auto or not self.running:
             return None
         attempts = {one.number: self.study.state.trials[one.number].attempts[-1] for one in self.running.values()}
         look = self.machine.host([one.pid for one in attempts.values() if one.pid is not None])
-        own = self.study.config.objective is not None  # nobody tells of its steps
+        own = self.study.config.objective is not None  # its steps are not known
         grown = [one.pid for one in attempts.values() if own or one.first_step_ms is not None]
         self._host_bytes = max([self._host_bytes, *(look.rss_bytes.get(pid or 0, 0) for pid in grown)])
         expected: dict[int, int] = {}
@@ -178,9 +176,9 @@ class Placements:
         return look.available_bytes(expected)
 
     def _capacities(self) -> tuple[list[DeviceCapacity], dict[int, list[DeviceCapacity]]]:
-        """The places that no device is missing from; and those of other sizes, as far as open trials take such.
+        """Return the places of the usual size, and those of other sizes that open trials take.
 
-        Places of different sizes share devices: what runs on one of them is on the others too.
+        Places of different sizes share devices, and so what runs there.
         """
         set_aside = self.study.state.sessions[-1].set_aside
         sizes = {self._processes(trial) for trial in self.study.state.open_trials} - {self._default_processes}
@@ -197,7 +195,7 @@ class Placements:
         return [one for one in usual if one.device not in set_aside], other_places  # one may just have been set aside
 
     def _places(self, size: int) -> list[str]:
-        """The places of ``size`` devices; where trials of that size run they stay as they are."""
+        """Return the places of ``size`` devices; those where trials of that size run stay as they are."""
         set_aside = self.study.state.sessions[-1].set_aside
         taken = [one.device for one in self.running.values() if one.device is not None]
         own = [place for place in taken if len(devices_of(place)) == size]
@@ -221,19 +219,17 @@ class Placements:
         return DeviceCapacity(name, capacity_bytes, look.neighbour_bytes(planned_bytes, ours=bool(there)), blocked)
 
     def _look_every_s(self, now_s: float) -> float:
-        """How old a look may be: the longer others hold the memory, the rarer they are looked at."""
+        """Return how old a look at a device may be: longer, the longer others hold its memory."""
         waited_s = now_s - self._idle_since_s if self._idle_since_s is not None else 0.0
         return min(max(LOOK_EVERY_S, waited_s / 10), LOOK_BUSY_EVERY_S)
 
     def _on(self, name: str) -> list[RunningAttempt]:
         return [one for one in self.running.values() if overlap(one.device, name)]
 
-    # ---- what happens
-
     def fence(self, trial: TrialState, need: Need, device: str | None) -> float | None:
-        """The share of its device that a trial's allocator may take; None: as much as there is.
+        """Return the share of its device that a trial's allocator may take; None: all.
 
-        Of several devices it is that of the smallest: each process then has what it was planned with, at least.
+        The smallest of several devices counts: each process then has at least what it was planned with.
         """
         if device is None or self.study.parallelism.most == 1:
             return None
@@ -244,12 +240,12 @@ class Placements:
         return fence(need, trial.plan, min((one for one in totals if one is not None), default=None))
 
     def start(self, key: str, child: RunningAttempt, passed: Iterable[int]) -> None:
-        """A process is about to be started.
+        """Record a process that is about to start.
 
         Args:
-            key: The process's.
-            child: Whose it is.
-            passed: Trials that could have started instead, with lower numbers.
+            key: The key of the process.
+            child: Its attempt.
+            passed: Trials with lower numbers that could have started instead.
         """
         self.running[key] = child
         self._idle_since_s = None
@@ -260,20 +256,20 @@ class Placements:
             self.machine.placed(key, device, child.need.shared_bytes)
 
     def started(self, pid: int) -> None:
-        """A process of ours has said its first line."""
+        """Record the id of a process that has begun."""
         self.machine.devices.mark_own(pid)
 
     def worked(self, child: RunningAttempt) -> None:
-        """A child has done its first step: where it has several processes, all of them hold memory now.
+        """Look at the devices of a child with several processes after its first step, when all of them hold memory.
 
-        They are looked at as long as they live: of those that end later, nobody could tell that they were ours.
+        While they live, they can be recognised as ours; after their end they cannot.
         """
         devices = devices_of(child.device) if child.device is not None else ()
         for device in devices if len(devices) > 1 else ():
             self._leftovers.look(device, self.clock(), ours_run=True, every_s=0.0)
 
     def end(self, event: ChildExited) -> None:
-        """A process is gone: look whether its device has its memory back."""
+        """Record the end of a process, and look whether its device has its memory back."""
         child, evidence = self.running.pop(event.key), event.evidence
         trained = event.result.train if event.result is not None else None
         if trained is not None:
@@ -298,13 +294,13 @@ class Placements:
         self._tell_left_over(idle)
 
     def _tell_left_over(self, before: Sequence[str]) -> None:
-        """Say which devices get no trial although nothing is wrong with them, where it is not told yet."""
+        """Say which healthy devices get no trial, unless it was said before."""
         idle = left_over(self._names, self._default_processes, set_aside=self.study.state.sessions[-1].set_aside)
         if idle and idle != tuple(before):
             self.note(f"device(s) {', '.join(idle)} stay idle: a trial takes {self._default_processes} at once")
 
     def waiting(self, why: Blocker | None) -> None:
-        """Nothing can be started now; say so once, where something else than the number asked for is the reason."""
+        """Record that nothing can be started now, once for each reason other than the number asked for."""
         now_s = self.clock()
         if why is None or self.running:
             self._idle_since_s = None

@@ -1,4 +1,4 @@
-"""Which files of ended trials stay: the weights that ``runtime.keep`` asks for, and every log."""
+"""Removes files of ended trials, except the weights that ``runtime.keep`` asks for and every log."""
 
 import shutil
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _BEST = "best:"
 
 
 def most_kept(keep: str) -> int | None:
-    """How many trials' weights ``runtime.keep`` lets stay; None: every one's."""
+    """Return how many trials' weights ``runtime.keep`` lets stay; None: all."""
     return None if keep == KEEP_ALL else 0 if keep == KEEP_NONE else int(keep.removeprefix(_BEST))
 
 
@@ -26,7 +26,7 @@ def _ranking(state: StudyState) -> Ranking:
 
 
 def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
-    """Numbers of the trials whose weights stay: the best complete ones of each generation.
+    """Return the numbers of the trials whose weights stay: the best complete ones of each generation.
 
     Args:
         state: The study.
@@ -69,6 +69,6 @@ def forget_what_is_not_needed(
 
 
 def _touched(state: StudyState, most: int | None, just_finished: int) -> Sequence[int]:
-    """The trials of which something may go when one has ended: itself, and the one that it has pushed out."""
+    """Return the trials whose files may go when one has ended: itself, and the one it has pushed out of the best."""
     pushed_out = _ranking(state).numbers(most + 1)[most:] if most is not None else []
     return [just_finished, *pushed_out]

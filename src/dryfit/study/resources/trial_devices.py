@@ -1,4 +1,4 @@
-"""What of this machine a trial gets: the device it sees, the cores it may use."""
+"""The devices and cores of this machine that trials may use."""
 
 import os
 import re
@@ -24,7 +24,7 @@ CPU_THREADS = 4
 """Cores of a trial on the CPU where ``execution.threads`` is unset and ``runtime.parallel`` is "auto"."""
 
 CUDA_THREADS = 2
-"""The same of a trial on a GPU: one to launch kernels, one for what goes on beside."""
+"""The same for a trial on a GPU: one core to launch kernels, one for everything else."""
 
 
 def visible_devices(count: int, variable: str | None) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def visible_devices(count: int, variable: str | None) -> tuple[str, ...]:
 
 
 def device_uuids(resolved: ResolveResult, variable: str | None) -> dict[str, str]:
-    """The hardware behind each name that trials are given, where RESOLVE has asked CUDA."""
+    """Return the UUID of each device name, if RESOLVE has asked CUDA; else nothing."""
     if len(resolved.device_uuids) != resolved.device_count:
         return {}
     return dict(zip(visible_devices(resolved.device_count, variable), resolved.device_uuids, strict=True))
@@ -68,7 +68,7 @@ def choose_device(resolved: ResolveResult, in_use: Sequence[str | None], *, proc
 
 
 def named_gpu(name: str, variable: str | None) -> str:
-    """What ``CUDA_VISIBLE_DEVICES`` must be for a process to see just the device meant.
+    """Return the ``CUDA_VISIBLE_DEVICES`` for a process that is to see one device only.
 
     Args:
         name: ``cuda`` or ``cuda:N``.
@@ -96,7 +96,7 @@ def named_gpu(name: str, variable: str | None) -> str:
 
 
 def available_cores(cgroup_cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """CPU cores this process may really use: its affinity, and the quota of its control group if there is one."""
+    """Return the CPU cores this process may use, by its affinity and the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = cgroup_cpu_max.read_text(encoding="ascii").split()
@@ -106,7 +106,7 @@ def available_cores(cgroup_cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> in
 
 
 def first_gpu(variable: str | None) -> DeviceSpec | None:
-    """The GPU that a trial would see first; None where there is none, or no driver to ask.
+    """Return the GPU that a trial would see first; None if there is none, or no driver.
 
     The driver's own tool is asked: it is there wherever a driver is, and needs neither torch nor a CUDA context. It
     counts what the driver keeps for itself, which no program can have.
@@ -117,7 +117,7 @@ def first_gpu(variable: str | None) -> DeviceSpec | None:
     first = visible_devices(1, variable)[0]
     if variable is not None and not variable.strip():
         return None
-    said = _asked_driver("name,memory.total,memory.reserved,compute_cap", "-i", first)
+    said = _query_driver("name,memory.total,memory.reserved,compute_cap", "-i", first)
     try:
         name, total_mib, reserved_mib, capability = (part.strip() for part in said.splitlines()[0].split(","))
         major, minor = map(int, capability.split("."))
@@ -128,19 +128,19 @@ def first_gpu(variable: str | None) -> DeviceSpec | None:
 
 
 def gpu_count(variable: str | None) -> int:
-    """How many GPUs trials may use, as the driver's own tool counts them; 0 where there is none to ask.
+    """Return how many GPUs trials may use, as the driver's own tool counts them; 0 without a driver.
 
     Args:
         variable: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
     """
     if variable is not None and not variable.strip():
         return 0
-    count = sum(line.strip().isdigit() for line in _asked_driver("index").splitlines())
+    count = sum(line.strip().isdigit() for line in _query_driver("index").splitlines())
     return len(visible_devices(count, variable))
 
 
-def _asked_driver(query: str, *options: str) -> str:
-    """What the driver's own tool says; nothing where there is none, it fails, or the driver hangs.
+def _query_driver(query: str, *options: str) -> str:
+    """Return the output of the driver's own tool; empty if there is none, it fails, or the driver hangs.
 
     A process stuck in a driver outlives its kill, and ``subprocess.run`` would wait for its end: this does not.
     """
@@ -160,7 +160,7 @@ def _asked_driver(query: str, *options: str) -> str:
 
 
 def devices_without_torch(wish: str, count: int) -> tuple[DeviceKind, int]:
-    """Where trials run that call a function of the user's own, and on how many devices.
+    """Return where trials that call the user's own function run, and on how many devices.
 
     Args:
         wish: ``auto``, ``cpu`` or ``cuda``.
@@ -206,9 +206,9 @@ def parallelism(config: StudyConfig, resolved: ResolveResult, cores: int) -> Par
 
 
 def degrees_at_hand(config: StudyConfig, resolved: ResolveResult, cores: int) -> tuple[int, ...]:
-    """Over how many ranks the planner may cut a trial's model where ``execution.tp`` is "auto".
+    """Return the numbers of ranks that the planner may shard a trial's model over if ``execution.tp`` is "auto".
 
-    On GPUs no more than there are. On the CPU each rank of every trial that may run needs cores of its own.
+    There are no more than GPUs. On the CPU each rank of every trial that may run needs cores of its own.
 
     Args:
         config: The study.

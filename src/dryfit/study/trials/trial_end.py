@@ -14,7 +14,7 @@ ASKED_TO_STOP: Final = (StopReason.REQUEST, StopReason.SIGTERM)
 
 
 def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None:
-    """The end of a trial whose process left a result; None where that result says it was asked to stop."""
+    """Return the end of a trial whose process left a result; None if the trial was asked to stop and goes on."""
     if result.stopped_by in ASKED_TO_STOP:
         return None
     if result.stopped_by is StopReason.VERDICT:
@@ -51,7 +51,7 @@ def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None
 
 
 def _why_complete(result: TrainResult) -> str:
-    """Why a trial's training ended before its time, though its value is whole."""
+    """Return why a complete trial's training ended early; empty if it did not."""
     if result.stopped_by is not StopReason.EARLY_STOPPING:
         return ""
     early = sum(fold.stopped_early for fold in result.folds)
@@ -66,13 +66,13 @@ def _observed(result: TrainResult) -> Observed | None:
 
 
 def end_of(trial: TrialState) -> Failure:
-    """What to call the failure of a trial's last attempt; the ledger alone decides it, whoever asks and when.
+    """Return the failure that a trial ends with, from its recorded attempts alone.
 
-    An attempt that was run to learn where an earlier one failed speaks for that one.
+    A last attempt that only looked for the place of an earlier failure adds to that one.
     """
     failures = [attempt.failure for attempt in trial.attempts if attempt.failure is not None]
     last = failures[-1]
-    first = next((one for one in failures[:-1] if one.action is Action.DIAGNOSE), None)
+    first = next((failure for failure in failures[:-1] if failure.action is Action.DIAGNOSE), None)
     if first is None or last.action is not Action.GIVE_UP:
         return Failure(last.kind, last.sentence)
     if last.kind is first.kind:
